@@ -1,0 +1,36 @@
+"""Hardware marks: a test marked `gpu` is skipped only where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+import torch
+
+NEEDS = {"gpu": 1, "multi_gpu": 2}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-gpu",
+        action="store_true",
+        help="a test that skips for want of a GPU, or skips at all while marked gpu, fails instead",
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark, needed in NEEDS.items():
+        if item.get_closest_marker(mark) is not None and torch.cuda.device_count() < needed:
+            pytest.skip(f"needs {needed} NVIDIA GPU{'s' * (needed > 1)}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    marked = any(item.get_closest_marker(mark) is not None for mark in NEEDS)
+    if report.skipped and marked and item.config.getoption("--require-gpu"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped under --require-gpu: {report.longrepr}"
+    return report

@@ -1,0 +1,50 @@
+"""One suite, three devices: plain CPU tensors, the emulated device, and CUDA."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from .drop_in import random_tensor
+
+
+@pytest.fixture(
+    params=["cpu", "tape", pytest.param("cuda", marks=pytest.mark.gpu)],
+)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where the test's tensors live."""
+    if request.param == "tape":
+        from onelaunch.driver import emulated
+
+        emulated.install()
+    elif request.param == "cuda" and not torch.cuda.is_available():
+        if request.config.getoption("--require-gpu"):
+            pytest.fail("--require-gpu, and there is no GPU")
+        pytest.skip("no GPU")
+    return (
+        torch.device(request.param, 0) if request.param == "cuda" else torch.device(request.param)
+    )
+
+
+@pytest.fixture
+def rand(device: torch.device) -> Callable[..., Tensor]:
+    """`rand(seed, *shape, dtype=)` on the device."""
+    return functools.partial(random_tensor, device=device)
+
+
+@pytest.fixture(autouse=True)
+def settled() -> Iterator[None]:
+    """One thread, one seed, and every global mode as it was."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    precision = torch.get_float32_matmul_precision()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+    assert torch.get_default_dtype() == torch.float32
+    assert not torch.are_deterministic_algorithms_enabled()

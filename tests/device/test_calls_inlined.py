@@ -1,0 +1,226 @@
+"""Table of calls: subclasses, transforms, tracers and outer captures get the callable itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import (
+    assert_same,
+    drop_in,
+    on_cpu_and_cuda,
+    replays,
+)
+
+Rand = Callable[..., Tensor]
+
+
+class Tagged(Tensor):
+    pass
+
+
+class Counted:
+    """A recorded callable, and how often its Python ran since."""
+
+    def __init__(self, rand: Rand) -> None:
+        self.ran = 0
+        self.fast = ol.graph(self.f, warmup=1)
+        with torch.no_grad():
+            for i in range(3):
+                self.fast(rand(i, 3))
+        assert replays(self.fast) > 0
+        self.ran = 0
+        self.recordings = len(self.fast.recordings)
+
+    def f(self, x: Tensor) -> Tensor:
+        self.ran += 1
+        return x.sin() * 2
+
+    def check_inlined(self) -> None:
+        assert self.ran > 0, "the callable itself did not run"
+        assert len(self.fast.recordings) == self.recordings
+
+
+def test_subclass(rand: Rand) -> None:
+    counted = Counted(rand)
+    with torch.no_grad():
+        for i in range(4):
+            x = rand(i, 3)
+            expected, got = counted.f(x.as_subclass(Tagged)), counted.fast(x.as_subclass(Tagged))
+            assert type(got) is Tagged
+            assert_same(got, expected)
+        counted.check_inlined()
+        assert_same(counted.fast(rand(9, 3)), rand(9, 3).sin() * 2)
+
+
+def test_subclass_inside_a_container(rand: Rand) -> None:
+    fast = ol.graph(lambda d: d["x"] * 2, warmup=1)
+    with torch.no_grad():
+        for i in range(4):
+            assert type(fast({"x": rand(i, 3).as_subclass(Tagged)})) is Tagged
+    assert len(fast.recordings) == 0
+
+
+def test_parameter_as_an_argument(rand: Rand) -> None:
+    p = nn.Parameter(rand(0, 3))
+    drop_in(lambda x, p: x * p, lambda i: (rand(i, 3), p))
+
+
+def test_vmap(rand: Rand) -> None:
+    counted = Counted(rand)
+    with torch.no_grad():
+        for i in range(3):
+            x = rand(i, 5, 3)
+            assert_same(torch.vmap(counted.fast)(x), x.sin() * 2)
+    counted.check_inlined()
+
+
+@on_cpu_and_cuda
+def test_functorch_grad_and_jvp(device: torch.device, rand: Rand) -> None:
+    counted = Counted(rand)
+    for i in range(3):
+        x = rand(i, 3)
+        assert_same(
+            torch.func.grad(lambda x: counted.fast(x).sum())(x),
+            torch.func.grad(lambda x: counted.f(x).sum())(x),
+        )
+        assert_same(
+            torch.func.jvp(counted.fast, (x,), (torch.ones_like(x),)),
+            torch.func.jvp(counted.f, (x,), (torch.ones_like(x),)),
+        )
+    counted.check_inlined()
+
+
+@on_cpu_and_cuda
+def test_dual_numbers(device: torch.device, rand: Rand) -> None:
+    import torch.autograd.forward_ad as fwd
+
+    counted = Counted(rand)
+    with fwd.dual_level():
+        for i in range(3):
+            x = fwd.make_dual(rand(i, 3), torch.ones_like(rand(i, 3)))
+            primal, tangent = fwd.unpack_dual(counted.fast(x))
+            expected_primal, expected_tangent = fwd.unpack_dual(counted.f(x))
+            assert_same(primal, expected_primal)
+            assert tangent is not None and expected_tangent is not None
+            assert_same(tangent, expected_tangent)
+    counted.check_inlined()
+
+
+@on_cpu_and_cuda
+def test_fake_tensors(device: torch.device, rand: Rand) -> None:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    counted = Counted(rand)
+    mode = FakeTensorMode()
+    x = mode.from_tensor(rand(0, 3))
+    with torch.no_grad():
+        for _ in range(3):
+            assert isinstance(counted.fast(x), FakeTensor)
+        with mode:
+            for _ in range(3):
+                assert isinstance(counted.fast(torch.empty(3, device=device)), FakeTensor)
+    counted.check_inlined()
+
+
+def test_anomaly_mode(rand: Rand) -> None:
+    counted = Counted(rand)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.autograd.set_detect_anomaly(True):
+            for i in range(3):
+                assert_same(counted.fast(rand(i, 3)), rand(i, 3).sin() * 2)
+    counted.check_inlined()
+
+
+def test_dispatch_mode(rand: Rand) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ops: list[str] = []
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.ops.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    counted = Counted(rand)
+    for i in range(3):
+        x = rand(i, 3)
+        with torch.no_grad(), Seen() as seen:
+            got = counted.fast(x)
+        assert_same(got, x.sin() * 2)
+        assert "aten::sin" in seen.ops
+    counted.check_inlined()
+
+
+def test_function_mode(rand: Rand) -> None:
+    from torch.overrides import TorchFunctionMode
+
+    class CosForSin(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is Tensor.sin:
+                func = Tensor.cos
+            return func(*args, **(kwargs or {}))
+
+    counted = Counted(rand)
+    for i in range(4):
+        x = rand(i, 3)
+        with torch.no_grad(), CosForSin():
+            got = counted.fast(x)
+        assert_same(got, x.cos() * 2)
+    with torch.no_grad():
+        assert_same(counted.fast(rand(0, 3)), rand(0, 3).sin() * 2)
+
+
+@on_cpu_and_cuda
+def test_torch_compile_traces_through(device: torch.device, rand: Rand) -> None:
+    counted = Counted(rand)
+    compiled = torch.compile(lambda x: counted.fast(x) + 1, backend="eager")
+    with torch.no_grad():
+        for i in range(4):
+            assert_same(compiled(rand(i, 3)), rand(i, 3).sin() * 2 + 1)
+    torch._dynamo.reset()
+
+
+@on_cpu_and_cuda
+def test_make_fx_traces_through(device: torch.device, rand: Rand) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    counted = Counted(rand)
+    with torch.no_grad():
+        traced = make_fx(counted.fast)(rand(0, 3))
+        assert "sin" in traced.code
+        for i in range(3):
+            assert_same(traced(rand(i, 3)), rand(i, 3).sin() * 2)
+    counted.check_inlined()
+
+
+def test_inside_another_capture(rand: Rand) -> None:
+    """The inner callable belongs to the outer recording, whether it was recorded before or not."""
+    counted = Counted(rand)
+    cold = ol.graph(lambda x: x.exp(), warmup=1)
+
+    def outer(x: Tensor) -> Tensor:
+        return counted.fast(x) + cold(x * 0.5)
+
+    outer_fast = ol.graph(outer, warmup=2)
+    with torch.no_grad():
+        for i in range(8):
+            assert_same(outer_fast(rand(i, 3)), (rand(i, 3).sin() * 2) + (rand(i, 3) * 0.5).exp())
+        assert outer_fast.recordings[0].replays >= 5
+        counted.fast.reset()
+        cold.reset()
+        for i in range(4):
+            assert_same(outer_fast(rand(i, 3)), (rand(i, 3).sin() * 2) + (rand(i, 3) * 0.5).exp())

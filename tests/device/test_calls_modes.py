@@ -1,0 +1,231 @@
+"""Table of calls: modes.
+
+A callable that asks Python for a mode and computes with it shows a wrong replay in its result,
+whatever the device's kernels make of the mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import (
+    assert_same,
+    drop_in_worlds,
+    on_cpu_and_cuda,
+    replays,
+)
+
+Rand = Callable[..., Tensor]
+
+
+@contextlib.contextmanager
+def setting(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    before = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)
+
+
+def attribute(owner: Any, name: str, value: Any) -> Any:
+    return setting(lambda: getattr(owner, name), lambda v: setattr(owner, name, v), value)
+
+
+def sdpa_state() -> tuple[bool, ...]:
+    b = torch.backends.cuda
+    return (
+        b.flash_sdp_enabled(),
+        b.mem_efficient_sdp_enabled(),
+        b.math_sdp_enabled(),
+        b.cudnn_sdp_enabled(),
+    )
+
+
+MODES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "grad": (torch.enable_grad, torch.is_grad_enabled),
+    "inference": (torch.inference_mode, torch.is_inference_mode_enabled),
+    "matmul precision": (
+        lambda: setting(
+            torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"
+        ),
+        torch.get_float32_matmul_precision,
+    ),
+    "matmul tf32": (
+        lambda: attribute(torch.backends.cuda.matmul, "allow_tf32", True),
+        lambda: torch.backends.cuda.matmul.allow_tf32,
+    ),
+    "fp16 reduction": (
+        lambda: attribute(
+            torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False
+        ),
+        lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+    ),
+    "bf16 reduction": (
+        lambda: attribute(
+            torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False
+        ),
+        lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    ),
+    "cudnn tf32": (
+        lambda: attribute(torch.backends.cudnn, "allow_tf32", False),
+        lambda: torch.backends.cudnn.allow_tf32,
+    ),
+    "cudnn benchmark": (
+        lambda: attribute(torch.backends.cudnn, "benchmark", True),
+        lambda: torch.backends.cudnn.benchmark,
+    ),
+    "cudnn deterministic": (
+        lambda: attribute(torch.backends.cudnn, "deterministic", True),
+        lambda: torch.backends.cudnn.deterministic,
+    ),
+    "cudnn enabled": (
+        lambda: attribute(torch.backends.cudnn, "enabled", False),
+        lambda: torch.backends.cudnn.enabled,
+    ),
+    "deterministic": (
+        lambda: setting(
+            torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
+        ),
+        torch.are_deterministic_algorithms_enabled,
+    ),
+    "default dtype": (
+        lambda: setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+        torch.get_default_dtype,
+    ),
+    "default device": (lambda: torch.device("meta"), lambda: str(torch.get_default_device())),
+    "sdpa backends": (
+        lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+        sdpa_state,
+    ),
+    "cpu autocast": (
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        lambda: torch.is_autocast_enabled("cpu"),
+    ),
+    "cuda autocast": (
+        lambda: torch.autocast("cuda", dtype=torch.bfloat16),
+        lambda: torch.is_autocast_enabled("cuda"),
+    ),
+}
+
+
+def _without_a_gpu(name: str) -> bool:
+    return name == "cuda autocast" and not torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_modes(rand: Rand, name: str) -> None:
+    if _without_a_gpu(name):
+        # torch itself disables CUDA autocast (with a warning) where there is no CUDA.
+        pytest.skip("no GPU")
+    context, read = MODES[name]
+    plain = read()
+
+    def f(x: Tensor) -> Tensor:
+        return x * (2 if read() == plain else 3)
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(8):
+        # Made outside the mode, so that the mode is all that differs.
+        x, expected = rand(i, 3), rand(i, 3) * (3 if i % 2 else 2)
+        with torch.no_grad(), context() if i % 2 else contextlib.nullcontext():
+            got = fast(x)
+        assert torch.equal(got.cpu(), expected.cpu()), f"call {i}"
+        assert got.is_inference() == (name == "inference" and i % 2 == 1)
+    assert len(fast.recordings) == 2
+    assert all(r.replays > 0 for r in fast.recordings)
+
+
+@on_cpu_and_cuda
+def test_autocast_dtype(device: torch.device, rand: Rand) -> None:
+    weight = rand(50, 4, 4)
+    dtypes = [None, torch.bfloat16, torch.float16]
+
+    def f(x: Tensor) -> Tensor:
+        return x @ weight
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(12):
+        dtype = dtypes[i % 3]
+        cast = (
+            torch.autocast(device.type, dtype=dtype)
+            if dtype is not None
+            else contextlib.nullcontext()
+        )
+        with torch.no_grad(), cast:
+            expected, got = f(rand(i, 4, 4)), fast(rand(i, 4, 4))
+        assert got.dtype == (dtype or torch.float32)
+        assert_same(got, expected)
+    assert len(fast.recordings) == 3
+    assert all(r.replays > 0 for r in fast.recordings)
+
+
+@on_cpu_and_cuda
+def test_autocast_cache_flag(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x * (2 if torch.is_autocast_cache_enabled() else 3)
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(8):
+        x = rand(i, 3)
+        with (
+            torch.no_grad(),
+            torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=bool(i % 2)),
+        ):
+            assert_same(fast(x), x * (2 if i % 2 else 3))
+    assert replays(fast) >= 4
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4), nn.Tanh()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        return y * (2 if self.training else 3)
+
+
+def seeded(build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
+    state = torch.get_rng_state()
+    torch.manual_seed(7)
+    model = build()
+    torch.set_rng_state(state)
+    return model.to(device)
+
+
+@pytest.mark.parametrize("which", ["", "inner", "inner.1.0", "inner.1.1"])
+def test_train_and_eval_of_every_submodule(device: torch.device, rand: Rand, which: str) -> None:
+    def world() -> Any:
+        return seeded(Nested, device), lambda i: (rand(i, 5, 4),)
+
+    def between(i: int, model: nn.Module) -> None:
+        model.get_submodule(which).train(i % 2 == 0)
+
+    # BatchNorm's own mode matters; Tanh's does not, and may or may not split the signature.
+    drop_in_worlds(world, calls=8, recordings=None, min_replays=3, between=between)
+
+
+def test_train_and_eval_of_a_module_in_a_closure(device: torch.device, rand: Rand) -> None:
+    def world() -> Any:
+        model = seeded(Nested, device)
+        calls = iter(range(100))
+
+        def f(x: Tensor) -> Tensor:
+            return model(x)
+
+        def arguments(i: int) -> tuple[Tensor]:
+            model.inner[1][0].train(next(calls) % 2 == 0)
+            return (rand(i, 5, 4),)
+
+        return f, arguments
+
+    drop_in_worlds(world, calls=8, recordings=None, min_replays=3)

@@ -1,0 +1,306 @@
+"""Table of calls: host tensors, host reads and shapes that depend on data."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import (
+    assert_same,
+    drop_in,
+    on_accelerators,
+    random_tensor,
+    replays,
+    right_or_refused,
+)
+
+Rand = Callable[..., Tensor]
+
+
+# Tensors of the host.
+
+
+@on_accelerators
+def test_a_host_scalar_argument_is_read_at_each_call(rand: Rand) -> None:
+    drop_in(lambda x, s: x * s + s, lambda i: (rand(i, 3), torch.tensor(float(i))))
+
+
+@on_accelerators
+def test_a_host_scalar_argument_of_each_dtype(rand: Rand) -> None:
+    for dtype in (torch.float64, torch.int64, torch.bool, torch.float16):
+        drop_in(lambda x, s: x + s, lambda i, d=dtype: (rand(i, 3), torch.tensor(i % 3, dtype=d)))
+
+
+@on_accelerators
+def test_a_host_tensor_in_a_device_computation_is_refused_with_its_line(rand: Rand) -> None:
+    offset = torch.tensor(2.0)
+
+    def f(x: Tensor) -> Tensor:
+        return x * offset  # the line
+
+    check_refused(f, (rand(0, 3),), "OL104", "return x * offset  # the line")
+
+
+@on_accelerators
+def test_a_host_buffer_of_a_module_is_refused(device: torch.device, rand: Rand) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3, device=device))
+            self.scale = torch.tensor(3.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.weight * x * self.scale  # the line
+
+    check_refused(Scaled(), (rand(0, 3),), "OL104", "self.weight * x * self.scale  # the line")
+
+
+@on_accelerators
+def test_a_copy_from_the_host_is_refused(device: torch.device, rand: Rand) -> None:
+    table = torch.arange(3.0)
+
+    def f(x: Tensor) -> Tensor:
+        return x + table.to(x.device)  # the line
+
+    check_refused(f, (rand(0, 3),), "OL103", "table.to(x.device)  # the line")
+
+
+@on_accelerators
+def test_a_host_argument_copied_to_the_device_is_refused(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor, ids: Tensor) -> Tensor:
+        return x + ids.to(x.device)  # the line
+
+    check_refused(f, (rand(0, 3), torch.arange(3.0)), "OL103", "ids.to(x.device)  # the line")
+
+
+@on_accelerators
+def test_a_host_tensor_that_stays_on_the_host_is_never_frozen(rand: Rand) -> None:
+    host = torch.zeros(3)
+
+    def world() -> Any:
+        return lambda x, h: (x * 2, h * 2), lambda i: (rand(i, 3), host + i)
+
+    right_or_refused(world, "OL103", "OL104", "OL108")
+
+
+@on_accelerators
+def test_a_host_tensor_written_inside_is_refused(rand: Rand) -> None:
+    def world() -> Any:
+        counter = torch.zeros(3)
+
+        def f(x: Tensor) -> tuple[Tensor, Tensor]:
+            counter.add_(1)
+            return x * 2, counter
+
+        return f, lambda i: (rand(i, 3),)
+
+    assert right_or_refused(world, "OL103", "OL104", "OL108") is not None
+
+
+# Host reads, and shapes that depend on data.
+
+
+def line_of(needle: str) -> int:
+    with open(__file__, encoding="utf-8") as source:
+        return 1 + next(
+            n for n, text in enumerate(source) if needle in text and "needle" not in text
+        )
+
+
+def check_refused(f: Any, args: tuple[Any, ...], code: str, source: str) -> None:
+    """Refused at the capturing call, with file, line and source; nothing is different after."""
+    expected = f(*args) if not isinstance(f, nn.Module) else None
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        fast(*args)
+        rng = torch.get_rng_state()
+        with pytest.raises(ol.CaptureError) as caught:
+            fast(*args)
+        assert torch.equal(torch.get_rng_state(), rng)
+        error = caught.value
+        assert error.code == code, str(error)
+        assert error.where is not None
+        assert "test_calls.py" in error.where
+        assert source.strip() in error.where, error.where
+        with pytest.raises(ol.CaptureError):
+            fast(*args)
+        assert len(fast.recordings) == 0
+        # Eager work and another capture go on.
+        device = args[0].device
+        other = ol.graph(lambda x: x + 1, warmup=1)
+        for i in range(3):
+            x = random_tensor(i, 3, device=device)
+            assert_same(other(x), x + 1)
+        assert replays(other) > 0
+        if expected is not None:
+            assert_same(f(*args), expected)
+
+
+def item(x: Tensor) -> Tensor:
+    return x * x[0].item()  # item
+
+
+def as_float(x: Tensor) -> Tensor:
+    return x * float(x[0])  # float
+
+
+def as_int(x: Tensor) -> Tensor:
+    return x[: int(x.abs().sum()) % 2 + 1]  # int
+
+
+def as_index(x: Tensor) -> Tensor:
+    return x * [1, 2, 3][x.long().sum().remainder(3)]  # index
+
+
+def branch(x: Tensor) -> Tensor:
+    if x.sum() > 0:  # branch
+        return x
+    return x * 2
+
+
+def loop(x: Tensor) -> Tensor:
+    while x.sum() < 100:  # loop
+        x = x.abs() + 1
+    return x
+
+
+def to_list(x: Tensor) -> Tensor:
+    return x * x.tolist()[0]  # tolist
+
+
+def equal(x: Tensor) -> Tensor:
+    return x * (2 if torch.equal(x, x + 1) else 3)  # equal
+
+
+def allclose(x: Tensor) -> Tensor:
+    return x * (2 if torch.allclose(x, x + 1) else 3)  # allclose
+
+
+def printed(x: Tensor) -> Tensor:
+    text = str(x)  # printed
+    return x * len(text)
+
+
+HOST_READS: dict[str, Callable[[Tensor], Tensor]] = {
+    "# item": item,
+    "# float": as_float,
+    "# int": as_int,
+    "# index": as_index,
+    "# branch": branch,
+    "# loop": loop,
+    "# tolist": to_list,
+    "# equal": equal,
+    "# allclose": allclose,
+    "# printed": printed,
+}
+
+
+@pytest.mark.parametrize("mark", HOST_READS)
+def test_a_host_read_is_refused_with_its_line(rand: Rand, mark: str) -> None:
+    check_refused(HOST_READS[mark], (rand(0, 3),), "OL101", mark)
+
+
+def nonzero(x: Tensor) -> Tensor:
+    return x.nonzero()  # nonzero
+
+
+def mask(x: Tensor) -> Tensor:
+    return x[x > 0]  # mask
+
+
+def masked_select(x: Tensor) -> Tensor:
+    return torch.masked_select(x, x > 0)  # masked_select
+
+
+def unique(x: Tensor) -> Tensor:
+    return torch.unique(x)  # unique
+
+
+def where_one(x: Tensor) -> Tensor:
+    return torch.where(x > 0)[0]  # where_one
+
+
+def repeat_interleave(x: Tensor) -> Tensor:
+    return x.repeat_interleave(x.abs().long())  # repeat_interleave
+
+
+DATA_SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "# nonzero": nonzero,
+    "# mask": mask,
+    "# masked_select": masked_select,
+    "# unique": unique,
+    "# where_one": where_one,
+    "# repeat_interleave": repeat_interleave,
+}
+
+
+@pytest.mark.parametrize("mark", DATA_SHAPES)
+def test_a_shape_that_depends_on_data_is_refused_with_its_line(rand: Rand, mark: str) -> None:
+    check_refused(DATA_SHAPES[mark], (rand(0, 3),), "OL102", mark)
+
+
+def test_where_names_file_and_line(rand: Rand) -> None:
+    fast = ol.graph(item, warmup=1)
+    with torch.no_grad():
+        fast(rand(0, 3))
+        with pytest.raises(ol.CaptureError) as caught:
+            fast(rand(0, 3))
+    assert caught.value.where is not None
+    assert f"test_calls.py:{line_of('# item')}" in caught.value.where
+
+
+def test_the_line_is_the_users_not_a_librarys(device: torch.device, rand: Rand) -> None:
+    class Peeks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * x.max().item()  # deep in a module
+
+    model = nn.Sequential(nn.Identity(), nn.Sequential(Peeks()))
+    check_refused(model, (rand(0, 3),), "OL101", "# deep in a module")
+
+
+def test_a_refusal_caught_by_the_callable_is_still_a_refusal(rand: Rand) -> None:
+    """`try: x.item() except: ...` takes another branch under capture than it takes eagerly."""
+
+    def f(x: Tensor) -> Tensor:
+        try:
+            scale = x[0].item()
+        except Exception:
+            scale = 0.0
+        return x * scale
+
+    def world() -> Any:
+        return f, lambda i: (rand(i, 3),)
+
+    assert right_or_refused(world, "OL101") == "OL101"
+
+
+def test_on_refusal_eager_warns_once_and_stays_right(rand: Rand) -> None:
+    fast = ol.graph(branch, warmup=1, on_refusal="eager")
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(8):
+            assert_same(fast(rand(i, 3)), branch(rand(i, 3)))
+    ours = [w for w in caught if issubclass(w.category, ol.GraphWarning)]
+    assert len(ours) == 1
+    assert "OL101" in str(ours[0].message)
+    assert "# branch" in str(ours[0].message)
+    assert len(fast.recordings) == 0
+
+
+def test_on_refusal_eager_is_per_signature(rand: Rand) -> None:
+    def f(x: Tensor, peek: bool) -> Tensor:
+        return x * x[0].item() if peek else x * 2
+
+    fast = ol.graph(f, warmup=1, on_refusal="eager")
+    with torch.no_grad(), pytest.warns(ol.GraphWarning, match="OL101"):
+        for i in range(8):
+            assert_same(fast(rand(i, 3), bool(i % 2)), f(rand(i, 3), bool(i % 2)))
+    assert len(fast.recordings) == 1
+    assert fast.recordings[0].replays >= 3

@@ -1,0 +1,259 @@
+"""Table of calls: tensors stored on modules, arguments, closures and globals."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import (
+    assert_same,
+    replays,
+    right_or_refused,
+)
+
+Rand = Callable[..., Tensor]
+
+
+@dataclasses.dataclass
+class Box:
+    value: Any = None
+
+
+class Remembers(nn.Module):
+    """Stores a tensor on a plain attribute."""
+
+    last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x * 2
+        return x + 1
+
+
+def test_a_tensor_stored_on_the_module(rand: Rand) -> None:
+    eager, model = Remembers(), Remembers()
+    fast = ol.graph(model, warmup=2)
+    kept: list[tuple[Tensor | None, Tensor | None]] = []
+    with torch.no_grad():
+        for i in range(8):
+            assert_same(fast(rand(i, 3)), eager(rand(i, 3)))
+            assert_same(fast.last, eager.last)
+            kept.append((fast.last, eager.last))
+        for got, expected in kept:
+            assert_same(got, expected)
+    assert replays(fast) >= 5
+
+
+def test_a_stored_tensor_that_is_also_returned_is_the_same_object(rand: Rand) -> None:
+    class Both(nn.Module):
+        last: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = x * 2
+            return self.last
+
+    fast = ol.graph(Both(), warmup=1)
+    with torch.no_grad():
+        for i in range(5):
+            y = fast(rand(i, 3))
+            assert y is fast.last
+            assert_same(y, rand(i, 3) * 2)
+    assert replays(fast) > 0
+
+
+def test_state_carried_from_call_to_call_on_the_module(rand: Rand) -> None:
+    """h is replaced by a new tensor at each call and read by the next: a recurrent state."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.h = rand(77, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.h = self.h * 0.5 + x
+            return self.h.clone()
+
+    def world() -> Any:
+        return Recurrent(), lambda i: (rand(i, 3),)
+
+    right_or_refused(world, "OL105")
+
+
+def test_a_buffer_replaced_on_the_module(device: torch.device, rand: Rand) -> None:
+    class Averages(nn.Module):
+        mean: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3, device=device))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean = self.mean * 0.9 + x * 0.1
+            return x - self.mean
+
+    def world() -> Any:
+        return Averages(), lambda i: (rand(i, 3),)
+
+    right_or_refused(world, "OL105")
+
+
+def stores_on_argument(x: Tensor, box: Box) -> Tensor:
+    box.value = x * 2
+    return x + 1
+
+
+def test_a_tensor_stored_on_an_argument(rand: Rand) -> None:
+    def world() -> Any:
+        return stores_on_argument, lambda i: (rand(i, 3), Box())
+
+    right_or_refused(world, "OL105")
+
+
+def test_a_list_argument_appended_to(rand: Rand) -> None:
+    def f(x: Tensor, out: list[Tensor]) -> Tensor:
+        out.append(x * 2)
+        return x + 1
+
+    def world() -> Any:
+        return f, lambda i: (rand(i, 3), [])
+
+    right_or_refused(world, "OL105")
+
+
+def test_a_dict_argument_assigned_to(rand: Rand) -> None:
+    def f(x: Tensor, out: dict[str, Tensor]) -> Tensor:
+        out["y"] = x * 2
+        return x + 1
+
+    def world() -> Any:
+        return f, lambda i: (rand(i, 3), {"y": rand(i, 3)})
+
+    right_or_refused(world, "OL105")
+
+
+def test_a_tensor_popped_from_a_dict_argument(rand: Rand) -> None:
+    def f(x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        return x + inputs.pop("y")
+
+    def world() -> Any:
+        return f, lambda i: (rand(i, 3), {"y": rand(50 + i, 3), "z": rand(i, 1)})
+
+    right_or_refused(world, "OL105")
+
+
+def storing_in_closure(rand: Rand) -> Any:
+    last = rand(0, 3)
+
+    def f(x: Tensor) -> Tensor:
+        nonlocal last
+        y = x + last
+        last = x * 2
+        return y
+
+    return f, lambda i: (rand(i, 3),)
+
+
+def test_a_tensor_stored_in_a_closure(rand: Rand) -> None:
+    right_or_refused(lambda: storing_in_closure(rand), "OL105")
+
+
+LAST: Tensor | None = None
+HISTORY: list[Tensor] = []
+
+
+def stores_in_global(x: Tensor) -> Tensor:
+    global LAST
+    LAST = x * 2
+    return x + 1
+
+
+def appends_to_global(x: Tensor) -> Tensor:
+    HISTORY.append(x * 2)
+    return x + 1
+
+
+def test_a_tensor_stored_in_a_global(rand: Rand) -> None:
+    fast = ol.graph(stores_in_global, warmup=1)
+    kept: list[tuple[Tensor | None, Tensor]] = []
+    with torch.no_grad():
+        try:
+            for i in range(5):
+                fast(rand(i, 3))
+                kept.append((LAST, rand(i, 3) * 2))
+        except ol.CaptureError as error:
+            assert error.code == "OL105"
+            assert "LAST" in str(error)
+            return
+        for got, expected in kept:
+            assert_same(got, expected)
+    assert replays(fast) > 0
+
+
+@pytest.mark.parametrize("where", ["global list", "module list", "module dict", "closure list"])
+def test_a_container_changed(rand: Rand, where: str) -> None:
+    HISTORY.clear()
+
+    class Collects(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[Tensor] = []
+            self.named: dict[str, Tensor] = {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            if where == "module list":
+                self.seen.append(x * 2)
+            else:
+                self.named["last"] = x * 2
+            return x + 1
+
+    model = Collects()
+    closure: list[Tensor] = []
+
+    def appends(x: Tensor) -> Tensor:
+        closure.append(x * 2)
+        return x + 1
+
+    f, read = {
+        "global list": (appends_to_global, lambda: list(HISTORY)),
+        "module list": (model, lambda: list(model.seen)),
+        "module dict": (model, lambda: [model.named["last"]]),
+        "closure list": (appends, lambda: list(closure)),
+    }[where]
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(4):
+            try:
+                fast(rand(i, 3))
+            except ol.CaptureError as error:
+                assert error.code == "OL105"
+                assert i == 1
+                # What the failed capture stored is gone again.
+                assert_same(read(), [rand(0, 3) * 2])
+                return
+            assert_same(read()[-1], rand(i, 3) * 2)
+            if where != "module dict":
+                assert len(read()) == i + 1
+
+
+def test_a_counter_on_the_module_does_not_split_or_stop_recording(rand: Rand) -> None:
+    """Python effects are not repeated: documented, and no reason to record anew at each call."""
+
+    class Counts(nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x * 2
+
+    fast = ol.graph(Counts(), warmup=1)
+    with torch.no_grad():
+        for i in range(6):
+            assert_same(fast(rand(i, 3)), rand(i, 3) * 2)
+    assert len(fast.recordings) == 1
+    assert fast.recordings[0].replays >= 4

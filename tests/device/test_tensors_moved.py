@@ -1,0 +1,422 @@
+"""Table of tensors: state read by address that moves, or changes in place."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import (
+    assert_same,
+    drop_in,
+    drop_in_worlds,
+    replays,
+)
+
+Rand = Callable[..., Tensor]
+
+
+# State that moves.
+
+
+class Model(nn.Module):
+    scale: Tensor
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, device=device)
+        self.register_buffer("scale", torch.full((4,), 2.0, device=device))
+        self.plain = torch.full((4,), 3.0, device=device)
+        self.listed = [torch.full((4,), 5.0, device=device)]
+        self.named = {"shift": torch.full((4,), 7.0, device=device)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x) * self.scale + self.plain
+        return y + self.listed[0] * self.named["shift"]
+
+
+def new(t: Tensor, i: int) -> Tensor:
+    """Another tensor of the same kind, other values, other memory."""
+    return torch.full_like(t, 0.25 * i + 1).add_(t.detach())
+
+
+def junk(device: torch.device) -> None:
+    """Reuse memory that was freed, so that a stale read shows."""
+    gc.collect()
+    for _ in range(8):
+        torch.full((4, 4), float("nan"), device=device)
+        torch.full((4,), float("nan"), device=device)
+
+
+def assign_state(m: Any, i: int) -> None:
+    m.load_state_dict({k: new(v, i) for k, v in m.state_dict().items()}, assign=True)
+
+
+def set_data(m: Any, i: int) -> None:
+    m.linear.weight.data = new(m.linear.weight, i)
+
+
+def restride(m: Any, i: int) -> None:
+    m.linear.weight.data = new(m.linear.weight, i).t().contiguous().t()
+
+
+def new_parameter(m: Any, i: int) -> None:
+    m.linear.weight = nn.Parameter(new(m.linear.weight, i))
+
+
+def swap(m: Any, i: int) -> None:
+    torch.utils.swap_tensors(m.linear.bias, nn.Parameter(new(m.linear.bias, i)))
+
+
+def set_storage(m: Any, i: int) -> None:
+    with torch.no_grad():
+        m.linear.bias.set_(new(m.linear.bias, i))
+
+
+def new_buffer(m: Any, i: int) -> None:
+    m.scale = new(m.scale, i)
+
+
+def new_plain(m: Any, i: int) -> None:
+    m.plain = new(m.plain, i)
+
+
+def new_in_list(m: Any, i: int) -> None:
+    m.listed[0] = new(m.listed[0], i)
+
+
+def new_list(m: Any, i: int) -> None:
+    m.listed = [new(m.listed[0], i)]
+
+
+def new_in_dict(m: Any, i: int) -> None:
+    m.named["shift"] = new(m.named["shift"], i)
+
+
+def new_submodule(m: Any, i: int) -> None:
+    linear = copy.deepcopy(m.linear)
+    with torch.no_grad():
+        linear.weight.add_(i)
+    m.linear = linear
+
+
+def to_and_back(m: Any, i: int) -> None:
+    m.to(torch.float64)
+    m.linear.weight.data.add_(i)
+    m.to(torch.float32)
+
+
+def fewer(m: Any, i: int) -> None:
+    m.linear.bias = (
+        None if i % 4 else nn.Parameter(torch.full((4,), float(i), device=m.scale.device))
+    )
+
+
+def aliased(m: Any, i: int) -> None:
+    """Two slots that were apart hold one tensor now."""
+    m.plain = m.scale
+
+
+MOVES = [
+    assign_state,
+    set_data,
+    restride,
+    new_parameter,
+    swap,
+    set_storage,
+    new_buffer,
+    new_plain,
+    new_in_list,
+    new_list,
+    new_in_dict,
+    new_submodule,
+    to_and_back,
+    fewer,
+    aliased,
+]
+
+
+def world_of_model(device: torch.device, rand: Rand) -> Any:
+    torch.manual_seed(3)
+    model = Model(device)
+    return model, lambda i: (rand(i, 2, 4),)
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_state_that_moved(
+    device: torch.device, rand: Rand, move: Callable[[Any, int], None]
+) -> None:
+    def between(i: int, model: Any) -> None:
+        if i in (4, 8):
+            move(model, i)
+            junk(device)
+
+    fast = drop_in_worlds(
+        lambda: world_of_model(device, rand),
+        calls=12,
+        recordings=None,
+        min_replays=4,
+        between=between,
+    )
+    assert len(fast.recordings) < 6
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_state_that_moves_before_every_call(
+    device: torch.device, rand: Rand, move: Callable[[Any, int], None]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        drop_in_worlds(
+            lambda: world_of_model(device, rand),
+            calls=6,
+            recordings=None,
+            min_replays=0,
+            between=lambda i, model: move(model, i),
+        )
+
+
+def test_moved_and_moved_back(device: torch.device, rand: Rand) -> None:
+    model = nn.Linear(4, 4, device=device)
+    fast = ol.graph(model, warmup=1)
+    a, b = model.weight.data, new(model.weight, 3)
+    with torch.no_grad():
+        for i in range(12):
+            model.weight.data = b if (i // 3) % 2 else a
+            assert_same(
+                fast(rand(i, 2, 4)),
+                torch.nn.functional.linear(rand(i, 2, 4), model.weight, model.bias),
+            )
+    assert replays(fast) >= 4
+
+
+def test_what_a_recording_reads_stays_alive(device: torch.device, rand: Rand) -> None:
+    """The weights live in the closure of a function that the caller dropped."""
+
+    def build() -> Any:
+        weight = rand(5, 4, 4)
+        return ol.graph(lambda x: x @ weight, warmup=1)
+
+    fast = build()
+    with torch.no_grad():
+        for i in range(4):
+            junk(device)
+            assert_same(fast(rand(i, 2, 4)), rand(i, 2, 4) @ rand(5, 4, 4))
+    assert replays(fast) >= 3
+
+
+def test_functional_call(device: torch.device, rand: Rand) -> None:
+    torch.manual_seed(3)
+    model = nn.Linear(4, 4, device=device)
+    fast = ol.graph(model, warmup=1)
+    state = {k: v.detach() for k, v in model.named_parameters()}
+    with torch.no_grad():
+        for i in range(8):
+            given = {k: new(v, i) for k, v in state.items()} if i % 2 else state
+            x = rand(i, 2, 4)
+            assert_same(
+                torch.func.functional_call(fast, given, (x,)),
+                torch.nn.functional.linear(x, given["weight"], given["bias"]),
+            )
+
+
+def test_functional_call_inside(device: torch.device, rand: Rand) -> None:
+    torch.manual_seed(3)
+    model = nn.Linear(4, 4, device=device)
+
+    def f(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.func.functional_call(model, {"weight": weight, "bias": bias}, (x,))
+
+    drop_in(f, lambda i: (rand(i, 2, 4), rand(40 + i, 4, 4), rand(60 + i, 4)))
+
+
+def test_a_closure_cell_rebound(device: torch.device, rand: Rand) -> None:
+    def world() -> Any:
+        weight = rand(0, 4)
+
+        def f(x: Tensor) -> Tensor:
+            return x * weight
+
+        def arguments(i: int) -> tuple[Tensor]:
+            nonlocal weight
+            if i in (4, 7):
+                weight = rand(i, 4)
+                junk(device)
+            return (rand(i, 4),)
+
+        return f, arguments
+
+    drop_in_worlds(world, calls=10, recordings=None, min_replays=4)
+
+
+GLOBAL_WEIGHT: Tensor
+
+
+def reads_global(x: Tensor) -> Tensor:
+    return x * GLOBAL_WEIGHT
+
+
+def test_a_global_rebound(device: torch.device, rand: Rand) -> None:
+    global GLOBAL_WEIGHT
+    GLOBAL_WEIGHT = rand(0, 4)
+    fast = ol.graph(reads_global, warmup=1)
+    with torch.no_grad():
+        for i in range(10):
+            if i in (4, 7):
+                GLOBAL_WEIGHT = rand(i, 4)
+                junk(device)
+            assert_same(fast(rand(i, 4)), rand(i, 4) * GLOBAL_WEIGHT)
+    assert replays(fast) >= 4
+
+
+def test_a_tensor_of_an_object_in_a_closure(device: torch.device, rand: Rand) -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.weight = rand(0, 4)
+
+    def world() -> Any:
+        holder = Holder()
+
+        def arguments(i: int) -> tuple[Tensor]:
+            if i in (4, 7):
+                holder.weight = rand(i, 4)
+                junk(device)
+            return (rand(i, 4),)
+
+        return (lambda x: x * holder.weight), arguments
+
+    drop_in_worlds(world, calls=10, recordings=None, min_replays=3)
+
+
+def test_a_tensor_of_a_bound_methods_owner(device: torch.device, rand: Rand) -> None:
+    class Engine:
+        def __init__(self) -> None:
+            self.weight = rand(0, 4)
+
+        def step(self, x: Tensor) -> Tensor:
+            return x * self.weight
+
+    def world() -> Any:
+        engine = Engine()
+
+        def arguments(i: int) -> tuple[Tensor]:
+            if i in (4, 7):
+                engine.weight = rand(i, 4)
+                junk(device)
+            return (rand(i, 4),)
+
+        return engine.step, arguments
+
+    drop_in_worlds(world, calls=10, recordings=None, min_replays=4)
+
+
+def test_a_default_argument_and_a_partial(rand: Rand) -> None:
+    weight = rand(0, 4)
+
+    def f(x: Tensor, w: Tensor = weight) -> Tensor:
+        return x * w
+
+    drop_in(f, lambda i: (rand(i, 4),))
+    drop_in(functools.partial(f, w=rand(1, 4)), lambda i: (rand(i, 4),))
+
+
+def test_a_default_argument_rebound(rand: Rand) -> None:
+    def f(x: Tensor, w: Tensor = rand(0, 4)) -> Tensor:  # noqa: B008
+        return x * w
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(8):
+            if i == 4:
+                f.__defaults__ = (rand(99, 4),)
+            assert_same(fast(rand(i, 4)), f(rand(i, 4)))
+    assert replays(fast) >= 3
+
+
+def test_a_tensor_that_no_slot_holds_is_named(rand: Rand) -> None:
+    """An iterator hands it out: no attribute, cell or global leads to it."""
+    hidden = {"weight": rand(0, 4)}
+
+    class Opaque:
+        __slots__ = ("get",)
+
+        def __init__(self, get: Callable[[], Tensor]) -> None:
+            self.get = get
+
+    opaque = Opaque(iter(lambda: hidden["weight"], None).__next__)
+
+    def f(x: Tensor) -> Tensor:
+        return x * opaque.get()
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(4):
+            assert_same(fast(rand(i, 4)), rand(i, 4) * hidden["weight"])
+    assert len(fast.recordings) == 1
+    assert len(fast.recordings[0].untraced) == 1
+
+
+def test_traced_state_is_not_named_as_untraced(device: torch.device, rand: Rand) -> None:
+    fast = drop_in_worlds(lambda: world_of_model(device, rand))
+    assert list(fast.recordings[0].untraced) == []
+
+
+def test_tied_weights_untied(device: torch.device, rand: Rand) -> None:
+    def world() -> Any:
+        torch.manual_seed(3)
+        a, b = nn.Linear(4, 4, device=device), nn.Linear(4, 4, device=device)
+        b.weight = a.weight
+        return nn.Sequential(a, b), lambda i: (rand(i, 2, 4),)
+
+    def between(i: int, model: Any) -> None:
+        if i == 4:
+            model[1].weight = nn.Parameter(new(model[1].weight, i))
+
+    drop_in_worlds(world, calls=9, recordings=None, min_replays=4, between=between)
+
+
+# State that changes in place.
+
+
+def in_place(m: Any, i: int) -> None:
+    with torch.no_grad():
+        m.linear.weight.mul_(0.5).add_(i)
+
+
+def load_in_place(m: Any, i: int) -> None:
+    m.load_state_dict({k: new(v, i) for k, v in m.state_dict().items()})
+
+
+def copy_data(m: Any, i: int) -> None:
+    m.linear.weight.data.copy_(new(m.linear.weight, i))
+
+
+def buffer_in_place(m: Any, i: int) -> None:
+    m.scale.fill_(i)
+    m.plain.fill_(i)
+    m.listed[0].fill_(i)
+    m.named["shift"].fill_(i)
+
+
+def optimizer_step(m: Any, i: int) -> None:
+    m.linear.weight.grad = torch.full_like(m.linear.weight, float(i))
+    torch.optim.SGD([m.linear.weight], lr=0.1).step()
+    m.linear.weight.grad = None
+
+
+@pytest.mark.parametrize(
+    "change", [in_place, load_in_place, copy_data, buffer_in_place, optimizer_step]
+)
+def test_changes_in_place_are_seen_by_the_same_recording(
+    device: torch.device, rand: Rand, change: Callable[[Any, int], None]
+) -> None:
+    drop_in_worlds(lambda: world_of_model(device, rand), calls=6, recordings=1, between=change)

@@ -1,0 +1,203 @@
+"""What an ATen operation does to memory, read off its schema."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Step = Callable[[], object]
+
+_IMPLICIT = "CompositeImplicitAutograd"
+
+# Results of these hold whatever the memory held: there is nothing to repeat.
+_UNDEFINED = frozenset(
+    f"aten::{name}"
+    for name in (
+        "empty.memory_format",
+        "empty_strided",
+        "empty_like",
+        "empty_permuted",
+        "new_empty",
+        "new_empty_strided",
+    )
+)
+
+# Written without the schema saying so: operation to (argument of `training`, what it writes).
+_UNDECLARED_WRITES = {
+    "aten::native_batch_norm": (5, (3, 4)),
+    "aten::rrelu_with_noise": (4, (1,)),
+}
+
+# Numbers that describe a tensor, not what is in its memory.
+_DESCRIPTIONS = frozenset(
+    {
+        "aten::is_same_size",
+        "aten::is_set_to",
+        "aten::is_pinned",
+        "aten::result_type",
+        "aten::can_cast",
+        "aten::_fused_sdp_choice",
+        "aten::_nnpack_available",
+        "aten::_debug_has_internal_overlap",
+        "aten::_has_compatible_shallow_copy_type",
+    }
+)
+
+
+class Operator:
+    """One ATen overload, and how to repeat a call of it at fixed addresses.
+
+    Attributes:
+        func: the overload, called during the capture.
+        bound: the same in C++, without Python's share of the dispatch.
+        label: what to call it in a message.
+        composite: it is made of other operations, which are recorded instead.
+        describes: its numbers are about metadata, so that they are no host read.
+        idle: there is nothing to repeat: metadata only, or memory left undefined.
+    """
+
+    def __init__(self, func: torch._ops.OpOverload) -> None:
+        self.func = func
+        self.bound: Callable[..., Any] = func._op
+        self.name = func.name()
+        self.label = self.name.replace("::", ".").removeprefix("aten.").removesuffix(".default")
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        self.composite = has_kernel(self.name, _IMPLICIT) and not has_kernel(self.name, "CPU")
+        self.describes = self.name in _DESCRIPTIONS or func.namespace == "prim"
+        self.idle = torch.Tag.inplace_view in func.tags or self.name in _UNDEFINED
+        self.random = torch.Tag.nondeterministic_seeded in func.tags
+        self.is_constant = self.name == "aten::lift_fresh"
+        self._arguments = func._schema.arguments
+        self._writes = [
+            (i, a.name)
+            for i, a in enumerate(self._arguments)
+            if a.alias_info is not None and a.alias_info.is_write
+        ]
+
+    def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+        """The tensors among the arguments that the call writes."""
+        found: list[Tensor] = []
+        for i, name in self._writes:
+            found += tensors(args[i] if i < len(args) else kwargs.get(name))
+        training, indices = _UNDECLARED_WRITES.get(self.name, (0, ()))
+        if indices and args[training]:
+            found += [args[i] for i in indices if args[i] is not None]
+        return found
+
+    @functools.cached_property
+    def _out(self) -> tuple[Callable[..., Any], list[str]] | None:
+        """The overload that writes its results to given memory, and its arguments for them."""
+        packet = self.func.overloadpacket
+        inputs = [(a.name, str(a.type)) for a in self._arguments]
+        for name in packet.overloads():
+            candidate = getattr(packet, name)
+            arguments = candidate._schema.arguments
+            outs = [a.name for a in arguments if a.is_out]
+            if outs and [(a.name, str(a.type)) for a in arguments if not a.is_out] == inputs:
+                return candidate._op, outs
+        return None
+
+    def into(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        targets: list[Tensor],
+        results: list[Tensor],
+    ) -> Step | None:
+        """A call that writes `targets`, if a trial gives the bits of `results`; else None."""
+        if self._out is None or self.random or self._writes or self.name in _UNDECLARED_WRITES:
+            return None
+        call, names = self._out
+        if len(names) != len(targets):
+            return None
+        trial = [poisoned_like(t) for t in results]
+        try:
+            call(*args, **kwargs, **dict(zip(names, trial, strict=True)))
+        except (RuntimeError, TypeError):  # an overload that does less than the functional one
+            return None
+        if not all(map(same_bits, trial, results)):
+            return None
+        return functools.partial(call, *args, **kwargs, **dict(zip(names, targets, strict=True)))
+
+
+@functools.cache
+def operator(func: torch._ops.OpOverload) -> Operator:
+    """The analysis of an overload, made once."""
+    return Operator(func)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What the arguments or results of an operation hold, lists opened."""
+    if isinstance(value, (list, tuple)):
+        for v in value:
+            yield from leaves(v)
+    elif isinstance(value, dict):
+        for v in value.values():
+            yield from leaves(v)
+    else:
+        yield value
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors among the arguments or results of an operation."""
+    return [v for v in leaves(value) if isinstance(v, Tensor)]
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with each leaf changed."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(v, change) for v in value)
+    if isinstance(value, dict):
+        return {k: mapped(v, change) for k, v in value.items()}
+    return change(value)
+
+
+def poisoned_like(t: Tensor) -> Tensor:
+    """Memory of the layout of `t` in which every byte is 0xFF: NaN in every float format."""
+    poisoned = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
+    storage_bytes(poisoned).fill_(0xFF)
+    return poisoned
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two host tensors of one shape and dtype agree bit for bit."""
+    if a.shape != b.shape or a.stride() != b.stride() or a.dtype != b.dtype:
+        return False
+    return torch.equal(_bits(a), _bits(b))
+
+
+def _bits(t: Tensor) -> Tensor:
+    if t.is_complex():
+        t = torch.view_as_real(t)
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.itemsize]
+    return t.view(integer) if t.dim() else t.reshape(1).view(integer)
+
+
+def storage_bytes(t: Tensor) -> Tensor:
+    """All the bytes of the storage of host tensor `t`, as uint8 of shape (n,)."""
+    return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage())  # pyright: ignore
+
+
+def copy_out(
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    take: Sequence[int],
+    targets: Sequence[Tensor],
+) -> None:
+    """Call, and copy the results numbered `take` to `targets`."""
+    results = tensors(call(*args, **kwargs))
+    for i, target in zip(take, targets, strict=True):
+        copy_bits(target, results[i])
+
+
+def copy_bits(target: Tensor, source: Tensor) -> None:
+    """`target.copy_(source)`, also where elements of `target` share memory by a stride of 0."""
+    for dim, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dim] > 1:
+            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+    target.copy_(source)

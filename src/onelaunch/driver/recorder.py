@@ -1,0 +1,264 @@
+"""Records the ATen operations of a body, and prepares each to run again on the same addresses.
+
+A body runs once, for real, under a dispatch mode. What comes out is a list of calls with their
+arguments bound: a view is no call at all (its address is fixed), an in-place operation is called
+on the same memory, and any other is called through its ``out=`` overload where a trial has shown
+that to give the same bits, else called and its result copied.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onelaunch.driver.operators import (
+    Operator,
+    Step,
+    copy_out,
+    leaves,
+    mapped,
+    operator,
+    storage_bytes,
+    tensors,
+)
+from onelaunch.driver.randomness import RandomState, seeding_line
+from onelaunch.errors import CaptureError
+from onelaunch.refusals import READS, refusal
+from onelaunch.source import Place, user_frame
+
+
+class Memory(Protocol):
+    """Where the recorded tensors live: ordinary host memory, or an emulated device."""
+
+    def owns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call with these arguments runs on the device that is being recorded."""
+        ...
+
+    def run(
+        self, recorder: Recorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run one operation on tensors of the device: `Recorder.call` with host tensors."""
+        ...
+
+    def fixed(self, t: Tensor) -> Tensor:
+        """A host tensor over the same bytes as host tensor `t`, for use at every replay."""
+        ...
+
+    def place(self, t: Tensor) -> Tensor:
+        """The fresh host tensor `t`, at the address where every replay will write it."""
+        ...
+
+    def external(self, t: Tensor) -> Tensor | None:
+        """All the bytes around host tensor `t` if they existed before the capture, else None."""
+        ...
+
+
+class Recorder(TorchDispatchMode):
+    """The dispatch mode of one capture.
+
+    Args:
+        memory: the device being recorded.
+        generators: random state to watch and restore, besides the default generator.
+    """
+
+    def __init__(self, memory: Memory, generators: Sequence[torch.Generator]) -> None:
+        super().__init__()
+        self.memory = memory
+        self.steps: list[Step] = []
+        self.refused: CaptureError | None = None
+        self._random = RandomState(generators)
+        self._saved: dict[int, tuple[Tensor, Tensor]] = {}
+        self._line: Place | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():
+            line = user_frame()
+            self._watch_random(line)
+            self._line = line
+            if func.namespace == "profiler" or not self.memory.owns(args, kwargs):
+                result = func(*args, **kwargs)
+            else:
+                result = self._on_the_device(func, args, kwargs)
+            self._random.settle()
+            return result
+
+    def _on_the_device(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        op = operator(func)
+        why = refusal(func, args, kwargs)
+        if why is not None:
+            raise self.refuse(why.code, f"`{op.label}` was called during a capture.", why.fix)
+        if op.composite:
+            with self:
+                return func.decompose(*args, **kwargs)
+        return self.memory.run(self, op, args, kwargs)
+
+    def call(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run `op` on host tensors, and record it.
+
+        Returns:
+            What the operation returned, its fresh results where every replay will write them.
+        """
+        if op.is_constant:
+            return self._constant(args[0])
+        written = op.written(args, kwargs)
+        addresses = [t.untyped_storage().data_ptr() for t in written]
+        for t in written:
+            self.save(t)
+        result = op.func(*args, **kwargs)
+        for t, address in zip(written, addresses, strict=True):
+            if t.untyped_storage().data_ptr() != address and self.memory.external(t) is not None:
+                raise self.refuse("OL107", f"`{op.label}` moved the memory of a caller's tensor.")
+        self._check(op, result)
+        known = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
+        results = tensors(result)
+        fresh = [i for i, t in enumerate(results) if t.untyped_storage()._cdata not in known]
+        placed = {id(results[i]): self.memory.place(results[i]) for i in fresh}
+        if not op.idle and (fresh or written or not results):
+            targets = [self.memory.fixed(placed[id(results[i])]) for i in fresh]
+            self.steps.append(self._step(op, args, kwargs, results, fresh, targets))
+        return mapped(result, lambda t: placed.get(id(t), t))
+
+    def _step(
+        self,
+        op: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        results: list[Tensor],
+        fresh: list[int],
+        targets: list[Tensor],
+    ) -> Step:
+        args, kwargs = mapped(args, self._fixed), mapped(kwargs, self._fixed)
+        if not fresh:
+            return functools.partial(op.bound, *args, **kwargs)
+        step = None
+        if len(fresh) == len(results):
+            step = op.into(args, kwargs, targets, results)
+        return step or functools.partial(copy_out, op.bound, args, kwargs, fresh, targets)
+
+    def _fixed(self, value: Any) -> Any:
+        return self.memory.fixed(value) if isinstance(value, Tensor) else value
+
+    def _constant(self, value: Tensor) -> Tensor:
+        # `torch.tensor(...)`, made by the host: a replay must find it as it was made.
+        value = self.memory.place(value)
+        self.steps.append(functools.partial(self.memory.fixed(value).copy_, value.clone()))
+        return value
+
+    def save(self, t: Tensor) -> None:
+        """Remember the memory of `t`, about to be written, unless it is the recording's own."""
+        around = self.memory.external(t)
+        if around is not None and around.numel():
+            self._saved.setdefault(around.data_ptr(), (around, around.clone()))
+
+    def restore(self) -> None:
+        """Put memory and random state back to what they were before the capture."""
+        # Latest first: two storages may share memory, and the first copy is the true one.
+        for around, saved in reversed(self._saved.values()):
+            around.copy_(saved)
+        self._random.restore()
+
+    def refuse(self, code: str, what: str, fix: str | None = None) -> CaptureError:
+        """The error to raise; kept, so that a body that swallows it is refused all the same."""
+        place = user_frame()
+        error = CaptureError(code, what, where=str(place) if place else None, fix=fix)
+        self.refused = self.refused or error
+        return error
+
+    def finish(self) -> None:
+        """Raise what was refused, if the body swallowed it or no operation came after it."""
+        self._watch_random(None)
+        if self.refused is not None:
+            raise self.refused
+
+    def _watch_random(self, line: Place | None) -> None:
+        if self._random.moved():
+            self._random.settle()
+            place = seeding_line(self._line, line)
+            what = "A random generator was seeded, or its state set, during a capture."
+            self.refused = self.refused or CaptureError(
+                "OL106", what, where=str(place) if place else None
+            )
+            raise self.refused
+
+    def _check(self, op: Operator, result: Any) -> None:
+        for value in leaves(result):
+            if isinstance(value, Tensor):
+                if value.layout is not torch.strided or value.is_quantized:
+                    what = f"`{op.label}` gave a tensor of layout {value.layout}."
+                    raise self.refuse("OL109", what)
+            elif value is not None and not op.describes:
+                if isinstance(value, (bool, int, float, complex)):
+                    raise self.refuse("OL101", f"`{op.label}` gave a number to the host.")
+                what = f"`{op.label}` gave a {type(value).__name__}, which cannot be replayed."
+                raise self.refuse("OL109", what)
+
+
+class HostReads(TorchFunctionMode):
+    """Refuses the reads of a tensor that no dispatcher sees: `tolist`, `numpy`, printing."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        read = READS.get(func)
+        if read is not None and self._recorder.memory.owns(args[:1], {}):
+            raise self._recorder.refuse("OL101", f"The host read a tensor ({read}) in a capture.")
+        return func(*args, **(kwargs or {}))
+
+
+class HostMemory:
+    """Plain CPU tensors: each result keeps the storage that the captured operation gave it."""
+
+    def __init__(self) -> None:
+        self._own: dict[int, torch.UntypedStorage] = {}
+        self._aliases: dict[tuple[Any, ...], Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the storages that the recording holds."""
+        return sum(s.nbytes() for s in self._own.values())
+
+    def owns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Every call whose tensors are on the CPU."""
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type != "cpu":
+            return False
+        return all(t.device.type == "cpu" for t in tensors((args, kwargs)))
+
+    def run(
+        self, recorder: Recorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The operation as it is."""
+        return recorder.call(op, args, kwargs)
+
+    def fixed(self, t: Tensor) -> Tensor:
+        """An alias of its own: the body may change the metadata of `t` later (`t_`, `resize_`)."""
+        key = (t.untyped_storage()._cdata, t.dtype, t.shape, t.stride(), t.storage_offset())
+        key += (t.is_conj(), t.is_neg())
+        if key not in self._aliases:
+            with torch._C._AutoDispatchBelowAutograd():
+                self._aliases[key] = t.detach()
+        return self._aliases[key]
+
+    def place(self, t: Tensor) -> Tensor:
+        """`t` itself, kept."""
+        storage = t.untyped_storage()
+        self._own[storage._cdata] = storage
+        return t
+
+    def external(self, t: Tensor) -> Tensor | None:
+        """The bytes of the storage of `t`, if no recorded operation made it."""
+        own = t.untyped_storage()._cdata in self._own
+        return None if own else storage_bytes(t)

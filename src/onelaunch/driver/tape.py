@@ -1,0 +1,261 @@
+"""The tape: a driver that records ATen operations, and repeats them at the same addresses.
+
+It runs on any machine, over plain CPU tensors or over the emulated device of `emulated`, and gives
+the contract of `driver` without a GPU. It is not fast in the way a CUDA graph is: a launch calls
+each recorded operation from Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.driver import Capture, Graph, Pool, Region, Travel
+from onelaunch.driver.operators import Step
+from onelaunch.driver.recorder import HostMemory, HostReads, Recorder
+from onelaunch.errors import CaptureError
+
+T = TypeVar("T")
+
+_ALIGNMENT = 512
+_EXCLUSIVE = threading.RLock()
+
+
+class _Here(threading.local):
+    recorder: Recorder | None = None
+
+
+_here = _Here()
+
+
+class TapePool:
+    """The recordings that never run at the same time, and the memory that they hold."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.lock = threading.RLock()
+        self.graphs: set[TapeGraph] = set()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the storages of its recordings."""
+        return sum(g.memory_bytes for g in self.graphs)
+
+
+class _Port:
+    """One copy between the caller's memory and the recording's, at an address set by launch."""
+
+    def __init__(self, buffer: Tensor, displacement: int, travel: Travel = "node") -> None:
+        self.buffer = buffer
+        self.travel: Travel = travel
+        self.displacement = displacement
+        self.address = 0
+        self._fixed = buffer.data_ptr()
+        self._nbytes = buffer.numel()
+
+    def point(self, t: Tensor) -> None:
+        self.address = t.data_ptr() - self.displacement
+
+    def bring(self) -> None:
+        ctypes.memmove(self._fixed, self.address, self._nbytes)
+
+    def take(self) -> None:
+        ctypes.memmove(self.address, self._fixed, self._nbytes)
+
+
+class _Capture:
+    """What a body may ask for while it is recorded."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.inputs: list[_Port] = []
+        self.outputs: list[_Port] = []
+
+    def input(
+        self, source: Tensor, buffer: Tensor, travel: Travel, displacement: int = 0
+    ) -> None:
+        """Add an input port; see `Capture.input`. The example's bytes are brought in at once."""
+        port = _Port(buffer, displacement, travel)
+        with torch._C._DisableTorchDispatch():
+            self._recorder.save(buffer)
+        if travel == "node":
+            self._recorder.steps.append(port.bring)
+            port.point(source)
+            port.bring()
+        else:
+            with _raw():
+                buffer.copy_(source)
+        self.inputs.append(port)
+
+    def output(self, buffer: Tensor, displacement: int = 0) -> None:
+        """Add an output port; see `Capture.output`."""
+        port = _Port(buffer, displacement)
+        self._recorder.steps.append(port.take)
+        self.outputs.append(port)
+
+
+class TapeGraph:
+    """One recording: calls with their arguments bound, in order."""
+
+    def __init__(self, pool: TapePool, memory: HostMemory, tape: _Capture, steps: list[Step]):
+        self.travels: tuple[Travel, ...] = tuple(p.travel for p in tape.inputs)
+        self._pool = pool
+        self._memory: HostMemory | None = memory
+        self._inputs = tape.inputs
+        self._outputs = tape.outputs
+        self._steps = steps
+        pool.graphs.add(self)
+
+    @property
+    def nodes(self) -> int:
+        """Number of calls and copies that one launch runs."""
+        return len(self._steps)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the storages that the recording holds."""
+        return self._memory.nbytes if self._memory else 0
+
+    def launch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        """Bring the sources in, run every call, take the results out; see `Graph.launch`."""
+        if _here.recorder is not None:
+            raise CaptureError("OL109", "A recording was launched during a capture.")
+        with self._pool.lock, _raw():
+            if self._memory is None:
+                raise RuntimeError("this recording was reset, so it cannot be launched")
+            for port, source in zip(self._inputs, sources, strict=True):
+                if port.travel == "node":
+                    port.point(source)
+                else:
+                    port.buffer.copy_(source)
+            for port, target in zip(self._outputs, targets, strict=True):
+                port.point(target)
+            for step in self._steps:
+                step()
+
+    def reset(self) -> None:
+        """Free the recording; a launch after that is an error. Idempotent."""
+        with self._pool.lock:
+            self._memory, self._steps = None, []
+            self._inputs, self._outputs = [], []
+            self._pool.graphs.discard(self)
+
+
+class TapeDriver:
+    """Records and replays on the CPU; see `driver.Driver` for what each method promises."""
+
+    name = "tape"
+
+    def region(self, t: Tensor) -> Region:
+        """The bytes that `t` touches, as addresses of this process."""
+        start = t.data_ptr()
+        storage = t.untyped_storage()._cdata
+        if t.numel() == 0:
+            return Region(storage, start, start)
+        last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+        return Region(storage, start, start + (last + 1) * t.itemsize)
+
+    def alias(
+        self, base: Tensor, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
+    ) -> Tensor:
+        """A tensor over the storage of `base`; see `Driver.alias`."""
+        storage = base.untyped_storage()
+        first, rest = divmod(base.storage_offset() * base.itemsize + offset, dtype.itemsize)
+        if rest:
+            raise ValueError(f"{offset} bytes into {base.shape} is no multiple of {dtype}")
+        with _raw():
+            return torch.empty(0, dtype=dtype).set_(storage, first, tuple(size), tuple(stride))
+
+    def empty(self, nbytes: int, device: torch.device) -> Tensor:
+        """uint8 memory of shape (nbytes,), aligned to 512 bytes."""
+        with _raw():
+            block = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8)
+            if _here.recorder is not None:
+                block = _here.recorder.memory.place(block)
+            skip = -block.data_ptr() % _ALIGNMENT
+            return block[skip : skip + nbytes]
+
+    def capturing(self) -> bool:
+        """Whether this thread is inside the body of a capture."""
+        return _here.recorder is not None
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """One warm-up or capture at a time in the process; re-entrant in a thread."""
+        with _EXCLUSIVE:
+            yield
+
+    def new_pool(self, device: torch.device) -> TapePool:
+        """A pool without recordings."""
+        return TapePool(device)
+
+    def warmup(self, run: Callable[[], T], device: torch.device) -> T:
+        """Run: there is one stream."""
+        return run()
+
+    def capture(
+        self,
+        body: Callable[[Capture], T],
+        pool: Pool,
+        generators: Sequence[torch.Generator] = (),
+    ) -> tuple[TapeGraph, T]:
+        """Record what `body` does; see `Driver.capture`."""
+        assert isinstance(pool, TapePool)
+        if _here.recorder is not None:
+            raise CaptureError("OL109", "A capture was begun during a capture.")
+        memory = HostMemory()
+        recorder = Recorder(memory, generators)
+        tape = _Capture(recorder)
+        _here.recorder = recorder
+        torch.clear_autocast_cache()
+        try:
+            with HostReads(recorder), recorder:
+                result = body(tape)
+            recorder.finish()
+        except Exception as error:
+            if recorder.refused is not None and error is not recorder.refused:
+                raise recorder.refused from error  # the body turned the refusal into something else
+            raise
+        finally:
+            _here.recorder = None
+            torch.clear_autocast_cache()
+            recorder.restore()
+        return TapeGraph(pool, memory, tape, recorder.steps), result
+
+    def rebind(
+        self,
+        graph: Graph,
+        body: Callable[[Capture], object],
+        pool: Pool,
+        state: Sequence[Tensor],
+        generators: Sequence[torch.Generator] = (),
+    ) -> Graph:
+        """`graph` itself: the copies of a tape cost little beside its calls."""
+        return graph
+
+    def synchronize(self, device: torch.device) -> None:
+        """Nothing: a launch has run when it returns."""
+
+
+@functools.cache
+def _below() -> torch._C.DispatchKeySet:
+    """Dispatch keys above the kernels: a replay repeats what they decided during the capture."""
+    names = ("AutogradFunctionality", "ADInplaceOrView", "AutocastCPU", "Python")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PythonTLSSnapshot)
+    for name in names:
+        keys |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
+    return keys
+
+
+@contextmanager
+def _raw() -> Iterator[None]:
+    """Straight to the kernels: no autograd, autocast or modes."""
+    with torch._C._ExcludeDispatchKeyGuard(_below()), torch._C.DisableTorchFunction():
+        yield

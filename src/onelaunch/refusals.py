@@ -1,0 +1,125 @@
+"""What a capture refuses, by operation: the same table for every driver.
+
+The CUDA column of ``tests/device/refusals_cuda.json`` is where these rows come from: operations
+that read device memory on the host, or whose result is as large as the data says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_KEEP = "keep the value on the device, or read it after the call"
+_FIXED = "use a form of fixed size: torch.where, a mask, or topk"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why one operation cannot be captured."""
+
+    code: str
+    fix: str
+    when: Callable[[Sequence[Any], dict[str, Any]], bool] | None = None
+    """Refused only for such arguments; always if None."""
+
+
+def _masked(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return any(
+        isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1] or ()
+    )
+
+
+def _masked_values(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    # One mask and one value is a masked_fill on the device.
+    return _masked(args, kwargs) and not (
+        args[2].numel() == 1 and sum(i is not None for i in args[1]) == 1
+    )
+
+
+def _unsized(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return kwargs.get("output_size") is None
+
+
+def _unbounded(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    low = args[2] if len(args) > 2 else kwargs.get("min", 0)
+    high = args[3] if len(args) > 3 else kwargs.get("max", 0)
+    return low == high
+
+
+REFUSALS: dict[str, Refusal] = {
+    # Host reads.
+    "aten::_local_scalar_dense": Refusal("OL101", _KEEP),
+    "aten::item": Refusal("OL101", _KEEP),
+    "aten::is_nonzero": Refusal("OL101", "torch.where(condition, a, b)"),
+    "aten::equal": Refusal("OL101", "(a == b).all() stays on the device"),
+    "aten::allclose": Refusal("OL101", "torch.isclose(a, b).all() stays on the device"),
+    "aten::_linalg_check_errors": Refusal(
+        "OL101", "the `_ex` form returns the error code as a tensor: torch.linalg.inv_ex(a)"
+    ),
+    "aten::multinomial": Refusal(
+        "OL101", "(probabilities / torch.empty_like(probabilities).exponential_()).argmax(-1)"
+    ),
+    "aten::normal.float_Tensor": Refusal("OL101", "mean + std * torch.randn_like(std)"),
+    "aten::normal.Tensor_Tensor": Refusal("OL101", "mean + std * torch.randn_like(std)"),
+    "aten::histc": Refusal("OL101", "torch.histc(x, bins, min=low, max=high)", _unbounded),
+    # Sizes that depend on data.
+    "aten::nonzero": Refusal("OL102", "torch.nonzero_static(x, size=n), or torch.where(c, a, b)"),
+    "aten::nonzero_numpy": Refusal("OL102", "torch.nonzero_static(x, size=n)"),
+    "aten::argwhere": Refusal("OL102", "torch.nonzero_static(x, size=n)"),
+    "aten::masked_select": Refusal("OL102", "torch.where(mask, x, 0)"),
+    "aten::_unique": Refusal("OL102", _FIXED),
+    "aten::_unique2": Refusal("OL102", _FIXED),
+    "aten::unique_dim": Refusal("OL102", _FIXED),
+    "aten::unique_consecutive": Refusal("OL102", _FIXED),
+    "aten::unique_dim_consecutive": Refusal("OL102", _FIXED),
+    "aten::bincount": Refusal(
+        "OL102", "torch.zeros(n, device=x.device).scatter_add_(0, x, weights)"
+    ),
+    "aten::repeat_interleave.Tensor": Refusal(
+        "OL102", "torch.repeat_interleave(x, repeats, output_size=n)", _unsized
+    ),
+    "aten::index.Tensor": Refusal("OL102", "torch.where(mask, x, 0)", _masked),
+    "aten::index_put_": Refusal("OL102", "torch.where(mask, values, x)", _masked_values),
+    "aten::index_put": Refusal("OL102", "torch.where(mask, values, x)", _masked_values),
+    "aten::_index_put_impl_": Refusal("OL102", "torch.where(mask, values, x)", _masked_values),
+    "aten::_to_sparse": Refusal("OL102", _FIXED),
+    "aten::_pack_padded_sequence": Refusal("OL102", "pad, and mask the result"),
+}
+"""Operation (``aten::name`` for every overload, or ``aten::name.overload``) to its refusal."""
+
+
+READS: dict[Callable[..., Any], str] = {
+    Tensor.item: ".item()",
+    Tensor.tolist: ".tolist()",
+    Tensor.numpy: ".numpy()",
+    Tensor.__array__: "an array made of it",
+    Tensor.__dlpack__: "DLPack",
+    Tensor.__bool__: "its truth",
+    Tensor.__int__: "int(tensor)",
+    Tensor.__float__: "float(tensor)",
+    Tensor.__complex__: "complex(tensor)",
+    Tensor.__index__: "its use as an index",
+    Tensor.__repr__: "print or repr",
+    Tensor.__format__: "format",
+}
+"""Methods of a tensor that read its memory on the host, and what to call them in a message."""
+
+
+def refusal(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Refusal | None:
+    """Why a capture cannot contain this call on device tensors, or None where it can.
+
+    Costs about a microsecond; reads no tensor's data.
+    """
+    name = op.name()
+    row = REFUSALS.get(name) or REFUSALS.get(name.partition(".")[0])
+    if row is not None:
+        return row if row.when is None or row.when(args, kwargs) else None
+    if torch.Tag.data_dependent_output in op.tags:
+        return Refusal("OL101", _KEEP)
+    return None

@@ -1,0 +1,72 @@
+"""Where in the user's code something happened."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import NamedTuple
+
+import torch
+
+_LIBRARY = (
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+    os.path.dirname(os.path.abspath(__file__)) + os.sep,
+)
+_PLUMBING = frozenset({contextlib.__file__, functools.__file__})
+
+
+class Place(NamedTuple):
+    """A line of source; its text is ``path/file.py:LINE: source``."""
+
+    filename: str
+    lineno: int
+    source: str
+
+    def __str__(self) -> str:
+        try:
+            path = os.path.relpath(self.filename)
+        except ValueError:  # another drive, on Windows
+            path = self.filename
+        path = self.filename if path.startswith("..") else path
+        return f"{path}:{self.lineno}: {self.source}" if self.source else f"{path}:{self.lineno}"
+
+
+def user_frame(traceback: TracebackType | None = None) -> Place | None:
+    """The innermost line that belongs neither to torch nor to onelaunch.
+
+    Args:
+        traceback: of an exception; the stack of the running thread if None.
+
+    Returns:
+        The place, or None where no such frame exists (in a thread of the autograd engine, say).
+    """
+    frames = _live() if traceback is None else reversed(list(_raised(traceback)))
+    for frame, lineno in frames:
+        filename = frame.f_code.co_filename
+        if _is_users(filename):
+            return Place(filename, lineno, linecache.getline(filename, lineno).strip())
+    return None
+
+
+def _live() -> Iterator[tuple[FrameType, int]]:
+    frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        yield frame, frame.f_lineno
+        frame = frame.f_back
+
+
+def _raised(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    while traceback is not None:
+        yield traceback.tb_frame, traceback.tb_lineno
+        traceback = traceback.tb_next
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith("<"):  # generated code, unless a notebook or doctest holds its source
+        return bool(linecache.getline(filename, 1))
+    return not os.path.abspath(filename).startswith(_LIBRARY) and filename not in _PLUMBING

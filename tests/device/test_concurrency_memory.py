@@ -1,0 +1,215 @@
+"""Table of concurrency: shared pools, resets, and memory that comes back."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import allocated, assert_same, drop_in, replays
+
+Rand = Callable[..., Tensor]
+
+
+def test_recordings_of_one_pool_in_turn(rand: Rand) -> None:
+    """They share memory, so each must finish with it before the next begins."""
+    pool = ol.Pool()
+    first = ol.graph(lambda x: (x * 2).sum(0) + x, warmup=1, pool=pool)
+    second = ol.graph(lambda x: (x * 3).sum(0) - x, warmup=1, pool=pool)
+    kept: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        for i in range(10):
+            x = rand(i, 4, 4 + i % 2)
+            kept.append((first(x), (x * 2).sum(0) + x))
+            kept.append((second(x), (x * 3).sum(0) - x))
+    for got, expected in kept:
+        assert_same(got, expected)
+    assert replays(first) >= 6
+    assert replays(second) >= 6
+    assert pool.memory_bytes > 0
+
+
+def test_a_chain_of_recordings_in_one_pool(rand: Rand) -> None:
+    """The output of one is the input of the next; fresh outputs are the caller's own memory."""
+    pool = ol.Pool()
+    steps: list[Any] = [ol.graph(lambda x, k=k: x * k + 1, warmup=1, pool=pool) for k in (2, 3, 5)]
+    with torch.no_grad():
+        for i in range(6):
+            x, expected = rand(i, 8), rand(i, 8)
+            for step, k in zip(steps, (2, 3, 5), strict=True):
+                x, expected = step(x), expected * k + 1
+            assert_same(x, expected)
+
+
+def test_static_outputs_of_one_fed_to_another_in_the_same_pool(rand: Rand) -> None:
+    pool = ol.Pool()
+    first = ol.graph(lambda x: x * 2, warmup=1, pool=pool, outputs="static")
+    second = ol.graph(lambda x: x + 1, warmup=1, pool=pool, outputs="static")
+    with torch.no_grad():
+        for i in range(6):
+            assert_same(second(first(rand(i, 8))), rand(i, 8) * 2 + 1)
+
+
+def test_resetting_one_recording_leaves_the_others(rand: Rand) -> None:
+    pool = ol.Pool()
+    weight = rand(9, 8, 8)
+    fast = [ol.graph(lambda x, k=k: (x @ weight) * k, warmup=1, pool=pool) for k in range(1, 5)]
+    with torch.no_grad():
+        for i in range(3):
+            for k, f in enumerate(fast, 1):
+                assert_same(f(rand(i, 3, 8)), (rand(i, 3, 8) @ weight) * k)
+        before = [f(rand(7, 3, 8)) for f in fast]
+        for gone in range(4):
+            fast[gone].reset()
+            assert len(fast[gone].recordings) == 0
+            for k in range(gone + 1, 4):
+                assert_same(fast[k](rand(7, 3, 8)), before[k])
+            # New captures take the freed memory.
+            again = ol.graph(lambda x: (x @ weight).relu().sum(), warmup=1, pool=pool)
+            for i in range(3):
+                again(rand(i, 16, 8))
+            for k in range(gone + 1, 4):
+                assert_same(fast[k](rand(7, 3, 8)), before[k])
+        for k, y in enumerate(before, 1):
+            assert_same(y, (rand(7, 3, 8) @ weight) * k)
+
+
+def test_reset_and_record_again(rand: Rand) -> None:
+    fast = drop_in(lambda x: x * 2, lambda i: (rand(i, 4),))
+    kept = None
+    with torch.no_grad():
+        for _ in range(3):
+            kept = fast(rand(0, 4))
+            fast.reset()
+            fast.reset()
+            assert len(fast.recordings) == 0
+            assert fast.memory_bytes == 0
+            for i in range(4):
+                assert_same(fast(rand(i, 4)), rand(i, 4) * 2)
+            assert len(fast.recordings) == 1
+    assert kept is not None
+    assert_same(kept, rand(0, 4) * 2)
+
+
+def test_outputs_outlive_their_recording(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(lambda x: (x * 2, x.sum() * 3), warmup=1)
+    kept: list[Any] = []
+    with torch.no_grad():
+        kept = [fast(rand(i, 64)) for i in range(6)]
+        fast.reset()
+        del fast
+        gc.collect()
+        for _ in range(8):
+            torch.full((64,), float("nan"), device=device)
+        for i, y in enumerate(kept):
+            assert_same(y, (rand(i, 64) * 2, rand(i, 64).sum() * 3))
+
+
+def test_static_outputs_outlive_their_recording(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(lambda x: x * 2, warmup=1, outputs="static")
+    with torch.no_grad():
+        y = None
+        for i in range(4):
+            y = fast(rand(i, 64))
+        fast.reset()
+        gc.collect()
+        for _ in range(8):
+            torch.full((64,), float("nan"), device=device)
+        assert y is not None
+        assert_same(y, rand(3, 64) * 2)
+
+
+def test_a_pool_that_is_full(rand: Rand) -> None:
+    pool = ol.Pool(max_bytes=4096)
+    fast = ol.graph(lambda x: (x * 2).exp().sum(), warmup=1, pool=pool)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(6):
+            assert_same(fast(rand(i, 8)), (rand(i, 8) * 2).exp().sum())
+            x = rand(i, 1 << 21)
+            assert_same(fast(x), (x * 2).exp().sum())
+    ours = [str(w.message) for w in caught if issubclass(w.category, ol.GraphWarning)]
+    assert len(ours) >= 1
+    assert all("OL304" in m for m in ours)
+    assert pool.memory_bytes <= 4096
+
+
+def test_memory_is_back_after_reset(device: torch.device, rand: Rand) -> None:
+    def cycle(shared: bool) -> None:
+        pool = ol.Pool() if shared else None
+        weight = rand(9, 16, 16)
+        fast = ol.graph(lambda x: (x @ weight).relu(), warmup=1, pool=pool)
+        with torch.no_grad():
+            for n in (8, 16, 32):
+                for i in range(3):
+                    fast(rand(i, n, 16))
+        assert fast.memory_bytes > 0
+        assert all(r.memory_bytes >= 0 for r in fast.recordings)
+        fast.reset()
+        assert fast.memory_bytes == 0
+
+    cycle(False)
+    cycle(True)
+    start = allocated(device)
+    for shared in (False, True, False, True):
+        cycle(shared)
+    assert allocated(device) == start
+
+
+def test_memory_is_back_when_the_callable_is_gone(device: torch.device, rand: Rand) -> None:
+    def cycle() -> None:
+        model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)).to(device)
+        fast = ol.graph(model, warmup=1)
+        with torch.no_grad():
+            for i in range(4):
+                fast(rand(i, 8, 16))
+        assert replays(fast) > 0
+
+    cycle()
+    start = allocated(device)
+    for _ in range(4):
+        cycle()
+    assert allocated(device) == start
+
+
+def test_calls_do_not_accumulate_memory(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(lambda x, y: (x.mul_(2) + y, y[1:]), warmup=1)
+    with torch.no_grad():
+        for i in range(4):
+            fast(rand(i, 64), rand(i, 64))
+        start = allocated(device)
+        for i in range(50):
+            fast(rand(i, 64), rand(i, 64))
+    assert allocated(device) == start
+
+
+def test_arguments_and_results_are_not_kept_alive(rand: Rand) -> None:
+    fast = ol.graph(lambda x: {"y": x * 2}, warmup=1)
+    with torch.no_grad():
+        for i in range(6):
+            x = rand(i, 8)
+            y = fast(x)["y"]
+            refs = weakref.ref(x), weakref.ref(y)
+            del x, y
+            gc.collect()
+            assert refs[0]() is None, f"call {i} keeps its argument"
+            assert refs[1]() is None, f"call {i} keeps its result"
+
+
+def test_a_dropped_model_is_freed(device: torch.device, rand: Rand) -> None:
+    model = nn.Linear(4, 4, device=device)
+    ref = weakref.ref(model)
+    fast = ol.graph(model, warmup=1)
+    with torch.no_grad():
+        for i in range(4):
+            fast(rand(i, 3, 4))
+    del model, fast
+    gc.collect()
+    assert ref() is None

@@ -1,0 +1,157 @@
+"""Table of concurrency: threads and streams."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import onelaunch as ol
+
+from .drop_in import assert_same, on_cuda, replays
+
+Rand = Callable[..., Tensor]
+
+
+def run_threads(n: int, body: Callable[[int], None]) -> None:
+    """Run `body(k)` in n threads; the first exception of any is raised here."""
+    errors: list[BaseException] = []
+
+    def guarded(k: int) -> None:
+        try:
+            torch.set_grad_enabled(False)
+            body(k)
+        except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(k,)) for k in range(n)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if errors:
+        raise errors[0]
+
+
+def test_threads_share_one_callable(device: torch.device, rand: Rand) -> None:
+    weight = rand(99, 8, 8)
+    fast = ol.graph(lambda x: (x @ weight).relu() + x, warmup=2)
+
+    def body(k: int) -> None:
+        for i in range(25):
+            x = rand(100 * k + i, 4 + i % 3, 8)
+            assert_same(fast(x), (x @ weight).relu() + x)
+
+    run_threads(4, body)
+    assert len(fast.recordings) == 3
+    assert all(r.replays > 0 for r in fast.recordings)
+
+
+def test_threads_with_callables_of_their_own_in_one_pool(device: torch.device, rand: Rand) -> None:
+    pool = ol.Pool()
+
+    def body(k: int) -> None:
+        fast = ol.graph(lambda x: x * (k + 1) + k, warmup=1, pool=pool)
+        for i in range(25):
+            x = rand(100 * k + i, 8)
+            assert_same(fast(x), x * (k + 1) + k)
+            if i % 8 == 7:
+                fast.reset()
+        assert replays(fast) >= 0
+
+    run_threads(4, body)
+
+
+def test_threads_that_mutate_their_own_caches(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(lambda x, cache: cache.add_(x) * 2, warmup=1)
+
+    def body(k: int) -> None:
+        cache, expected = rand(k, 8), rand(k, 8)
+        for i in range(25):
+            x = rand(100 * k + i, 8)
+            expected.add_(x)
+            assert_same(fast(x, cache), expected * 2)
+            assert_same(cache, expected)
+
+    run_threads(4, body)
+    assert replays(fast) > 0
+
+
+def test_reset_while_threads_call(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(lambda x: x * 2 + 1, warmup=1)
+    done = threading.Event()
+
+    def resets() -> None:
+        while not done.wait(0.002):
+            fast.reset()
+
+    resetting = threading.Thread(target=resets)
+    resetting.start()
+    try:
+
+        def body(k: int) -> None:
+            for i in range(40):
+                x = rand(100 * k + i, 8)
+                assert_same(fast(x), x * 2 + 1)
+
+        run_threads(3, body)
+    finally:
+        done.set()
+        resetting.join()
+
+
+def test_grad_mode_is_per_thread(rand: Rand) -> None:
+    fast = ol.graph(lambda x: x * (2 if torch.is_inference_mode_enabled() else 3), warmup=1)
+    barrier = threading.Barrier(2)
+
+    def body(k: int) -> None:
+        for i in range(10):
+            barrier.wait()
+            x = rand(i, 3)
+            with torch.inference_mode(k == 0):
+                got = fast(x)
+            assert_same(got.clone(), x * (2 if k == 0 else 3))
+
+    run_threads(2, body)
+    assert len(fast.recordings) == 2
+
+
+@on_cuda
+def test_streams_in_turn(device: torch.device, rand: Rand) -> None:
+    weight = rand(9, 256, 256)
+    fast = ol.graph(lambda x: x @ weight @ weight, warmup=1)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    results: list[tuple[Tensor, int]] = []
+    with torch.no_grad():
+        for i in range(30):
+            stream = streams[i % 3]
+            stream.wait_stream(torch.cuda.default_stream())
+            with torch.cuda.stream(stream):
+                results.append((fast(rand(i, 256, 256)), i))
+        torch.cuda.synchronize()
+        for y, i in results:
+            assert_same(y, rand(i, 256, 256) @ weight @ weight)
+    assert replays(fast) > 20
+
+
+@on_cuda
+def test_two_recordings_of_one_pool_on_two_streams(device: torch.device, rand: Rand) -> None:
+    pool = ol.Pool()
+    weight = rand(9, 512, 512)
+    a = ol.graph(lambda x: (x @ weight).relu() @ weight, warmup=1, pool=pool)
+    b = ol.graph(lambda x: (x @ weight).tanh() @ weight, warmup=1, pool=pool)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    results: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        for i in range(40):
+            x = rand(i, 512, 512)
+            expected = (x @ weight).relu() @ weight if i % 2 else (x @ weight).tanh() @ weight
+            stream = streams[i % 2]
+            stream.wait_stream(torch.cuda.default_stream())
+            with torch.cuda.stream(stream):
+                results.append(((a if i % 2 else b)(x), expected))
+        torch.cuda.synchronize()
+    for got, expected in results:
+        assert_same(got, expected)

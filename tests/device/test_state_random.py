@@ -1,0 +1,184 @@
+"""Table of state: random values and the position of the stream."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import onelaunch as ol
+
+from .drop_in import (
+    assert_same,
+    drop_in_worlds,
+    replays,
+)
+
+Rand = Callable[..., Tensor]
+
+
+def run_seeded(f: Any, arguments: Callable[[int], tuple[Any, ...]], device: torch.device) -> Any:
+    torch.manual_seed(11)
+    with torch.no_grad():
+        results = [f(*arguments(i)) for i in range(6)]
+        return results, torch.rand(4, device=device), torch.rand(4)
+
+
+RANDOM: dict[str, Callable[[Tensor], Any]] = {
+    "rand_like": lambda x: x + torch.rand_like(x),
+    "randn": lambda x: x * torch.randn(x.shape, device=x.device),
+    "dropout": lambda x: torch.nn.functional.dropout(x, 0.5, training=True),
+    "bernoulli": lambda x: torch.bernoulli(torch.sigmoid(x)),
+    "normal_": lambda x: torch.empty_like(x).normal_(2.0, 3.0),
+    "uniform_ input": lambda x: x.uniform_(),
+    "randint": lambda x: torch.randint(0, 9, x.shape, device=x.device),
+    "multinomial": lambda x: torch.multinomial(x.softmax(-1), 2, replacement=True),
+    "exponential": lambda x: (x.softmax(-1) / torch.empty_like(x).exponential_()).argmax(-1),
+    "several": lambda x: (torch.rand_like(x), torch.randn_like(x) + torch.rand_like(x)),
+    "randperm": lambda x: torch.randperm(8, device=x.device),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_values_and_position_equal_eager(
+    device: torch.device, rand: Rand, name: str
+) -> None:
+    f = RANDOM[name]
+    fast = ol.graph(f, warmup=2)
+    expected = run_seeded(f, lambda i: (rand(i, 4, 5),), device)
+    assert_same(run_seeded(fast, lambda i: (rand(i, 4, 5),), device), expected)
+    first = replays(fast)
+    assert first >= 3
+    # Seeded again, all by replays now.
+    assert_same(run_seeded(fast, lambda i: (rand(i, 4, 5),), device), expected)
+    assert replays(fast) == first + 6
+    assert len(fast.recordings) == 1
+
+
+def test_dropout_differs_from_call_to_call(rand: Rand) -> None:
+    fast = ol.graph(lambda x: torch.nn.functional.dropout(x, 0.5, True), warmup=1)
+    x = rand(0, 64)
+    with torch.no_grad():
+        results = [fast(x) for _ in range(6)]
+    for i in range(6):
+        for j in range(i):
+            assert not torch.equal(results[i].cpu(), results[j].cpu())
+
+
+def test_a_generator_of_the_closure(device: torch.device, rand: Rand) -> None:
+    def world() -> Any:
+        generator = torch.Generator(device).manual_seed(3)
+
+        def f(x: Tensor) -> Tensor:
+            return x + torch.rand(x.shape, device=x.device, generator=generator)
+
+        return f, lambda i: (rand(i, 4),)
+
+    drop_in_worlds(world, calls=7)
+
+
+def test_a_generator_of_the_closure_leaves_the_default_one(
+    device: torch.device, rand: Rand
+) -> None:
+    generator = torch.Generator(device).manual_seed(3)
+
+    def f(x: Tensor) -> Tensor:
+        return x + torch.rand(x.shape, device=x.device, generator=generator)
+
+    fast = ol.graph(f, warmup=1)
+    torch.manual_seed(5)
+    expected = torch.rand(3, device=device)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for i in range(4):
+            fast(rand(i, 4))
+    assert_same(torch.rand(3, device=device), expected)
+    assert replays(fast) > 0
+
+
+def test_a_generator_as_an_argument_is_right_or_eager(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor, generator: torch.Generator) -> Tensor:
+        return x + torch.rand(x.shape, device=x.device, generator=generator)
+
+    fast = ol.graph(f, warmup=1)
+    a, b = torch.Generator(device).manual_seed(3), torch.Generator(device).manual_seed(3)
+    other, twin = torch.Generator(device).manual_seed(4), torch.Generator(device).manual_seed(4)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        for i in range(9):
+            g, e = (other, twin) if i % 3 == 2 else (a, b)
+            assert_same(fast(rand(i, 4), g), f(rand(i, 4), e))
+
+
+def seeds(x: Tensor) -> Tensor:
+    torch.manual_seed(1)
+    return x + torch.rand_like(x)
+
+
+def sets_state(x: Tensor) -> Tensor:
+    state = torch.get_rng_state()
+    torch.set_rng_state(state)
+    return x + torch.rand_like(x)
+
+
+def forks(x: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        return x + torch.rand_like(x)
+
+
+GENERATOR = torch.Generator()
+
+
+def seeds_generator(x: Tensor) -> Tensor:
+    GENERATOR.manual_seed(2)
+    return x + 1
+
+
+def reseeds(x: Tensor) -> Tensor:
+    torch.seed()
+    return x + torch.rand_like(x)
+
+
+@pytest.mark.parametrize("f", [seeds, sets_state, forks, seeds_generator, reseeds])
+def test_random_state_changed_inside_is_refused(rand: Rand, f: Any) -> None:
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        fast(rand(0, 3))
+        state = torch.get_rng_state()
+        with pytest.raises(ol.CaptureError) as caught:
+            fast(rand(1, 3))
+        assert caught.value.code == "OL106"
+        assert caught.value.where is not None
+        assert "test_state.py" in caught.value.where
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_seeding_around_the_call(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(lambda x: x + torch.rand_like(x), warmup=1)
+    with torch.no_grad():
+        for i in range(6):
+            torch.manual_seed(i)
+            expected = rand(i, 3) + torch.rand_like(rand(i, 3))
+            torch.manual_seed(i)
+            assert_same(fast(rand(i, 3)), expected)
+    assert replays(fast) > 0
+
+
+def test_a_failed_capture_leaves_the_random_state(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x + torch.rand_like(x)
+        return y * y.sum().item()
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        fast(rand(0, 3))
+        torch.manual_seed(5)
+        expected = torch.rand(3, device=device)
+        torch.manual_seed(5)
+        with pytest.raises(ol.CaptureError):
+            fast(rand(1, 3))
+        assert_same(torch.rand(3, device=device), expected)

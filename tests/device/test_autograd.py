@@ -1,0 +1,140 @@
+"""Gradients in this version: eager, with one warning, and right."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import assert_same, replays
+
+Rand = Callable[..., Tensor]
+
+
+def ours(caught: list[warnings.WarningMessage]) -> list[str]:
+    return [str(w.message) for w in caught if issubclass(w.category, ol.GraphWarning)]
+
+
+def test_a_module_that_wants_gradients_runs_eagerly_and_warns_once(
+    device: torch.device, rand: Rand
+) -> None:
+    model = nn.Linear(4, 2, device=device)
+    eager = copy.deepcopy(model)
+    fast = ol.graph(model, warmup=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(6):
+            for m in (fast, eager):
+                m(rand(i, 3, 4)).square().sum().backward()
+            for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+                assert p.grad is not None
+                assert_same(p.grad, q.grad)
+    assert len(ours(caught)) == 1
+    assert "OL303" in ours(caught)[0]
+    assert replays(fast) == 0
+
+
+def test_an_argument_that_requires_grad(rand: Rand) -> None:
+    fast = ol.graph(lambda x: (x * x).sum(), warmup=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(5):
+            x, y = rand(i, 4).requires_grad_(), rand(i, 4).requires_grad_()
+            fast(x).backward()
+            (y * y).sum().backward()
+            assert_same(x.grad, y.grad)
+    assert len(ours(caught)) == 1
+
+
+def test_inference_of_the_same_module_is_recorded(device: torch.device, rand: Rand) -> None:
+    model = nn.Linear(4, 2, device=device)
+    fast = ol.graph(model, warmup=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        for i in range(10):
+            with torch.set_grad_enabled(i % 2 == 0):
+                y = fast(rand(i, 3, 4))
+            assert y.requires_grad == (i % 2 == 0)
+            assert_same(y, model(rand(i, 3, 4)) if i % 2 == 0 else y)
+            assert_same(y.detach(), model(rand(i, 3, 4)).detach())
+    assert len(fast.recordings) == 1
+    assert replays(fast) >= 4
+
+
+def test_grad_mode_with_nothing_that_requires_grad_is_recorded(rand: Rand) -> None:
+    fast = ol.graph(lambda x: x * 2, warmup=1)
+    for i in range(5):
+        assert_same(fast(rand(i, 4)), rand(i, 4) * 2)
+    assert replays(fast) >= 3
+
+
+def test_an_output_detached_inside_is_recorded(device: torch.device, rand: Rand) -> None:
+    model = nn.Linear(4, 2, device=device)
+    fast = ol.graph(lambda x: model(x).detach(), warmup=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        for i in range(5):
+            assert_same(fast(rand(i, 3, 4)), model(rand(i, 3, 4)).detach())
+
+
+def test_backward_inside_is_right_refused_or_eager(device: torch.device, rand: Rand) -> None:
+    def world() -> Any:
+        torch.manual_seed(3)
+        model = nn.Linear(4, 2, device=device)
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        return model, step
+
+    eager_model, eager = world()
+    model, f = world()
+    fast = ol.graph(f, warmup=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        for i in range(6):
+            expected = eager(rand(i, 3, 4))
+            try:
+                got = fast(rand(i, 3, 4))
+            except ol.CaptureError:
+                return
+            assert_same(got, expected)
+            for p, q in zip(model.parameters(), eager_model.parameters(), strict=True):
+                assert_same(p.grad, q.grad)
+
+
+def test_create_graph_inside_is_right_refused_or_eager(rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            z = x.detach().requires_grad_()
+            (g,) = torch.autograd.grad((z**3).sum(), z)
+        return g
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        for i in range(5):
+            try:
+                assert_same(fast(rand(i, 4)), f(rand(i, 4)))
+            except ol.CaptureError as error:
+                refused = error.code
+                assert refused
+                return
+
+
+def test_on_mismatch_error_does_not_apply_to_gradients(device: torch.device, rand: Rand) -> None:
+    model = nn.Linear(4, 2, device=device)
+    fast = ol.graph(model, warmup=1)
+    with pytest.warns(ol.GraphWarning, match="OL303") as caught:
+        fast(rand(0, 3, 4)).sum().backward()
+    assert len(caught) == 1
+    assert model.weight.grad is not None

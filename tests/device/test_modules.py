@@ -1,0 +1,480 @@
+"""A graphed module is a module."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import assert_same, on_accelerators, on_cpu_and_cuda, replays
+from .models import Norms
+
+Rand = Callable[..., Tensor]
+
+
+class Scaled(nn.Module):
+    """Has a plain attribute, a property, a method, and a child."""
+
+    kind = "scaled"
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.linear = nn.Linear(4, 4, device=device)
+        self.scale = 2.0
+
+    @property
+    def width(self) -> int:
+        return self.linear.in_features
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x) * self.scale
+
+
+def recorded(model: nn.Module, rand: Rand, **options: Any) -> Any:
+    fast = ol.graph(model, warmup=1, **options)
+    with torch.no_grad():
+        for i in range(3):
+            fast(rand(i, 5, 4))
+    assert replays(fast) > 0
+    return fast
+
+
+# Identity and state.
+
+
+def test_it_is_an_instance_of_its_class(device: torch.device) -> None:
+    model = Scaled(device)
+    fast = ol.graph(model)
+    assert isinstance(fast, Scaled)
+    assert isinstance(fast, nn.Module)
+    assert isinstance(fast, type(model))
+    assert type(fast).__name__ == "Scaled" or "Scaled" in type(fast).__name__
+
+
+def test_the_original_is_unchanged(device: torch.device, rand: Rand) -> None:
+    model = Scaled(device)
+    before = type(model), set(vars(model))
+    fast = recorded(model, rand)
+    assert (type(model), set(vars(model))) == before
+    with torch.no_grad():
+        assert_same(model(rand(9, 5, 4)), fast(rand(9, 5, 4)))
+
+
+def test_parameters_and_state_are_shared(device: torch.device) -> None:
+    model = Norms(device)
+    fast = ol.graph(model)
+    assert list(fast.state_dict()) == list(model.state_dict())
+    for (n, p), (m, q) in zip(fast.named_parameters(), model.named_parameters(), strict=True):
+        assert n == m
+        assert p is q
+    for (n, p), (m, q) in zip(fast.named_buffers(), model.named_buffers(), strict=True):
+        assert n == m
+        assert p is q
+    assert [n for n, _ in fast.named_modules()] == [n for n, _ in model.named_modules()]
+    assert fast.linear is model.linear
+    assert len(list(fast.children())) == 3
+
+
+def test_load_state_dict(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Norms(device).eval(), rand)
+    other = Norms(device).eval()
+    with torch.no_grad():
+        for p in other.parameters():
+            p.mul_(3)
+    fast.load_state_dict(other.state_dict())
+    with torch.no_grad():
+        assert_same(fast(rand(7, 5, 4)), other(rand(7, 5, 4)))
+    assert len(fast.recordings) == 1
+
+
+def test_attributes(device: torch.device, rand: Rand) -> None:
+    model = Scaled(device)
+    fast = ol.graph(model)
+    assert fast.scale == 2.0
+    assert fast.kind == "scaled"
+    assert fast.width == 4
+    assert_same(fast.encode(rand(0, 4)).detach(), model.encode(rand(0, 4)).detach())
+    fast.note = "hello"
+    assert model.note == "hello"
+    model.other = 3
+    assert fast.other == 3
+    del fast.note
+    assert not hasattr(model, "note")
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = fast.nothing
+
+
+def test_a_plain_attribute_set_later(device: torch.device, rand: Rand) -> None:
+    """A number that forward reads is in the recording: another value is another recording."""
+    model = Scaled(device)
+    fast = recorded(model, rand)
+    with torch.no_grad():
+        fast.scale = 3.0
+        for i in range(4):
+            assert_same(fast(rand(i, 5, 4)), model.linear(rand(i, 5, 4)) * 3.0)
+        model.scale = 5.0
+        for i in range(4):
+            assert_same(fast(rand(i, 5, 4)), model.linear(rand(i, 5, 4)) * 5.0)
+
+
+def test_a_parameter_set_through_the_graphed_module(device: torch.device, rand: Rand) -> None:
+    model = Scaled(device)
+    fast = recorded(model, rand)
+    fast.linear.weight = nn.Parameter(torch.ones(4, 4, device=device))
+    fast.extra = nn.Linear(2, 2)
+    assert "extra.weight" in model.state_dict()
+    with torch.no_grad():
+        for i in range(4):
+            assert_same(fast(rand(i, 5, 4)), model(rand(i, 5, 4)))
+
+
+def test_train_and_eval(device: torch.device, rand: Rand) -> None:
+    model, eager = Norms(device), Norms(device)
+    fast = ol.graph(model, warmup=1)
+    with torch.no_grad():
+        for i in range(12):
+            training = i % 4 < 2
+            assert fast.train(training) is fast
+            eager.train(training)
+            assert model.training == fast.training == model.norm.training == training
+            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)))
+        assert fast.eval() is fast
+        assert not model.norm.training
+    assert len(fast.recordings) == 2
+
+
+def test_to_another_dtype(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Scaled(device), rand)
+    assert fast.to(torch.float64) is fast
+    reference = Scaled(device).to(torch.float64)
+    with torch.no_grad():
+        for i in range(4):
+            x = rand(i, 5, 4, dtype=torch.float64)
+            assert_same(fast(x), reference(x))
+        assert fast.float() is fast
+        for i in range(4):
+            assert_same(fast(rand(i, 5, 4)), Scaled(device)(rand(i, 5, 4)))
+
+
+@on_accelerators
+def test_to_the_host_and_back(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Scaled(device), rand)
+    fast.to("cpu")
+    with torch.no_grad():
+        for i in range(4):
+            x = rand(i, 5, 4).cpu()
+            assert_same(fast(x), Scaled()(x))
+        fast.to(device)
+        for i in range(4):
+            assert_same(fast(rand(i, 5, 4)), Scaled(device)(rand(i, 5, 4)))
+
+
+def test_requires_grad_(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(Scaled(device), warmup=1)
+    fast.requires_grad_(False)
+    for i in range(4):
+        y = fast(rand(i, 5, 4))
+        assert not y.requires_grad
+    assert replays(fast) > 0
+
+
+def test_zero_grad_apply_and_half(device: torch.device) -> None:
+    fast = ol.graph(Scaled(device))
+    fast.linear.weight.grad = torch.ones_like(fast.linear.weight)
+    fast.zero_grad()
+    assert fast.linear.weight.grad is None
+    seen: list[nn.Module] = []
+    fast.apply(seen.append)
+    assert fast.linear in seen
+    assert fast.half().linear.weight.dtype == torch.float16
+
+
+# Hooks.
+
+
+def test_hooks_run_at_each_call(device: torch.device, rand: Rand) -> None:
+    model = Scaled(device)
+    fast = ol.graph(model, warmup=1)
+    ran: list[str] = []
+
+    def before(module: nn.Module, args: Any) -> Any:
+        ran.append("before")
+        return (args[0] + 1,)
+
+    def after(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        ran.append("after")
+        return output * 2
+
+    handles = [fast.register_forward_pre_hook(before), fast.register_forward_hook(after)]
+    with torch.no_grad():
+        for i in range(6):
+            expected = (model.linear(rand(i, 5, 4) + 1) * 2.0) * 2
+            assert_same(fast(rand(i, 5, 4)), expected)
+        assert ran == ["before", "after"] * 6
+        for handle in handles:
+            handle.remove()
+        assert_same(fast(rand(7, 5, 4)), model.linear(rand(7, 5, 4)) * 2.0)
+    assert replays(fast) > 0
+
+
+def test_hooks_registered_before_graphing(device: torch.device, rand: Rand) -> None:
+    model = Scaled(device)
+    ran: list[int] = []
+    model.register_forward_hook(lambda m, a, y: ran.append(1))
+    fast = ol.graph(model, warmup=1)
+    with torch.no_grad():
+        for i in range(6):
+            fast(rand(i, 5, 4))
+    assert len(ran) == 6
+
+
+def test_a_hook_that_reads_the_host_is_no_part_of_the_recording(
+    device: torch.device, rand: Rand
+) -> None:
+    fast = ol.graph(Scaled(device), warmup=1)
+    norms: list[float] = []
+    fast.register_forward_hook(lambda m, a, y: norms.append(y.norm().item()))
+    with torch.no_grad():
+        for i in range(6):
+            fast(rand(i, 5, 4))
+    assert len(set(norms)) == 6
+    assert replays(fast) >= 4
+
+
+def test_a_hook_on_a_submodule_is_part_of_the_computation(device: torch.device, rand: Rand) -> None:
+    model = Scaled(device)
+    model.linear.register_forward_hook(lambda m, a, y: y + 100)
+    fast = recorded(model, rand)
+    with torch.no_grad():
+        for i in range(3):
+            assert_same(fast(rand(i, 5, 4)), model(rand(i, 5, 4)))
+
+
+def test_a_hook_added_to_a_submodule_later(device: torch.device, rand: Rand) -> None:
+    model = Scaled(device)
+    fast = recorded(model, rand)
+    handle = model.linear.register_forward_hook(lambda m, a, y: y + 100)
+    with torch.no_grad():
+        for i in range(4):
+            assert_same(fast(rand(i, 5, 4)), model(rand(i, 5, 4)))
+        handle.remove()
+        for i in range(4):
+            assert_same(fast(rand(i, 5, 4)), model(rand(i, 5, 4)))
+
+
+def test_forward_called_directly(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Scaled(device), rand)
+    with torch.no_grad():
+        assert_same(fast.forward(rand(4, 5, 4)), Scaled(device)(rand(4, 5, 4)))
+
+
+# Copies.
+
+
+def test_deepcopy_starts_with_no_recordings(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Scaled(device), rand, max_recordings=7)
+    twin = copy.deepcopy(fast)
+    assert isinstance(twin, Scaled)
+    assert len(twin.recordings) == 0
+    assert len(fast.recordings) == 1
+    assert twin.linear.weight is not fast.linear.weight
+    assert twin.linear.weight.data_ptr() != fast.linear.weight.data_ptr()
+    with torch.no_grad():
+        twin.linear.weight.mul_(2)
+        for i in range(4):
+            assert_same(twin(rand(i, 5, 4)), twin.linear(rand(i, 5, 4)) * 2.0)
+            assert_same(fast(rand(i, 5, 4)), Scaled(device)(rand(i, 5, 4)))
+    assert replays(twin) > 0
+
+
+def test_shallow_copy_is_independent_or_the_same(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Scaled(device), rand)
+    twin = copy.copy(fast)
+    with torch.no_grad():
+        assert_same(twin(rand(0, 5, 4)), Scaled(device)(rand(0, 5, 4)))
+        assert_same(fast(rand(0, 5, 4)), Scaled(device)(rand(0, 5, 4)))
+
+
+@on_cpu_and_cuda
+def test_pickle_gives_the_underlying_module(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Scaled(device), rand)
+    loaded = pickle.loads(pickle.dumps(fast))
+    assert type(loaded) is Scaled
+    with torch.no_grad():
+        assert_same(loaded(rand(0, 5, 4)), fast(rand(0, 5, 4)))
+
+
+@on_cpu_and_cuda
+def test_torch_save_gives_the_underlying_module(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Scaled(device), rand)
+    buffer = io.BytesIO()
+    torch.save(fast, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    assert type(loaded) is Scaled
+    assert_same(dict(loaded.state_dict()), dict(fast.state_dict()))
+
+
+def test_the_state_dict_can_be_saved(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Scaled(device), rand)
+    buffer = io.BytesIO()
+    torch.save({k: v.cpu() for k, v in fast.state_dict().items()}, buffer)
+    buffer.seek(0)
+    plain = Scaled(device)
+    plain.load_state_dict(torch.load(buffer))
+
+
+# In a larger model.
+
+
+def test_a_graphed_submodule(device: torch.device, rand: Rand) -> None:
+    torch.manual_seed(1)
+    outer = nn.Sequential(nn.Linear(4, 4, device=device), ol.graph(Scaled(device), warmup=1))
+    plain = nn.Sequential(copy.deepcopy(outer[0]), Scaled(device))
+    assert list(outer.state_dict()) == list(plain.state_dict())
+    with torch.no_grad():
+        for i in range(5):
+            assert_same(outer(rand(i, 5, 4)), plain(rand(i, 5, 4)))
+    assert replays(outer[1]) > 0
+
+
+def test_the_same_graphed_submodule_twice(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(Scaled(device), warmup=1)
+    outer, plain = nn.Sequential(fast, fast), nn.Sequential(Scaled(device), Scaled(device))
+    with torch.no_grad():
+        for i in range(5):
+            assert_same(outer(rand(i, 5, 4)), plain(rand(i, 5, 4)))
+
+
+def test_a_graphed_submodule_in_a_graphed_model(device: torch.device, rand: Rand) -> None:
+    inner = ol.graph(Scaled(device), warmup=1)
+    outer = ol.graph(nn.Sequential(inner, nn.ReLU()), warmup=1)
+    with torch.no_grad():
+        for i in range(5):
+            assert_same(outer(rand(i, 5, 4)), Scaled(device)(rand(i, 5, 4)).relu())
+    assert replays(outer) > 0
+
+
+def test_reset_and_memory(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Scaled(device), rand)
+    assert fast.memory_bytes >= 0
+    fast.reset()
+    assert len(fast.recordings) == 0
+    assert fast.memory_bytes == 0
+
+
+def test_capture_ahead(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(Scaled(device))
+    with torch.no_grad():
+        fast.capture(rand(0, 5, 4))
+        assert_same(fast(rand(1, 5, 4)), Scaled(device)(rand(1, 5, 4)))
+    assert fast.recordings[0].replays == 1
+
+
+class Clashing(nn.Module):
+    """Uses the names that onelaunch adds."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.capture = 3.0
+        self.recordings = "of the user"
+        self.weight = nn.Parameter(torch.ones(4, device=device))
+
+    def reset(self) -> str:
+        return "reset by the user"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight * self.capture + len(self.recordings) + len(self.reset())
+
+
+def test_names_that_clash_keep_their_meaning_in_forward_or_are_refused(
+    device: torch.device, rand: Rand
+) -> None:
+    model = Clashing(device)
+    try:
+        fast = ol.graph(model, warmup=1)
+    except ol.GraphError as error:
+        refused = str(error)
+        assert "OL401" in refused
+        return
+    with torch.no_grad():
+        for i in range(5):
+            assert_same(fast(rand(i, 3, 4)), model(rand(i, 3, 4)))
+
+
+class WithSlots(nn.Module):
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, device=device))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dynamic":
+            return 7
+        return super().__getattr__(name)
+
+    def __len__(self) -> int:
+        return 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight * self.dynamic
+
+
+def test_special_methods_and_getattr(device: torch.device, rand: Rand) -> None:
+    model = WithSlots(device)
+    fast = recorded(model, rand)
+    assert len(fast) == 4
+    assert fast.dynamic == 7
+    with torch.no_grad():
+        assert_same(fast(rand(5, 5, 4)), model(rand(5, 5, 4)))
+
+
+def test_sequential_and_module_list_protocols(device: torch.device, rand: Rand) -> None:
+    model = nn.Sequential(nn.Linear(4, 4, device=device), nn.Tanh())
+    fast = recorded(model, rand)
+    assert len(fast) == 2
+    assert fast[0] is model[0]
+    assert list(fast) == list(model)
+
+
+def test_lazy_modules(device: torch.device, rand: Rand) -> None:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU()).to(device)
+    fast = ol.graph(model, warmup=2)
+    with torch.no_grad():
+        for i in range(6):
+            y = fast(rand(i, 5, 4))
+            assert_same(y, model(rand(i, 5, 4)))
+    assert replays(fast) > 0
+
+
+def test_parametrizations(device: torch.device, rand: Rand) -> None:
+    torch.manual_seed(2)
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)).to(device)
+    fast = recorded(model, rand)
+    with torch.no_grad():
+        for i in range(3):
+            assert_same(fast(rand(i, 5, 4)), model(rand(i, 5, 4)))
+
+
+def test_share_across_two_graphed_modules(device: torch.device, rand: Rand) -> None:
+    model = Norms(device).train()
+    reference = Norms(device).train()
+    a, b = ol.graph(model, warmup=1), ol.graph(model, warmup=1)
+    with torch.no_grad():
+        for i in range(10):
+            assert_same((a if i % 2 else b)(rand(i, 5, 4)), reference(rand(i, 5, 4)))
+            assert_same(dict(model.state_dict()), dict(reference.state_dict()))
+    assert replays(a) > 0
+    assert replays(b) > 0

@@ -1,0 +1,244 @@
+"""`compare`: every way to run a callable, on the same inputs, checked and timed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from onelaunch.bench.byhand import BY_HAND, LIMITS
+from onelaunch.bench.engine import Engine
+from onelaunch.bench.entry import Entry
+from onelaunch.bench.environment import environment
+from onelaunch.bench.incumbents import COMPILED, EAGER, EXPORTED, MakeGraphedCallables
+from onelaunch.bench.ours import OURS
+from onelaunch.bench.profile import Profile, count_kernels, profile
+from onelaunch.bench.reference import Reference, make_reference
+from onelaunch.bench.rows import Comparison
+from onelaunch.bench.timers import WINDOW, timers_for
+from onelaunch.bench.workload import Workload
+from onelaunch.errors import GraphError
+
+DEFAULT: tuple[Engine, ...] = (
+    *EAGER,
+    BY_HAND,
+    MakeGraphedCallables(),
+    *COMPILED,
+    *EXPORTED,
+    *OURS,
+)
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (*DEFAULT, *LIMITS)}
+
+LEAST_ROUNDS = 2
+RECOMPILE_LIMIT = 64  # engines share the model's code, and dynamo counts compilations by code
+
+OnProgress = Callable[[str, float], None]
+"""Told what is being done, and what part of the comparison is done, from 0 to 1."""
+
+
+def compare(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    engines: Sequence[str | Engine] | None = None,
+    seconds: float = 10.0,
+    name: str | None = None,
+    on_progress: OnProgress | None = None,
+) -> Comparison:
+    """Run a callable in every engine, check each against float64, and time those that are right.
+
+    Each engine works on its own copy of the callable and of the arguments; the caller's are only
+    read, and the random state is as before. A call should give the same result for the same
+    arguments: what dropout or state changes from call to call is timed but cannot be checked. At
+    the end code compiled by `torch.compile` in this process is dropped (`torch._dynamo.reset`), so
+    compiled functions of the caller's compile again.
+
+    Args:
+        fn: any callable that returns tensors, alone or in containers; modules are called in the
+            mode (train or eval) that they are in.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        engines: names from `ENGINES`, or engines; all by default, without the two limits.
+        seconds: how long to time at most, after every engine is built; rounds end sooner when the
+            wall times of all engines have settled within 2%.
+        name: what to call the workload; the callable's name by default.
+        on_progress: called with a text and the part that is done, 0 to 1.
+
+    Returns:
+        The rows with what was found. On KeyboardInterrupt, the rows so far.
+
+    Raises:
+        GraphError: OL401, a bad argument, or a callable that returns no tensor.
+        Exception: whatever `fn` itself raises on these arguments, unchanged.
+
+    Example:
+        >>> import torch, onelaunch as ol
+        >>> model = torch.nn.Linear(8, 4).eval()
+        >>> result = ol.compare(model, (torch.randn(2, 8),), engines=["no_grad"], seconds=0.1)
+        >>> result.best.engine
+        'no_grad'
+    """
+    chosen = choose(engines)
+    workload = _validated(fn, args, kwargs, seconds)
+    tell = on_progress or _silent
+    with _isolated(workload.device):
+        contest = _Contest(workload, chosen, seconds, tell)
+        contest.run()
+        return contest.comparison(name or _name_of(fn))
+
+
+def choose(engines: Sequence[str | Engine] | None) -> tuple[Engine, ...]:
+    """The engines of these names; all of the default ones for None.
+
+    Raises:
+        GraphError: OL401, naming what is unknown.
+    """
+    if engines is None:
+        return DEFAULT
+    if isinstance(engines, str) or not engines:
+        raise _bad(f"engines={engines!r}", "a list of names is expected", 'engines=["no_grad"]')
+    unknown = [name for name in engines if isinstance(name, str) and name not in ENGINES]
+    if unknown:
+        known = ", ".join(ENGINES)
+        raise _bad(f"no engine is called {', '.join(unknown)}", f"the engines are {known}")
+    return tuple(ENGINES[e] if isinstance(e, str) else e for e in engines)
+
+
+@dataclass
+class _Contest:
+    """The state of a comparison."""
+
+    workload: Workload
+    engines: tuple[Engine, ...]
+    seconds: float
+    tell: OnProgress
+    reference: Reference | None = None
+    profile: Profile | None = None
+    entries: tuple[Entry, ...] = ()
+    rounds: int = 0
+    interrupted: bool = False
+
+    def run(self) -> None:
+        self.entries = tuple(Entry(engine, self.workload) for engine in self.engines)
+        try:
+            self._prepare()
+            self._measure()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            for entry in self.entries:
+                entry.finish()
+        if self.profile is not None and not self.interrupted:
+            self.profile = replace(self.profile, kernels=count_kernels(self.workload.copy()))
+
+    def _prepare(self) -> None:
+        self.tell("float64 reference", 0.0)
+        self.reference = make_reference(self.workload, torch.Generator().manual_seed(0))
+        if not any(case.eager for case in self.reference.cases):
+            raise _bad("the callable returns no tensor", "there is nothing to check or to wait for")
+        self.profile = profile(self.workload.copy())
+        for i, entry in enumerate(self.entries):
+            self.tell(f"building {entry.engine.title}", (1 + i) / (2 + len(self.entries)) * 0.7)
+            entry.prepare(self.reference)
+
+    def _measure(self) -> None:
+        """Interleave rounds of all engines, so that a drift of the machine meets all alike."""
+        timers = timers_for(self.workload.device)
+        start = time.monotonic()
+        gc.collect()
+        gc.disable()
+        try:
+            while running := [entry for entry in self.entries if entry.running]:
+                turn = self.rounds % len(running)
+                for entry in running[turn:] + running[:turn]:
+                    entry.round(timers)
+                self.rounds += 1
+                spent = (time.monotonic() - start) / self.seconds
+                self.tell(f"timing, round {self.rounds}", 0.7 + 0.3 * min(1.0, spent))
+                if self.rounds >= 2 * WINDOW and all(e.settled for e in running):
+                    break
+                if spent >= 1 and self.rounds >= LEAST_ROUNDS:
+                    break
+        finally:
+            gc.enable()
+
+    def comparison(self, name: str) -> Comparison:
+        reference = self.reference
+        return Comparison(
+            workload=name,
+            rows=tuple(entry.row() for entry in self.entries),
+            profile=self.profile,
+            reference=reference.kind if reference else "none",
+            tolerance=reference.tolerance if reference else 0.0,
+            remarks=tuple(_remarks(reference)) if reference else (),
+            environment=environment(),
+            rounds=self.rounds,
+            interrupted=self.interrupted,
+        )
+
+
+def _remarks(reference: Reference) -> Iterator[str]:
+    if reference.why is not None:
+        yield f"Checked against eager, since the callable does not run in float64: {reference.why}"
+    if reference.refused is not None:
+        yield f"Checked on the given inputs alone; random ones are refused: {reference.refused}"
+    if not reference.repeatable:
+        yield (
+            "Nothing could be checked: eager's own result changes from call to call on the same "
+            "inputs (dropout, random numbers or state). For a model, call .eval() first."
+        )
+
+
+def _validated(fn: object, args: object, kwargs: object, seconds: object) -> Workload:
+    if not callable(fn):
+        raise _bad(
+            f"{type(fn).__name__} is not callable", "a comparison calls it", "compare(model, (x,))"
+        )
+    if not isinstance(args, (tuple, list)):
+        raise _bad(
+            f"args is a {type(args).__name__}, not a tuple",
+            "it holds the positional arguments of a call",
+            "compare(model, (x,))",
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise _bad(f"kwargs is a {type(kwargs).__name__}, not a dict", "it names the arguments")
+    if not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise _bad(f"seconds={seconds!r}", "timing takes a number of seconds above 0", "seconds=10")
+    return Workload(fn, tuple(args), dict(kwargs or {}))
+
+
+def _bad(what: str, why: str, fix: str | None = None) -> GraphError:
+    return GraphError("OL401", what, where="compare", why=why, fix=fix)
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", type(fn).__qualname__)
+
+
+def _silent(text: str, part: float) -> None:
+    """Nobody asked to be told."""
+
+
+@contextlib.contextmanager
+def _isolated(device: torch.device) -> Iterator[None]:
+    """Leave the random state, and the process's compiled code, without a trace of the engines."""
+    import torch._dynamo as dynamo
+
+    devices = [device] if device.type == "cuda" else []
+    with (
+        torch.random.fork_rng(devices),
+        dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT),
+    ):
+        try:
+            yield
+        finally:
+            dynamo.reset()
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()

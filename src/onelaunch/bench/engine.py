@@ -1,0 +1,91 @@
+"""What an engine is: one way to run a callable."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+
+from onelaunch.bench.workload import Workload
+
+Mode = Literal["grad", "no_grad", "inference_mode"]
+
+
+def _no_notes() -> list[str]:
+    return []
+
+
+@dataclass
+class Built:
+    """An engine at work on one workload.
+
+    Attributes:
+        call: takes what the workload's callable takes.
+        bare: what is timed instead of `call`, where that is less than a whole call; takes nothing.
+        memory_bytes: what it holds between calls, where the engine itself knows.
+        notes: what a reader of its row should know, asked for after the timing.
+        close: frees what it holds.
+    """
+
+    call: Callable[..., Any]
+    bare: Callable[[], object] | None = None
+    memory_bytes: Callable[[], int] | None = None
+    notes: Callable[[], list[str]] = field(default=_no_notes)
+    close: Callable[[], None] = field(default=lambda: None)
+
+
+class Engine(Protocol):
+    """One way to run a callable.
+
+    Attributes:
+        name: what ``--engines`` takes.
+        title: what the table shows.
+        mode: the grad mode in which it is built and called.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def mode(self) -> Mode: ...
+
+    def missing(self, device: torch.device) -> str | None:
+        """Why it cannot run on this machine for a callable on this device, or None."""
+        ...
+
+    def build(self, workload: Workload) -> Built:
+        """Make it ready, warm-up included; the workload is the engine's own copy.
+
+        Raises:
+            Anything; the row then says what.
+        """
+        ...
+
+    def code(self, workload: Workload) -> str:
+        """The code that does the same, for `model` and its arguments."""
+        ...
+
+
+def grad_mode(mode: Mode) -> AbstractContextManager[object]:
+    """The context in which an engine of this mode is built and called."""
+    if mode == "no_grad":
+        return torch.no_grad()
+    if mode == "inference_mode":
+        return torch.inference_mode()
+    return contextlib.nullcontext()
+
+
+def needs_cuda(device: torch.device) -> str | None:
+    """Why an engine made of CUDA graphs cannot run a callable on `device`."""
+    if device.type == "cuda":
+        return None
+    if torch.cuda.is_available():
+        return f"needs CUDA, and the callable is on {device.type}"
+    return "needs an NVIDIA GPU, and this machine has none"

@@ -1,0 +1,194 @@
+"""One engine's way through a comparison: build, check, rounds of timing, row."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from onelaunch.bench.engine import Built, Engine, grad_mode
+from onelaunch.bench.reference import Outputs, Reference, Verdict, first_line, snapshot
+from onelaunch.bench.rows import Row, Status
+from onelaunch.bench.timers import Timer, TimerName, Timing, settled
+from onelaunch.bench.workload import Workload
+
+
+@dataclass
+class Entry:
+    """An engine in a comparison, and what is known of it so far."""
+
+    engine: Engine
+    workload: Workload
+    status: Status = "interrupted"
+    reason: str | None = "stopped before its turn"
+    built: Built | None = None
+    error: float | None = None
+    fresh_output: bool | None = None
+    build_seconds: float | None = None
+    memory_bytes: int | None = None
+    about_us: float = 0.0
+    samples: dict[TimerName, list[float]] = field(default_factory=dict[TimerName, list[float]])
+    notes: list[str] = field(default_factory=list[str])
+    timed: Callable[[], object] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it is built and still to be timed."""
+        return self.timed is not None
+
+    @property
+    def settled(self) -> bool:
+        return settled(self.samples.get("wall", []))
+
+    def prepare(self, reference: Reference) -> None:
+        """Build the engine and check it; whatever it raises becomes its reason."""
+        why = self.engine.missing(self.workload.device)
+        if why is not None:
+            self.status, self.reason = "missing", why
+            return
+        with self._guarded():
+            own = self.workload.copy()
+            held = _reserved(own.device)
+            start = time.perf_counter()
+            self.built = self.engine.build(own)
+            _synchronize(own.device)
+            self.build_seconds = time.perf_counter() - start
+            self._check(self.built, reference)
+            if self.status == "wrong":
+                self.close()
+                return
+            self._measure_memory(self.built, held)
+            args, kwargs = self.workload.copy_inputs()
+            self.timed = self.built.bare or functools.partial(self.built.call, *args, **kwargs)
+            self.about_us = self._estimate(self.timed)
+
+    def _check(self, built: Built, reference: Reference) -> None:
+        """Call it on each case's inputs, and see whether the first result outlives the second."""
+        verdicts: list[Verdict] = []
+        kept: Any = None
+        before: Outputs = []
+        for case in reference.cases:
+            args, kwargs = self.workload.copy_inputs(case.inputs)
+            result = built.call(*args, **kwargs)
+            verdicts.append(reference.check(case, result))
+            if kept is None:
+                kept, before = result, snapshot(result)
+            elif _differ(case.eager, reference.cases[0].eager):
+                self.fresh_output = _survived(kept, before)
+        self.error = max((v.error for v in verdicts if v.error == v.error), default=None)
+        wrong = next((v.wrong for v in verdicts if v.wrong), None)
+        if not reference.repeatable:
+            self.status, self.reason = "unchecked", "the callable's own results change"
+        elif wrong is not None:
+            self.status, self.reason = "wrong", wrong
+        else:
+            self.status, self.reason = "ok", None
+
+    def _estimate(self, call: Callable[[], object]) -> float:
+        _synchronize(self.workload.device)
+        start = time.perf_counter()
+        call()
+        _synchronize(self.workload.device)
+        return (time.perf_counter() - start) * 1e6
+
+    def _measure_memory(self, built: Built, held: int | None) -> None:
+        if held is not None:
+            self.memory_bytes = max(0, (_reserved(self.workload.device) or 0) - held)
+        elif built.memory_bytes is not None:
+            self.memory_bytes = built.memory_bytes()
+
+    def round(self, timers: tuple[Timer, ...]) -> None:
+        """Take one round of samples with every timer."""
+        with self._guarded():
+            for timer in timers:
+                if self.timed is not None:
+                    samples = timer.sample(self.timed, self.about_us)
+                    self.samples.setdefault(timer.name, []).extend(samples)
+            self.about_us = self.samples["wall"][-1]
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """The engine's grad mode; warnings become notes, and an exception the reason."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                with grad_mode(self.engine.mode):
+                    yield
+            except Exception as error:  # noqa: BLE001  an engine may raise anything
+                self.status = "failed"
+                self.reason = f"{type(error).__name__}: {first_line(error)}"
+                self.close()
+        for warning in caught:
+            note = f"{warning.category.__name__}: {str(warning.message).splitlines()[0]}"
+            if note not in self.notes:
+                self.notes.append(note)
+
+    def close(self) -> None:
+        """Free what the engine holds."""
+        built, self.built, self.timed = self.built, None, None
+        if built is not None:
+            built.close()
+
+    def finish(self) -> None:
+        """Ask the engine for its notes, then free it."""
+        if self.built is not None and self.running:
+            self.notes = self.built.notes() + self.notes
+        self.close()
+
+    def row(self) -> Row:
+        """What is known, as data."""
+        timings = {name: Timing.of(found) for name, found in self.samples.items() if found}
+        timed = self.status in ("ok", "unchecked")
+        if timed and not timings:
+            self.status, self.reason = "interrupted", "checked, but stopped before it was timed"
+        return Row(
+            engine=self.engine.name,
+            title=self.engine.title,
+            status=self.status,
+            reason=self.reason,
+            error=self.error if self.error != float("inf") else None,
+            fresh_output=self.fresh_output,
+            build_seconds=self.build_seconds,
+            wall=timings.get("wall"),
+            host=timings.get("host"),
+            gpu=timings.get("gpu"),
+            noisy=timed and not self.settled,
+            memory_bytes=self.memory_bytes,
+            code=self.engine.code(self.workload),
+            notes=tuple(self.notes),
+        )
+
+
+def _differ(some: Outputs, others: Outputs) -> bool:
+    return not all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def _survived(kept: Any, before: Outputs) -> bool:
+    """Whether a result still holds its values after the next call."""
+    try:
+        return not _differ(snapshot(kept), before)
+    except RuntimeError:
+        # Inductor's CUDA graphs refuse to give out what the next call has overwritten.
+        return False
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _reserved(device: torch.device) -> int | None:
+    """Bytes that the caching allocator holds with nothing idle, or None on a CPU."""
+    if device.type != "cuda":
+        return None
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device)

@@ -1,0 +1,64 @@
+"""onelaunch's own ways to run a callable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from onelaunch.bench.engine import Built, Mode
+from onelaunch.bench.workload import Workload
+from onelaunch.graphed import graph
+
+WARM_CALLS = 3
+
+
+@dataclass(frozen=True)
+class OneLaunch:
+    """`ol.graph` with some of its options."""
+
+    name: str
+    title: str
+    options: tuple[tuple[str, object], ...] = ()
+    mode: Mode = "no_grad"
+
+    def missing(self, device: torch.device) -> str | None:
+        return None
+
+    def build(self, workload: Workload) -> Built:
+        options: dict[str, Any] = dict(self.options)
+        # A refusal belongs in the row: a capture that quietly ran eagerly would be timed as ours.
+        fast: Any = graph(workload.fn, warmup=WARM_CALLS, on_refusal="raise", **options)
+        for _ in range(WARM_CALLS + 2):
+            fast(*workload.args, **workload.kwargs)
+        return Built(
+            fast,
+            memory_bytes=lambda: fast.memory_bytes,
+            notes=lambda: [_note(recording) for recording in fast.recordings],
+            close=fast.reset,
+        )
+
+    def code(self, workload: Workload) -> str:
+        options = "".join(f", {name}={value!r}" for name, value in self.options)
+        static = dict(self.options).get("outputs") == "static"
+        return (
+            "import onelaunch as ol\n"
+            f"fast = ol.graph(model{options})\n"
+            f"with torch.no_grad():\n    y = fast({workload.call_text})"
+            + ("  # overwritten by the next call" if static else "")
+        )
+
+
+def _note(recording: Any) -> str:
+    """A recording in a line: its nodes, and how its inputs and outputs travel."""
+    inputs = ", ".join(f"{name} by {travel}" for name, travel in recording.inputs.items())
+    return f"{recording.nodes} nodes; inputs: {inputs or 'none'}"
+
+
+OURS = (
+    OneLaunch("onelaunch", "onelaunch"),
+    OneLaunch("onelaunch-rebind", "onelaunch rebind", (("inputs", "rebind"),)),
+    OneLaunch("onelaunch-static", "onelaunch static outputs", (("outputs", "static"),)),
+    OneLaunch("onelaunch-compile", "onelaunch compile=True", (("compile", True),)),
+)

@@ -1,0 +1,114 @@
+"""What a workload is bound by, before anything is applied to it."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from onelaunch.bench.timers import timers_for
+from onelaunch.bench.workload import Workload
+
+Bound = Literal["launches", "gpu", "both", "cpu"]
+CLEARLY = 1.2
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One eager call without gradients.
+
+    Attributes:
+        bound: what its time is spent on.
+        host_us: the time for the call to return with nothing queued.
+        gpu_us: the time that the GPU is busy with it; None on a CPU.
+        kernels: kernels that it launches; None on a CPU or where the profiler saw none.
+    """
+
+    bound: Bound
+    host_us: float
+    gpu_us: float | None = None
+    kernels: int | None = None
+
+    @property
+    def summary(self) -> str:
+        """A paragraph: what bounds the call, and what to expect of a graph."""
+        if self.gpu_us is None:
+            return (
+                f"This call takes {us(self.host_us)} on the CPU. There are no launches to save "
+                "here: a graph saves them on a GPU, and on a CPU the differences below come from "
+                "Python's overhead and from fused kernels. onelaunch runs on its tape, which is "
+                "there to test the same code without a GPU, so expect eager's speed from it."
+            )
+        count = f"{self.kernels} kernels" if self.kernels else "its kernels"
+        head = (
+            f"The host takes {us(self.host_us)} to launch {count}, "
+            f"and the GPU {us(self.gpu_us)} to run them: this call is bound by "
+        )
+        best = max(self.host_us, self.gpu_us) / self.gpu_us
+        if self.bound == "launches":
+            return (
+                f"{head}launches. One launch for all of them can make it up to {best:.1f}x "
+                "faster; fused kernels (compile=True) come on top of that."
+            )
+        if self.bound == "both":
+            return (
+                f"{head}launches and kernels in equal parts. A graph alone saves little of the "
+                "wall time but frees the host; fused kernels (compile=True) and a graph save more."
+            )
+        return (
+            f"{head}the GPU. A graph cannot make the kernels faster, so expect a gain of a few "
+            "percent at most from launches, and more from fused kernels or a lower precision."
+        )
+
+
+def profile(workload: Workload) -> Profile:
+    """Time some eager calls; the kernels are counted apart, by `count_kernels`."""
+    samples: dict[str, list[float]] = {"host": [], "gpu": []}
+    with torch.no_grad():
+        for _ in range(3):
+            workload()
+        for _ in range(ROUNDS):
+            for timer in timers_for(workload.device):
+                if timer.name != "wall":
+                    about = samples["host"][-1] if samples["host"] else 1_000.0
+                    samples[timer.name] += timer.sample(workload, about)
+    host = statistics.median(samples["host"])
+    if not samples["gpu"]:
+        return Profile("cpu", host)
+    gpu = statistics.median(samples["gpu"])
+    return Profile(bound_by(host, gpu), host, gpu)
+
+
+def bound_by(host_us: float, gpu_us: float) -> Bound:
+    """Whether the host's launching or the GPU's running takes longer."""
+    if host_us > CLEARLY * gpu_us:
+        return "launches"
+    return "gpu" if gpu_us > CLEARLY * host_us else "both"
+
+
+def count_kernels(workload: Workload) -> int | None:
+    """Kernels that one eager call launches; None where there is no GPU or the profiler sees none.
+
+    Call it after all timing: the profiler stays attached to the driver and slows launches down.
+    """
+    if workload.device.type != "cuda":
+        return None
+    with torch.no_grad(), torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as trace:
+        workload()
+        torch.cuda.synchronize()
+    events = trace.events() or []
+    on_gpu = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
+    return sum(not e.name.startswith(("Memcpy", "Memset")) for e in on_gpu) or None
+
+
+def us(microseconds: float) -> str:
+    """A duration as people read it: 3.1 us, 41 us, 1.3 ms, 2.1 s."""
+    for factor, unit in ((1.0, "us"), (1e3, "ms"), (1e6, "s")):
+        value = microseconds / factor
+        if value < 999.5 or unit == "s":
+            return f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"
+    raise AssertionError

@@ -1,0 +1,144 @@
+"""The result of a comparison, as data."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from onelaunch.bench.environment import Environment
+from onelaunch.bench.profile import Profile
+from onelaunch.bench.timers import Timing
+
+Status = Literal["ok", "wrong", "failed", "missing", "unchecked", "interrupted"]
+"""``ok``: right and timed. ``wrong``: its result is off, so it was not timed. ``failed``: it
+raised. ``missing``: it cannot run on this machine. ``unchecked``: timed, but the callable's own
+results change from call to call. ``interrupted``: the comparison was stopped before its turn."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine.
+
+    Attributes:
+        engine: its name, as ``--engines`` takes it.
+        title: its name, as the table shows it.
+        status: how it went.
+        reason: why it is not ``ok``, or None.
+        error: relative error against the reference; None where nothing finite was returned.
+        fresh_output: whether a result survives the next call; None where that could not be seen.
+        build_seconds: until it was ready: compiling, warm-up and capture.
+        wall: per call, many calls in a row.
+        host: until a call returns.
+        gpu: how long the GPU is busy with a call.
+        noisy: whether the wall time was still moving by more than 2% when time was up.
+        memory_bytes: device memory that it holds between calls, beyond the model; None if unknown.
+        code: the code that does the same.
+        notes: what else a reader should know, warnings included.
+    """
+
+    engine: str
+    title: str
+    status: Status
+    reason: str | None = None
+    error: float | None = None
+    fresh_output: bool | None = None
+    build_seconds: float | None = None
+    wall: Timing | None = None
+    host: Timing | None = None
+    gpu: Timing | None = None
+    noisy: bool = False
+    memory_bytes: int | None = None
+    code: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every engine on one workload.
+
+    Attributes:
+        workload: its name.
+        rows: one for each engine, in the order asked for.
+        profile: what the workload is bound by.
+        reference: ``"float64"``, or ``"eager"`` where the callable cannot run in float64.
+        tolerance: the largest relative error that passes.
+        remarks: what the reader should know of the comparison as a whole.
+        environment: hardware and versions.
+        rounds: interleaved rounds of timing.
+        interrupted: whether it was stopped half-way.
+    """
+
+    workload: str
+    rows: tuple[Row, ...]
+    profile: Profile | None = None
+    reference: str = "float64"
+    tolerance: float = 0.0
+    remarks: tuple[str, ...] = ()
+    environment: Environment = field(default_factory=dict[str, str | None])
+    rounds: int = 0
+    interrupted: bool = False
+
+    @property
+    def best(self) -> Row | None:
+        """The fastest correct row whose results are the caller's to keep."""
+        return _fastest([row for row in self.rows if row.fresh_output is not False])
+
+    @property
+    def fastest(self) -> Row | None:
+        """The fastest correct row, whether or not the next call overwrites its results."""
+        return _fastest(list(self.rows))
+
+    @property
+    def wrong(self) -> tuple[Row, ...]:
+        """The rows whose results were off."""
+        return tuple(row for row in self.rows if row.status == "wrong")
+
+    def __getitem__(self, engine: str) -> Row:
+        for row in self.rows:
+            if row.engine == engine:
+                return row
+        raise KeyError(engine)
+
+    def to_json(self) -> str:
+        """As JSON text; `from_json` gives an equal comparison."""
+        return json.dumps(asdict(self), indent=1, allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> Comparison:
+        """The comparison that `to_json` wrote.
+
+        Raises:
+            ValueError: the text is not such a comparison.
+        """
+        try:
+            return _comparison(json.loads(text))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a comparison in JSON: {error}") from error
+
+
+def _fastest(rows: list[Row]) -> Row | None:
+    timed = [row for row in rows if row.status == "ok" and row.wall is not None]
+    return min(timed, key=lambda row: row.wall.median_us if row.wall else math.inf, default=None)
+
+
+def _comparison(data: dict[str, Any]) -> Comparison:
+    profile = data["profile"]
+    comparison = Comparison(**data)
+    return replace(
+        comparison,
+        rows=tuple(_row(row) for row in data["rows"]),
+        profile=Profile(**profile) if profile else None,
+        remarks=tuple(data["remarks"]),
+    )
+
+
+def _row(data: dict[str, Any]) -> Row:
+    timings = {name: _timing(data[name]) for name in ("wall", "host", "gpu")}
+    fields: dict[str, Any] = {**data, **timings, "notes": tuple(data["notes"])}
+    return Row(**fields)
+
+
+def _timing(data: dict[str, Any] | None) -> Timing | None:
+    return Timing(**data) if data else None

@@ -1,0 +1,184 @@
+"""What is compared: a callable with its arguments, and the copies of it that engines work on."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from onelaunch import tree
+
+T = TypeVar("T")
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A callable and the arguments of one call."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __call__(self) -> Any:
+        return self.fn(*self.args, **self.kwargs)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs: the GPU if any argument, parameter or buffer is there."""
+        devices = {t.device for t in self.tensors()}
+        accelerators = sorted((d for d in devices if d.type != "cpu"), key=str)
+        return accelerators[0] if accelerators else torch.device("cpu")
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Arguments, and what the modules behind the callable hold."""
+        yield from tree.flatten((self.args, self.kwargs)).tensors
+        for part in parts(self.fn):
+            if isinstance(part, nn.Module):
+                yield from part.parameters()
+                yield from part.buffers()
+            elif isinstance(part, Tensor):
+                yield part
+
+    def copy(self) -> Workload:
+        """The same on memory of its own: neither state nor arguments leak between engines."""
+        return Workload(own(self.fn), *self.copy_inputs())
+
+    def copy_inputs(self, inputs: Inputs | None = None) -> Inputs:
+        """The arguments, or those given, on memory of their own."""
+        return each_tensor(inputs or (self.args, self.kwargs), clone)
+
+    def in_float64(self) -> Workload:
+        """A copy in which every floating tensor is float64 (complex128)."""
+        double = Workload(own(self.fn, widen), *each_tensor((self.args, self.kwargs), widen))
+        for part in parts(double.fn):
+            if isinstance(part, nn.Module):
+                part.double()
+        return double
+
+    def fresh(self, generator: torch.Generator) -> Inputs:
+        """Other arguments of the same shapes, dtypes, strides and range of values."""
+        return each_tensor((self.args, self.kwargs), functools.partial(resample, generator))
+
+    @property
+    def names(self) -> tuple[list[str], list[str]]:
+        """What code calls its positional and keyword arguments."""
+        count = len(self.args)
+        return ["x"] if count == 1 else [f"x{i}" for i in range(count)], list(self.kwargs)
+
+    @property
+    def call_text(self) -> str:
+        """The arguments as code: ``x`` or ``x0, x1, mask=mask``."""
+        positional, keyword = self.names
+        return ", ".join([*positional, *(f"{name}={name}" for name in keyword)])
+
+
+def each_tensor(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    """The arguments with each tensor changed; one passed twice stays one tensor."""
+    flat = tree.flatten(inputs)
+    changed: dict[int, Tensor] = {}
+    for tensor in flat.tensors:
+        if id(tensor) not in changed:
+            changed[id(tensor)] = change(tensor)
+    return tree.unflatten(flat.tree, [changed[id(t)] for t in flat.tensors])
+
+
+def clone(t: Tensor) -> Tensor:
+    return t.detach().clone().requires_grad_(t.requires_grad)
+
+
+def widen(t: Tensor) -> Tensor:
+    """`t` in the widest dtype of its kind; integers and booleans as they are."""
+    if t.is_complex():
+        wide = t.detach().to(torch.complex128, copy=True)
+    elif t.is_floating_point():
+        wide = t.detach().to(torch.float64, copy=True)
+    else:
+        wide = t.detach().clone()
+    return wide.requires_grad_(t.requires_grad)
+
+
+def resample(generator: torch.Generator, t: Tensor) -> Tensor:
+    """Other values that the callable should accept wherever it accepts `t`'s.
+
+    Floats are drawn from the normal distribution of `t`'s mean and deviation and cut to its range,
+    so that positive values stay positive; equal ones are jittered. Integers and booleans are
+    shuffled, so that indices stay in range.
+    """
+    if t.numel() == 0:
+        return clone(t)
+    values = torch.view_as_real(t) if t.is_complex() else t
+    flat = values.detach().to("cpu").reshape(-1)
+    if values.is_floating_point():
+        wide = flat.double()
+        noise = torch.randn(wide.shape, generator=generator, dtype=torch.float64)
+        low, high = wide.aminmax()
+        if low == high:
+            new = wide + 0.1 * noise
+        else:
+            new = (wide.mean() + wide.std() * noise).clamp(low, high)
+    else:
+        new = flat[torch.randperm(flat.numel(), generator=generator)]
+    new = new.to(values.dtype).reshape(values.shape).to(values.device)
+    result = t.detach().clone()
+    result.copy_(torch.view_as_complex(new) if t.is_complex() else new)
+    return result.requires_grad_(t.requires_grad)
+
+
+def own(
+    fn: Callable[..., Any], change: Callable[[Tensor], Tensor] | None = None
+) -> Callable[..., Any]:
+    """A copy of `fn` with a copy of its state.
+
+    A module or an object is copied deeply. A plain function is made anew around copies of what it
+    closes over (its tensors passed through `change`). What cannot be copied is shared.
+    """
+    if not isinstance(fn, types.FunctionType):
+        return duplicate(fn)
+    if not fn.__closure__:
+        return fn
+    cells = tuple(_own_cell(cell, change or clone) for cell in fn.__closure__)
+    made = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, cells)
+    made.__kwdefaults__ = fn.__kwdefaults__
+    made.__qualname__ = fn.__qualname__
+    return made
+
+
+def _own_cell(cell: types.CellType, change: Callable[[Tensor], Tensor]) -> types.CellType:
+    try:
+        held = cell.cell_contents
+    except ValueError:  # an empty cell: a name that the function has not been given yet
+        return cell
+    return types.CellType(change(held) if isinstance(held, Tensor) else duplicate(held))
+
+
+def duplicate(held: T) -> T:
+    try:
+        return copy.deepcopy(held)
+    except (TypeError, RuntimeError, AttributeError, NotImplementedError):
+        # A lock, a generator, a tensor in the middle of an autograd graph.
+        return held
+
+
+def parts(fn: Callable[..., Any]) -> Iterator[object]:
+    """The objects behind a callable that may hold state."""
+    yield fn
+    if isinstance(fn, functools.partial):
+        partial = cast("functools.partial[Any]", fn)
+        yield from parts(partial.func)
+        yield from partial.args
+        yield from partial.keywords.values()
+    elif isinstance(fn, types.MethodType):
+        yield fn.__self__
+    elif isinstance(fn, types.FunctionType):
+        for cell in fn.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:
+                continue

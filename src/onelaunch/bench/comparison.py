@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -226,7 +226,7 @@ def _silent(text: str, part: float) -> None:
 
 
 @contextlib.contextmanager
-def _isolated(device: torch.device) -> Iterator[None]:
+def _isolated(device: torch.device) -> Generator[None]:
     """Leave the random state, and the process's compiled code, without a trace of the engines."""
     import torch._dynamo as dynamo
 

@@ -7,7 +7,7 @@ import functools
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,7 +114,7 @@ class Entry:
             self.about_us = self.samples["wall"][-1]
 
     @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _guarded(self) -> Generator[None]:
         """The engine's grad mode; warnings become notes, and an exception the reason."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

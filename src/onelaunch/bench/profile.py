@@ -101,8 +101,9 @@ def count_kernels(workload: Workload) -> int | None:
         workload()
         torch.cuda.synchronize()
     events = trace.events() or []
-    on_gpu = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
-    return sum(not e.name.startswith(("Memcpy", "Memset")) for e in on_gpu) or None
+    on_gpu = [event for event in events if event.device_type.name == "CUDA"]
+    kernels = [event for event in on_gpu if not event.name.startswith(("Memcpy", "Memset"))]
+    return len(kernels) or None
 
 
 def us(microseconds: float) -> str:

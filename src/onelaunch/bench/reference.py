@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +136,7 @@ def _in_float64(workload: Workload, sets: list[Inputs]) -> tuple[list[Outputs] |
 
 
 @contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Generator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

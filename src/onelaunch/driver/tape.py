@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from onelaunch.driver.driver import Capture, Graph, Pool, Region, Travel
+from onelaunch.driver.driver import Capture, Graph, Pool, Region, Released, Travel
 from onelaunch.driver.operators import Step
 from onelaunch.driver.recorder import HostMemory, HostReads, Recorder
 from onelaunch.errors import CaptureError
@@ -129,7 +129,7 @@ class TapeGraph:
             raise CaptureError("OL109", "A recording was launched during a capture.")
         with self._pool.lock, _raw():
             if self._memory is None:
-                raise RuntimeError("this recording was reset, so it cannot be launched")
+                raise Released("this recording was reset, so it cannot be launched")
             for port, source in zip(self._inputs, sources, strict=True):
                 if port.travel == "node":
                     port.point(source)

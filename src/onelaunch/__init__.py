@@ -1,0 +1,18 @@
+"""onelaunch: a PyTorch callable as one CUDA-graph launch, right, and measured."""
+
+from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
+from onelaunch.entry import graph
+from onelaunch.graphed import Graphed
+from onelaunch.pool import Pool
+from onelaunch.recording import Recording
+
+__all__ = [
+    "CaptureError",
+    "GraphError",
+    "GraphWarning",
+    "Graphed",
+    "Pool",
+    "Recording",
+    "ReplayError",
+    "graph",
+]

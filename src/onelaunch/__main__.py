@@ -1,0 +1,5 @@
+"""``python -m onelaunch``."""
+
+from onelaunch.cli import main
+
+main()

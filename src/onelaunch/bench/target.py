@@ -1,0 +1,123 @@
+"""From ``path.py:name`` or ``module:name`` to a callable and its arguments."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from onelaunch.errors import GraphError
+
+FIX = (
+    "def model():\n"
+    "             return net, (images,)            # or: return net, (ids,), {'mask': mask}"
+)
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+def load(target: str) -> Call:
+    """Import a factory and call it.
+
+    A file in a package (a folder with ``__init__.py``) is imported as a module of that package, as
+    pytest does it, so that its relative and absolute imports work from any folder; another file
+    with its own folder on the path, as ``python file.py`` does it.
+
+    Args:
+        target: ``path.py:name`` or ``module:name`` of a function without arguments that returns
+            ``(callable, args)`` or ``(callable, args, kwargs)``.
+
+    Raises:
+        GraphError: OL401: no such target, it does not import, or it returns another shape.
+    """
+    place, separator, name = target.rpartition(":")
+    if not separator or not place or not name:
+        raise _bad(target, "it is not path.py:name or module:name", "a target names a factory")
+    module = _import(target, place)
+    factory = getattr(module, name, None)
+    if factory is None:
+        public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise _bad(
+            target, f"{place} has no `{name}`", f"it has {', '.join(sorted(public)) or 'nothing'}"
+        )
+    if not callable(factory):
+        raise _bad(target, f"`{name}` is not callable", "the factory is called without arguments")
+    try:
+        made = factory()
+    except Exception as error:
+        raise raised(f"`{name}()`", error, target) from error
+    return _checked(target, name, made)
+
+
+def _import(target: str, place: str) -> Any:
+    path = Path(place)
+    if path.suffix == ".py" or "/" in place:
+        if not path.is_file():
+            raise _bad(target, f"there is no file {place}", "the path starts at the current folder")
+        root, module = _root(path.resolve())
+    else:
+        root, module = Path.cwd(), place
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise raised(f"importing {place}", error, target) from error
+
+
+def _root(path: Path) -> tuple[Path, str]:
+    """The folder to put on the path, and the dotted name of the file from there."""
+    names = [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(names)
+
+
+def _checked(target: str, name: str, made: object) -> Call:
+    if not isinstance(made, tuple) or len(cast(tuple[Any, ...], made)) not in (2, 3):
+        raise _bad(target, f"`{name}()` returned {_shape(made)}", "the arguments must come with it")
+    fn, args, *rest = cast(tuple[Any, ...], made)
+    kwargs: Any = rest[0] if rest else {}
+    if not callable(fn):
+        raise _bad(target, f"`{name}()` returned {_shape(made)}", "its first part is not callable")
+    if not isinstance(args, (tuple, list)):
+        why = "its second part must be a tuple of arguments: (net, (images,)) for one"
+        raise _bad(target, f"`{name}()` returned {_shape(made)}", why)
+    if not isinstance(kwargs, Mapping):
+        raise _bad(target, f"`{name}()` returned {_shape(made)}", "its third part must be a dict")
+    return fn, tuple(cast("tuple[Any, ...]", args)), dict(cast("Mapping[str, Any]", kwargs))
+
+
+def _shape(made: object) -> str:
+    if isinstance(made, tuple):
+        return f"({', '.join(type(part).__name__ for part in cast(tuple[Any, ...], made))})"
+    return f"a {type(made).__name__}"
+
+
+def raised(what: str, error: Exception, target: str) -> GraphError:
+    """The error for code of the user's that raised, with their line."""
+    return GraphError(
+        "OL401",
+        f"{what} raised {type(error).__name__}: {error}",
+        where=f"{target}{_line(error)}",
+        why="it must run by itself before it can be compared",
+        fix=FIX,
+    )
+
+
+def _line(error: Exception) -> str:
+    """The innermost line that is neither onelaunch's nor of an installed package."""
+    ours = str(Path(__file__).parents[1])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((ours, "<")) and "site-packages" not in frame.filename:
+            return f", at {frame.filename}:{frame.lineno}: {frame.line}"
+    return ""
+
+
+def _bad(target: str, what: str, why: str) -> GraphError:
+    return GraphError("OL401", what, where=target, why=why, fix=FIX)

@@ -1,0 +1,51 @@
+"""What this machine's CUDA can do for a recording."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from onelaunch.driver.cuda import nodes
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What the driver and cuda-bindings allow here, each with the reason why not.
+
+    Attributes:
+        memcpy_nodes: copies of inputs and outputs are nodes of the graph, re-pointed at each launch;
+            otherwise they are launches of their own before and after it.
+        rebind: kernels can be made to read an input where the caller has it.
+        why_not: the reason for what is missing; empty where nothing is.
+        versions: of the driver and of cuda-bindings, as far as they are known.
+    """
+
+    memcpy_nodes: bool
+    rebind: bool
+    why_not: str
+    versions: str
+
+
+@functools.cache
+def capabilities() -> Capabilities:
+    """Probe once; creates no CUDA context and allocates nothing on the device."""
+    if not torch.cuda.is_available():
+        return Capabilities(False, False, "no CUDA device", "")
+    if torch.version.hip is not None:
+        return Capabilities(False, False, "ROCm has no bindings for graph nodes", "ROCm")
+    try:
+        version, bindings = nodes.versions()
+    except (ImportError, RuntimeError) as error:
+        why_not = f"cuda-bindings cannot be used ({error}); pip install cuda-bindings"
+        return Capabilities(False, False, why_not, "")
+    versions = f"driver {version // 1000}.{version % 1000 // 10}, cuda-bindings {bindings}"
+    missing = nodes.missing()
+    if missing:
+        why_not = f"cuda-bindings {bindings} has no {missing[0]}; pip install -U cuda-bindings"
+        return Capabilities(False, False, why_not, versions)
+    if version < 12040:
+        why_not = "the CUDA driver is older than 12.4 and does not tell kernel parameters"
+        return Capabilities(True, False, why_not, versions)
+    return Capabilities(True, True, "", versions)

@@ -1,0 +1,141 @@
+"""The CUDA driver: what `Driver` asks for, with real CUDA graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.cuda import memory
+from onelaunch.driver.cuda.capabilities import capabilities
+from onelaunch.driver.cuda.graph import CudaGraph
+from onelaunch.driver.cuda.memory import CudaPool
+from onelaunch.driver.cuda.order import bindings, capture_stream
+from onelaunch.driver.cuda.rebind import rebind
+from onelaunch.driver.cuda.record import record
+from onelaunch.driver.driver import Capture, Graph, Pool, Region
+
+T = TypeVar("T")
+
+_exclusive = threading.RLock()
+
+
+class CudaDriver:
+    """Records CUDA graphs; see `Driver`. Making one starts nothing."""
+
+    name = "cuda"
+
+    def region(self, t: Tensor) -> Region:
+        """See `Driver.region`; the storage is named by its address."""
+        return memory.region(t)
+
+    def alias(
+        self,
+        base: Tensor,
+        dtype: torch.dtype,
+        size: Sequence[int],
+        stride: Sequence[int],
+        offset: int,
+    ) -> Tensor:
+        """See `Driver.alias`."""
+        return memory.alias(base, dtype, size, stride, offset)
+
+    def empty(self, nbytes: int, device: torch.device) -> Tensor:
+        """See `Driver.empty`."""
+        return memory.empty(nbytes, device)
+
+    def capturing(self) -> bool:
+        """Whether the current stream is being captured, by whomever."""
+        return bool(bindings._cuda_isCurrentStreamCapturing())
+
+    def exclusive(self) -> AbstractContextManager[Any]:
+        """See `Driver.exclusive`; a launch does not wait for it."""
+        return _exclusive
+
+    def new_pool(self, device: torch.device) -> CudaPool:
+        """A pool of its own on a CUDA device; it takes no memory before its first recording."""
+        return CudaPool(device)
+
+    def warmup(self, run: Callable[[], T], device: torch.device) -> T:
+        """See `Driver.warmup`. No host sync."""
+        index = torch.cuda.current_device() if device.index is None else device.index
+        caller, stream = torch.cuda.current_stream(index), capture_stream(index)
+        stream.wait_stream(caller)
+        try:
+            with torch.cuda.stream(stream):
+                result = run()
+        finally:
+            caller.wait_stream(stream)
+        for t in _tensors(result, set()):
+            t.record_stream(caller)
+        return result
+
+    def capture(
+        self,
+        body: Callable[[Capture], T],
+        pool: Pool,
+        generators: Sequence[torch.Generator] = (),
+    ) -> tuple[CudaGraph, T]:
+        """See `Driver.capture`."""
+        pool = _own(pool)
+        before = pool.memory_bytes
+        try:
+            recorded, result = record(body, pool.index, pool.open(), generators)
+        except BaseException:
+            pool.release()
+            raise
+        pool.refresh()
+        grown = max(0, pool.memory_bytes - before)
+        return CudaGraph(recorded, pool, grown, generators), result
+
+    def rebind(
+        self,
+        graph: Graph,
+        body: Callable[[Capture], object],
+        pool: Pool,
+        state: Sequence[Tensor],
+        generators: Sequence[torch.Generator] = (),
+    ) -> Graph:
+        """See `Driver.rebind`. `graph` itself is changed and returned.
+
+        Costs one more capture, in memory of its own that is given back, and two or four launches.
+        """
+        if isinstance(graph, CudaGraph) and capabilities().rebind:
+            rebind(graph, body, state, generators)
+        return graph
+
+    def synchronize(self, device: torch.device) -> None:
+        """See `Driver.synchronize`."""
+        torch.cuda.synchronize(device)
+
+
+def _own(pool: Pool) -> CudaPool:
+    if not isinstance(pool, CudaPool):
+        raise TypeError(f"a pool of this driver is needed, not {type(pool).__name__}")
+    return pool
+
+
+def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
+    """The CUDA tensors in a result: containers, dataclasses and plain objects, once each."""
+    if id(value) in seen or isinstance(value, type | torch.nn.Module):
+        return
+    seen.add(id(value))
+    inner: list[object] = []
+    if isinstance(value, Tensor):
+        if value.is_cuda:
+            yield value
+    elif isinstance(value, dict):
+        inner = list(cast("dict[object, object]", value).values())
+    elif isinstance(value, list | tuple | set | frozenset):
+        inner = list(cast("Sequence[object]", value))
+    elif dataclasses.is_dataclass(value):
+        inner = [getattr(value, f.name, None) for f in dataclasses.fields(value)]
+    elif hasattr(value, "__dict__") and not callable(value):
+        inner = list(vars(value).values())
+    for item in inner:
+        yield from _tensors(item, seen)

@@ -1,0 +1,292 @@
+"""An instantiated recording and its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.capabilities import capabilities
+from onelaunch.driver.cuda.memory import CudaPool, alias
+from onelaunch.driver.cuda.order import bindings, random_order
+from onelaunch.driver.cuda.record import Port, Recorded
+from onelaunch.driver.driver import Travel
+
+
+class Launch(Protocol):
+    """See `Graph.launch`."""
+
+    def __call__(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None: ...
+
+
+@dataclass
+class CopyEnd:
+    """The caller's end of a port that travels by a memcpy node."""
+
+    port: int
+    displacement: int
+    fields: nodes.Memcpy
+    setter: nodes.Setter
+    rest: int
+
+    @property
+    def prepared(self) -> tuple[Any, ...]:
+        """What a launch needs, flat."""
+        function, arguments = self.setter
+        return self.port, self.displacement, self.fields, function, arguments
+
+
+@dataclass
+class Direct:
+    """An input that kernels read where the caller has it.
+
+    Attributes:
+        address: the recording's own memory for it.
+        misaligned: the bits of an address that must be zero, as they are in `address`.
+        words: the arguments in place, each with its distance from the input's first byte.
+    """
+
+    port: int
+    displacement: int
+    address: int
+    nbytes: int
+    misaligned: int
+    words: list[tuple[Any, int]]
+
+
+@dataclass
+class Wiring:
+    """What each launch points at the caller's memory. The lists may change between launches.
+
+    Attributes:
+        read_ends, write_ends: all ends by port, the inputs that are read directly among them.
+        reads, writes: those that a launch copies.
+        directs: the inputs that kernels read where the caller has them.
+        patches: the calls that take their addresses to the kernels.
+    """
+
+    read_ends: dict[int, CopyEnd] = field(default_factory=dict[int, CopyEnd])
+    write_ends: dict[int, CopyEnd] = field(default_factory=dict[int, CopyEnd])
+    reads: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    writes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    directs: list[Direct] = field(default_factory=list[Direct])
+    patches: list[nodes.Setter] = field(default_factory=list[nodes.Setter])
+
+    def rest(self) -> list[nodes.Setter]:
+        """Point everything at the recording's own memory; the setters are still to be called."""
+        for end in self.read_ends.values():
+            end.fields.srcDevice = end.rest
+        for end in self.write_ends.values():
+            end.fields.dstDevice = end.rest
+        for direct in self.directs:
+            for word, distance in direct.words:
+                word.value = direct.address + distance
+        ends = (*self.read_ends.values(), *self.write_ends.values())
+        return [*(end.setter for end in ends), *self.patches]
+
+    def clear(self) -> None:
+        """Forget everything, in place."""
+        for kept in (self.read_ends, self.write_ends):
+            kept.clear()
+        for listed in (self.reads, self.writes, self.directs, self.patches):
+            listed.clear()
+
+
+class CudaGraph:
+    """A recording; see `Graph`. Keeps no tensor of the caller's alive.
+
+    Attributes:
+        launch: bound once; host time about 2 us above a bare `replay()` with one input and one
+            output by node.
+    """
+
+    launch: Launch
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        pool: CudaPool,
+        memory_bytes: int,
+        generators: Sequence[torch.Generator],
+    ) -> None:
+        self.pool = pool
+        self.inputs = recorded.inputs
+        self.outputs = recorded.outputs
+        self.memory_bytes = memory_bytes
+        self.wiring = Wiring()
+        self.travels: tuple[Travel, ...] = tuple(port.travel for port in self.inputs)
+        self.nodes = 0
+        self._graph: torch.cuda.CUDAGraph | None = recorded.graph
+        if capabilities().memcpy_nodes:
+            self._wire(recorded.graph)
+        self.launch, self._stop = _bind(recorded, pool, self.wiring, generators)
+
+    @property
+    def raw(self) -> tuple[int, int]:
+        """The handles of the graph and of its executable."""
+        if self._graph is None:
+            raise RuntimeError(_GONE)
+        return self._graph.raw_cuda_graph(), self._graph.raw_cuda_graph_exec()
+
+    def reset(self) -> None:
+        """See `Graph.reset`. The pool's memory goes back once nothing else refers to it."""
+        if self._graph is None:
+            return
+        self._stop()
+        self._graph = None
+        self.inputs, self.outputs = [], []
+        self.pool.release()
+
+    def _wire(self, graph: torch.cuda.CUDAGraph) -> None:
+        executable = graph.raw_cuda_graph_exec()
+        wiring = self.wiring
+        self.nodes = len(nodes.handles(graph.raw_cuda_graph()))
+        with torch.cuda.device(self.pool.index):
+            for index, port in enumerate(self.inputs):
+                if port.node:
+                    wiring.read_ends[index] = _end(index, port, executable)
+            for index, port in enumerate(self.outputs):
+                if port.node:
+                    wiring.write_ends[index] = _end(index, port, executable)
+            nodes.apply(wiring.rest())
+        wiring.reads.extend(end.prepared for end in wiring.read_ends.values())
+        wiring.writes.extend(end.prepared for end in wiring.write_ends.values())
+
+
+def _end(index: int, port: Port, executable: int) -> CopyEnd:
+    node = nodes.CopyNode(port.node)
+    # At rest a port copies the recording's memory onto itself.
+    return CopyEnd(index, port.displacement, node.fields, node.setter(executable), port.address)
+
+
+_GONE = "this recording was reset and cannot be launched any more"
+
+
+def _bind(
+    recorded: Recorded,
+    pool: CudaPool,
+    wiring: Wiring,
+    generators: Sequence[torch.Generator],
+) -> tuple[Launch, Callable[[], None]]:
+    """The launch, with all that it needs in its own variables, and what ends it."""
+    graph, index, order = recorded.graph, pool.index, pool.order
+    reads, writes, directs, patches = wiring.reads, wiring.writes, wiring.directs, wiring.patches
+    early = [(i, port) for i, port in enumerate(recorded.inputs) if port.buffer is not None]
+    late = [(i, port) for i, port in enumerate(recorded.outputs) if port.buffer is not None]
+    lock, raw_stream = order.lock, bindings._cuda_getCurrentRawStream
+    replay = super(torch.cuda.CUDAGraph, graph).replay
+    replay_random = _random_replay(index, replay, generators)
+    random: bool | None = None  # whether a launch draws random numbers; not known before the first
+    live = True
+
+    def launch(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        nonlocal random
+        with lock:
+            if not live:
+                raise RuntimeError(_GONE)
+            stream = raw_stream(index)
+            if stream != order.last:
+                order.move(stream)
+            try:
+                for port, displacement, fields, function, arguments in reads:
+                    fields.srcDevice = sources[port].data_ptr() - displacement
+                    (code,) = function(*arguments)
+                    if code != 0:
+                        raise nodes.failure(function.__name__, code)
+                for port, displacement, fields, function, arguments in writes:
+                    fields.dstDevice = targets[port].data_ptr() - displacement
+                    (code,) = function(*arguments)
+                    if code != 0:
+                        raise nodes.failure(function.__name__, code)
+                if directs:
+                    _point(directs, sources, pool, stream)
+                    nodes.apply(patches)
+                if early:
+                    _bring(early, sources)
+                if random is False:
+                    replay()
+                else:
+                    random = replay_random(stream, random)
+                if late:
+                    _take(late, targets)
+            except BaseException:
+                nodes.try_all(wiring.rest())
+                raise
+            if order.marked:
+                order.mark()
+
+    def stop() -> None:
+        nonlocal live
+        with lock:
+            live = False
+            wiring.clear()
+            early.clear()
+            late.clear()
+            graph.reset()
+
+    return launch, stop
+
+
+def _random_replay(
+    index: int, replay: Callable[[], None], generators: Sequence[torch.Generator]
+) -> Callable[[int, bool | None], bool]:
+    order = random_order(index)
+    drawn = (torch.cuda.default_generators[index], *generators)
+
+    def replay_random(stream: int, random: bool | None) -> bool:
+        with order.lock:
+            if stream != order.last:
+                order.move(stream)
+            before = None if random else [g.get_offset() for g in drawn]
+            replay()
+            if order.marked:
+                order.mark()
+            # Another thread may have drawn meanwhile: then this only orders more than it must.
+            return random or before != [g.get_offset() for g in drawn]
+
+    return replay_random
+
+
+def _point(
+    directs: list[Direct], sources: Sequence[Tensor], pool: CudaPool, stream: int
+) -> None:
+    """Write the addresses of the sources to the kernels' arguments."""
+    for direct in directs:
+        address = sources[direct.port].data_ptr() - direct.displacement
+        stop = address + direct.nbytes
+        if address & direct.misaligned or pool.overlaps(address, stop):
+            # Kernels were chosen by alignment, and may overwrite the pool's memory as they run.
+            nodes.copy(direct.address, address, direct.nbytes, stream)
+            address = direct.address
+        for word, distance in direct.words:
+            word.value = address + distance
+
+
+def _bring(early: list[tuple[int, Port]], sources: Sequence[Tensor]) -> None:
+    with torch.inference_mode():  # whatever mode the buffers were made in, and no autograd
+        for index, port in early:
+            buffer, source = port.buffer, sources[index]
+            assert buffer is not None
+            if port.travel == "fill":
+                buffer.fill_(source)
+            else:
+                buffer.copy_(_like(buffer, source, port.displacement))
+
+
+def _take(late: list[tuple[int, Port]], targets: Sequence[Tensor]) -> None:
+    with torch.inference_mode():
+        for index, port in late:
+            buffer = port.buffer
+            assert buffer is not None
+            _like(buffer, targets[index], port.displacement).copy_(buffer)
+
+
+def _like(buffer: Tensor, t: Tensor, displacement: int) -> Tensor:
+    """`t` itself, or its bytes where the buffer is of bytes (a port of nodes without bindings)."""
+    if buffer.dtype is t.dtype and buffer.shape == t.shape:
+        return t
+    return alias(t, torch.uint8, tuple(buffer.shape), (1,), -displacement)

@@ -1,0 +1,293 @@
+"""Graph nodes through `cuda.bindings`: what they hold, and pointing them elsewhere.
+
+The only module that names cuda.bindings, which is imported at first use. Graphs, nodes, streams
+and addresses are plain integers in what this module takes and returns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_NEEDED = (
+    "cuFuncGetParamInfo",
+    "cuGraphExecKernelNodeSetParams",
+    "cuGraphExecMemcpyNodeSetParams",
+    "cuGraphNodeSetEnabled",
+    "cuStreamGetCaptureInfo",
+)
+
+Setter = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A prepared call, `function(*arguments)`, that sets a node of an executable graph; it returns a
+tuple of one code, zero if it worked."""
+
+
+class NodeError(RuntimeError):
+    """The CUDA driver refused an operation on a graph or one of its nodes."""
+
+
+@functools.cache
+def _cu() -> Any:
+    return importlib.import_module("cuda.bindings.driver")
+
+
+def versions() -> tuple[int, str]:
+    """The driver's CUDA version, 1000 * major + 10 * minor, and that of cuda-bindings."""
+    number = _call("cuDriverGetVersion")
+    return int(number), str(importlib.import_module("cuda.bindings").__version__)
+
+
+def missing() -> list[str]:
+    """The functions that the installed bindings lack."""
+    return [name for name in _NEEDED if not hasattr(_cu(), name)]
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    code, *results = getattr(_cu(), name)(*arguments)
+    if int(code) != 0:
+        raise failure(name, code)
+    return results[0] if len(results) == 1 else results
+
+
+def failure(name: str, code: Any) -> NodeError:
+    """The exception for a code that the driver returned."""
+    return NodeError(f"{name}: {getattr(code, 'name', code)}")
+
+
+class Memcpy(ctypes.Structure):
+    """CUDA_MEMCPY3D, so that an address in prepared parameters is one attribute store."""
+
+    _fields_ = (
+        ("srcXInBytes", ctypes.c_size_t),
+        ("srcY", ctypes.c_size_t),
+        ("srcZ", ctypes.c_size_t),
+        ("srcLOD", ctypes.c_size_t),
+        ("srcMemoryType", ctypes.c_uint),
+        ("srcHost", ctypes.c_void_p),
+        ("srcDevice", ctypes.c_uint64),
+        ("srcArray", ctypes.c_void_p),
+        ("reserved0", ctypes.c_void_p),
+        ("srcPitch", ctypes.c_size_t),
+        ("srcHeight", ctypes.c_size_t),
+        ("dstXInBytes", ctypes.c_size_t),
+        ("dstY", ctypes.c_size_t),
+        ("dstZ", ctypes.c_size_t),
+        ("dstLOD", ctypes.c_size_t),
+        ("dstMemoryType", ctypes.c_uint),
+        ("dstHost", ctypes.c_void_p),
+        ("dstDevice", ctypes.c_uint64),
+        ("dstArray", ctypes.c_void_p),
+        ("reserved1", ctypes.c_void_p),
+        ("dstPitch", ctypes.c_size_t),
+        ("dstHeight", ctypes.c_size_t),
+        ("WidthInBytes", ctypes.c_size_t),
+        ("Height", ctypes.c_size_t),
+        ("Depth", ctypes.c_size_t),
+    )
+
+    srcDevice: int
+    dstDevice: int
+    WidthInBytes: int
+    Height: int
+    Depth: int
+
+
+# Streams and captures.
+
+
+def new_stream() -> int:
+    """A stream of the current device that nobody else has; it does not wait for the legacy one."""
+    flag = _cu().CUstream_flags.CU_STREAM_NON_BLOCKING
+    return int(_call("cuStreamCreate", flag))
+
+
+def begin_capture(stream: int) -> None:
+    """Begin a capture that PyTorch does not know of."""
+    mode = _cu().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    _call("cuStreamBeginCapture", stream, mode)
+
+
+def copy(target: int, source: int, nbytes: int, stream: int) -> None:
+    """Copy device memory in the order of the stream; a node if the stream is being captured."""
+    _call("cuMemcpyDtoDAsync", target, source, nbytes, stream)
+
+
+def latest(stream: int) -> int:
+    """The node that was captured last on a stream under capture."""
+    dependencies = _call("cuStreamGetCaptureInfo", stream)[3]
+    (node,) = dependencies
+    return int(node)
+
+
+# Nodes of a graph.
+
+
+def handles(graph: int) -> list[int]:
+    """The nodes of a graph, in the order in which they were captured."""
+    handle = _cu().CUgraph(graph)
+    _, number = _call("cuGraphGetNodes", handle, 0)
+    if not number:
+        return []
+    found, _ = _call("cuGraphGetNodes", handle, number)
+    return [int(node) for node in found[:number]]
+
+
+def kind(node: int) -> str:
+    """``"KERNEL"``, ``"MEMCPY"``, ``"MEMSET"``, ``"EMPTY"`` and so on."""
+    found = _call("cuGraphNodeGetType", _node(node))
+    return str(_cu().CUgraphNodeType(int(found)).name).removeprefix("CU_GRAPH_NODE_TYPE_")
+
+
+def set_enabled(executable: int, node: int, enabled: bool) -> None:
+    """Let launches run a node, or pass over it."""
+    exec_ = _cu().CUgraphExec(executable)
+    _call("cuGraphNodeSetEnabled", exec_, _node(node), int(enabled))
+
+
+def memset_address(node: int) -> int:
+    """The address that a memset node writes to."""
+    return int(_call("cuGraphMemsetNodeGetParams", _node(node)).dst)
+
+
+def _node(node: int) -> Any:
+    return _cu().CUgraphNode(node)
+
+
+class CopyNode:
+    """A memcpy node with its own parameters, whose addresses can be set in an executable graph.
+
+    Attributes:
+        fields: the parameters in place; a store to `srcDevice` or `dstDevice` counts at `setter`.
+        linear: whether it copies one run of bytes, which the driver demands for an update.
+    """
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+        self._parameters = _call("cuGraphMemcpyNodeGetParams", _node(node))
+        self.fields = Memcpy.from_address(self._parameters.getPtr())
+        self.linear = self.fields.Height <= 1 and self.fields.Depth <= 1
+
+    def setter(self, executable: int) -> Setter:
+        """The call that takes `fields` to the executable graph."""
+        context = _call("cuCtxGetCurrent")
+        exec_ = _cu().CUgraphExec(executable)
+        function = _cu().cuGraphExecMemcpyNodeSetParams
+        return function, (exec_, _node(self.node), self._parameters, context)
+
+
+@dataclass
+class KernelNode:
+    """A kernel node and a copy of its argument bytes.
+
+    Attributes:
+        name: of the kernel.
+        shape: grid, block and shared memory.
+        blocks: the arguments, each as bytes; one block of all arguments where `packed`.
+        packed: whether the kernel was launched with one buffer of arguments (`extra`).
+    """
+
+    node: int
+    name: str
+    shape: tuple[int, ...]
+    blocks: list[ctypes.Array[ctypes.c_char]]
+    packed: bool
+
+    @classmethod
+    def read(cls, node: int) -> KernelNode | None:
+        """The node's arguments; None where the driver does not tell them."""
+        parameters = _call("cuGraphKernelNodeGetParams", _node(node))
+        if not int(parameters.func):
+            return None
+        if int(parameters.kernelParams):
+            blocks = list(_listed(parameters))
+        elif int(parameters.extra):
+            blocks = [_packed(int(parameters.extra))]
+        else:
+            blocks = []
+        name = _call("cuFuncGetName", parameters.func).decode()
+        shape = tuple(int(getattr(parameters, field)) for field in _SHAPE)
+        packed = not int(parameters.kernelParams)
+        return cls(node, name, shape, [_owned(block) for block in blocks], packed)
+
+    def word(self, block: int, offset: int) -> ctypes.c_uint64:
+        """The 8 bytes at an offset of a block, in place."""
+        return ctypes.c_uint64.from_buffer(self.blocks[block], offset)
+
+    def setter(self, executable: int) -> Setter:
+        """The call that takes the words of `blocks` to the executable graph."""
+        cu = _cu()
+        old = _call("cuGraphKernelNodeGetParams", _node(self.node))
+        new = cu.CUDA_KERNEL_NODE_PARAMS()
+        new.func = old.func
+        for field, value in zip(_SHAPE, self.shape, strict=True):
+            setattr(new, field, value)
+        addresses = [ctypes.addressof(block) for block in self.blocks]
+        if self.packed:
+            size = ctypes.c_size_t(ctypes.sizeof(self.blocks[0]))
+            words = (1, addresses[0], 2, ctypes.addressof(size), 0)
+            array = (ctypes.c_void_p * len(words))(*words)
+            new.extra = ctypes.addressof(array)
+        else:
+            size = None
+            array = (ctypes.c_void_p * len(addresses))(*addresses)
+            new.kernelParams = ctypes.addressof(array)
+        self._alive = (array, size, self.blocks)  # the driver reads them at each setting
+        exec_ = cu.CUgraphExec(executable)
+        return cu.cuGraphExecKernelNodeSetParams, (exec_, _node(self.node), new)
+
+
+_SHAPE = (
+    *("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ"),
+    "sharedMemBytes",
+)
+
+
+def _owned(block: bytes) -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer(block, len(block))
+
+
+def _listed(parameters: Any) -> Iterator[bytes]:
+    array = ctypes.cast(int(parameters.kernelParams), ctypes.POINTER(ctypes.c_void_p))
+    get = _cu().cuFuncGetParamInfo
+    index = 0
+    while True:
+        code, _, size = (*get(parameters.func, index), 0, 0)[:3]
+        if int(code) != 0:  # there are `index` arguments
+            return
+        yield ctypes.string_at(array[index] or 0, int(size))
+        index += 1
+
+
+def _packed(extra: int) -> bytes:
+    # Pairs of a key and a pointer: 1 is the buffer, 2 the place of its size, 0 the end.
+    array = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
+    found: dict[int, int] = {}
+    position = 0
+    while (key := array[position]) is not None:
+        found[key] = array[position + 1] or 0
+        position += 2
+    size = ctypes.c_size_t.from_address(found[2]).value
+    return ctypes.string_at(found[1], size)
+
+
+def apply(setters: Sequence[Setter]) -> None:
+    """Take all prepared parameters to their executable graphs."""
+    for function, arguments in setters:
+        (code,) = function(*arguments)
+        if code != 0:
+            raise failure(function.__name__, code)
+
+
+def try_all(setters: Sequence[Setter]) -> None:
+    """As `apply`, after a failure: the device may refuse these too, and that is not news."""
+    for function, arguments in setters:
+        function(*arguments)
+
+
+def source_word(fields: Memcpy) -> ctypes.c_uint64:
+    """`srcDevice` of prepared parameters, as a word in place."""
+    return ctypes.c_uint64.from_address(ctypes.addressof(fields) + Memcpy.srcDevice.offset)  # type: ignore[attr-defined]

@@ -1,0 +1,89 @@
+"""Streams, and the order of launches that share memory."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import torch
+
+from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.capabilities import capabilities
+
+bindings: Any = torch._C
+"""The part of torch that has no public name: raw streams, allocator pools, cuBLAS workspaces."""
+
+
+class Order:
+    """Launches that must not overlap, whatever streams they come from.
+
+    A launch holds `lock`, calls `move` if its stream is not `last`, and `mark` afterwards if
+    `marked`. As long as all come from one stream of torch's, nothing is recorded: a stream keeps
+    its own order, and the first launch from another stream records an event where the old one is
+    by then. From there on each launch is marked by an event, about 1 us each.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.lock = threading.RLock()
+        self.last: int | None = None
+        self.marked = False
+        self._index = index
+        self._stream: torch.cuda.Stream | None = None
+        self._event = torch.cuda.Event()
+
+    def move(self, raw: int) -> None:
+        """Make the current stream, whose handle is `raw`, wait for the last launch."""
+        stream = torch.cuda.current_stream(self._index)
+        if self._stream is not None:
+            if not self.marked:
+                self._mark_late(self._stream)
+            stream.wait_event(self._event)
+        # The owner of a foreign stream may destroy it, so that nothing could be recorded there
+        # later. The id of such a stream is its handle.
+        self.marked = self.marked or (raw != 0 and stream.stream_id == raw)
+        self._stream, self.last = stream, raw
+
+    def mark(self) -> None:
+        """Record where the last launch ends."""
+        self._event.record(self._stream)
+
+    def _mark_late(self, stream: torch.cuda.Stream) -> None:
+        with torch.cuda.stream(stream):
+            if torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    "the stream of this pool's last launch is being captured by somebody else, so "
+                    "a launch from another stream cannot be ordered after it"
+                )
+        self._event.record(stream)
+        self.marked = True
+
+
+@functools.cache
+def random_order(index: int) -> Order:
+    """The order of launches that draw random numbers on a device.
+
+    PyTorch (to 2.12 at least) hands all graphs their seed and offset in the same two tensors of a
+    generator, filled at each replay; so such launches must not overlap, even those of two pools.
+    """
+    return Order(index)
+
+
+@functools.cache
+def capture_stream(index: int) -> torch.cuda.Stream:
+    """The stream of every warm-up and capture of a device.
+
+    One that nobody else has: torch hands out 32 streams in turn, so that one of its own may be a
+    stream that another thread works on, whose work would be captured too.
+    """
+    with torch.cuda.device(index):
+        if not capabilities().memcpy_nodes:
+            return torch.cuda.Stream()
+        torch.cuda.current_stream().query()  # the device has its context from here on
+        return torch.cuda.ExternalStream(nodes.new_stream(), device=torch.device("cuda", index))
+
+
+@functools.cache
+def anything(index: int) -> torch.Tensor:
+    """One byte of device memory, for a node or kernel that has nothing else to do."""
+    return torch.zeros(1, dtype=torch.uint8, device=torch.device("cuda", index))

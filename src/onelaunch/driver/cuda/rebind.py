@@ -1,0 +1,346 @@
+"""Kernels that read an input where the caller has it: finding their arguments, and the proof.
+
+A recording and a second one of the same body, made with its input buffers elsewhere, are compared
+argument by argument. A word that lies in an input's buffer in the one and at the same place of its
+buffer in the other is an address of that input. A library may keep addresses where no argument
+shows them, so each input must also pass a trial: launched with its copy node off and its buffer
+poisoned, the recording has to give what it gives with the copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.graph import CudaGraph, Direct
+from onelaunch.driver.cuda.memory import CudaPool, bytes_of
+from onelaunch.driver.cuda.record import Port, Recorded, Recorder, record
+
+if TYPE_CHECKING:
+    from onelaunch.driver.driver import Capture
+
+_KNOWN = frozenset({"KERNEL", "MEMCPY", "MEMSET", "EMPTY", "WAIT_EVENT", "EVENT_RECORD"})
+"""Kinds of node whose addresses are all visible; with any other, nothing is rebound."""
+
+_MOST_ALIGNED = 512
+
+
+class Span(NamedTuple):
+    """The bytes `[start, stop)` of an input's buffer in one recording, and where they are in the
+    other. `stop` itself counts too: nothing else starts there, see `memory.empty`."""
+
+    start: int
+    stop: int
+    other: int
+
+
+class Word(NamedTuple):
+    """8 bytes at `offset` of an argument that point `distance` bytes into the input of a port;
+    `distance` is None for an address that stays when the input moves."""
+
+    offset: int
+    port: int
+    distance: int | None
+
+
+def moving_words(mine: bytes, other: bytes, spans: dict[int, Span]) -> Iterator[Word]:
+    """Compare one argument of two recordings, in steps of 4 bytes."""
+    for offset in range(0, min(len(mine), len(other)) - 7, 4):
+        (address,) = struct.unpack_from("<Q", mine, offset)
+        for port, span in spans.items():
+            if not span.start <= address <= span.stop:
+                continue
+            (moved,) = struct.unpack_from("<Q", other, offset)
+            if moved - span.other == address - span.start:
+                yield Word(offset, port, address - span.start)
+            elif moved == address:
+                yield Word(offset, port, None)
+            # Anything else is left in padding by whoever used that memory before.
+
+
+@dataclass
+class Found:
+    """What could be re-pointed, in one recording."""
+
+    graph: CudaGraph
+    words: dict[int, list[tuple[Any, int]]] = field(
+        default_factory=dict[int, list[tuple[Any, int]]]
+    )
+    setters: dict[int, list[nodes.Setter]] = field(default_factory=dict[int, list[nodes.Setter]])
+    refused: set[int] = field(default_factory=set[int])
+
+
+def rebind(
+    graph: CudaGraph,
+    body: Callable[[Capture], object],
+    state: Sequence[Tensor],
+    generators: Sequence[torch.Generator],
+) -> None:
+    """Let `graph` read directly every input for which that is proven; see `Driver.rebind`."""
+    if not any(port.node for port in graph.inputs):
+        return
+    index = graph.pool.index
+    with torch.cuda.device(index):
+        examples, found = _compare(graph, body, generators)
+        candidates = set(found.words) - found.refused
+        candidates &= {port for port in candidates if _can_tell(examples[port], graph.inputs[port])}
+        if not candidates:
+            return
+        drawn = (torch.cuda.default_generators[index], *generators)
+        with graph.pool.order.lock, torch.inference_mode():
+            trial = _Trial(found, examples, state, drawn)
+            proven = _largest_proven(trial, candidates)
+            _direct(found, proven)
+    graph.travels = tuple(
+        "rebind" if port in proven else travel for port, travel in enumerate(graph.travels)
+    )
+
+
+def _largest_proven(trial: _Trial, candidates: set[int]) -> set[int]:
+    try:
+        if trial.passes(candidates):
+            return candidates
+        proven = {port for port in candidates if len(candidates) > 1 and trial.passes({port})}
+        return proven if proven and trial.passes(proven) else set()
+    except torch.cuda.OutOfMemoryError:
+        return set()  # no room for the proof: the copies stay
+
+
+# Finding.
+
+
+def _compare(
+    graph: CudaGraph, body: Callable[[Capture], object], generators: Sequence[torch.Generator]
+) -> tuple[list[Tensor], Found]:
+    """Record again in other memory, and compare."""
+    found = Found(graph)
+    elsewhere = CudaPool(torch.device("cuda", graph.pool.index))
+
+    def again(recorder: Recorder) -> None:
+        body(recorder)
+
+    recorded, _ = record(again, elsewhere.index, elsewhere.open(), generators)
+    try:
+        _search(found, recorded)
+    finally:
+        recorded.graph.reset()
+        elsewhere.release()
+    return recorded.examples, found
+
+
+def _search(found: Found, recorded: Recorded) -> None:
+    graph = found.graph
+    mine = nodes.handles(graph.raw[0])
+    others = nodes.handles(recorded.graph.raw_cuda_graph())
+    kinds = [nodes.kind(node) for node in mine]
+    if kinds != [nodes.kind(node) for node in others] or not _KNOWN.issuperset(kinds):
+        return
+    pairs = zip(graph.inputs, recorded.inputs, strict=True)
+    spans = {
+        number: Span(a.address, a.address + a.nbytes, b.address)
+        for number, (a, b) in enumerate(pairs)
+        if a.node
+    }
+    copies = {port.node for port in graph.inputs if port.node}
+    everything = set(spans)
+    for kind, node, other in zip(kinds, mine, others, strict=True):
+        if node in copies:
+            continue
+        if kind == "KERNEL":
+            if not _search_kernel(found, node, other, spans):
+                found.refused |= everything
+        elif kind == "MEMCPY":
+            _search_memcpy(found, node, spans)
+        elif kind == "MEMSET":
+            found.refused |= _inside(nodes.memset_address(node), spans)
+
+
+def _search_kernel(found: Found, node: int, other: int, spans: dict[int, Span]) -> bool:
+    a, b = nodes.KernelNode.read(node), nodes.KernelNode.read(other)
+    if a is None or b is None or (a.name, a.shape) != (b.name, b.shape):
+        return False
+    hits = [
+        (number, word)
+        for number, (x, y) in enumerate(zip(a.blocks, b.blocks, strict=True))
+        for word in moving_words(x.raw, y.raw, spans)
+    ]
+    if hits:
+        setter = a.setter(found.graph.raw[1])
+        for number, word in hits:
+            if word.distance is None:
+                found.refused.add(word.port)
+            else:
+                _note(found, word.port, a.word(number, word.offset), word.distance, setter)
+    return True
+
+
+def _search_memcpy(found: Found, node: int, spans: dict[int, Span]) -> None:
+    copy = nodes.CopyNode(node)
+    fields = copy.fields
+    found.refused |= _inside(fields.dstDevice, spans)
+    for port in _inside(fields.srcDevice, spans):
+        if not copy.linear:
+            found.refused.add(port)
+            continue
+        word = nodes.source_word(fields)
+        distance = fields.srcDevice - spans[port].start
+        _note(found, port, word, distance, copy.setter(found.graph.raw[1]))
+
+
+def _inside(address: int, spans: dict[int, Span]) -> set[int]:
+    return {port for port, span in spans.items() if span.start <= address < span.stop}
+
+
+def _note(found: Found, port: int, word: Any, distance: int, setter: nodes.Setter) -> None:
+    found.words.setdefault(port, []).append((word, distance))
+    setters = found.setters.setdefault(port, [])
+    if setter not in setters:
+        setters.append(setter)
+
+
+def _direct(found: Found, ports: set[int]) -> None:
+    """From the next launch on, let kernels read these inputs directly, and copy the others."""
+    graph, wiring = found.graph, found.graph.wiring
+    nodes.apply(wiring.rest())
+    executable = graph.raw[1]
+    for port, end in wiring.read_ends.items():
+        if port in found.words:
+            nodes.set_enabled(executable, graph.inputs[port].node, port not in ports)
+        del end
+    wiring.reads[:] = [end.prepared for p, end in wiring.read_ends.items() if p not in ports]
+    wiring.directs[:] = [_input(graph.inputs[p], p, found.words[p]) for p in sorted(ports)]
+    wiring.patches[:] = []
+    for port in sorted(ports):
+        wiring.patches.extend(s for s in found.setters[port] if s not in wiring.patches)
+
+
+def _input(port: Port, number: int, words: list[tuple[Any, int]]) -> Direct:
+    aligned = min(port.address & -port.address, _MOST_ALIGNED)
+    return Direct(number, port.displacement, port.address, port.nbytes, aligned - 1, words)
+
+
+# Proving.
+
+
+def _source_bytes(example: Tensor, port: Port) -> Tensor:
+    return _alias_bytes(example, port.displacement, port.nbytes)
+
+
+def _alias_bytes(t: Tensor, displacement: int, nbytes: int) -> Tensor:
+    from onelaunch.driver.cuda.memory import alias
+
+    return alias(t, torch.uint8, (nbytes,), (1,), -displacement)
+
+
+def _flipped(data: Tensor, dtype: torch.dtype) -> Tensor:
+    """The elements in reverse order: other values, and each of them one that the call has."""
+    size = dtype.itemsize
+    whole = data.numel() // size * size
+    return torch.cat([data[:whole].view(-1, size).flip(0).flatten(), data[whole:]])
+
+
+def _poison(data: Tensor, dtype: torch.dtype) -> Tensor:
+    """What nobody must read: NaN for floats; for others the call's own values, elsewhere, since a
+    garbage index would be an assertion on the device, which ends the process's use of it."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.full_like(data, 0xFF)
+    return _flipped(data, dtype)
+
+
+def _can_tell(example: Tensor, port: Port) -> bool:
+    """Whether reading the poison instead of the input can be told."""
+    data = _source_bytes(example, port)
+    return not torch.equal(data, _poison(data, example.dtype))
+
+
+class _Trial:
+    """Launches on values that resemble the call's, and what they did, bit for bit."""
+
+    def __init__(
+        self,
+        found: Found,
+        examples: Sequence[Tensor],
+        state: Sequence[Tensor],
+        drawn: Sequence[torch.Generator],
+    ) -> None:
+        self._found = found
+        self._graph = found.graph
+        self._examples = examples
+        self._state = [bytes_of(t) for t in state]
+        self._saved = [t.clone() for t in self._state]
+        self._drawn = drawn
+
+    def passes(self, ports: set[int]) -> bool:
+        """Whether the recording does the same with and without copies of these inputs."""
+        return all(self._agree(ports, flip) for flip in (False, True))
+
+    def _agree(self, ports: set[int], flip: bool) -> bool:
+        _direct(self._found, set())
+        expected, _ = self._run(flip, set())
+        _direct(self._found, ports)
+        got, inputs = self._run(flip, ports)
+        _, untouched = self._sources(flip)
+        same = all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+        return same and all(torch.equal(inputs[port], untouched[port]) for port in ports)
+
+    def _run(self, flip: bool, poisoned: set[int]) -> tuple[list[Tensor], dict[int, Tensor]]:
+        sources, data = self._sources(flip)
+        stream = torch.cuda.current_stream().cuda_stream
+        for number in poisoned:
+            port = self._graph.inputs[number]
+            poison = _poison(data[number], self._examples[number].dtype)
+            nodes.copy(port.address, poison.data_ptr(), port.nbytes, stream)
+        results = [torch.zeros(p.nbytes, dtype=torch.uint8, device="cuda") for p in self._outputs]
+        targets = [
+            _at(result, port.displacement)
+            for result, port in zip(results, self._outputs, strict=True)
+        ]
+        with self._undone():
+            self._graph.launch(sources, targets)
+            written = [t.clone() for t in self._state]
+        return results + written, data
+
+    @property
+    def _outputs(self) -> list[Port]:
+        return self._graph.outputs
+
+    def _sources(self, flip: bool) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """A tensor for each port, and the bytes of those that travel by node, in fresh memory."""
+        sources: list[Tensor] = []
+        data: dict[int, Tensor] = {}
+        for number, (example, port) in enumerate(
+            zip(self._examples, self._graph.inputs, strict=True)
+        ):
+            if port.travel != "node" or not port.nbytes:
+                sources.append(example)
+                continue
+            copied = _source_bytes(example, port).clone()
+            if flip and (example.dtype.is_floating_point or example.dtype.is_complex):
+                copied = _flipped(copied, example.dtype)
+            data[number] = copied
+            sources.append(_at(copied, port.displacement))
+        return sources, data
+
+    @contextlib.contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Run, then put the state and the random numbers back."""
+        random = [g.get_state() for g in self._drawn]
+        try:
+            yield
+        finally:
+            for generator, before in zip(self._drawn, random, strict=True):
+                generator.set_state(before)
+            for t, saved in zip(self._state, self._saved, strict=True):
+                t.copy_(saved)
+
+
+def _at(data: Tensor, displacement: int) -> Tensor:
+    """The first element of what travels as `data`."""
+    return data[displacement:] if displacement else data

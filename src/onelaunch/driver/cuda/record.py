@@ -1,0 +1,276 @@
+"""One stream capture, and the way back from a failed one."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.capabilities import capabilities
+from onelaunch.driver.cuda.order import anything, bindings, capture_stream, random_order
+from onelaunch.driver.driver import Travel
+from onelaunch.errors import CaptureError, GraphError
+from onelaunch.source import user_frame
+
+T = TypeVar("T")
+
+
+@dataclass
+class Port:
+    """A way in or out of a recording.
+
+    Attributes:
+        address, nbytes: the recording's end of it.
+        displacement: bytes between the start of what travels and the caller's first element.
+        dtype: of the caller's tensor; of no use for an output.
+        travel: how the bytes travel.
+        node: the memcpy node; 0 where there is none.
+        buffer: the recording's memory, kept only where a launch needs it as a tensor.
+    """
+
+    address: int
+    nbytes: int
+    displacement: int
+    dtype: torch.dtype
+    travel: Travel
+    node: int = 0
+    buffer: Tensor | None = None
+
+
+@dataclass
+class Recorder:
+    """The ports of a recording under capture; what a body sees as `Capture`.
+
+    Attributes:
+        examples: the source of each input port, as it was given.
+        held: memory that must not be given away before the capture ends.
+    """
+
+    index: int
+    inputs: list[Port] = field(default_factory=list[Port])
+    outputs: list[Port] = field(default_factory=list[Port])
+    examples: list[Tensor] = field(default_factory=list[Tensor])
+    held: list[Tensor] = field(default_factory=list[Tensor])
+
+    def input(
+        self, source: Tensor, buffer: Tensor, travel: Travel, displacement: int = 0
+    ) -> None:
+        """See `Capture.input`. Where the bindings are missing, ``"node"`` becomes ``"copy"``."""
+        port = Port(buffer.data_ptr(), buffer.nbytes, displacement, source.dtype, travel)
+        if travel != "node":
+            port.buffer = buffer
+        elif not capabilities().memcpy_nodes:
+            port.travel, port.buffer = "copy", buffer
+        elif port.nbytes:
+            port.node = self._copy_node(port.address, source.data_ptr() - displacement, port.nbytes)
+        self.inputs.append(port)
+        self.examples.append(source)
+        self.held.append(buffer)
+
+    def output(self, buffer: Tensor, displacement: int = 0) -> None:
+        """See `Capture.output`."""
+        port = Port(buffer.data_ptr(), buffer.nbytes, displacement, buffer.dtype, "node")
+        if not capabilities().memcpy_nodes:
+            port.travel, port.buffer = "copy", buffer
+        elif port.nbytes:
+            # Captured towards other memory of the pool: a copy onto itself might be left out.
+            elsewhere = torch.empty_like(buffer)
+            port.node = self._copy_node(elsewhere.data_ptr(), port.address, port.nbytes)
+        self.outputs.append(port)
+        self.held.append(buffer)
+
+    def _copy_node(self, target: int, source: int, nbytes: int) -> int:
+        stream = bindings._cuda_getCurrentRawStream(self.index)
+        nodes.copy(target, source, nbytes, stream)
+        return nodes.latest(stream)
+
+
+@dataclass
+class Recorded:
+    """A finished capture, not yet instantiated."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Port]
+    outputs: list[Port]
+    examples: list[Tensor]
+
+
+def record(
+    body: Callable[[Recorder], T],
+    index: int,
+    pool_id: tuple[int, int],
+    generators: Sequence[torch.Generator],
+) -> tuple[Recorded, T]:
+    """Capture what `body` does on the capture stream of device `index`; nothing runs.
+
+    Raises:
+        CaptureError: OL109 for what CUDA refuses under capture, OL111 out of memory.
+        BaseException: of the body itself, unchanged.
+    """
+    stream = capture_stream(index)
+    anything(index)  # while memory can still be had outside the pool
+    recorder = Recorder(index)
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    for generator in generators:
+        graph.register_generator_state(generator)
+    order = random_order(index)
+    caller = torch.cuda.current_stream(index)
+    # A launch that draws random numbers waits until the capture is over: beginning it overwrites
+    # the tensors that such a launch reads.
+    with torch.cuda.device(index), order.lock, _no_collection(), _no_shared_caches():
+        if caller.cuda_stream != order.last:
+            order.move(caller.cuda_stream)
+        stream.wait_stream(caller)
+        try:
+            with torch.cuda.stream(stream):
+                graph.capture_begin(pool=pool_id, capture_error_mode="thread_local")
+                try:
+                    result = _run(body, recorder, graph, stream)
+                except BaseException:
+                    _recover(graph, stream, pool_id, generators)
+                    raise
+        finally:
+            caller.wait_stream(stream)
+            if order.marked:
+                order.mark()
+    return Recorded(graph, recorder.inputs, recorder.outputs, recorder.examples), result
+
+
+def _run(
+    body: Callable[[Recorder], T],
+    recorder: Recorder,
+    graph: torch.cuda.CUDAGraph,
+    stream: torch.cuda.Stream,
+) -> T:
+    try:
+        result = body(recorder)
+        torch.cuda.set_stream(stream)  # the body may have left another one
+        _end(graph)
+        graph.instantiate()
+    except RuntimeError as error:
+        explained = _explain(error)
+        if explained is None:
+            raise
+        # The frames of the original hold tensors of the pool; the message has what they tell.
+        traceback.clear_frames(error.__traceback__)
+        raise explained from error
+    finally:
+        recorder.held.clear()
+    return result
+
+
+def _end(graph: torch.cuda.CUDAGraph) -> None:
+    with warnings.catch_warnings():
+        # A recording of views alone has no nodes, and is right.
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty", category=UserWarning)
+        graph.capture_end()
+
+
+_leaked: list[torch.cuda.CUDAGraph] = []
+
+
+def _recover(
+    graph: torch.cuda.CUDAGraph,
+    stream: torch.cuda.Stream,
+    pool_id: tuple[int, int],
+    generators: Sequence[torch.Generator],
+) -> None:
+    """End the capture so that stream, allocator and generators go on as before."""
+    torch.cuda.set_stream(stream)
+    try:
+        _end(graph)
+    except RuntimeError:
+        # Either it had ended already, or CUDA has ended it and refused its graph, and PyTorch
+        # stopped there: its allocator and generators still believe in the capture.
+        if _ended(graph):
+            pass
+        elif capabilities().memcpy_nodes:
+            # Let PyTorch's own way out end a capture that is good.
+            nodes.begin_capture(stream.cuda_stream)
+            anything(stream.device_index).zero_()
+            _end(graph)
+        else:
+            bindings._cuda_endAllocateToPool(stream.device_index, pool_id)
+            _leaked.append(graph)  # the pinned allocator keeps a pointer to it
+            _capture_nothing(stream, generators)
+            return
+    graph.reset()
+
+
+def _ended(graph: torch.cuda.CUDAGraph) -> bool:
+    try:
+        graph.pool()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _capture_nothing(stream: torch.cuda.Stream, generators: Sequence[torch.Generator]) -> None:
+    """A small capture that succeeds tells the generators that no capture is under way."""
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    graph.capture_begin(capture_error_mode="thread_local")
+    anything(stream.device_index).zero_()
+    graph.capture_end()
+    graph.reset()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection: it could run code that CUDA refuses under capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _no_shared_caches() -> Iterator[None]:
+    """Let no cuBLAS workspace or autocast weight outlive the capture it was made in, or enter one.
+
+    A workspace that two recordings share is freed by the first reset (pytorch#193402).
+    """
+    _drop_caches()
+    try:
+        yield
+    finally:
+        _drop_caches()
+
+
+def _drop_caches() -> None:
+    bindings._cuda_clearCublasWorkspaces()
+    torch.clear_autocast_cache()
+
+
+_REFUSAL = re.compile(
+    r"when stream is capturing|during capture|CUDA graph capture|cudaErrorStreamCapture"
+    r"|StreamCaptureStatus|capture mode|capturing stage|capture sequence|capturing stream"
+    r"|capturing blocking stream|uncaptured work"
+)
+
+
+def _explain(error: RuntimeError) -> CaptureError | None:
+    """The CaptureError for what the device refused; None for errors of other origin."""
+    if isinstance(error, GraphError):
+        return None
+    place = user_frame(error.__traceback__)
+    where = None if place is None else str(place)
+    message = str(error).partition("\n")[0]
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return CaptureError("OL111", message, where=where)
+    if _REFUSAL.search(str(error)):
+        return CaptureError("OL109", message, where=where)
+    return None

@@ -1,0 +1,193 @@
+"""What a device must do for onelaunch, and nothing of how.
+
+Two drivers exist: `cuda` records real CUDA graphs; `tape` records ATen operations over memory of
+fixed addresses, on any machine. The core speaks to both through this protocol, and the tests of
+the contract run on both.
+
+A recording is made of *ports* and a body. Input ports bring the caller's bytes to a buffer of the
+recording, output ports take bytes of the recording to memory of the caller; each launch is told
+where both are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+Travel = Literal["node", "copy", "fill", "rebind"]
+"""How an input travels: by a memcpy node of the graph; by `copy_` before the launch (memory that a
+memcpy cannot carry); by `fill_` before the launch (a 0-dim host tensor); or not at all, because the
+kernels that read it are re-pointed."""
+
+
+class Released(RuntimeError):
+    """A launch of a recording that was reset: another thread's doing, so the caller looks further."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """The bytes that a tensor touches: `[start, stop)` in addresses of one storage."""
+
+    storage: int
+    start: int
+    stop: int
+
+    def overlaps(self, other: Region) -> bool:
+        return self.storage == other.storage and self.start < other.stop and other.start < self.stop
+
+
+class Pool(Protocol):
+    """Device memory shared by recordings that never run at the same time."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of device memory that the pool holds now."""
+        ...
+
+
+class Capture(Protocol):
+    """What a body may ask for while its operations are recorded."""
+
+    def input(
+        self, source: Tensor, buffer: Tensor, travel: Travel, displacement: int = 0
+    ) -> None:
+        """Add an input port; ports are numbered in the order in which they are added.
+
+        Args:
+            source: the tensor of the call under capture, an example of what `launch` will be given.
+            buffer: the recording's memory. ``"node"``: uint8 of shape (n,), to which n bytes
+                are copied from address ``source.data_ptr() - displacement`` at each launch.
+                ``"copy"`` and ``"fill"``: a tensor of the shape of `source`.
+            travel: how the bytes travel. ``"rebind"`` is not asked for here: see `Driver.rebind`.
+            displacement: bytes between the start of what is copied and `source`'s first element.
+        """
+        ...
+
+    def output(self, buffer: Tensor, displacement: int = 0) -> None:
+        """Add an output port: at the end of each launch, copy `buffer` (uint8, shape (n,)) to
+        address ``target.data_ptr() - displacement``, after everything recorded so far."""
+        ...
+
+
+class Graph(Protocol):
+    """One instantiated recording."""
+
+    @property
+    def travels(self) -> tuple[Travel, ...]:
+        """How each input port's bytes travel."""
+        ...
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes (kernels and copies) that one launch runs."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device bytes that the pool grew by for this recording, plus what the driver needs."""
+        ...
+
+    def launch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        """Bring the sources in, run, take the results to the targets; asynchronous on a device.
+
+        Runs on the caller's current stream, after every earlier launch of the same pool. One tensor
+        per port, in order, of the captured dtype, sizes and strides. Safe from any thread.
+
+        Raises:
+            Released: the recording was reset.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Free the recording; a launch after that is an error. Idempotent."""
+        ...
+
+
+class Driver(Protocol):
+    """A device that can record and replay."""
+
+    name: str
+
+    # Memory. `t` is any strided tensor of this driver.
+    def region(self, t: Tensor) -> Region:
+        """The bytes that `t` touches; `start == stop` for an empty tensor."""
+        ...
+
+    def alias(
+        self, base: Tensor, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
+    ) -> Tensor:
+        """A tensor over `base`'s storage, its first element `offset` bytes after `base`'s first.
+
+        Made without autograd; conj and neg bits are not set.
+        """
+        ...
+
+    def empty(self, nbytes: int, device: torch.device) -> Tensor:
+        """uint8 memory of shape (nbytes,), aligned to 512 bytes: of the pool inside `capture`,
+        of the ordinary allocator outside."""
+        ...
+
+    # State.
+    def capturing(self) -> bool:
+        """Whether somebody is recording the current stream (or thread) right now."""
+        ...
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """One warm-up or capture at a time in the process; re-entrant in a thread."""
+        ...
+
+    # Recording. Both are called inside `exclusive()`.
+    def new_pool(self, device: torch.device) -> Pool: ...
+
+    def warmup(self, run: Callable[[], T], device: torch.device) -> T:
+        """Run on the stream that will capture, ordered after and before the caller's stream.
+
+        Tensors of the result are safe to use on the caller's stream.
+        """
+        ...
+
+    def capture(
+        self,
+        body: Callable[[Capture], T],
+        pool: Pool,
+        generators: Sequence[torch.Generator] = (),
+    ) -> tuple[Graph, T]:
+        """Record what `body` does, and return the graph with the body's result.
+
+        Nothing that the body did has happened afterwards: memory that existed before, and the random
+        state, are as they were. On any exception, everything is freed and the exception comes
+        through; where the device's refusal has no better name it is a
+        `CaptureError` OL109 raised from the original. Out of memory is OL111.
+
+        Tensors that the body's result refers to stay valid memory of the recording; all else that
+        it allocated may be reused by later recordings of the pool.
+        """
+        ...
+
+    def rebind(
+        self,
+        graph: Graph,
+        body: Callable[[Capture], object],
+        pool: Pool,
+        state: Sequence[Tensor],
+        generators: Sequence[torch.Generator] = (),
+    ) -> Graph:
+        """A graph like `graph` in which kernels read `"node"` inputs where the caller has them.
+
+        `body` is recorded again, at other input addresses, so it must have no effects of its own.
+        Each input is rebound only if a trial on poisoned buffers agrees with `graph` bit for bit;
+        `state`, the tensors that the recording writes, is restored after the trial. Inputs that
+        cannot be proven stay `"node"`. `graph` itself is returned where nothing could be rebound.
+        """
+        ...
+
+    def synchronize(self, device: torch.device) -> None:
+        """Wait for the device."""
+        ...

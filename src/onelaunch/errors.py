@@ -1,0 +1,174 @@
+"""The errors that onelaunch raises, and the catalogue behind their codes.
+
+    GraphError
+    ├── CaptureError    the callable cannot be captured as written
+    └── ReplayError     a call that no recording fits, under ``on_mismatch="error"``
+
+An exception raised by the user's own callable is never wrapped: it comes through as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class GraphError(RuntimeError):
+    """A message in four parts: what happened, where, why, and the code that fixes it.
+
+    Args:
+        code: a key of `CATALOGUE`, such as ``"OL101"``.
+        what: what happened, with the values.
+        where: the place: ``file:line`` and its source, or the argument.
+        why: the reason; the catalogue's by default.
+        fix: the code to write instead; the catalogue's by default.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        what: str,
+        *,
+        where: str | None = None,
+        why: str | None = None,
+        fix: str | None = None,
+    ) -> None:
+        entry = CATALOGUE[code]
+        self.code = code
+        self.what = what
+        self.where = where
+        self.why = why or entry.why
+        self.fix = fix or entry.fix
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        lines = [f"[{self.code}] {self.what}"]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        lines.append(f"  why:   {self.why}")
+        lines.append(f"  fix:   {self.fix}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.code, self.what, self.where, self.why, self.fix)
+
+
+class CaptureError(GraphError):
+    """The callable cannot be captured as written; `where` names the user's line."""
+
+
+class ReplayError(GraphError):
+    """No recording fits the call, and the caller asked for an error instead of a recording."""
+
+
+class GraphWarning(UserWarning):
+    """A call ran, and ran right, but not as one launch."""
+
+
+def _rebuild(
+    kind: type[GraphError], code: str, what: str, where: str | None, why: str, fix: str
+) -> GraphError:
+    return kind(code, what, where=where, why=why, fix=fix)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One code: its title, why it is refused, and what to write instead."""
+
+    title: str
+    why: str
+    fix: str
+
+
+CATALOGUE: dict[str, Entry] = {
+    # 1xx: what a capture refuses.
+    "OL101": Entry(
+        "host read of a device value",
+        "the host waits for the device here, and a replay has no host: the captured branch or "
+        "number would be repeated for ever",
+        "keep the value on the device (torch.where, masked arithmetic), or read it after the call",
+    ),
+    "OL102": Entry(
+        "output shape depends on data",
+        "the size of the result is known only after the device has run; a replay has fixed sizes",
+        "use a form of fixed size: torch.where, a mask, topk, or `size=` where the operation has it",
+    ),
+    "OL103": Entry(
+        "copy between host and device",
+        "a replay would copy from the same host address again, whatever is there by then",
+        "move the copy out of the callable, or create the tensor on the device (`device=x.device`)",
+    ),
+    "OL104": Entry(
+        "host tensor in a device computation",
+        "the captured kernels hold the value that the host tensor had during the capture",
+        "pass it as an argument on the device: `tensor.to(device)` before the call",
+    ),
+    "OL105": Entry(
+        "state stored where a replay cannot renew it",
+        "the container or object would keep the tensor of the capture, overwritten by each replay",
+        "return the tensor, or store it on a plain attribute of the module",
+    ),
+    "OL106": Entry(
+        "random state changed inside the callable",
+        "a replay advances the generators that it was captured with and can neither seed nor "
+        "restore them",
+        "seed before the call: `torch.manual_seed(seed); fast(x)`",
+    ),
+    "OL107": Entry(
+        "metadata of a caller's tensor changed",
+        "a replay runs kernels; it cannot resize or re-stride a tensor that the caller holds",
+        "return the reshaped tensor instead of changing it in place",
+    ),
+    "OL108": Entry(
+        "output of a kind that cannot be rebuilt",
+        "each call must return values of its own, and this one cannot be made anew from tensors",
+        "return tensors, or containers of tensors and plain constants",
+    ),
+    "OL109": Entry(
+        "the device refused the capture",
+        "the operation is not allowed while a stream is being captured",
+        "move the operation out of the callable, or graph the parts around it",
+    ),
+    "OL110": Entry(
+        "lasting state created while capturing ahead",
+        "`capture` must leave everything as it found it, and cannot undo new Python state",
+        "call the callable once for real first, then `capture`",
+    ),
+    "OL111": Entry(
+        "out of memory during a capture",
+        "the recording's buffers do not fit beside what is allocated",
+        "free memory, share a pool between callables (`pool=ol.Pool()`), or graph fewer shapes",
+    ),
+    # 2xx: what a replay refuses.
+    "OL201": Entry(
+        "the call fits no recording",
+        "a replay runs the captured kernels at the captured sizes",
+        'drop on_mismatch="error", so that the new signature gets a recording of its own',
+    ),
+    # 3xx: ran eagerly, with a warning.
+    "OL301": Entry(
+        "too many signatures",
+        "each signature needs a recording, and `max_recordings` of them exist",
+        "pass the varying value as a tensor, round sizes up to a few, or raise max_recordings",
+    ),
+    "OL302": Entry(
+        "an argument that cannot be compared",
+        "a replay is legal only for equal arguments, and this one cannot be told equal",
+        "pass tensors, numbers, strings and containers of them; bind the rest with functools.partial",
+    ),
+    "OL303": Entry(
+        "gradients wanted",
+        "the outputs require grad, and this version records inference only",
+        "call under torch.no_grad(), or `model.requires_grad_(False)`",
+    ),
+    "OL304": Entry(
+        "the pool is full",
+        "another recording would take the pool over its max_bytes",
+        "raise max_bytes, or reset a recording that is no longer used",
+    ),
+    # 4xx: how onelaunch was called.
+    "OL401": Entry(
+        "bad argument to onelaunch",
+        "the value is not one that this option takes",
+        "see the documentation of the function",
+    ),
+}

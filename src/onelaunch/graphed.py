@@ -1,0 +1,534 @@
+"""`graph`: a callable in, the same callable out, running as one launch."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from onelaunch.callpath import MISS, build_call, overlaps
+from onelaunch.compiled import compiled
+from onelaunch.driver.driver import Driver, Released
+from onelaunch.driver.select import preserved_random_state, select
+from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
+from onelaunch.guard import StateGuard
+from onelaunch.observe import Observer
+from onelaunch.options import Options
+from onelaunch.pool import Pool
+from onelaunch.recording import Captured, NeedsGrad, Recorder, Recording
+from onelaunch.spec import CallSpec, TensorSpec, ambient, default_device, modes
+from onelaunch.state import changes, walk
+from onelaunch.tree import Flat, constants, flatten, is_code, is_plain
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_TRIALS = 5
+"""Replays that policy="measure" times before it decides."""
+
+_C: Any = torch._C
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A recording in the table."""
+
+    call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    spec: CallSpec
+    paths: Sequence[str]
+    captured: Captured
+    info: Recording
+    guard: StateGuard
+    trials: list[float] = field(default_factory=lambda: cast(list[float], []))
+
+
+@dataclass(slots=True)
+class _Signature:
+    """What is known of a signature, recorded or not."""
+
+    warm: int = 0
+    eager: str | None = None
+    """Why it runs eagerly for good, or None."""
+    eager_us: list[float] = field(default_factory=lambda: cast(list[float], []))
+    known: Observer | None = None
+
+
+class Graphed(Generic[P, R]):
+    """A callable that runs as one launch once it is warm. Made by `graph`.
+
+    Calling it calls the original, warms up, captures or replays, whichever is due; see `graph`.
+    Safe from several threads.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        options: Options,
+        pool: Pool | None = None,
+        root: tuple[str, object] | None = None,
+    ) -> None:
+        self.fn = fn
+        self.options = options
+        self._name: str = getattr(fn, "__name__", type(fn).__name__)
+        self._pool = pool or Pool()
+        self._entries: tuple[_Entry, ...] = ()
+        self._signatures: dict[CallSpec, _Signature] = {}
+        self._warned: set[str] = set()
+        self._lock = threading.RLock()
+        self._root = root or (getattr(fn, "__name__", "callable"), fn)
+        self._compiled: Callable[..., Any] | None = None
+        functools.update_wrapper(self, fn, updated=())
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_dynamo_compiling():
+            return self.fn(*args, **kwargs)
+        if (
+            _dispatch_modes()
+            or _function_modes()
+            or _functorch() is not None
+            or torch.autograd.forward_ad._current_level >= 0
+            or _anomaly()
+            or _tracing() is not None
+        ) and ambient() is not None:
+            return self.fn(*args, **kwargs)
+        for entry in self._entries:
+            try:
+                result = entry.call(args, kwargs)
+            except Released:
+                continue  # another thread reset it
+            if result is not MISS:
+                if entry.trials is not _DECIDED:
+                    self._time(entry)
+                return result
+        return self._miss(args, kwargs)
+
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
+        """As a method: bound like the function that it stands for."""
+        return self if owner is None else functools.partial(self, owner)
+
+    # The way to a recording.
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """A call that no recording fits: warm up, capture, or run eagerly."""
+        flat = flatten((args, kwargs))
+        driver, device = self._where(flat)
+        if driver.capturing():
+            return self.fn(*args, **kwargs)
+        foreign = _foreign(flat.tensors)
+        if foreign is not None:
+            return self.fn(*args, **kwargs)
+        with driver.exclusive():
+            for entry in self._entries:  # recorded by another thread in the meantime?
+                result = entry.call(args, kwargs)
+                if result is not MISS:
+                    return result
+            return self._advance(driver, device, flat, args, kwargs)
+
+    def _where(self, flat: Flat) -> tuple[Driver, torch.device]:
+        """The driver and device: an accelerator's if any argument, parameter or buffer is there."""
+        driver, device = select(flat.tensors)
+        if device.type == "cpu":
+            driver, device = select(t for _, t in walk(self._roots(flat)).tensors())
+        return driver, device
+
+    def _advance(
+        self,
+        driver: Driver,
+        device: torch.device,
+        flat: Flat,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> R:
+        opaque = _opaque(flat)
+        if opaque is not None:
+            self._warn("OL302", f"a {type(opaque).__name__} among the arguments: runs eagerly")
+            return self.fn(*args, **kwargs)
+        spec = _spec(driver, flat, device)
+        signature = self._signatures.get(spec)
+        if signature is None:
+            if self._entries and self.options.on_mismatch == "error":
+                raise self._mismatch(spec)
+            if len(self._signatures) >= 4 * self.options.max_recordings:
+                self._warn("OL301", self._varying(spec))
+                return self.fn(*args, **kwargs)
+            signature = self._signatures[spec] = _Signature()
+        if signature.eager is not None:
+            return self.fn(*args, **kwargs)
+        self._drop_stale(spec)
+        if signature.warm < self.options.warmup:
+            return self._warm(driver, device, signature, args, kwargs)
+        if len(self._entries) >= self.options.max_recordings:
+            self._warn("OL301", self._varying(spec))
+            return self.fn(*args, **kwargs)
+        try:
+            if signature.warm == 0:
+                self._rehearse(driver, device, signature, args, kwargs)
+            entry = self._record(driver, device, spec, signature, flat)
+        except NeedsGrad:
+            return self._ungraphed(signature, "OL303", "the outputs require grad", args, kwargs)
+        except CaptureError as error:
+            if self.options.on_refusal == "raise":
+                raise
+            return self._ungraphed(signature, error.code, str(error), args, kwargs)
+        if self._over_budget(entry):
+            return self._ungraphed(signature, "OL304", f"{self._pool!r}", args, kwargs)
+        self._entries = (entry, *self._entries)
+        signature.warm = 0
+        return entry.call(args, kwargs)
+
+    def _warm(
+        self,
+        driver: Driver,
+        device: torch.device,
+        signature: _Signature,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> R:
+        """One of the caller's own first calls, on the stream that will capture."""
+        measured = self.options.policy == "measure" and signature.warm > 0
+        if measured:
+            driver.synchronize(device)
+        started = perf_counter()
+        if self.options.compile and signature.known is None:
+            result = driver.warmup(lambda: self._watched(driver, device, signature, args, kwargs), device)
+        else:
+            result = driver.warmup(lambda: self._callee(driver)(*args, **kwargs), device)
+        if measured:
+            driver.synchronize(device)
+            signature.eager_us.append((perf_counter() - started) * 1e6)
+        signature.warm += 1
+        if torch.is_grad_enabled() and _wants_grad(result, args, kwargs):
+            signature.eager = "OL303"
+            self._warn("OL303", "the outputs require grad: runs eagerly")
+        return result
+
+    def _watched(
+        self,
+        driver: Driver,
+        device: torch.device,
+        signature: _Signature,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> R:
+        """An eager run that learns what Inductor's kernels will not show."""
+        tensors = flatten((args, kwargs)).tensors
+        here = [t for t in tensors if t.device.type == device.type]
+        observer = Observer(driver, device, here, refuse=False)
+        with observer:
+            result = self.fn(*args, **kwargs)
+        observer.release()
+        signature.known = observer
+        return result
+
+    def _callee(self, driver: Driver) -> Callable[..., Any]:
+        """What runs in warm-up and capture: the callable, or Inductor's version of it."""
+        if not self.options.compile or driver.name != "cuda":
+            return self.fn
+        if self._compiled is None:
+            self._compiled = compiled(self.fn, self.options.compile)
+        return self._compiled
+
+    def _rehearse(
+        self,
+        driver: Driver,
+        device: torch.device,
+        signature: _Signature,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Warm up ahead of time: run, then put everything back as it was."""
+        flat = flatten((args, kwargs))
+        here = [t for t in flat.tensors if t.device.type == device.type]
+        before = walk(self._roots(flat))
+        observer = Observer(driver, device, here, save=True, refuse=False)
+        with preserved_random_state(device):
+            try:
+                with observer:
+                    driver.warmup(lambda: self.fn(*args, **kwargs), device)
+                if self.options.compile:
+                    signature.known = observer
+                    for _ in range(2):
+                        driver.warmup(lambda: self._callee(driver)(*args, **kwargs), device)
+            finally:
+                observer.restore()
+                found = [
+                    c
+                    for c in changes(before, walk(self._roots(flat)))
+                    if flatten(c.after).tensors or isinstance(c.before, Tensor)
+                ]
+        if found:
+            names = ", ".join(f"`{c.slot.name}`" for c in found[:3])
+            for change in reversed(found):
+                change.slot.write(change.before)
+            raise CaptureError("OL110", f"the callable stores tensors in {names}")
+        observer.release()
+
+    def _record(
+        self,
+        driver: Driver,
+        device: torch.device,
+        spec: CallSpec,
+        signature: _Signature,
+        flat: Flat,
+    ) -> _Entry:
+        why = self._why(spec)
+        callee = self._callee(driver)
+        recorder = Recorder(
+            driver=driver,
+            device=device,
+            pool=self._pool.on(driver, device),
+            fn=callee,
+            roots=self._roots(flat),
+            static_outputs=self.options.outputs == "static",
+            rebind=self.options.inputs == "rebind",
+            known=signature.known if callee is not self.fn else None,
+        )
+        captured = recorder.record(flat.tree, flat.tensors)
+        call = build_call(captured, spec, self._name)
+        info = _describe(captured, spec, flat, why, signature)
+        captured.inputs.tensors = []
+        entry = _Entry(call, spec, flat.paths, captured, info, captured.guard)
+        if self.options.policy == "always":
+            entry.trials = _DECIDED
+        return entry
+
+    def _roots(self, flat: Flat) -> list[tuple[str, object]]:
+        """Where the state that the callable reaches begins."""
+        objects = [
+            (f"args.{type(c.value).__name__}", c.value)
+            for c in constants(flat.tree)
+            if not is_plain(c.value)
+        ]
+        return [self._root, *objects]
+
+    def _ungraphed(
+        self,
+        signature: _Signature,
+        code: str,
+        what: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> R:
+        signature.eager = code
+        self._warn(code, f"{what}: this signature runs eagerly")
+        return self.fn(*args, **kwargs)
+
+    def _over_budget(self, entry: _Entry) -> bool:
+        limit = self._pool.max_bytes
+        if limit is None or self._pool.memory_bytes <= limit:
+            return False
+        entry.captured.graph.reset()
+        return True
+
+    def _drop_stale(self, spec: CallSpec) -> None:
+        """Free recordings of this signature whose parameters are gone: they cannot fit again."""
+        for entry in self._entries:
+            if entry.spec == spec and entry.guard.moved() is not None:
+                self._remove(entry)
+
+    def _remove(self, entry: _Entry) -> None:
+        self._entries = tuple(e for e in self._entries if e is not entry)
+        entry.captured.graph.reset()
+
+    # policy="measure"
+
+    def _time(self, entry: _Entry) -> None:
+        """Time a few of the caller's own replays, then keep the faster way."""
+        with self._lock:
+            signature = self._signatures.get(entry.spec)
+            if signature is None or entry.trials is _DECIDED:
+                return
+            entry.captured.driver.synchronize(entry.captured.device)
+            now = perf_counter()
+            entry.trials.append(now)
+            if len(entry.trials) <= _TRIALS:
+                return
+            spans = [b - a for a, b in zip(entry.trials, entry.trials[1:], strict=False)]
+            entry.info.replay_us = sorted(spans)[len(spans) // 2] * 1e6
+            entry.trials = _DECIDED
+            eager = entry.info.eager_us
+            if eager is not None and eager < entry.info.replay_us:
+                signature.eager = "measured"
+
+    # What users ask of it.
+
+    def capture(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Record the signature of this call ahead of time, without the call happening.
+
+        The callable runs once to warm up and once to be captured; every tensor that it wrote and
+        the random state are put back. Costs about two eager calls and the capture.
+
+        Raises:
+            CaptureError: it cannot be captured; OL110 where it stores new tensors in Python state
+                (a cold optimizer: run one real step first).
+        """
+        flat = flatten((args, kwargs))
+        reason = ambient()
+        driver, device = self._where(flat)
+        if reason is not None or driver.capturing():
+            raise CaptureError("OL109", f"cannot capture here: {reason or 'a capture is running'}")
+        opaque = _opaque(flat)
+        if opaque is not None:
+            raise CaptureError("OL302", f"a {type(opaque).__name__} among the arguments")
+        with driver.exclusive():
+            spec = _spec(driver, flat, device)
+            signature = self._signatures.setdefault(spec, _Signature())
+            if any(e.spec == spec and e.guard.check() for e in self._entries):
+                return
+            self._drop_stale(spec)
+            if len(self._entries) >= self.options.max_recordings:
+                raise CaptureError("OL301", f"{len(self._entries)} recordings exist")
+            try:
+                self._rehearse(driver, device, signature, args, kwargs)
+                entry = self._record(driver, device, spec, signature, flat)
+            except NeedsGrad:
+                raise CaptureError("OL303", "the outputs require grad") from None
+            if self._over_budget(entry):
+                raise CaptureError("OL304", f"{self._pool!r}")
+            signature.eager = None
+            self._entries = (entry, *self._entries)
+
+    @property
+    def recordings(self) -> list[Recording]:
+        """What was captured, the newest first."""
+        return [entry.info for entry in self._entries]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device bytes that the recordings hold, a shared pool counted once."""
+        return self._pool.memory_bytes if self._entries else 0
+
+    def reset(self) -> None:
+        """Free every recording and forget every signature; the next calls warm up again.
+
+        Tensors returned by earlier calls stay valid, but for those of ``outputs="static"``.
+        """
+        with self._lock:
+            entries, self._entries = self._entries, ()
+            self._signatures.clear()
+            self._warned.clear()
+            for entry in entries:
+                entry.captured.graph.reset()
+
+    def _why(self, spec: CallSpec) -> str:
+        for entry in self._entries:
+            if entry.spec == spec:
+                return f"state changed: {entry.guard.difference() or 'memory shared otherwise'}"
+        if not self._entries:
+            return "first signature"
+        where, how = self._entries[0].spec.difference(spec, self._entries[0].paths)
+        return f"{where}: {how}"
+
+    def _mismatch(self, spec: CallSpec) -> ReplayError:
+        entry = self._entries[0]
+        where, how = entry.spec.difference(spec, entry.paths)
+        what = f"`{self._name}` was captured for {entry.spec}, got {spec}"
+        return ReplayError("OL201", what, where=f"{where}: {how}")
+
+    def _varying(self, spec: CallSpec) -> str:
+        entry = self._entries[0] if self._entries else None
+        count = len(self._entries)
+        if entry is None:
+            return f"`{self._name}` was called with {len(self._signatures)} signatures"
+        if entry.spec == spec:
+            return f"`{self._name}` has {count} recordings; {self._why(spec)}"
+        where, how = entry.spec.difference(spec, entry.paths)
+        return f"`{self._name}` has {count} recordings; {where} varies: {how}"
+
+    def _warn(self, code: str, what: str) -> None:
+        """Warn once for each code."""
+        if code in self._warned:
+            return
+        self._warned.add(code)
+        fix = CATALOGUE[code].fix if code in CATALOGUE else ""
+        text = what if what.startswith("[") else f"[{code}] {what}\n  fix:   {fix}"
+        warnings.warn(text, GraphWarning, stacklevel=5)
+
+    def __repr__(self) -> str:
+        return f"<onelaunch.Graphed {self._name}, {len(self._entries)} recordings>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graphed[P, R]:
+        return Graphed(copy.deepcopy(self.fn, memo), self.options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Graphed, (self.fn, self.options)
+
+
+_DECIDED: list[float] = []
+_dispatch_modes = _C._len_torch_dispatch_stack
+_function_modes = _C._len_torch_function_stack
+_functorch = _C._functorch.peek_interpreter_stack
+_anomaly = torch.is_anomaly_enabled
+_tracing = _C._get_tracing_state
+
+
+def _spec(driver: Driver, flat: Flat, device: torch.device) -> CallSpec:
+    here = [t for t in flat.tensors if t.device.type == device.type]
+    numbers = [i for i, t in enumerate(flat.tensors) if t.device.type == device.type]
+    shared = tuple((numbers[i], numbers[j], offset) for i, j, offset in overlaps(driver, here))
+    specs = tuple(TensorSpec.of(t) for t in flat.tensors)
+    return CallSpec(flat.tree, specs, shared, modes(), default_device())
+
+
+def _foreign(tensors: Sequence[Tensor]) -> Tensor | None:
+    """A tensor that is more than its memory: a subclass, sparse, quantized, a dual number."""
+    for t in tensors:
+        if t.layout is not torch.strided or t.is_quantized:
+            return t
+        if type(t) not in (Tensor, nn.Parameter) and type(t).__module__ != "onelaunch.driver.emulated":
+            return t
+    return None
+
+
+def _opaque(flat: Flat) -> object | None:
+    """An argument that cannot be told equal to that of another call."""
+    for constant in constants(flat.tree):
+        value = constant.value
+        known = is_plain(value) or is_code(value) or isinstance(value, nn.Module)
+        if not known and not hasattr(value, "__dict__"):
+            return value
+    return None
+
+
+def _wants_grad(result: Any, args: Any, kwargs: Any) -> bool:
+    """Whether new values of the result require grad."""
+    given = {id(t) for t in flatten((args, kwargs)).tensors}
+    return any(
+        t.requires_grad and t.grad_fn is not None and id(t) not in given
+        for t in flatten(result).tensors
+    )
+
+
+def _describe(
+    captured: Captured, spec: CallSpec, flat: Flat, why: str, signature: _Signature
+) -> Recording:
+    names = [*flat.paths, *(slot.name for slot in captured.hidden)]
+    travels = list(captured.inputs.travels)
+    for group, how in zip(captured.inputs.groups, captured.graph.travels, strict=True):
+        for member in group.members:
+            travels[member] = how
+    eager = sorted(signature.eager_us)
+    return Recording(
+        spec=spec,
+        why=why,
+        inputs={name.replace("[0]", "args", 1).replace("[1]", "kwargs", 1): how
+                for name, how in zip(names, travels, strict=True)},
+        outputs=[output.source for output in captured.outputs.made],
+        by_address=captured.guard.names(),
+        untraced=[str(TensorSpec.of(t)) for t in captured.untraced],
+        memory_bytes=captured.graph.memory_bytes,
+        capture_seconds=captured.seconds,
+        nodes=captured.graph.nodes,
+        eager_us=eager[len(eager) // 2] if eager else None,
+        _counter=lambda: captured.launches[0],
+    )
+
+

@@ -1,0 +1,226 @@
+"""What a callable does to memory, seen operation by operation.
+
+The observer runs around the callable while it is captured. It learns which tensors the kernels read
+by address, which memory they write, and refuses what a replay would freeze, at the user's line.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onelaunch.driver.driver import Driver, Region
+from onelaunch.errors import CaptureError
+from onelaunch.refusals import refusal
+from onelaunch.source import user_frame
+
+_LIFTS = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
+_COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::copy")
+
+
+@functools.lru_cache(maxsize=4096)
+def _writes(func: Any) -> tuple[int | str, ...]:
+    """Which arguments an operation writes: positions, and names of keyword-only ones."""
+    found: list[int | str] = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.append(argument.name if argument.kwarg_only else index)
+    return tuple(found)
+
+
+class Observer(TorchDispatchMode):
+    """Watches one run of a callable.
+
+    Args:
+        driver: the driver of `device`.
+        device: where the recording runs; tensors elsewhere are the host's.
+        inputs: device tensors that are inputs of the recording.
+        host_inputs: host tensors among the arguments.
+        save: keep a copy of memory that existed before, before its first write, for `restore`.
+        refuse: raise for what cannot be captured; otherwise only watch.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        device: torch.device,
+        inputs: Iterable[Tensor] = (),
+        host_inputs: Iterable[Tensor] = (),
+        *,
+        save: bool = False,
+        refuse: bool = True,
+    ) -> None:
+        super().__init__()
+        self._driver = driver
+        self._device = device
+        self._save = save
+        self._refuse = refuse
+        self._inputs = {driver.region(t).storage for t in inputs}
+        self._produced: set[int] = set()
+        # Host storages whose values could differ in another call; those made from constants in
+        # the call itself are the same each time.
+        self._host_varying = {t.untyped_storage()._cdata for t in host_inputs}
+        self._host_constant: set[int] = set()
+        self._kept: list[Tensor] = []
+        self._saved: list[tuple[Tensor, Tensor]] = []
+        self._saved_regions: set[Region] = set()
+        self.external: dict[int, list[Tensor]] = {}
+        """storage -> the tensors over it that were read or written by address."""
+        self.written: dict[int, Tensor] = {}
+        """storage -> a tensor over it, for memory that existed before and was written."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name: str = func._schema.name
+        tensors = _tensors((args, kwargs))
+        if name in _LIFTS:
+            self._lift(tensors)
+        if self._refuse:
+            self._check(func, name, tensors, args, kwargs)
+        for t in tensors:
+            self._read(t)
+        for place in _writes(func):
+            target = kwargs.get(place) if isinstance(place, str) else args[place : place + 1]
+            for t in _tensors(target):
+                self._write(t)
+        result = func(*args, **kwargs)
+        self._produce(func, tensors, _tensors(result))
+        return result
+
+    def _on_device(self, t: Tensor) -> bool:
+        return t.device.type == self._device.type
+
+    def _storage(self, t: Tensor) -> int:
+        return self._driver.region(t).storage
+
+    def known(self, t: Tensor) -> bool:
+        """Whether the recording itself made this memory, or brings it in."""
+        storage = self._storage(t)
+        return storage in self._produced or storage in self._inputs
+
+    def _lift(self, tensors: Sequence[Tensor]) -> None:
+        """`torch.tensor(...)`: new memory, filled from Python behind the dispatcher."""
+        for t in tensors:
+            if self._on_device(t) and self._device.type != "cpu":
+                if self._refuse:
+                    raise refuse(
+                        "OL103",
+                        "torch.tensor(...) copies numbers to the device",
+                        fix="torch.full((), value, device=...), or make the tensor before the call",
+                    )
+            elif self._on_device(t):
+                self._produced.add(self._storage(t))
+            else:
+                self._kept.append(t)
+                self._host_constant.add(t.untyped_storage()._cdata)
+
+    def _check(
+        self, func: Any, name: str, tensors: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
+    ) -> None:
+        for t in tensors:
+            if t.layout is not torch.strided:
+                raise refuse("OL109", f"{_spoken(name)} on a tensor of layout {t.layout}")
+        device = [t for t in tensors if self._on_device(t)]
+        host = [t for t in tensors if not self._on_device(t)]
+        if device:
+            found = refusal(func, args, kwargs)
+            if found is not None:
+                what = f"{_spoken(name)} needs the value of {_named(device[0])}"
+                raise refuse(found.code, what, fix=found.fix)
+        target = kwargs.get("device")
+        moves = name in _COPIES and bool(
+            (device and host)
+            or (device and target is not None and torch.device(target).type != self._device.type)
+            or (host and target is not None and torch.device(target).type == self._device.type)
+        )
+        if moves:
+            raise refuse("OL103", f"{_spoken(name)} copies {_named(tensors[-1])} across")
+        for t in host:
+            varying = t.untyped_storage()._cdata not in self._host_constant
+            if device and (varying or t.dim()):
+                raise refuse(
+                    "OL104", f"{_spoken(name)} uses a host tensor, {_named(t)}, with device tensors"
+                )
+            if varying and refusal(func, args, kwargs) is not None:
+                raise refuse("OL104", f"{_spoken(name)} reads the value of host tensor {_named(t)}")
+
+    def _read(self, t: Tensor) -> None:
+        if not self._on_device(t) or t.layout is not torch.strided or self.known(t):
+            return
+        held = self.external.setdefault(self._storage(t), [])
+        if not any(t is other for other in held):
+            held.append(t)
+
+    def _write(self, t: Tensor) -> None:
+        if not self._on_device(t):
+            if self._refuse and t.untyped_storage()._cdata not in self._host_constant:
+                raise refuse("OL104", f"a host tensor, {_named(t)}, is written")
+            return
+        region = self._driver.region(t)
+        if region.storage in self._produced:
+            return
+        self.written.setdefault(region.storage, t)
+        if self._save and region not in self._saved_regions:
+            # Parts of a storage are saved as they are first written; `restore` goes backwards.
+            self._saved_regions.add(region)
+            memory = self._driver.alias(t, torch.uint8, (region.stop - region.start,), (1,), 0)
+            self._saved.append((memory, memory.clone()))
+
+    def _produce(self, func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        for t in outputs:
+            if t.layout is not torch.strided:
+                continue
+            if self._on_device(t):
+                storage = self._storage(t)
+                if storage not in self.external and storage not in self._inputs:
+                    self._produced.add(storage)
+                continue
+            storage = t.untyped_storage()._cdata
+            sources = [i.untyped_storage()._cdata for i in inputs if not self._on_device(i)]
+            constant = all(source in self._host_constant for source in sources)
+            if storage not in sources and constant and not random:
+                # Kept alive, so that no other host tensor takes the address while we watch.
+                self._kept.append(t)
+                self._host_constant.add(storage)
+
+    def is_constant(self, t: Tensor) -> bool:
+        """Whether a host tensor was made in the run from constants alone."""
+        return t.untyped_storage()._cdata in self._host_constant
+
+    def release(self) -> None:
+        """Forget what was made during the run, so that its memory can be used again."""
+        self._kept.clear()
+        self._produced.clear()
+
+    def restore(self) -> None:
+        """Put back every byte that existed before the run; needs `save`."""
+        for memory, before in reversed(self._saved):
+            memory.copy_(before)
+        self._saved.clear()
+
+
+def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
+    """A `CaptureError` at the line of user code that is running now."""
+    place = user_frame()
+    return CaptureError(code, what, where=str(place) if place else None, fix=fix)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [t for t in cast(list[Any], pytree.tree_leaves(value)) if isinstance(t, Tensor)]
+
+
+def _spoken(name: str) -> str:
+    return f"`{name.removeprefix('aten::')}`"
+
+
+def _named(t: Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)} on {t.device}"

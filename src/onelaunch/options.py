@@ -1,0 +1,49 @@
+"""The options of `graph`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from onelaunch.errors import GraphError
+
+Outputs = Literal["fresh", "static"]
+Inputs = Literal["copy", "rebind"]
+OnMismatch = Literal["record", "error"]
+OnRefusal = Literal["raise", "eager"]
+Policy = Literal["always", "measure"]
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `graph`, checked."""
+
+    warmup: int = 3
+    outputs: Outputs = "fresh"
+    inputs: Inputs = "copy"
+    compile: bool | str = False
+    max_recordings: int = 64
+    on_mismatch: OnMismatch = "record"
+    on_refusal: OnRefusal = "raise"
+    policy: Policy = "always"
+
+    def __post_init__(self) -> None:
+        _one_of("outputs", self.outputs, ("fresh", "static"))
+        _one_of("inputs", self.inputs, ("copy", "rebind"))
+        _one_of("on_mismatch", self.on_mismatch, ("record", "error"))
+        _one_of("on_refusal", self.on_refusal, ("raise", "eager"))
+        _one_of("policy", self.policy, ("always", "measure"))
+        _one_of("compile", self.compile, (False, True, "default", "max-autotune"))
+        _at_least("warmup", self.warmup, 0)
+        _at_least("max_recordings", self.max_recordings, 1)
+
+
+def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:
+    if not any(value is a or (type(value) is str and value == a) for a in allowed):
+        choices = ", ".join(repr(a) for a in allowed)
+        raise GraphError("OL401", f"{name}={value!r}", fix=f"{name} is one of {choices}")
+
+
+def _at_least(name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise GraphError("OL401", f"{name}={value!r}", fix=f"{name} is an int of at least {least}")

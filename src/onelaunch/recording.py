@@ -1,0 +1,489 @@
+"""One captured graph: how it is made, and what is known of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from onelaunch.driver.driver import Capture, Driver, Graph
+from onelaunch.driver.driver import Pool as DevicePool
+from onelaunch.errors import CaptureError
+from onelaunch.guard import StateGuard
+from onelaunch.observe import Observer
+from onelaunch.plan import Inputs, Outputs, plan_inputs, plan_outputs, stage
+from onelaunch.spec import CallSpec
+from onelaunch.state import (
+    MISSING,
+    Change,
+    Slot,
+    Walk,
+    attributes_read,
+    changes,
+    is_state,
+    restore,
+    walk,
+)
+from onelaunch.tree import Tree, flatten, is_plain, unflatten
+
+
+@dataclass(slots=True)
+class Recording:
+    """What was captured, why, and what it has done since.
+
+    `inputs` maps each tensor of the call to how it travels: ``"node"`` (a copy inside the graph),
+    ``"copy"`` (a strided copy before the launch), ``"fill"`` (a 0-dim host tensor), ``"rebind"``
+    (kernels read the caller's memory), ``"address"`` (the very memory of the capture), ``"host"``
+    (not used by the device).
+    """
+
+    spec: CallSpec
+    why: str
+    inputs: dict[str, str]
+    outputs: list[str]
+    by_address: list[str]
+    untraced: list[str]
+    memory_bytes: int
+    capture_seconds: float
+    nodes: int
+    eager_us: float | None = None
+    replay_us: float | None = None
+    _counter: Callable[[], int] = field(default=lambda: 0, repr=False)
+
+    @property
+    def replays(self) -> int:
+        """Launches so far."""
+        return self._counter()
+
+
+class StateOutput(NamedTuple):
+    """A slot that the callable rebinds, and the tree of what it puts there."""
+
+    slot: Slot
+    tree: Tree
+    numbers: tuple[int, ...]
+    """The places of its tensors in `Outputs.made`."""
+
+
+@dataclass(slots=True)
+class Captured:
+    """All that the call path needs of a recording."""
+
+    driver: Driver
+    device: torch.device
+    graph: Graph
+    inputs: Inputs
+    hidden: list[Slot]
+    """Slots whose tensors are inputs, after the arguments."""
+    outputs: Outputs
+    tree: Tree
+    numbers: tuple[int, ...]
+    state: list[StateOutput]
+    guard: StateGuard
+    written: list[Tensor]
+    """Tensors outside the arguments that the graph writes."""
+    written_inputs: list[int]
+    statics: list[Tensor]
+    """Under ``outputs="static"``: the captured tensors themselves."""
+    untraced: list[Tensor]
+    seconds: float
+    launches: list[int] = field(default_factory=lambda: [0])
+    """One number, counted up by the call path."""
+
+
+class NeedsGrad(Exception):
+    """The outputs require grad."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one run of the body found."""
+
+    result: Any = None
+    inputs: Inputs | None = None
+    outputs: Outputs | None = None
+    tree: Tree | None = None
+    numbers: tuple[int, ...] = ()
+    state: list[StateOutput] = field(default_factory=lambda: cast(list[StateOutput], []))
+    found: list[Change] = field(default_factory=lambda: cast(list[Change], []))
+    after: Walk | None = None
+    again: list[Slot] = field(default_factory=lambda: cast(list[Slot], []))
+    """Slots that turned out to be inputs: the run is to be repeated with them as such."""
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Captures one call.
+
+    Args:
+        fn: what runs in the capture.
+        roots: where the state that `fn` reaches begins, named.
+        known: for code whose operations cannot be watched (Inductor's): what a watched eager run
+            of the same call read and wrote.
+    """
+
+    driver: Driver
+    device: torch.device
+    pool: DevicePool
+    fn: Callable[..., Any]
+    roots: Sequence[tuple[str, object]]
+    static_outputs: bool
+    rebind: bool
+    known: Observer | None = None
+
+    def record(self, tree: Tree, tensors: Sequence[Tensor]) -> Captured:
+        """Capture the call ``fn(*args, **kwargs)`` whose flattened form is given.
+
+        Nothing that the capture did remains, whether it succeeds or not, apart from the Python
+        effects of running `fn` once.
+        """
+        started = time.perf_counter()
+        hidden: list[Slot] = []
+        while True:
+            captured = self._attempt(tree, tensors, hidden, started)
+            if captured is not None:
+                return captured
+
+    def _attempt(
+        self, tree: Tree, tensors: Sequence[Tensor], hidden: list[Slot], started: float
+    ) -> Captured | None:
+        before = walk(self.roots)
+        slots_kept = [_Kept.of(t) for _, t in before.tensors() if self._strided(t)]
+        held = self._held(before)
+        hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
+        pinned = set(held) - {self.driver.region(t).storage for t in hidden_tensors}
+        run = _Run()
+        observer: list[Observer] = []
+        try:
+            plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
+            generators = [g for _, (_, g) in before.held.items() if isinstance(g, torch.Generator)]
+
+            def body(capture: Capture) -> list[Tensor]:
+                watching = self._run(capture, plan, tree, hidden, before, held, run)
+                observer[:] = [watching]
+                assert run.outputs is not None
+                return list(run.result) if self.static_outputs else []
+
+            graph, statics = self.driver.capture(body, self.pool, generators)
+        except BaseException:
+            self._undo(run, slots_kept, before)
+            raise
+        if run.again:
+            graph.reset()
+            self._undo(run, slots_kept, before)
+            hidden.extend(run.again)
+            return None
+        moved = [k for k in slots_kept if k.changed()]
+        if moved:
+            graph.reset()
+            shape = list(moved[0].tensor.shape)
+            self._undo(run, slots_kept, before)
+            raise CaptureError("OL107", f"a tensor of the callable's state became {shape}")
+        return self._finish(graph, statics, run, hidden, before, observer[0], held, started)
+
+    def _strided(self, t: Tensor) -> bool:
+        return t.layout is torch.strided and t.device.type == self.device.type
+
+    def _held(self, before: Walk) -> dict[int, list[Tensor]]:
+        """storage -> tensors that the callable reaches by address."""
+        held: dict[int, list[Tensor]] = {}
+        for _, t in before.tensors():
+            if self._strided(t):
+                held.setdefault(self.driver.region(t).storage, []).append(t)
+        return held
+
+    def _run(
+        self,
+        capture: Capture,
+        plan: Inputs,
+        tree: Tree,
+        hidden: list[Slot],
+        before: Walk,
+        held: dict[int, list[Tensor]],
+        run: _Run,
+    ) -> Observer:
+        """The body: bring the inputs in, run the callable, take the outputs out."""
+        statics = stage(self.driver, capture, plan, self.device)
+        arguments = statics[: len(statics) - len(hidden)]
+        for slot, static in zip(hidden, statics[len(arguments) :], strict=True):
+            slot.write(static)
+        host = [t for t, how in zip(plan.tensors, plan.travels, strict=True) if how == "host"]
+        device = [
+            static
+            for static, how in zip(statics, plan.travels, strict=True)
+            if how not in ("host", "address")
+        ]
+        observer = Observer(self.driver, self.device, device, host)
+        args, kwargs = unflatten(tree, list(arguments))
+        if self.known is not None:
+            result = self.fn(*args, **kwargs)
+            observer.adopt(self.known, plan.tensors, plan.statics)
+        else:
+            with observer:
+                result = self.fn(*args, **kwargs)
+        self._inspect_arguments(tree, (args, kwargs), arguments, plan)
+        flat = flatten(result, "result")
+        _refuse_opaque(flat.tree)
+        run.after = walk(self.roots)
+        run.found = changes(before, run.after)
+        run.again = self._read_and_rebound(run.found, hidden, observer)
+        if run.again:
+            run.outputs = Outputs()
+            run.result = []
+            return observer
+        for storage, tensors in observer.external.items():
+            held.setdefault(storage, []).extend(tensors)
+        rebound = list(self._rebound(run.found, before))
+        trees = [flatten(value, slot.name) for slot, value in rebound]
+        every = [*flat.tensors, *(t for part in trees for t in part.tensors)]
+        if any(t.requires_grad and t.device.type == self.device.type for t in flat.tensors):
+            self._require_no_grad(flat.tensors, statics, held)
+        run.inputs = plan
+        run.outputs = plan_outputs(self.driver, every, plan, observer, self.device, held)
+        numbers = run.outputs.numbers
+        run.tree, run.numbers = flat.tree, tuple(numbers[id(t)] for t in flat.tensors)
+        run.state = [
+            StateOutput(slot, part.tree, tuple(numbers[id(t)] for t in part.tensors))
+            for (slot, _), part in zip(rebound, trees, strict=True)
+        ]
+        self._covered(run.after, every, observer)
+        run.result = list({id(t): t for t in every}.values())
+        self._output_ports(capture, plan, run.outputs, observer)
+        return observer
+
+    def _require_no_grad(
+        self, results: Sequence[Tensor], statics: Sequence[Tensor], held: dict[int, list[Tensor]]
+    ) -> None:
+        """Inputs and parameters that are passed through may require grad; new values may not."""
+        same = {id(t) for t in statics} | {id(t) for ts in held.values() for t in ts}
+        if any(t.requires_grad and id(t) not in same for t in results):
+            raise NeedsGrad
+
+    def _inspect_arguments(
+        self, tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs
+    ) -> None:
+        """Refuse what the callable did to its arguments other than write into tensors."""
+        flat = flatten(now)
+        if flat.tree != tree or any(
+            a is not b for a, b in zip(flat.tensors, statics, strict=False)
+        ):
+            raise CaptureError("OL105", "the callable changed a container among its arguments")
+        for t, spec in zip(statics, plan.specs, strict=False):
+            if t.shape != spec.shape or t.stride() != spec.stride or t.dtype != spec.dtype:
+                raise CaptureError("OL107", f"an argument, {spec}, became {list(t.shape)}")
+
+    def _read_and_rebound(
+        self, found: Sequence[Change], hidden: Sequence[Slot], observer: Observer
+    ) -> list[Slot]:
+        """Slots whose old tensor was read and whose new one replaces it: recurrent state."""
+        known = {slot.id for slot in hidden}
+        return [
+            change.slot
+            for change in found
+            if isinstance(change.before, Tensor)
+            and change.slot.id not in known
+            and self._strided(change.before)
+            and self.driver.region(change.before).storage in observer.external
+        ]
+
+    def _rebound(
+        self,
+        found: Sequence[Change],
+        before: Walk,
+    ) -> Iterator[tuple[Slot, object]]:
+        """The slots that each replay has to write, with what the capture put there."""
+        holders = {id(slot.holder) for slot, _ in before.held.values()}
+        holders |= set(before.containers)
+        for slot, old, new in found:
+            if id(slot.holder) not in holders:
+                continue  # a new container: rebuilt as a whole where its own slot is
+            tensors = flatten(new).tensors if new is not MISSING else []
+            if not tensors and not isinstance(old, Tensor):
+                continue  # a Python effect: it is not repeated
+            grown = old is MISSING and not isinstance(slot.holder, dict)
+            if new is MISSING or grown or isinstance(slot.holder, tuple):
+                raise CaptureError("OL105", f"`{slot.name}` grew, or lost, a tensor in the call")
+            yield slot, new
+
+    def _covered(self, after: Walk, every: Sequence[Tensor], observer: Observer) -> None:
+        """Refuse tensors of the recording that were stored where no replay will renew them."""
+        covered = {id(t) for t in every}
+        for slot, t in after.tensors():
+            if id(t) not in covered and self._strided(t) and observer.known(t):
+                raise CaptureError("OL105", f"`{slot.name}` keeps a tensor made in the call")
+
+    def _output_ports(
+        self, capture: Capture, plan: Inputs, outputs: Outputs, observer: Observer
+    ) -> None:
+        """Results to fresh memory, and written inputs back to where they came from."""
+        if not self.static_outputs:
+            for group in outputs.groups:
+                size = (group.stop - group.start,)
+                capture.output(self.driver.alias(group.example, torch.uint8, size, (1,), 0))
+        for index in written_groups(self.driver, plan, observer):
+            group = plan.groups[index]
+            if group.travel == "fill":
+                raise CaptureError("OL104", "a 0-dim host argument is written")
+            assert group.buffer is not None
+            example = plan.tensors[group.members[0]]
+            displacement = self.driver.region(example).start - group.region.start
+            if group.travel == "copy":
+                displacement = 0
+            capture.output(group.buffer, displacement)
+
+    def _undo(self, run: _Run, kept: Sequence[_Kept], before: Walk) -> None:
+        """Put back what a failed capture left in the callable's state."""
+        found = run.found or changes(before, walk(self.roots))
+        restore(
+            c for c in found if isinstance(c.before, Tensor) or flatten(c.after).tensors
+        )
+        for k in kept:
+            k.restore()
+
+    def _finish(
+        self,
+        graph: Graph,
+        statics: list[Tensor],
+        run: _Run,
+        hidden: list[Slot],
+        before: Walk,
+        observer: Observer,
+        held: dict[int, list[Tensor]],
+        started: float,
+    ) -> Captured:
+        assert run.inputs is not None and run.outputs is not None and run.tree is not None
+        # The slots are as before the call until a launch rebinds them.
+        rebound = {state.slot.id for state in run.state}
+        restore(change for change in run.found if change.slot.id in rebound)
+        slots = _guarded(before, run, hidden, observer, self.driver, self.device)
+        pinned = [
+            t
+            for t, how in zip(run.inputs.tensors, run.inputs.travels, strict=True)
+            if how == "address"
+        ]
+        external = [t for tensors in observer.external.values() for t in tensors]
+        external += [value for _, value in slots if isinstance(value, Tensor)]
+        unique = list({id(t): t for t in [*external, *pinned]}.values())
+        guard = StateGuard(slots, [t for t in unique if self._strided(t)])
+        groups = written_groups(self.driver, run.inputs, observer)
+        written_inputs = sorted(m for g in groups for m in run.inputs.groups[g].members)
+        written = [t for t in observer.written.values() if not observer.known(t)]
+        run.inputs.statics = []
+        for group in run.inputs.groups:
+            group.buffer = None
+        for own in run.outputs.groups:
+            own.example = own.example.new_empty(0) if not self.static_outputs else own.example
+        observer.release()
+        return Captured(
+            driver=self.driver,
+            device=self.device,
+            graph=graph,
+            inputs=run.inputs,
+            hidden=list(hidden),
+            outputs=run.outputs,
+            tree=run.tree,
+            numbers=run.numbers,
+            state=run.state,
+            guard=guard,
+            written=written,
+            written_inputs=written_inputs,
+            statics=statics,
+            untraced=guard.untraced([t for t in external if not _is_input(t, pinned)]),
+            seconds=time.perf_counter() - started,
+        )
+
+
+def _is_input(t: Tensor, pinned: Sequence[Tensor]) -> bool:
+    return any(t is p for p in pinned)
+
+
+def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int]:
+    """The groups of inputs that the callable wrote into."""
+    return [
+        index
+        for index, group in enumerate(plan.groups)
+        if group.buffer is not None and driver.region(group.buffer).storage in observer.written
+    ]
+
+
+def _guarded(
+    before: Walk,
+    run: _Run,
+    hidden: Sequence[Slot],
+    observer: Observer,
+    driver: Driver,
+    device: torch.device,
+) -> list[tuple[Slot, object]]:
+    """Which slots a call must find as the capture did, and what they must hold."""
+    rebound = {state.slot.id for state in run.state} | {slot.id for slot in hidden}
+    now = {change.slot.id: change.after for change in run.found}
+    guarded: list[tuple[Slot, object]] = []
+    for slot, value in before.held.values():
+        if isinstance(value, Tensor):
+            if slot.id in rebound or value.layout is not torch.strided:
+                continue
+            parameter = isinstance(slot.owner, nn.Module) and any(
+                slot.holder is slot.owner.__dict__.get(kind) for kind in ("_parameters", "_buffers")
+            )
+            if value.device.type == device.type and (
+                parameter or driver.region(value).storage in observer.external
+            ):
+                guarded.append((slot, value))
+            continue
+        if slot.id in rebound:
+            guarded.append((slot, value))
+            continue
+        if not _matters(slot, value):
+            continue
+        # A counter that the call advanced is not advanced by replays: it stays where it is now.
+        guarded.append((slot, now.get(slot.id, value)))
+    return guarded
+
+
+def _matters(slot: Slot, value: object) -> bool:
+    """Whether another value in this slot could lead the callable another way."""
+    if slot.owner is None:
+        if isinstance(slot.holder, list | tuple) or slot.holder is MISSING:
+            return False
+        return slot.kind == "cell" or is_state(value) or callable(value)
+    if isinstance(value, nn.Module):
+        return True
+    return slot.key in attributes_read(type(slot.owner)) and (is_plain(value) or callable(value))
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A tensor that existed before a capture, with where it was."""
+
+    tensor: Tensor
+    alias: Tensor
+    address: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    @staticmethod
+    def of(t: Tensor) -> _Kept:
+        return _Kept(t, t.detach(), t.data_ptr(), t.shape, t.stride())
+
+    def changed(self) -> bool:
+        t = self.tensor
+        return (t.data_ptr(), t.shape, t.stride()) != (self.address, self.shape, self.stride)
+
+    def restore(self) -> None:
+        if self.changed():
+            self.tensor.data = self.alias
+
+
+def _refuse_opaque(tree: Tree) -> None:
+    """Results must be tensors and plain values: anything else would be shared between calls."""
+    from onelaunch.tree import constants, is_code
+
+    for constant in constants(tree):
+        value = constant.value
+        if not (is_plain(value) or is_code(value) or isinstance(value, nn.Module)):
+            kind = type(value)
+            raise CaptureError("OL108", f"the result holds a {kind.__module__}.{kind.__qualname__}")

@@ -1,0 +1,93 @@
+"""What the reports say of a row: figures with units, in the order of reading."""
+
+from __future__ import annotations
+
+from onelaunch.bench.profile import us
+from onelaunch.bench.rows import Comparison, Row
+from onelaunch.bench.timers import Timing
+
+COLUMNS = ("engine", "wall / call", "host", "GPU", "rel. error", "build", "memory", "remark")
+_ORDER = {"ok": 0, "unchecked": 1, "interrupted": 2, "wrong": 3, "failed": 4, "missing": 5}
+
+
+def in_order(comparison: Comparison) -> list[Row]:
+    """The fastest first, then what went wrong, then what is missing."""
+    return sorted(
+        comparison.rows,
+        key=lambda row: (_ORDER[row.status], row.wall.median_us if row.wall else 0.0),
+    )
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """One text for each of `COLUMNS`."""
+    return (
+        row.title,
+        timing(row.wall),
+        timing(row.host),
+        timing(row.gpu),
+        "" if row.error is None else f"{row.error:.1e}",
+        "" if row.build_seconds is None else seconds(row.build_seconds),
+        "" if row.memory_bytes is None else memory(row.memory_bytes),
+        remark(row),
+    )
+
+
+def timing(found: Timing | None) -> str:
+    """Median and spread: ``41.2 us ±0.3``."""
+    if found is None:
+        return ""
+    value, unit = us(found.median_us).split()
+    scale = {"us": 1.0, "ms": 1e3, "s": 1e6}[unit]
+    return f"{value} {unit} ±{found.spread_us / 2 / scale:.{2 if float(value) < 10 else 1}f}"
+
+
+def seconds(value: float) -> str:
+    return us(value * 1e6) if value < 1 else f"{value:.1f} s"
+
+
+def memory(count: int) -> str:
+    """Bytes in the unit that leaves a short number."""
+    if count < 2**20:
+        return f"{count / 2**10:.0f} KiB" if count else "0"
+    return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
+
+
+def remark(row: Row) -> str:
+    """What stops the row from being taken at its word."""
+    if row.status != "ok":
+        return f"{row.status}: {row.reason}"
+    said = ["noisy"] if row.noisy else []
+    if row.fresh_output is False:
+        said.append("result overwritten by the next call")
+    return ", ".join(said)
+
+
+def verdict(comparison: Comparison) -> str:
+    """Which engine to take, in a sentence or two."""
+    best, fastest = comparison.best, comparison.fastest
+    if best is None or best.wall is None:
+        return "No engine was right and timed, so none can be named the fastest."
+    text = f"Fastest correct engine: {best.title}, {us(best.wall.median_us)} per call"
+    eager = next((row for row in comparison.rows if row.engine == "eager"), None)
+    if eager is not None and eager.wall is not None and eager is not best:
+        text += f", {eager.wall.median_us / best.wall.median_us:.2f}x eager"
+    text += "."
+    if best.noisy:
+        text += " Its times had not settled: measure longer (--seconds) before you rely on it."
+    if fastest is not None and fastest is not best and fastest.wall is not None:
+        text += (
+            f" {fastest.title} takes {us(fastest.wall.median_us)}, if you are done with each "
+            "result before the next call overwrites it."
+        )
+    return text
+
+
+def header(comparison: Comparison) -> str:
+    """Against what the rows were checked, and how they were timed."""
+    where = comparison.environment.get("gpu") or comparison.environment.get("cpu") or "this machine"
+    return (
+        f"{comparison.workload} on {where}, torch {comparison.environment.get('torch')}. Checked "
+        f"against {comparison.reference}: a relative error up to {comparison.tolerance:.0e} "
+        f"passes. {comparison.rounds} interleaved rounds; median ± half the distance between the "
+        "quartiles."
+    )

@@ -1,0 +1,228 @@
+"""Arguments and results as trees: tensors at the leaves, constants and containers in between.
+
+Two calls with equal trees differ only in their tensors, which is what a recording needs to know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import struct
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+_BY_VALUE = (
+    *(bool, int, str, bytes, type(None), type(Ellipsis), range),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+)
+
+
+class Leaf(NamedTuple):
+    """The place of the tensor number `index`."""
+
+    index: int
+
+
+class Constant:
+    """A value that must be the same in every call, by type and bits; other objects by identity.
+
+    2, 2.0 and True differ, -0.0 and 0.0 differ, a NaN equals a NaN of the same bits.
+    """
+
+    __slots__ = ("_key", "by_identity", "value")
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+        bits = _bits(value)
+        self.by_identity = bits is None
+        self._key: tuple[object, ...] = ("is", id(value)) if bits is None else bits
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return f"<{type(self.value).__name__}>" if self.by_identity else repr(self.value)
+
+    def matches(self, value: object) -> bool:
+        """Whether `value` is this constant."""
+        if self.by_identity:
+            return value is self.value
+        return value is self.value or _bits(value) == self._key
+
+
+def _bits(value: object) -> tuple[object, ...] | None:
+    """A key by type and bits, or None for an object that is compared by identity."""
+    kind = type(value)
+    if kind is float:
+        return (kind, struct.pack("d", cast(float, value)))
+    if kind is complex:
+        number = cast(complex, value)
+        return (kind, struct.pack("dd", number.real, number.imag))
+    if kind in _BY_VALUE:
+        return (kind, value)
+    if kind is frozenset:
+        # Order is not kept, so the parts' keys are compared as a set too.
+        keys = [_bits(part) for part in cast(frozenset[object], value)]
+        return None if None in keys else (kind, frozenset(keys))
+    return None
+
+
+class Container(NamedTuple):
+    """A container: its `kind`, what names its children, and the children."""
+
+    kind: type
+    keys: tuple[Any, ...]
+    children: tuple[Tree, ...]
+
+    def __hash__(self) -> int:
+        # Without the keys: the context of a registered container need not be hashable.
+        return hash((self.kind, self.children))
+
+
+Tree = Leaf | Constant | Container
+
+
+class Flat(NamedTuple):
+    """A tree with its tensors, and the path of each: ``["x"][0]``."""
+
+    tree: Tree
+    tensors: list[Tensor]
+    paths: list[str]
+
+
+def flatten(value: object, root: str = "") -> Flat:
+    """Take a value apart.
+
+    Tuples, lists, dicts, named tuples, dataclasses and what is registered with torch's pytree (a
+    Hugging Face `ModelOutput`) are containers; every other object is a constant.
+
+    Args:
+        value: anything.
+        root: how paths begin.
+    """
+    tensors: list[Tensor] = []
+    paths: list[str] = []
+    return Flat(_flatten(value, root, tensors, paths, set()), tensors, paths)
+
+
+def _flatten(
+    value: object, path: str, tensors: list[Tensor], paths: list[str], above: set[int]
+) -> Tree:
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        paths.append(path)
+        return Leaf(len(tensors) - 1)
+    parts = _parts(value)
+    if parts is None or id(value) in above:
+        return Constant(value)
+    keys, children = parts
+    inside = above | {id(value)}
+    flat = tuple(
+        _flatten(child, path + step, tensors, paths, inside)
+        for child, step in zip(children, _steps(value, keys), strict=True)
+    )
+    return Container(type(value), keys, flat)
+
+
+def _parts(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
+    """The keys and children of a container, or None for what is no container."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        items = list(cast(tuple[object, ...], value))
+        return (len(items),), items
+    if kind is dict or kind is OrderedDict:
+        mapping = cast(dict[Any, object], value)
+        return tuple(mapping), list(mapping.values())
+    if isinstance(value, tuple) and kind not in _BY_VALUE and hasattr(kind, "_fields"):
+        return (len(value),), list(cast(tuple[object, ...], value))
+    if kind is slice:
+        cut = cast(slice, value)
+        return ("start", "stop", "step"), [cut.start, cut.stop, cut.step]
+    if kind in pytree.SUPPORTED_NODES:
+        children, context = pytree.SUPPORTED_NODES[kind].flatten_fn(value)
+        return (pytree.SUPPORTED_NODES[kind], context), list(children)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = tuple(field.name for field in dataclasses.fields(value))
+        if all(hasattr(value, name) for name in names):
+            return names, [getattr(value, name) for name in names]
+    return None
+
+
+def _steps(value: object, keys: tuple[Any, ...]) -> Iterator[str]:
+    if isinstance(value, Mapping) and not isinstance(keys[0] if keys else None, pytree.NodeDef):
+        return (f"[{key!r}]" for key in keys)
+    if dataclasses.is_dataclass(value):
+        return (f".{key}" for key in keys) if keys and isinstance(keys[0], str) else _counted(value)
+    if isinstance(value, slice):
+        return (f".{key}" for key in keys)
+    return _counted(value)
+
+
+def _counted(value: object) -> Iterator[str]:
+    parts = _parts(value)
+    return (f"[{i}]" for i in range(len(parts[1]) if parts else 0))
+
+
+def unflatten(tree: Tree, leaves: list[Any]) -> Any:
+    """Put a value together again, containers new, constants the same objects."""
+    if isinstance(tree, Leaf):
+        return leaves[tree.index]
+    if isinstance(tree, Constant):
+        return tree.value
+    return build(tree, [unflatten(child, leaves) for child in tree.children])
+
+
+def build(tree: Container, children: list[Any]) -> Any:
+    """A new container like `tree` around `children`."""
+    kind, keys = tree.kind, tree.keys
+    if kind is tuple or kind is list:
+        return kind(children)
+    if kind is dict or kind is OrderedDict:
+        return kind(zip(keys, children, strict=True))
+    if kind is slice:
+        return slice(*children)
+    if issubclass(kind, tuple):
+        return cast(Callable[..., Any], kind)(*children)
+    if keys and isinstance(keys[0], pytree.NodeDef):
+        return keys[0].unflatten_fn(children, keys[1])
+    # A dataclass is rebuilt field by field: its __init__ may take other arguments or have effects.
+    made = object.__new__(kind)
+    for name, child in zip(keys, children, strict=True):
+        object.__setattr__(made, name, child)
+    return made
+
+
+def constants(tree: Tree) -> Iterator[Constant]:
+    """Every constant of a tree."""
+    if isinstance(tree, Constant):
+        yield tree
+    elif isinstance(tree, Container):
+        for child in tree.children:
+            yield from constants(child)
+
+
+def is_plain(value: object) -> bool:
+    """Whether a constant compares by value: its meaning is in its type and bits."""
+    return _bits(value) is not None or isinstance(value, enum.Enum)
+
+
+def is_code(value: object) -> bool:
+    """Whether a constant is code: its identity stands for its meaning."""
+    return isinstance(
+        value,
+        types.FunctionType
+        | types.BuiltinFunctionType
+        | types.MethodType
+        | types.ModuleType
+        | type
+        | torch.Generator,
+    )

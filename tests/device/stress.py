@@ -270,7 +270,7 @@ def queued(
     rows: int,
     width: int,
 ) -> dict[str, Any]:
-    """Launches queued without a sync, each with its own input and output, all checked at the end."""
+    """Launches queued without a sync, each with its own input and output, checked at the end."""
     start = time.perf_counter()
     weight = (random_tensor(0, width, width, device=device) / width**0.5).to(dtype)
 

@@ -1,0 +1,256 @@
+"""Hugging Face architectures made small: a configuration, random weights, inputs that vary."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Inputs = dict[str, Tensor]
+
+
+def ids(seed: int, batch: int = 2, length: int = 12) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 90, (batch, length), generator=generator)
+
+
+def values(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def text(seed: int) -> Inputs:
+    return {"input_ids": ids(seed), "attention_mask": torch.ones(2, 12, dtype=torch.int64)}
+
+
+def text_unmasked(seed: int) -> Inputs:
+    return {"input_ids": ids(seed)}
+
+
+def text_to_text(seed: int) -> Inputs:
+    return {"input_ids": ids(seed), "decoder_input_ids": ids(seed + 500, 2, 5)}
+
+
+def image(seed: int) -> Inputs:
+    return {"pixel_values": values(seed, 2, 3, 32, 32)}
+
+
+def sound(seed: int) -> Inputs:
+    return {"input_values": values(seed, 2, 400)}
+
+
+def spectrum(seed: int) -> Inputs:
+    return {"input_features": values(seed, 2, 8, 40), "decoder_input_ids": ids(seed, 2, 5)}
+
+
+def text_and_image(seed: int) -> Inputs:
+    return {**text(seed), **image(seed)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """One model: `transformers` names of its configuration and class, and what makes it small."""
+
+    name: str
+    kind: str
+    config: str
+    model: str
+    inputs: Callable[[int], Inputs]
+    small: dict[str, Any]
+
+    def build(self, device: torch.device) -> nn.Module:
+        import transformers
+
+        torch.manual_seed(0)
+        config = getattr(transformers, self.config)(**self.small)
+        return getattr(transformers, self.model)(config).eval().to(device)
+
+    def arguments(self, seed: int, device: torch.device) -> Inputs:
+        return {k: v.to(device) for k, v in self.inputs(seed).items()}
+
+
+LAYERS = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+ENCODER = {**LAYERS, "intermediate_size": 48, "max_position_embeddings": 40}
+DECODER = {**ENCODER, "num_key_value_heads": 2}
+VISION = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 32,
+    "patch_size": 8,
+}
+
+ARCHITECTURES = [
+    Architecture("bert", "text encoder", "BertConfig", "BertModel", text, ENCODER),
+    Architecture("roberta", "text encoder", "RobertaConfig", "RobertaModel", text, ENCODER),
+    Architecture("electra", "text encoder", "ElectraConfig", "ElectraModel", text, ENCODER),
+    Architecture(
+        "albert",
+        "text encoder",
+        "AlbertConfig",
+        "AlbertModel",
+        text,
+        {**ENCODER, "embedding_size": 16},
+    ),
+    Architecture(
+        "distilbert",
+        "text encoder",
+        "DistilBertConfig",
+        "DistilBertModel",
+        text,
+        {"vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+    ),
+    Architecture("deberta-v2", "text encoder", "DebertaV2Config", "DebertaV2Model", text, ENCODER),
+    Architecture(
+        "gpt2",
+        "text decoder",
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        text,
+        {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40},
+    ),
+    Architecture("llama", "text decoder", "LlamaConfig", "LlamaForCausalLM", text, DECODER),
+    Architecture("qwen2", "text decoder", "Qwen2Config", "Qwen2ForCausalLM", text, DECODER),
+    Architecture("phi", "text decoder", "PhiConfig", "PhiForCausalLM", text, ENCODER),
+    Architecture("gpt-neox", "text decoder", "GPTNeoXConfig", "GPTNeoXForCausalLM", text, ENCODER),
+    Architecture(
+        "opt",
+        "text decoder",
+        "OPTConfig",
+        "OPTForCausalLM",
+        text,
+        {**LAYERS, "ffn_dim": 48, "max_position_embeddings": 40, "word_embed_proj_dim": 32},
+    ),
+    Architecture(
+        "t5",
+        "text to text",
+        "T5Config",
+        "T5ForConditionalGeneration",
+        text_to_text,
+        {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
+    ),
+    Architecture(
+        "bart",
+        "text to text",
+        "BartConfig",
+        "BartModel",
+        text_to_text,
+        {
+            "vocab_size": 99,
+            "d_model": 32,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "decoder_ffn_dim": 48,
+            "max_position_embeddings": 40,
+        },
+    ),
+    Architecture("vit", "vision", "ViTConfig", "ViTModel", image, VISION),
+    Architecture("dinov2", "vision", "Dinov2Config", "Dinov2Model", image, VISION),
+    Architecture(
+        "convnext",
+        "vision",
+        "ConvNextConfig",
+        "ConvNextModel",
+        image,
+        {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]},
+    ),
+    Architecture(
+        "resnet",
+        "vision",
+        "ResNetConfig",
+        "ResNetModel",
+        image,
+        {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
+    ),
+    Architecture(
+        "swin",
+        "vision",
+        "SwinConfig",
+        "SwinModel",
+        image,
+        {
+            "image_size": 32,
+            "patch_size": 2,
+            "embed_dim": 8,
+            "depths": [1, 1],
+            "num_heads": [2, 2],
+            "window_size": 4,
+        },
+    ),
+    Architecture(
+        "wav2vec2",
+        "audio",
+        "Wav2Vec2Config",
+        "Wav2Vec2Model",
+        sound,
+        {
+            **LAYERS,
+            "intermediate_size": 48,
+            "conv_dim": [16, 16],
+            "conv_kernel": [8, 4],
+            "conv_stride": [4, 2],
+            "num_conv_pos_embeddings": 8,
+            "num_conv_pos_embedding_groups": 2,
+        },
+    ),
+    Architecture(
+        "whisper",
+        "audio",
+        "WhisperConfig",
+        "WhisperModel",
+        spectrum,
+        {
+            "vocab_size": 99,
+            "num_mel_bins": 8,
+            "d_model": 32,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "decoder_ffn_dim": 48,
+            "max_source_positions": 20,
+            "max_target_positions": 20,
+            "pad_token_id": 0,
+            "decoder_start_token_id": 1,
+        },
+    ),
+    Architecture(
+        "clip",
+        "multimodal",
+        "CLIPConfig",
+        "CLIPModel",
+        text_and_image,
+        {"text_config": {**ENCODER, "eos_token_id": 2}, "vision_config": VISION},
+    ),
+    Architecture(
+        "siglip",
+        "multimodal",
+        "SiglipConfig",
+        "SiglipModel",
+        text_and_image,
+        {"text_config": ENCODER, "vision_config": VISION},
+    ),
+    Architecture(
+        "mixtral",
+        "mixture of experts",
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        text,
+        {**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    Architecture(
+        "mamba",
+        "state-space model",
+        "MambaConfig",
+        "MambaForCausalLM",
+        text_unmasked,
+        {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+    ),
+]

@@ -88,4 +88,4 @@ def needs_cuda(device: torch.device) -> str | None:
         return None
     if torch.cuda.is_available():
         return f"needs CUDA, and the callable is on {device.type}"
-    return "needs an NVIDIA GPU, and this machine has none"
+    return "needs an NVIDIA GPU"

@@ -19,6 +19,9 @@ from onelaunch.bench.rows import Row, Status
 from onelaunch.bench.timers import Timer, TimerName, Timing, settled
 from onelaunch.bench.workload import Workload
 
+# They are about how an engine calls torch, which a reader of its row can do nothing about.
+OUTDATED = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
+
 
 @dataclass
 class Entry:
@@ -126,6 +129,8 @@ class Entry:
                 self.reason = f"{type(error).__name__}: {first_line(error)}"
                 self.close()
         for warning in caught:
+            if issubclass(warning.category, OUTDATED):
+                continue
             note = f"{warning.category.__name__}: {str(warning.message).splitlines()[0]}"
             if note not in self.notes:
                 self.notes.append(note)

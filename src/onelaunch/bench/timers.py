@@ -17,7 +17,7 @@ import torch
 Call = Callable[[], object]
 TimerName = Literal["wall", "host", "gpu"]
 
-BATCH_US = 20_000.0  # how long a round of one timer should take
+BATCH_US = 10_000.0  # how long a round of one timer should take
 BATCH_CALLS = 500
 SINGLE_CALLS = 15
 SLEEP_CYCLES_PER_US = 2_500  # more than any clock of today's GPUs, so never too short

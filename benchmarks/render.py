@@ -1,0 +1,170 @@
+"""Write the results as Markdown tables between the markers of README.md and docs/*.md.
+
+    python -m benchmarks.render            # writes
+    python -m benchmarks.render --check    # exit code 1 if a page is not up to date
+
+A marker pair is ``<!-- begin:NAME -->`` and ``<!-- end:NAME -->``, NAME a key of `TABLES`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
+INCUMBENTS = (
+    "by-hand",
+    "make_graphed_callables",
+    "compile",
+    "reduce-overhead",
+    "max-autotune",
+    "cudagraphs",
+)
+NAMES = {
+    "mlp": "MLP (32, 1024)",
+    "cnn": "CNN (1, 1, 28, 28)",
+    "rnn": "RNN (10, 64)",
+    "resnet50": "ResNet-50 (1, 3, 224, 224)",
+    "resnext101": "ResNeXt-101 32x8d (64, 3, 7, 7)",
+    "bert": "BERT-base (1, 16)",
+}
+MARKED = re.compile(r"(<!-- begin:([\w-]+) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
+
+
+def summary(results: dict[str, Any]) -> str:
+    """Wall time: eager, the best incumbent, onelaunch, and the limits."""
+    head = ("workload", "eager", "best incumbent", "onelaunch", "compile=True", "bare replay")
+    rows = [
+        (
+            NAMES.get(name, name),
+            wall(data, "eager"),
+            best_incumbent(data),
+            wall(data, "onelaunch"),
+            wall(data, "onelaunch-compile"),
+            f"{wall(data, 'bare')} / {wall(data, 'bare_compiled')}",
+        )
+        for name, data in results["workloads"].items()
+    ]
+    return (
+        table(head, rows)
+        + "\n"
+        + caption(
+            results,
+            "Wall time per call, microseconds; the bare "
+            "replays are of eager's and of Inductor's kernels.",
+        )
+    )
+
+
+def figures(which: str) -> Callable[[dict[str, Any]], str]:
+    """A table of every engine on every workload, of one timer."""
+
+    def render(results: dict[str, Any]) -> str:
+        workloads = results["workloads"]
+        titles = {
+            row["engine"]: row["title"] for data in workloads.values() for row in data["rows"]
+        }
+        rows = [
+            (title, *(figure(data, engine, which) for data in workloads.values()))
+            for engine, title in titles.items()
+        ]
+        head = ("engine", *(NAMES.get(name, name) for name in workloads))
+        what = {"wall": "Wall", "host": "Host", "gpu": "GPU"}[which]
+        return table(head, rows) + "\n" + caption(results, f"{what} time per call, microseconds.")
+
+    return render
+
+
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "engines-summary": ("engines.json", summary),
+    "engines-wall": ("engines.json", figures("wall")),
+    "engines-host": ("engines.json", figures("host")),
+    "engines-gpu": ("engines.json", figures("gpu")),
+}
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---", *("---:" for _ in head[1:])), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def caption(results: dict[str, Any], text: str) -> str:
+    here = results["environment"]
+    versions = f"driver {here['driver']}, CUDA {here['cuda']}, torch {here['torch']}"
+    tf32 = "TF32 off" if here["cudnn TF32"] == "off" else "TF32 on"
+    return f"{text} {here['gpu'] or here['cpu']}, {versions}, float32, {tf32}.\n"
+
+
+def row_of(data: dict[str, Any], engine: str) -> dict[str, Any] | None:
+    return next((row for row in data["rows"] if row["engine"] == engine), None)
+
+
+def figure(data: dict[str, Any], engine: str, which: str) -> str:
+    """A median, with its doubts: ~ for noisy; the status where there is no figure."""
+    row = row_of(data, engine)
+    if row is None:
+        return "-"
+    if row["status"] != "ok" or row[which] is None:
+        return row["status"] if row["status"] != "ok" else "-"
+    return ("~" if row["noisy"] else "") + number(row[which]["median_us"])
+
+
+def wall(data: dict[str, Any], engine: str) -> str:
+    return figure(data, engine, "wall")
+
+
+def best_incumbent(data: dict[str, Any]) -> str:
+    rows = [row for row in data["rows"] if row["engine"] in INCUMBENTS and row["status"] == "ok"]
+    timed = [row for row in rows if row["wall"]]
+    if not timed:
+        return "-"
+    best = min(timed, key=lambda row: row["wall"]["median_us"])
+    return f"{wall(data, best['engine'])} {best['title'].removeprefix('torch.')}"
+
+
+def number(value: float) -> str:
+    """Three figures, and never a fraction of what cannot be seen."""
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def render(text: str, results: Path = RESULTS) -> str:
+    """`text` with what stands between markers made anew.
+
+    Raises:
+        KeyError: a marker names no table.
+        FileNotFoundError: the results of a table that is asked for are not there.
+    """
+
+    def fill(match: re.Match[str]) -> str:
+        file, make = TABLES[match[2]]
+        return match[1] + make(json.loads((results / file).read_text())) + match[3]
+
+    return MARKED.sub(fill, text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    stale: list[str] = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        if not page.exists():
+            continue
+        text = page.read_text()
+        if (new := render(text)) != text:
+            stale.append(str(page.relative_to(ROOT)))
+            if not check:
+                page.write_text(new)
+    if stale:
+        print(f"{'not up to date' if check else 'written'}: {', '.join(stale)}")
+    return 1 if stale and check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,6 +11,7 @@ Nothing happens at import; `install` registers the device, once for the process.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,13 +21,14 @@ from torch import Tensor
 from onelaunch.driver import arena
 from onelaunch.driver.arena import Arena, Block
 from onelaunch.driver.operators import Operator, copy_bits, mapped, operator, tensors
+from onelaunch.driver.recorder import recording
 
 NAME = "tape"
 
-# Index tensors of the host are copied to the device first, as on CUDA.
-_HOST_INDICES = frozenset({"aten::index.Tensor", "aten::index_put_", "aten::index_put"})
+# May read a tensor of the host: a copy from it, and (as on CUDA) the indices of an indexing.
+TAKES_HOST = frozenset({"aten::copy_", "aten::index.Tensor", "aten::index_put_", "aten::index_put"})
 
-_default_arena = Arena()
+_ordinary = Arena()
 _library: torch.library.Library | None = None
 
 Call = Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any]
@@ -39,25 +41,26 @@ def install() -> None:
         return
     from torch.utils import backend_registration
 
-    from onelaunch.driver import emulated_module
+    from onelaunch.driver.emulated_module import Module
 
-    backend_registration._setup_privateuseone_for_python_backend(
-        NAME, backend_module=emulated_module.Module()
-    )
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Module())
     _library = torch.library.Library("aten", "IMPL")
-    for name in ("empty.memory_format", "empty_strided"):
-        func = operator_named(name)
-        _library.impl(name, _factory(func), "PrivateUse1")
-
-
-def operator_named(name: str) -> torch._ops.OpOverload:
-    """The overload called ``aten::<name>``."""
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+    aten = torch.ops.aten
+    for func in (aten.empty.memory_format, aten.empty_strided.default):
+        _library.impl(func.name().removeprefix("aten::"), _factory(func), "PrivateUse1")
+    _library.impl("_copy_from", _copy_from, "PrivateUse1")
 
 
 def _factory(func: torch._ops.OpOverload) -> Callable[..., Tensor]:
-    return lambda *args, **kwargs: run(operator(func), args, kwargs)
+    return lambda *args, **kwargs: run(operator(func), args, kwargs | {"device": torch.device(NAME)})
+
+
+def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    # `torch.tensor(values, device="tape")` comes here: it hides its copy from modes and subclasses.
+    recorder = recording()
+    if recorder is not None:
+        raise recorder.refuse("OL103", "A tensor was made from values of the host in a capture.")
+    return run(operator(torch.ops.aten.copy_.default), (target, source), {})
 
 
 def memory_allocated() -> int:
@@ -84,9 +87,23 @@ class TapeTensor(Tensor):
                 return func.decompose(*args, **kwargs)
             return run(op, args, kwargs)
 
+    # torch refuses these to a tensor subclass, or prints it by calling them. As on CUDA, they copy
+    # to the host first.
+
+    def tolist(self) -> Any:
+        """The values, nested as the dimensions are."""
+        return _read(self, ".tolist()").tolist()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"{repr(_read(self, 'print or repr'))[:-1]}, device='{self.device}')"
+
+    def __format__(self, format_spec: str) -> str:
+        return format(_read(self, "format"), format_spec) if self.dim() == 0 else repr(self)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        with torch.no_grad():
-            copied = _like(self, self.detach().clone())
+        copied = self.detach().clone().requires_grad_(self.requires_grad)
+        if hasattr(self, "_is_param"):
+            copied = torch.nn.Parameter(copied, self.requires_grad)
         memo[id(self)] = copied
         return copied
 
@@ -94,11 +111,11 @@ class TapeTensor(Tensor):
         return _from_host, (self.detach().cpu(), self.requires_grad, hasattr(self, "_is_param"))
 
 
-def _like(original: Tensor, copied: Tensor) -> Tensor:
-    copied.requires_grad_(original.requires_grad)
-    if hasattr(original, "_is_param"):
-        copied._is_param = True
-    return copied
+def _read(t: Tensor, how: str) -> Tensor:
+    recorder = recording()
+    if recorder is not None:
+        raise recorder.refuse("OL101", f"The host read a tensor ({how}) in a capture.")
+    return t.detach().cpu()
 
 
 def _from_host(host: Tensor, requires_grad: bool, is_param: bool) -> Tensor:
@@ -106,9 +123,34 @@ def _from_host(host: Tensor, requires_grad: bool, is_param: bool) -> Tensor:
     return torch.nn.Parameter(t, requires_grad) if is_param else t.requires_grad_(requires_grad)
 
 
-def is_device(value: Any) -> bool:
-    """Whether `value` names the emulated device."""
+def names_device(value: Any) -> bool:
+    """Whether a ``device`` argument names the emulated device."""
     return value is not None and torch.device(value).type == NAME
+
+
+class Placer:
+    """Where the fresh results of operations go: an arena, and the blocks just taken from it."""
+
+    def __init__(self, memory: Arena) -> None:
+        self._arena = memory
+        self._fresh: dict[int, Block] = {}
+
+    def allocate(self, nbytes: int) -> Block:
+        """A block for a result; `storage` hands it over to a tensor."""
+        block = self._arena.allocate(nbytes)
+        self._fresh[block.host._cdata] = block
+        return block
+
+    def place(self, t: Tensor) -> Tensor:
+        """The fresh CPU tensor `t`, moved with its strides to a block of the device."""
+        block = self.allocate(extent_bytes(t))
+        placed = host_over(block, t.dtype, t.shape, t.stride(), 0)
+        copy_bits(placed, t)
+        return placed
+
+    def storage(self, host: Tensor) -> torch.UntypedStorage:
+        """The device's storage over a block just allocated, which keeps the block from now on."""
+        return device_storage(self._fresh.pop(host.untyped_storage()._cdata))
 
 
 def run(
@@ -116,7 +158,7 @@ def run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     call: Call | None = None,
-    memory: Arena | None = None,
+    placer: Placer | None = None,
 ) -> Any:
     """Run one operation on tensors of the device.
 
@@ -124,43 +166,206 @@ def run(
         op: the operation, not a composite one.
         args: its arguments; some are `TapeTensor`s, or `kwargs` names the device.
         kwargs: its keyword arguments.
-        call: what runs it on CPU tensors over the same memory; the operation itself by default.
-        memory: where fresh results live; the ordinary arena by default.
+        call: what runs it on CPU tensors over the same memory, and places its fresh results.
+        placer: where they go; the ordinary arena by default.
     """
+    placer = placer or Placer(_ordinary)
+    call = call or _calling(placer)
     mine = [t for t in tensors((args, kwargs)) if isinstance(t, TapeTensor)]
-    if op.idle and mine and op.written(args, kwargs):
-        return _change_metadata(op, args, kwargs)
-    _one_device(op, args, kwargs)
-    storages = {block_of(t).host._cdata: t.untyped_storage() for t in mine}
-    hosts = {id(t): host(t) for t in mine}
-    wrappers = {id(hosts[id(t)]): t for t in mine}
-    to_host = kwargs.get("device") is not None and not is_device(kwargs["device"])
-    if is_device(kwargs.get("device")):
+    to_host = kwargs.get("device") is not None and not names_device(kwargs["device"])
+    if op.idle and op.written(args, kwargs):
+        return _change_metadata(op, args, kwargs, call, placer)
+    if kwargs.get("device") is None:
+        _check_one_device(op, args, kwargs)
+    elif not to_host:
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    outs = {id(t): t for t in op.written(args, kwargs) if t.numel() == 0}
-    resized = {key: torch.empty_like(hosts[key]) for key in outs}
-    swap = hosts | resized
+    _size_outputs(op, args, kwargs, placer)
+    storages = {block_of(t).host._cdata: t.untyped_storage() for t in mine}
+    given = frozenset(storages)
+    hosts = {id(t): host(t) for t in mine}
+    wrappers = {id(h): t for t in mine if (h := hosts[id(t)]) is not None}
 
     def unwrap(value: Any) -> Any:
-        return swap.get(id(value), value) if isinstance(value, Tensor) else value
-
-    result = (call or _call)(op, mapped(args, unwrap), mapped(kwargs, unwrap))
-    for key, t in outs.items():
-        _settle(t, resized[key], memory)
-        wrappers[id(resized[key])] = t
+        return hosts.get(id(value), value)
 
     def wrap(value: Any) -> Any:
-        if not isinstance(value, Tensor) or to_host:
-            return value
-        if id(value) in wrappers:
-            return wrappers[id(value)]
-        storage = storages.get(value.untyped_storage()._cdata)
-        if storage is None:
-            storage, value = _to_device(value, memory)
-        return wrap_over(storage, value)
+        if not isinstance(value, Tensor) or id(value) in wrappers:
+            return wrappers.get(id(value), value)
+        key = value.untyped_storage()._cdata
+        if key not in storages:
+            storages[key] = placer.storage(value)
+        return wrap_over(storages[key], value, mine[0] if key in given else None)
 
-    return mapped(result, wrap)
+    args, kwargs = mapped(args, unwrap), mapped(kwargs, unwrap)
+    return op.func(*args, **kwargs) if to_host else mapped(call(op, args, kwargs), wrap)
 
 
-def _call(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return op.func(*args, **kwargs)
+def _calling(placer: Placer) -> Call:
+    def call(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = op.func(*args, **kwargs)
+        known = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
+        is_fresh = [t for t in tensors(result) if t.untyped_storage()._cdata not in known]
+        placed = {id(t): placer.place(t) for t in is_fresh}
+        return mapped(result, lambda value: placed.get(id(value), value))
+
+    return call
+
+
+def _check_one_device(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if op.name in TAKES_HOST:
+        return
+    for t in tensors((args, kwargs)):
+        if not isinstance(t, TapeTensor) and t.dim():
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{NAME}:0 and {t.device}! (when running {op.name})"
+            )
+
+
+def _size_outputs(
+    op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], placer: Placer
+) -> None:
+    """Give ``out=`` tensors of another size the memory that the result needs."""
+    outs = [(name, kwargs[name]) for name in op.outs if isinstance(kwargs.get(name), TapeTensor)]
+    if not outs:
+        return
+    trial = {name: torch.empty(0, dtype=t.dtype) for name, t in outs}
+    state = torch.get_rng_state()
+    op.func(*mapped(args, _host_or_same), **mapped(kwargs, _host_or_same) | trial)
+    torch.set_rng_state(state)
+    for name, t in outs:
+        if t.shape != trial[name].shape:
+            block = placer.allocate(extent_bytes(trial[name]))
+            over = host_over(block, t.dtype, (), (), 0)
+            bind(t, placer.storage(over), 0, trial[name].shape, trial[name].stride())
+
+
+def _host_or_same(value: Any) -> Any:
+    return host(value) if isinstance(value, TapeTensor) else value
+
+
+def _change_metadata(
+    op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call, placer: Placer
+) -> Tensor:
+    t: Tensor = args[0]
+    kind = op.name.removeprefix("aten::")
+    if kind == "set_.source_Tensor":
+        source = args[1]
+        bind(t, source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
+    elif kind == "set_.source_Storage":
+        bind(t, args[1], 0, (args[1].nbytes() // t.itemsize,), (1,))
+    elif kind == "set_.source_Storage_storage_offset":
+        stride = args[4] if len(args) > 4 else torch.empty(args[3], device="meta").stride()
+        bind(t, args[1], args[2], args[3], stride)
+    elif kind in ("resize_", "resize_as_"):
+        _resize(t, args[1].shape if kind == "resize_as_" else args[1], call, placer)
+    elif kind != "detach_":
+        with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
+            op.func(*args, **kwargs)
+    return t
+
+
+def _resize(t: Tensor, size: Sequence[int], call: Call, placer: Placer) -> None:
+    storage, offset = t.untyped_storage(), t.storage_offset()
+    stride = torch.empty(tuple(size), device="meta").stride()
+    if (offset + math.prod(size)) * t.itemsize > storage.nbytes():
+        new = placer.allocate((offset + math.prod(size)) * t.itemsize)
+        n = min(storage.nbytes(), new.nbytes)
+        to, source = (host_over(b, torch.uint8, (n,), (1,), 0) for b in (new, storage.block))
+        call(operator(torch.ops.aten.copy_.default), (to, source), {})
+        storage = placer.storage(to)
+    bind(t, storage, offset, size, stride)
+
+
+# From a device tensor to its memory and back. A block belongs to the device's storage, as an
+# attribute of its Python object, which torch keeps for as long as any tensor uses that storage.
+
+
+def device_storage(block: Block) -> torch.UntypedStorage:
+    """A storage of the device over `block`, which it owns."""
+    storage = torch._C._construct_storage_from_data_pointer(
+        block.address, torch.device(NAME, 0), block.nbytes
+    )
+    storage.block = block
+    return storage
+
+
+def block_of(t: Tensor) -> Block:
+    """The block in which a device tensor lives."""
+    storage: Any = t.untyped_storage()
+    if not hasattr(storage, "block"):  # made inside torch, for no elements
+        bind(t, device_storage(_ordinary.allocate(0)), 0, t.shape, t.stride())
+        storage = t.untyped_storage()
+    return storage.block
+
+
+def host_over(
+    block: Block, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
+) -> Tensor:
+    """A CPU tensor over the memory of `block`, which it does not keep allocated."""
+    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
+        return torch.empty(0, dtype=dtype).set_(block.host, offset, tuple(size), tuple(stride))
+
+
+def host(t: Tensor) -> Tensor:
+    """A CPU tensor over the memory of the device tensor `t`."""
+    over = host_over(block_of(t), t.dtype, t.shape, t.stride(), t.storage_offset())
+    torch._C._set_conj(over, t.is_conj())
+    torch._C._set_neg(over, t.is_neg())
+    return over
+
+
+def extent_bytes(t: Tensor) -> int:
+    """Bytes from the first element of `t` to the end of its last."""
+    if t.numel() == 0:
+        return 0
+    return (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.itemsize
+
+
+def wrap_over(storage: torch.UntypedStorage, value: Tensor, base: Tensor | None) -> Tensor:
+    """The device tensor with the layout of CPU tensor `value` over `storage`, a view of `base`."""
+    inference = torch.is_inference_mode_enabled() and (base is None or base.is_inference())
+    with torch.inference_mode(inference):
+        t = tensor_over(
+            storage, value.dtype, value.shape, value.stride(), value.storage_offset()
+        )
+    torch._C._set_conj(t, value.is_conj())
+    torch._C._set_neg(t, value.is_neg())
+    return t
+
+
+def tensor_over(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int,
+) -> Tensor:
+    """A device tensor over `storage`, with `offset` in elements."""
+    t = torch.Tensor._make_wrapper_subclass(
+        TapeTensor, (0,), dtype=dtype, device=torch.device(NAME, 0)
+    )
+    bind(t, storage, offset, size, stride)
+    return t
+
+
+def bind(
+    t: Tensor,
+    storage: torch.UntypedStorage,
+    offset: int,
+    size: Sequence[int],
+    stride: Sequence[int],
+) -> None:
+    """Let the device tensor `t` use `storage`, with `offset` in elements."""
+    aten = torch.ops.aten
+    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
+        # torch has `set_` for its own devices and for meta; meta's takes any storage, and only
+        # for no elements one that it may not resize. `as_strided_` then works on every device.
+        include = torch._C._meta_in_tls_dispatch_include()
+        aten.as_strided_.default(t, (0,), (1,), 0)
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        try:
+            aten.set_.source_Storage_storage_offset(t, storage, 0, (0,), (1,))
+        finally:
+            torch._C._set_meta_in_tls_dispatch_include(include)
+        aten.as_strided_.default(t, tuple(size), tuple(stride), offset)

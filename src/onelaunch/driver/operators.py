@@ -57,6 +57,7 @@ class Operator:
         label: what to call it in a message.
         composite: it is made of other operations, which are recorded instead.
         describes: its numbers are about metadata, so that they are no host read.
+        outs: its arguments for the memory of its results.
         idle: there is nothing to repeat: metadata only, or memory left undefined.
     """
 
@@ -72,6 +73,7 @@ class Operator:
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.is_constant = self.name == "aten::lift_fresh"
         self._arguments = func._schema.arguments
+        self.outs = [a.name for a in self._arguments if a.is_out]
         self._writes = [
             (i, a.name)
             for i, a in enumerate(self._arguments)

@@ -9,7 +9,9 @@ that to give the same bits, else called and its result copied.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +26,6 @@ from onelaunch.driver.operators import (
     leaves,
     mapped,
     operator,
-    storage_bytes,
     tensors,
 )
 from onelaunch.driver.randomness import RandomState, seeding_line
@@ -57,6 +58,30 @@ class Memory(Protocol):
     def external(self, t: Tensor) -> Tensor | None:
         """All the bytes around host tensor `t` if they existed before the capture, else None."""
         ...
+
+
+class _Here(threading.local):
+    recorder: Recorder | None = None
+
+
+_here = _Here()
+
+
+def recording() -> Recorder | None:
+    """The recorder of the capture whose body this thread is running, or None."""
+    return _here.recorder
+
+
+@contextmanager
+def recording_with(recorder: Recorder) -> Iterator[None]:
+    """Record what runs in the context: its operations, and its reads on the host."""
+    _here.recorder = recorder
+    try:
+        with HostReads(recorder), recorder:
+            yield
+        recorder.finish()
+    finally:
+        _here.recorder = None
 
 
 class Recorder(TorchDispatchMode):
@@ -168,7 +193,7 @@ class Recorder(TorchDispatchMode):
 
     def refuse(self, code: str, what: str, fix: str | None = None) -> CaptureError:
         """The error to raise; kept, so that a body that swallows it is refused all the same."""
-        place = user_frame()
+        place = user_frame() or self._line  # the engine's threads have no frame of the user
         error = CaptureError(code, what, where=str(place) if place else None, fix=fix)
         self.refused = self.refused or error
         return error
@@ -216,49 +241,3 @@ class HostReads(TorchFunctionMode):
         if read is not None and self._recorder.memory.owns(args[:1], {}):
             raise self._recorder.refuse("OL101", f"The host read a tensor ({read}) in a capture.")
         return func(*args, **(kwargs or {}))
-
-
-class HostMemory:
-    """Plain CPU tensors: each result keeps the storage that the captured operation gave it."""
-
-    def __init__(self) -> None:
-        self._own: dict[int, torch.UntypedStorage] = {}
-        self._aliases: dict[tuple[Any, ...], Tensor] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the storages that the recording holds."""
-        return sum(s.nbytes() for s in self._own.values())
-
-    def owns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Every call whose tensors are on the CPU."""
-        device = kwargs.get("device")
-        if device is not None and torch.device(device).type != "cpu":
-            return False
-        return all(t.device.type == "cpu" for t in tensors((args, kwargs)))
-
-    def run(
-        self, recorder: Recorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """The operation as it is."""
-        return recorder.call(op, args, kwargs)
-
-    def fixed(self, t: Tensor) -> Tensor:
-        """An alias of its own: the body may change the metadata of `t` later (`t_`, `resize_`)."""
-        key = (t.untyped_storage()._cdata, t.dtype, t.shape, t.stride(), t.storage_offset())
-        key += (t.is_conj(), t.is_neg())
-        if key not in self._aliases:
-            with torch._C._AutoDispatchBelowAutograd():
-                self._aliases[key] = t.detach()
-        return self._aliases[key]
-
-    def place(self, t: Tensor) -> Tensor:
-        """`t` itself, kept."""
-        storage = t.untyped_storage()
-        self._own[storage._cdata] = storage
-        return t
-
-    def external(self, t: Tensor) -> Tensor | None:
-        """The bytes of the storage of `t`, if no recorded operation made it."""
-        own = t.untyped_storage()._cdata in self._own
-        return None if own else storage_bytes(t)

@@ -12,27 +12,23 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from onelaunch.driver import emulated
+from onelaunch.driver.arena import Arena
 from onelaunch.driver.driver import Capture, Graph, Pool, Region, Released, Travel
+from onelaunch.driver.memory import ArenaMemory, HostMemory
 from onelaunch.driver.operators import Step
-from onelaunch.driver.recorder import HostMemory, HostReads, Recorder
+from onelaunch.driver.recorder import Recorder, recording, recording_with
 from onelaunch.errors import CaptureError
 
 T = TypeVar("T")
 
 _ALIGNMENT = 512
 _EXCLUSIVE = threading.RLock()
-
-
-class _Here(threading.local):
-    recorder: Recorder | None = None
-
-
-_here = _Here()
 
 
 class TapePool:
@@ -42,23 +38,39 @@ class TapePool:
         self.device = device
         self.lock = threading.RLock()
         self.graphs: set[TapeGraph] = set()
+        self.arena = Arena() if device.type == emulated.NAME else None
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the storages of its recordings."""
+        """Bytes of the pool's arena, or of the storages of its recordings on the CPU."""
+        if self.arena is not None:
+            return self.arena.reserved_bytes
         return sum(g.memory_bytes for g in self.graphs)
+
+    def memory(self) -> HostMemory:
+        """Where the tensors of one more recording live."""
+        return HostMemory() if self.arena is None else ArenaMemory(self.arena)
+
+    def trim(self) -> None:
+        """Give back what no recording needs any more."""
+        if self.arena is not None and not self.graphs:
+            self.arena.trim()
 
 
 class _Port:
     """One copy between the caller's memory and the recording's, at an address set by launch."""
 
     def __init__(self, buffer: Tensor, displacement: int, travel: Travel = "node") -> None:
-        self.buffer = buffer
+        self.buffer = on_host(buffer)
         self.travel: Travel = travel
         self.displacement = displacement
         self.address = 0
         self._fixed = buffer.data_ptr()
         self._nbytes = buffer.numel()
+
+    def fill(self, source: Tensor) -> None:
+        """Copy the values of `source`, of any layout; of the host for ``"fill"``."""
+        self.buffer.copy_(on_host(source))
 
     def point(self, t: Tensor) -> None:
         self.address = t.data_ptr() - self.displacement
@@ -82,21 +94,21 @@ class _Capture:
         self, source: Tensor, buffer: Tensor, travel: Travel, displacement: int = 0
     ) -> None:
         """Add an input port; see `Capture.input`. The example's bytes are brought in at once."""
-        port = _Port(buffer, displacement, travel)
-        with torch._C._DisableTorchDispatch():
-            self._recorder.save(buffer)
-        if travel == "node":
-            self._recorder.steps.append(port.bring)
-            port.point(source)
-            port.bring()
-        else:
-            with _raw():
-                buffer.copy_(source)
+        with _raw():
+            port = _Port(buffer, displacement, travel)
+            self._recorder.save(port.buffer)
+            if travel == "node":
+                self._recorder.steps.append(port.bring)
+                port.point(source)
+                port.bring()
+            else:
+                port.fill(source)
         self.inputs.append(port)
 
     def output(self, buffer: Tensor, displacement: int = 0) -> None:
         """Add an output port; see `Capture.output`."""
-        port = _Port(buffer, displacement)
+        with _raw():
+            port = _Port(buffer, displacement)
         self._recorder.steps.append(port.take)
         self.outputs.append(port)
 
@@ -104,10 +116,10 @@ class _Capture:
 class TapeGraph:
     """One recording: calls with their arguments bound, in order."""
 
-    def __init__(self, pool: TapePool, memory: HostMemory, tape: _Capture, steps: list[Step]):
+    def __init__(self, pool: TapePool, memory_bytes: int, tape: _Capture, steps: list[Step]):
         self.travels: tuple[Travel, ...] = tuple(p.travel for p in tape.inputs)
+        self.memory_bytes = memory_bytes
         self._pool = pool
-        self._memory: HostMemory | None = memory
         self._inputs = tape.inputs
         self._outputs = tape.outputs
         self._steps = steps
@@ -117,11 +129,6 @@ class TapeGraph:
     def nodes(self) -> int:
         """Number of calls and copies that one launch runs."""
         return len(self._steps)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the storages that the recording holds."""
-        return self._memory.nbytes if self._memory else 0
 
     def launch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         """Bring the sources in, run every call, take the results out; see `Graph.launch`."""
@@ -134,7 +141,7 @@ class TapeGraph:
                 if port.travel == "node":
                     port.point(source)
                 else:
-                    port.buffer.copy_(source)
+                    port.fill(source)
             for port, target in zip(self._outputs, targets, strict=True):
                 port.point(target)
             for step in self._steps:
@@ -143,9 +150,9 @@ class TapeGraph:
     def reset(self) -> None:
         """Free the recording; a launch after that is an error. Idempotent."""
         with self._pool.lock:
-            self._memory, self._steps = None, []
-            self._inputs, self._outputs = [], []
+            self._steps, self._inputs, self._outputs = [], [], []
             self._pool.graphs.discard(self)
+            self._pool.trim()
 
 
 class TapeDriver:
@@ -170,21 +177,25 @@ class TapeDriver:
         first, rest = divmod(base.storage_offset() * base.itemsize + offset, dtype.itemsize)
         if rest:
             raise ValueError(f"{offset} bytes into {base.shape} is no multiple of {dtype}")
+        if isinstance(base, emulated.TapeTensor):
+            return emulated.tensor_over(storage, dtype, size, stride, first)
         with _raw():
             return torch.empty(0, dtype=dtype).set_(storage, first, tuple(size), tuple(stride))
 
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
         """uint8 memory of shape (nbytes,), aligned to 512 bytes."""
+        if device.type == emulated.NAME:
+            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+        recorder = recording()
         with _raw():
             block = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8)
-            if _here.recorder is not None:
-                block = _here.recorder.memory.place(block)
+            block = block if recorder is None else recorder.memory.place(block)
             skip = -block.data_ptr() % _ALIGNMENT
             return block[skip : skip + nbytes]
 
     def capturing(self) -> bool:
         """Whether this thread is inside the body of a capture."""
-        return _here.recorder is not None
+        return recording() is not None
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -208,26 +219,37 @@ class TapeDriver:
     ) -> tuple[TapeGraph, T]:
         """Record what `body` does; see `Driver.capture`."""
         assert isinstance(pool, TapePool)
-        if _here.recorder is not None:
+        if recording() is not None:
             raise CaptureError("OL109", "A capture was begun during a capture.")
-        memory = HostMemory()
+        with pool.lock:
+            try:
+                return self._record(body, pool, generators)
+            except torch.OutOfMemoryError as error:
+                raise CaptureError("OL111", str(error)) from error
+            finally:
+                pool.trim()
+
+    def _record(
+        self,
+        body: Callable[[Capture], T],
+        pool: TapePool,
+        generators: Sequence[torch.Generator],
+    ) -> tuple[TapeGraph, T]:
+        memory = pool.memory()
         recorder = Recorder(memory, generators)
         tape = _Capture(recorder)
-        _here.recorder = recorder
         torch.clear_autocast_cache()
         try:
-            with HostReads(recorder), recorder:
+            with recording_with(recorder):
                 result = body(tape)
-            recorder.finish()
         except Exception as error:
             if recorder.refused is not None and error is not recorder.refused:
-                raise recorder.refused from error  # the body turned the refusal into something else
+                raise recorder.refused from error  # the body made something else of the refusal
             raise
         finally:
-            _here.recorder = None
             torch.clear_autocast_cache()
             recorder.restore()
-        return TapeGraph(pool, memory, tape, recorder.steps), result
+        return TapeGraph(pool, memory.nbytes, tape, recorder.steps), result
 
     def rebind(
         self,
@@ -242,6 +264,11 @@ class TapeDriver:
 
     def synchronize(self, device: torch.device) -> None:
         """Nothing: a launch has run when it returns."""
+
+
+def on_host(t: Tensor) -> Tensor:
+    """A CPU tensor over the memory of `t`: `t` itself, unless it is on the emulated device."""
+    return emulated.host(t) if isinstance(t, emulated.TapeTensor) else t
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in, drop_in_worlds, replays
+from .drop_in import assert_same, drop_in, drop_in_worlds, replays, right_or_refused
 
 Rand = Callable[..., Tensor]
 
@@ -61,8 +61,6 @@ INPUTS: dict[str, Callable[[Rand, int], Any]] = {
     "dataclass": lambda r, i: State(r(i, 3), 4, {"more": r(i + 50, 3)}),
     "frozen dataclass": lambda r, i: Frozen(r(i, 3), "b"),
     "list of dataclasses": lambda r, i: [State(r(i + k, 3), k) for k in range(3)],
-    "subclass of tuple": lambda r, i: Subtuple((r(i, 3), r(i + 50, 3))),
-    "subclass of dict": lambda r, i: Subdict(a=r(i, 3), b=1),
     "empty containers": lambda r, i: [(), [], {}, None, r(i, 3)],
     "deep": lambda r, i: [[[[{"x": ({"y": [r(i, 3)]},)}]]]],
     "same list twice": lambda r, i: (lambda inner: [inner, inner])([r(i, 3)]),
@@ -95,6 +93,22 @@ def test_structures_as_results(rand: Rand, name: str) -> None:
         return INPUTS[name](lambda seed, *shape: x * 2 if seed < 50 else y + x, 0)
 
     drop_in(f, lambda i: (rand(i, 3), rand(i + 50, 3)))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda x, y: Subtuple((x, y)), lambda x, y: Subdict(a=x, b=1)], ids=["tuple", "dict"]
+)
+def test_subclasses_of_containers_are_right_refused_or_eager(rand: Rand, make: Any) -> None:
+    def world() -> Any:
+        return lambda x: make(x * 2, x), lambda i: (rand(i, 3),)
+
+    right_or_refused(world, "OL108")
+    fast = ol.graph(lambda tree: [x * 2 for x in leaves(tree)], warmup=1)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        for i in range(5):
+            tree = make(rand(i, 3), rand(50 + i, 3))
+            assert_same(fast(tree), [x * 2 for x in leaves(tree)])
 
 
 def test_a_result_container_is_new_at_each_call(rand: Rand) -> None:
@@ -363,12 +377,9 @@ def test_other_callables(device: torch.device, rand: Rand) -> None:
     assert_same(nn.ReLU()(rand(0, 3)), torch.relu(rand(0, 3)))
 
 
-def test_graph_of_a_graphed_function(rand: Rand) -> None:
-    once = ol.graph(lambda x: x * 2, warmup=1)
-    twice: Any = ol.graph(once, warmup=1)
-    with torch.no_grad():
-        for i in range(6):
-            assert_same(twice(rand(i, 3)), rand(i, 3) * 2)
+def test_graph_of_a_graphed_function_is_refused() -> None:
+    with pytest.raises(ol.GraphError, match="OL401"):
+        ol.graph(ol.graph(lambda x: x * 2))
 
 
 # Bad input.

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -81,6 +82,8 @@ def test_vmap(rand: Rand) -> None:
     counted.check_inlined()
 
 
+# The first dual number of a process loads decompositions that torch.jit scripts.
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @on_cpu_and_cuda
 def test_functorch_grad_and_jvp(device: torch.device, rand: Rand) -> None:
     counted = Counted(rand)
@@ -97,6 +100,7 @@ def test_functorch_grad_and_jvp(device: torch.device, rand: Rand) -> None:
     counted.check_inlined()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @on_cpu_and_cuda
 def test_dual_numbers(device: torch.device, rand: Rand) -> None:
     import torch.autograd.forward_ad as fwd
@@ -200,7 +204,7 @@ def test_make_fx_traces_through(device: torch.device, rand: Rand) -> None:
 
     counted = Counted(rand)
     with torch.no_grad():
-        traced = make_fx(counted.fast)(rand(0, 3))
+        traced = make_fx(lambda x: counted.fast(x))(rand(0, 3))
         assert "sin" in traced.code
         for i in range(3):
             assert_same(traced(rand(i, 3)), rand(i, 3).sin() * 2)

@@ -15,8 +15,8 @@ class Capabilities:
     """What the driver and cuda-bindings allow here, each with the reason why not.
 
     Attributes:
-        memcpy_nodes: copies of inputs and outputs are nodes of the graph, re-pointed at each launch;
-            otherwise they are launches of their own before and after it.
+        memcpy_nodes: copies of inputs and outputs are nodes of the graph, re-pointed at each
+            launch; otherwise they are launches of their own before and after it.
         rebind: kernels can be made to read an input where the caller has it.
         why_not: the reason for what is missing; empty where nothing is.
         versions: of the driver and of cuda-bindings, as far as they are known.

@@ -15,7 +15,7 @@ from onelaunch.driver.cuda import memory
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.graph import CudaGraph
 from onelaunch.driver.cuda.memory import CudaPool
-from onelaunch.driver.cuda.order import bindings, capture_stream
+from onelaunch.driver.cuda.order import bindings, capture_stream, device_index
 from onelaunch.driver.cuda.rebind import rebind
 from onelaunch.driver.cuda.record import record
 from onelaunch.driver.driver import Capture, Graph, Pool, Region
@@ -63,7 +63,7 @@ class CudaDriver:
 
     def warmup(self, run: Callable[[], T], device: torch.device) -> T:
         """See `Driver.warmup`. No host sync."""
-        index = torch.cuda.current_device() if device.index is None else device.index
+        index = device_index(device)
         caller, stream = torch.cuda.current_stream(index), capture_stream(index)
         stream.wait_stream(caller)
         try:

@@ -12,10 +12,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.cuda.order import Order, bindings
+from onelaunch.driver.cuda.order import Order, bindings, device_index
 from onelaunch.driver.driver import Region
 
 _GUARD_BYTES = 1
+
+
+class Ranges:
+    """Addresses `[start, stop)`, disjoint."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+
+    def set(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Replace them all."""
+        ordered = sorted(ranges)
+        self._starts = [start for start, _ in ordered]
+        self._stops = [stop for _, stop in ordered]
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        """Whether one of the ranges has an address of `[start, stop)`."""
+        before = bisect_left(self._starts, stop)
+        return before > 0 and self._stops[before - 1] > start
 
 
 class CudaPool:
@@ -25,11 +44,10 @@ class CudaPool:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.index: int = torch.cuda.current_device() if device.index is None else device.index
+        self.index = device_index(device)
         self.order = Order(self.index)
         self._holder = _Holder()
-        self._starts: list[int] = []
-        self._stops: list[int] = []
+        self.ranges = Ranges()
         weakref.finalize(self, _retire, self._holder).atexit = False
 
     @property
@@ -47,15 +65,8 @@ class CudaPool:
         return holder.pool.id
 
     def refresh(self) -> None:
-        """Note which addresses are the pool's, for `overlaps`."""
-        segments = sorted(self._segments())
-        self._starts = [start for start, _ in segments]
-        self._stops = [stop for _, stop in segments]
-
-    def overlaps(self, start: int, stop: int) -> bool:
-        """Whether any of these addresses was the pool's at the last `refresh`."""
-        before = bisect_left(self._starts, stop)
-        return before > 0 and self._stops[before - 1] > start
+        """Note which addresses are the pool's in `ranges`."""
+        self.ranges.set(self._segments())
 
     def release(self) -> None:
         """Give memory back to the device, if nothing is left in the pool."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _NEEDED = (
     "cuFuncGetParamInfo",
@@ -21,9 +21,17 @@ _NEEDED = (
     "cuStreamGetCaptureInfo",
 )
 
-Setter = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A prepared call, `function(*arguments)`, that sets a node of an executable graph; it returns a
-tuple of one code, zero if it worked."""
+
+class Setter(NamedTuple):
+    """A prepared call, `function(*arguments)`, that sets a node of an executable graph.
+
+    The call returns a tuple of one code, zero if it worked. `memory` is what the arguments point
+    to.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    memory: object
 
 
 class NodeError(RuntimeError):
@@ -105,6 +113,16 @@ def new_stream() -> int:
     return int(_call("cuStreamCreate", flag))
 
 
+def launcher(executable: int) -> tuple[Callable[..., Any], Any]:
+    """The function that launches, and its first argument; `stream_handle` makes the second."""
+    return _cu().cuGraphLaunch, _cu().CUgraphExec(executable)
+
+
+def stream_handle(stream: int) -> Any:
+    """A stream in the form that saves the bindings a conversion at each launch."""
+    return _cu().CUstream(stream)
+
+
 def begin_capture(stream: int) -> None:
     """Begin a capture that PyTorch does not know of."""
     mode = _cu().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -171,12 +189,16 @@ class CopyNode:
         self.fields = Memcpy.from_address(self._parameters.getPtr())
         self.linear = self.fields.Height <= 1 and self.fields.Depth <= 1
 
+    def source(self) -> ctypes.c_uint64:
+        """`fields.srcDevice` as a word in place."""
+        return ctypes.c_uint64.from_buffer(self.fields, Memcpy.__dict__["srcDevice"].offset)
+
     def setter(self, executable: int) -> Setter:
         """The call that takes `fields` to the executable graph."""
         context = _call("cuCtxGetCurrent")
         exec_ = _cu().CUgraphExec(executable)
         function = _cu().cuGraphExecMemcpyNodeSetParams
-        return function, (exec_, _node(self.node), self._parameters, context)
+        return Setter(function, (exec_, _node(self.node), self._parameters, context), None)
 
 
 @dataclass
@@ -235,9 +257,8 @@ class KernelNode:
             size = None
             array = (ctypes.c_void_p * len(addresses))(*addresses)
             new.kernelParams = ctypes.addressof(array)
-        self._alive = (array, size, self.blocks)  # the driver reads them at each setting
-        exec_ = cu.CUgraphExec(executable)
-        return cu.cuGraphExecKernelNodeSetParams, (exec_, _node(self.node), new)
+        arguments = (cu.CUgraphExec(executable), _node(self.node), new)
+        return Setter(cu.cuGraphExecKernelNodeSetParams, arguments, (array, size, self.blocks))
 
 
 _SHAPE = (
@@ -274,20 +295,15 @@ def _packed(extra: int) -> bytes:
     return ctypes.string_at(found[1], size)
 
 
-def apply(setters: Sequence[Setter]) -> None:
+def apply(setters: Iterable[Setter]) -> None:
     """Take all prepared parameters to their executable graphs."""
-    for function, arguments in setters:
+    for function, arguments, _ in setters:
         (code,) = function(*arguments)
         if code != 0:
             raise failure(function.__name__, code)
 
 
-def try_all(setters: Sequence[Setter]) -> None:
+def try_all(setters: Iterable[Setter]) -> None:
     """As `apply`, after a failure: the device may refuse these too, and that is not news."""
-    for function, arguments in setters:
+    for function, arguments, _ in setters:
         function(*arguments)
-
-
-def source_word(fields: Memcpy) -> ctypes.c_uint64:
-    """`srcDevice` of prepared parameters, as a word in place."""
-    return ctypes.c_uint64.from_address(ctypes.addressof(fields) + Memcpy.srcDevice.offset)  # type: ignore[attr-defined]

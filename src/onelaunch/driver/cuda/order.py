@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
 
-bindings: Any = torch._C
+bindings: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 """The part of torch that has no public name: raw streams, allocator pools, cuBLAS workspaces."""
 
 
@@ -57,6 +57,12 @@ class Order:
                 )
         self._event.record(stream)
         self.marked = True
+
+
+def device_index(device: torch.device) -> int:
+    """The index of a CUDA device; the current one's for plain ``cuda``."""
+    index = cast("int | None", device.index)
+    return torch.cuda.current_device() if index is None else index
 
 
 @functools.cache

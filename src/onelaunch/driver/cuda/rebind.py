@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,8 +20,9 @@ from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.graph import CudaGraph, Direct
-from onelaunch.driver.cuda.memory import CudaPool, bytes_of
+from onelaunch.driver.cuda.memory import CudaPool, alias, bytes_of
 from onelaunch.driver.cuda.record import Port, Recorded, Recorder, record
+from onelaunch.errors import CaptureError
 
 if TYPE_CHECKING:
     from onelaunch.driver.driver import Capture
@@ -67,14 +68,27 @@ def moving_words(mine: bytes, other: bytes, spans: dict[int, Span]) -> Iterator[
 
 @dataclass
 class Found:
-    """What could be re-pointed, in one recording."""
+    """What could be re-pointed in one recording.
+
+    Attributes:
+        words: by port, the places that hold an address of it, each with its distance.
+        readers: by port, the nodes that have such places.
+        setters: by node.
+        refused: ports that must be copied.
+    """
 
     graph: CudaGraph
     words: dict[int, list[tuple[Any, int]]] = field(
         default_factory=dict[int, list[tuple[Any, int]]]
     )
-    setters: dict[int, list[nodes.Setter]] = field(default_factory=dict[int, list[nodes.Setter]])
+    readers: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    setters: dict[int, nodes.Setter] = field(default_factory=dict[int, nodes.Setter])
     refused: set[int] = field(default_factory=set[int])
+
+    def note(self, port: int, node: int, word: Any, distance: int) -> None:
+        """Remember a place."""
+        self.words.setdefault(port, []).append((word, distance))
+        self.readers.setdefault(port, set()).add(node)
 
 
 def rebind(
@@ -88,7 +102,12 @@ def rebind(
         return
     index = graph.pool.index
     with torch.cuda.device(index):
-        examples, found = _compare(graph, body, generators)
+        try:
+            examples, found = _compare(graph, body, generators)
+        except CaptureError as error:
+            if error.code == "OL111":
+                return  # no room for a second recording: the copies stay
+            raise
         candidates = set(found.words) - found.refused
         candidates &= {port for port in candidates if _can_tell(examples[port], graph.inputs[port])}
         if not candidates:
@@ -172,12 +191,12 @@ def _search_kernel(found: Found, node: int, other: int, spans: dict[int, Span]) 
         for word in moving_words(x.raw, y.raw, spans)
     ]
     if hits:
-        setter = a.setter(found.graph.raw[1])
-        for number, word in hits:
-            if word.distance is None:
-                found.refused.add(word.port)
-            else:
-                _note(found, word.port, a.word(number, word.offset), word.distance, setter)
+        found.setters[node] = a.setter(found.graph.raw[1])
+    for number, word in hits:
+        if word.distance is None:
+            found.refused.add(word.port)
+        else:
+            found.note(word.port, node, a.word(number, word.offset), word.distance)
     return True
 
 
@@ -185,24 +204,17 @@ def _search_memcpy(found: Found, node: int, spans: dict[int, Span]) -> None:
     copy = nodes.CopyNode(node)
     fields = copy.fields
     found.refused |= _inside(fields.dstDevice, spans)
-    for port in _inside(fields.srcDevice, spans):
-        if not copy.linear:
-            found.refused.add(port)
-            continue
-        word = nodes.source_word(fields)
-        distance = fields.srcDevice - spans[port].start
-        _note(found, port, word, distance, copy.setter(found.graph.raw[1]))
+    readable = _inside(fields.srcDevice, spans)
+    if not copy.linear:
+        found.refused |= readable
+    elif readable:
+        found.setters[node] = copy.setter(found.graph.raw[1])
+        for port in readable:
+            found.note(port, node, copy.source(), fields.srcDevice - spans[port].start)
 
 
 def _inside(address: int, spans: dict[int, Span]) -> set[int]:
     return {port for port, span in spans.items() if span.start <= address < span.stop}
-
-
-def _note(found: Found, port: int, word: Any, distance: int, setter: nodes.Setter) -> None:
-    found.words.setdefault(port, []).append((word, distance))
-    setters = found.setters.setdefault(port, [])
-    if setter not in setters:
-        setters.append(setter)
 
 
 def _direct(found: Found, ports: set[int]) -> None:
@@ -210,15 +222,12 @@ def _direct(found: Found, ports: set[int]) -> None:
     graph, wiring = found.graph, found.graph.wiring
     nodes.apply(wiring.rest())
     executable = graph.raw[1]
-    for port, end in wiring.read_ends.items():
-        if port in found.words:
-            nodes.set_enabled(executable, graph.inputs[port].node, port not in ports)
-        del end
+    for port in found.words:
+        nodes.set_enabled(executable, graph.inputs[port].node, port not in ports)
     wiring.reads[:] = [end.prepared for p, end in wiring.read_ends.items() if p not in ports]
     wiring.directs[:] = [_input(graph.inputs[p], p, found.words[p]) for p in sorted(ports)]
-    wiring.patches[:] = []
-    for port in sorted(ports):
-        wiring.patches.extend(s for s in found.setters[port] if s not in wiring.patches)
+    readers = {node for port in ports for node in found.readers[port]}
+    wiring.patches[:] = [found.setters[node] for node in sorted(readers)]
 
 
 def _input(port: Port, number: int, words: list[tuple[Any, int]]) -> Direct:
@@ -230,13 +239,7 @@ def _input(port: Port, number: int, words: list[tuple[Any, int]]) -> Direct:
 
 
 def _source_bytes(example: Tensor, port: Port) -> Tensor:
-    return _alias_bytes(example, port.displacement, port.nbytes)
-
-
-def _alias_bytes(t: Tensor, displacement: int, nbytes: int) -> Tensor:
-    from onelaunch.driver.cuda.memory import alias
-
-    return alias(t, torch.uint8, (nbytes,), (1,), -displacement)
+    return alias(example, torch.uint8, (port.nbytes,), (1,), -port.displacement)
 
 
 def _flipped(data: Tensor, dtype: torch.dtype) -> Tensor:
@@ -297,19 +300,13 @@ class _Trial:
             port = self._graph.inputs[number]
             poison = _poison(data[number], self._examples[number].dtype)
             nodes.copy(port.address, poison.data_ptr(), port.nbytes, stream)
-        results = [torch.zeros(p.nbytes, dtype=torch.uint8, device="cuda") for p in self._outputs]
-        targets = [
-            _at(result, port.displacement)
-            for result, port in zip(results, self._outputs, strict=True)
-        ]
+        outputs = self._graph.outputs
+        results = [torch.zeros(p.nbytes, dtype=torch.uint8, device="cuda") for p in outputs]
+        targets = [_at(t, port.displacement) for t, port in zip(results, outputs, strict=True)]
         with self._undone():
             self._graph.launch(sources, targets)
             written = [t.clone() for t in self._state]
         return results + written, data
-
-    @property
-    def _outputs(self) -> list[Port]:
-        return self._graph.outputs
 
     def _sources(self, flip: bool) -> tuple[list[Tensor], dict[int, Tensor]]:
         """A tensor for each port, and the bytes of those that travel by node, in fresh memory."""
@@ -329,7 +326,7 @@ class _Trial:
         return sources, data
 
     @contextlib.contextmanager
-    def _undone(self) -> Iterator[None]:
+    def _undone(self) -> Generator[None]:
         """Run, then put the state and the random numbers back."""
         random = [g.get_state() for g in self._drawn]
         try:

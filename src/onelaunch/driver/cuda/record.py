@@ -7,9 +7,9 @@ import gc
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -61,9 +61,7 @@ class Recorder:
     examples: list[Tensor] = field(default_factory=list[Tensor])
     held: list[Tensor] = field(default_factory=list[Tensor])
 
-    def input(
-        self, source: Tensor, buffer: Tensor, travel: Travel, displacement: int = 0
-    ) -> None:
+    def input(self, source: Tensor, buffer: Tensor, travel: Travel, displacement: int = 0) -> None:
         """See `Capture.input`. Where the bindings are missing, ``"node"`` becomes ``"copy"``."""
         port = Port(buffer.data_ptr(), buffer.nbytes, displacement, source.dtype, travel)
         if travel != "node":
@@ -107,7 +105,7 @@ class Recorded:
 def record(
     body: Callable[[Recorder], T],
     index: int,
-    pool_id: tuple[int, int],
+    pool_id: Any,
     generators: Sequence[torch.Generator],
 ) -> tuple[Recorded, T]:
     """Capture what `body` does on the capture stream of device `index`; nothing runs.
@@ -226,7 +224,7 @@ def _capture_nothing(stream: torch.cuda.Stream, generators: Sequence[torch.Gener
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def _no_collection() -> Generator[None]:
     """No garbage collection: it could run code that CUDA refuses under capture."""
     enabled = gc.isenabled()
     gc.disable()
@@ -238,7 +236,7 @@ def _no_collection() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_shared_caches() -> Iterator[None]:
+def _no_shared_caches() -> Generator[None]:
     """Let no cuBLAS workspace or autocast weight outlive the capture it was made in, or enter one.
 
     A workspace that two recordings share is freed by the first reset (pytorch#193402).

@@ -301,7 +301,8 @@ def _allocate(
             if output.source == "own" and output.index == index
         ]
         number, output = members[0]
-        alone = len(members) == 1 and output.spec.dense and not (output.spec.conj or output.spec.neg)
+        bits = output.spec.conj or output.spec.neg
+        alone = len(members) == 1 and output.spec.dense and not (bits or output.is_view)
         name = f"g{index}"
         if alone:
             empty = source.name("empty_strided", torch.empty_strided)
@@ -343,10 +344,13 @@ def _caller_result(
 
 def _viewer(driver: Driver, output: Output) -> Callable[[Tensor], Tensor]:
     """Makes the result's view of a tensor that it shares memory with."""
-    spec, offset = output.spec, output.offset
+    spec, offset, is_view = output.spec, output.offset, output.is_view
 
     def view(base: Tensor) -> Tensor:
-        if base.dtype == spec.dtype and base.is_conj() == base.is_neg() == spec.neg == spec.conj:
+        plain = not (spec.conj or spec.neg or base.is_conj() or base.is_neg())
+        if is_view and plain and base.dtype != spec.dtype and output.source == "own":
+            base = base.view(spec.dtype)
+        if is_view and plain and base.dtype == spec.dtype:
             start = base.storage_offset() + offset // base.element_size()
             return base.as_strided(spec.shape, spec.stride, start)
         made = driver.alias(base, spec.dtype, spec.shape, spec.stride, offset)

@@ -148,7 +148,7 @@ def _graphed(fn: Any, options: Options, pool: Pool | None) -> Any:
     if isinstance(fn, nn.Module):
         return graph_module(fn, options, pool)
     if isinstance(fn, Graphed):
-        raise GraphError("OL401", f"{fn!r} is graphed already", fix="use it as it is")
+        return _graphed(fn.fn, options, pool)
     if not callable(fn) or isinstance(fn, type):
         fix = "pass a function, a bound method or a module"
         raise GraphError("OL401", f"a {type(fn).__name__} cannot be graphed: {fn!r:.60}", fix=fix)

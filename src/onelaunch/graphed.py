@@ -26,7 +26,7 @@ from onelaunch.pool import Pool
 from onelaunch.recording import Captured, NeedsGrad, Recorder, Recording
 from onelaunch.spec import CallSpec, TensorSpec, ambient, default_device, modes
 from onelaunch.state import changes, walk
-from onelaunch.tree import Flat, constants, flatten, is_code, is_plain
+from onelaunch.tree import Flat, constants, flatten, flatten_call, is_code, is_plain
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,6 +59,7 @@ class _Signature:
     """Why it runs eagerly for good, or None."""
     eager_us: list[float] = field(default_factory=lambda: cast(list[float], []))
     known: Observer | None = None
+    why: str | None = None
 
 
 class Graphed(Generic[P, R]):
@@ -118,7 +119,7 @@ class Graphed(Generic[P, R]):
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """A call that no recording fits: warm up, capture, or run eagerly."""
-        flat = flatten((args, kwargs))
+        flat = flatten_call(args, kwargs)
         driver, device = self._where(flat)
         if driver.capturing():
             return self.fn(*args, **kwargs)
@@ -162,8 +163,8 @@ class Graphed(Generic[P, R]):
             signature = self._signatures[spec] = _Signature()
         if signature.eager is not None:
             return self.fn(*args, **kwargs)
-        self._drop_stale(spec)
-        if signature.warm < self.options.warmup:
+        self._drop_stale(spec, signature)
+        if signature.warm < self._warmup:
             return self._warm(driver, device, signature, args, kwargs)
         if len(self._entries) >= self.options.max_recordings:
             self._warn("OL301", self._varying(spec))
@@ -219,7 +220,7 @@ class Graphed(Generic[P, R]):
         kwargs: dict[str, Any],
     ) -> R:
         """An eager run that learns what Inductor's kernels will not show."""
-        tensors = flatten((args, kwargs)).tensors
+        tensors = flatten_call(args, kwargs).tensors
         here = [t for t in tensors if t.device.type == device.type]
         observer = Observer(driver, device, here, refuse=False)
         with observer:
@@ -245,7 +246,7 @@ class Graphed(Generic[P, R]):
         kwargs: dict[str, Any],
     ) -> None:
         """Warm up ahead of time: run, then put everything back as it was."""
-        flat = flatten((args, kwargs))
+        flat = flatten_call(args, kwargs)
         here = [t for t in flat.tensors if t.device.type == device.type]
         before = walk(self._roots(flat))
         observer = Observer(driver, device, here, save=True, refuse=False)
@@ -259,16 +260,12 @@ class Graphed(Generic[P, R]):
                         driver.warmup(lambda: self._callee(driver)(*args, **kwargs), device)
             finally:
                 observer.restore()
-                found = [
-                    c
-                    for c in changes(before, walk(self._roots(flat)))
-                    if flatten(c.after).tensors or isinstance(c.before, Tensor)
-                ]
+                found = changes(before, walk(self._roots(flat)))
         if found:
             names = ", ".join(f"`{c.slot.name}`" for c in found[:3])
             for change in reversed(found):
                 change.slot.write(change.before)
-            raise CaptureError("OL110", f"the callable stores tensors in {names}")
+            raise CaptureError("OL110", f"the callable rebinds {names}")
         observer.release()
 
     def _record(
@@ -279,7 +276,7 @@ class Graphed(Generic[P, R]):
         signature: _Signature,
         flat: Flat,
     ) -> _Entry:
-        why = self._why(spec)
+        why = signature.why or self._why(spec)
         callee = self._callee(driver)
         recorder = Recorder(
             driver=driver,
@@ -328,10 +325,17 @@ class Graphed(Generic[P, R]):
         entry.captured.graph.reset()
         return True
 
-    def _drop_stale(self, spec: CallSpec) -> None:
+    @property
+    def _warmup(self) -> int:
+        # Of the eager calls that are timed the first is cold, so there must be others.
+        return max(self.options.warmup, 3) if self.options.policy == "measure" else self.options.warmup
+
+    def _drop_stale(self, spec: CallSpec, signature: _Signature) -> None:
         """Free recordings of this signature whose parameters are gone: they cannot fit again."""
         for entry in self._entries:
-            if entry.spec == spec and entry.guard.moved() is not None:
+            moved = entry.guard.moved() if entry.spec == spec else None
+            if moved is not None:
+                signature.why = f"{moved} moved"
                 self._remove(entry)
 
     def _remove(self, entry: _Entry) -> None:
@@ -370,7 +374,7 @@ class Graphed(Generic[P, R]):
             CaptureError: it cannot be captured; OL110 where it stores new tensors in Python state
                 (a cold optimizer: run one real step first).
         """
-        flat = flatten((args, kwargs))
+        flat = flatten_call(args, kwargs)
         reason = ambient()
         driver, device = self._where(flat)
         if reason is not None or driver.capturing():
@@ -383,7 +387,7 @@ class Graphed(Generic[P, R]):
             signature = self._signatures.setdefault(spec, _Signature())
             if any(e.spec == spec and e.guard.check() for e in self._entries):
                 return
-            self._drop_stale(spec)
+            self._drop_stale(spec, signature)
             if len(self._entries) >= self.options.max_recordings:
                 raise CaptureError("OL301", f"{len(self._entries)} recordings exist")
             try:
@@ -519,8 +523,7 @@ def _describe(
     return Recording(
         spec=spec,
         why=why,
-        inputs={name.replace("[0]", "args", 1).replace("[1]", "kwargs", 1): how
-                for name, how in zip(names, travels, strict=True)},
+        inputs=dict(zip(names, travels, strict=True)),
         outputs=[output.source for output in captured.outputs.made],
         by_address=captured.guard.names(),
         untraced=[str(TensorSpec.of(t)) for t in captured.untraced],

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from onelaunch.state import MISSING, Slot
 from onelaunch.tree import Constant, is_plain
@@ -27,9 +28,15 @@ class StateGuard:
         slots: (slot, what it must hold); tensors, modules and code by identity, plain values by
             type and bits.
         tensors: tensors that the graph reads or writes by address; kept alive.
+        hooks: the dicts of hooks of the submodules, whose hooks run inside the capture.
     """
 
-    def __init__(self, slots: Iterable[tuple[Slot, object]], tensors: Iterable[Tensor]) -> None:
+    def __init__(
+        self,
+        slots: Iterable[tuple[Slot, object]],
+        tensors: Iterable[Tensor],
+        hooks: Sequence[dict[int, Any]] = (),
+    ) -> None:
         dicts: list[tuple[Slot, object]] = []
         others: list[tuple[Slot, object]] = []
         for slot, value in slots:
@@ -40,6 +47,9 @@ class StateGuard:
         self._keys = [slot.key for slot, _ in dicts]
         self._values = [value for _, value in dicts]
         self._others = others
+        self._hooks = [(hooked, tuple(hooked.values())) for hooked in hooks]
+        self._hooked = any(hooked for hooked in hooks)
+        self._registrations = RemovableHandle.next_id
         self.tensors = list(tensors)
         self._addresses = [t.data_ptr() for t in self.tensors]
         self._layouts = [(t.shape, t.stride(), t.dtype) for t in self.tensors]
@@ -55,6 +65,12 @@ class StateGuard:
         address = Tensor.data_ptr if plain else methodcaller("data_ptr")
 
         def check() -> bool:
+            # Every registration of a hook anywhere takes a number; a removal can matter only
+            # where there was one to remove.
+            if (self._hooked or RemovableHandle.next_id != self._registrations) and (
+                not self._same_hooks()
+            ):
+                return False
             if not all(map(is_, map(get, holders, keys), values)) and not compare():
                 return False
             for read, value in others:
@@ -71,6 +87,13 @@ class StateGuard:
             )
 
         return check
+
+    def _same_hooks(self) -> bool:
+        self._registrations = RemovableHandle.next_id
+        same = all(tuple(hooked.values()) == before for hooked, before in self._hooks)
+        if not same:
+            self._registrations = -1
+        return same
 
     def _same_values(self) -> bool:
         """Compare by value where identity failed: an equal float is another object each time."""
@@ -106,6 +129,8 @@ class StateGuard:
         moved = self.moved()
         if moved is not None:
             return f"{moved} moved"
+        if not self._same_hooks():
+            return "hooks of a submodule"
         pairs = [*zip(self._slots, self._values, strict=True), *self._others]
         for slot, value in pairs:
             content = slot.read()

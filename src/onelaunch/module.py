@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import typing
 from typing import Any, TypeVar, cast
 
 import torch
@@ -64,7 +65,8 @@ class _Twin(nn.Module):
         return graph_module(copy.copy(forward.module), self.__graphed__.options, None)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return cast(_Forward, self.__graphed__.fn).module.__reduce_ex__(protocol)
+        # Unpickled by a function of the standard library that returns its second argument.
+        return typing.cast, (None, cast(_Forward, self.__graphed__.fn).module)
 
 
 def graph_module(module: M, options: Options, pool: Pool | None) -> M:
@@ -73,7 +75,7 @@ def graph_module(module: M, options: Options, pool: Pool | None) -> M:
         fix = "graph the Python module it was scripted from, or `ol.graph(lambda x: scripted(x))`"
         raise GraphError("OL401", "a ScriptModule has no Python state to share", fix=fix)
     if isinstance(module, _Twin):
-        raise GraphError("OL401", "this module is graphed already", fix="use it as it is")
+        return graph_module(cast(M, cast(_Forward, module.__graphed__.fn).module), options, pool)
     graphed: Graphed[..., Any] = Graphed(_Forward(module), options, pool, root=("", module))
     twin = object.__new__(_twin_class(type(module)))
     twin.__dict__ = module.__dict__

@@ -6,7 +6,6 @@ by address, which memory they write, and refuses what a replay would freeze, at 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -16,22 +15,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.driver.driver import Driver, Region
+from onelaunch.driver.operators import operator
 from onelaunch.errors import CaptureError
 from onelaunch.refusals import refusal
 from onelaunch.source import user_frame
 
 _LIFTS = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
 _COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::copy")
-
-
-@functools.lru_cache(maxsize=4096)
-def _writes(func: Any) -> tuple[int | str, ...]:
-    """Which arguments an operation writes: positions, and names of keyword-only ones."""
-    found: list[int | str] = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found.append(argument.name if argument.kwarg_only else index)
-    return tuple(found)
 
 
 class Observer(TorchDispatchMode):
@@ -41,6 +31,7 @@ class Observer(TorchDispatchMode):
         driver: the driver of `device`.
         device: where the recording runs; tensors elsewhere are the host's.
         inputs: device tensors that are inputs of the recording.
+        displaced: those of them that stand for memory in the middle of a storage.
         host_inputs: host tensors among the arguments.
         save: keep a copy of memory that existed before, before its first write, for `restore`.
         refuse: raise for what cannot be captured; otherwise only watch.
@@ -53,6 +44,7 @@ class Observer(TorchDispatchMode):
         inputs: Iterable[Tensor] = (),
         host_inputs: Iterable[Tensor] = (),
         *,
+        displaced: Iterable[Tensor] = (),
         save: bool = False,
         refuse: bool = True,
     ) -> None:
@@ -62,6 +54,7 @@ class Observer(TorchDispatchMode):
         self._save = save
         self._refuse = refuse
         self._inputs = {driver.region(t).storage for t in inputs}
+        self._displaced = {driver.region(t).storage for t in displaced}
         self._produced: set[int] = set()
         # Host storages whose values could differ in another call; those made from constants in
         # the call itself are the same each time.
@@ -87,10 +80,8 @@ class Observer(TorchDispatchMode):
             self._check(func, name, tensors, args, kwargs)
         for t in tensors:
             self._read(t)
-        for place in _writes(func):
-            target = kwargs.get(place) if isinstance(place, str) else args[place : place + 1]
-            for t in _tensors(target):
-                self._write(t)
+        for t in operator(func).written(args, kwargs):
+            self._write(t)
         result = func(*args, **kwargs)
         self._produce(func, tensors, _tensors(result))
         return result
@@ -125,6 +116,8 @@ class Observer(TorchDispatchMode):
     def _check(
         self, func: Any, name: str, tensors: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
     ) -> None:
+        if name == "aten::as_strided":
+            self._refuse_absolute(tensors[0])
         for t in tensors:
             if t.layout is not torch.strided:
                 raise refuse("OL109", f"{_spoken(name)} on a tensor of layout {t.layout}")
@@ -151,6 +144,11 @@ class Observer(TorchDispatchMode):
                 )
             if varying and refusal(func, args, kwargs) is not None:
                 raise refuse("OL104", f"{_spoken(name)} reads the value of host tensor {_named(t)}")
+
+    def _refuse_absolute(self, t: Tensor) -> None:
+        """`as_strided` counts from the start of the storage, where the caller has other memory."""
+        if self._on_device(t) and self._storage(t) in self._displaced:
+            raise refuse("OL109", "as_strided on an argument that does not begin its storage")
 
     def _read(self, t: Tensor) -> None:
         if not self._on_device(t) or t.layout is not torch.strided or self.known(t):
@@ -195,6 +193,18 @@ class Observer(TorchDispatchMode):
     def is_constant(self, t: Tensor) -> bool:
         """Whether a host tensor was made in the run from constants alone."""
         return t.untyped_storage()._cdata in self._host_constant
+
+    def adopt(self, seen: Observer, originals: Sequence[Tensor], statics: Sequence[Tensor]) -> None:
+        """Take over what another run of the same call read and wrote."""
+        stands_for = {
+            self._storage(t): self._storage(static)
+            for t, static in zip(originals, statics, strict=True)
+            if self._on_device(t)
+        }
+        for storage, tensors in seen.external.items():
+            self.external.setdefault(storage, []).extend(tensors)
+        for storage, t in seen.written.items():
+            self.written[stands_for.get(storage, storage)] = t
 
     def release(self) -> None:
         """Forget what was made during the run, so that its memory can be used again."""

@@ -159,6 +159,7 @@ class Output:
     index: int = -1
     offset: int = 0
     tensor: Tensor | None = None
+    is_view: bool = False
 
 
 @dataclass(slots=True)
@@ -247,15 +248,15 @@ def _place(
             first,
         )
         offset = region.start - driver.region(inputs.statics[index]).start
-        return Output("view", spec, index, offset)
+        return Output("view", spec, index, offset, is_view=t._is_view())
     if region.storage in held:
         for other in held[region.storage]:
             if other is t:
                 return Output("held", spec, tensor=t)
         base = held[region.storage][0]
         offset = region.start - driver.region(base).start
-        return Output("held view", spec, offset=offset, tensor=base)
-    return Output("own", spec)
+        return Output("held view", spec, offset=offset, tensor=base, is_view=t._is_view())
+    return Output("own", spec, is_view=t._is_view())
 
 
 def _own(driver: Driver, plan: Outputs, output: Output, t: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -28,7 +28,7 @@ from onelaunch.state import (
     restore,
     walk,
 )
-from onelaunch.tree import Tree, flatten, is_plain, unflatten
+from onelaunch.tree import Tree, constants, flatten, flatten_call, is_code, is_plain, unflatten
 
 
 @dataclass(slots=True)
@@ -160,7 +160,7 @@ class Recorder:
         observer: list[Observer] = []
         try:
             plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
-            generators = [g for _, (_, g) in before.held.items() if isinstance(g, torch.Generator)]
+            generators = _generators(tree, before)
 
             def body(capture: Capture) -> list[Tensor]:
                 watching = self._run(capture, plan, tree, hidden, before, held, run)
@@ -217,7 +217,12 @@ class Recorder:
             for static, how in zip(statics, plan.travels, strict=True)
             if how not in ("host", "address")
         ]
-        observer = Observer(self.driver, self.device, device, host)
+        displaced = [
+            static
+            for static, t in zip(statics, plan.tensors, strict=True)
+            if any(static is d for d in device) and t.storage_offset() != static.storage_offset()
+        ]
+        observer = Observer(self.driver, self.device, device, host, displaced=displaced)
         args, kwargs = unflatten(tree, list(arguments))
         if self.known is not None:
             result = self.fn(*args, **kwargs)
@@ -267,7 +272,7 @@ class Recorder:
         self, tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs
     ) -> None:
         """Refuse what the callable did to its arguments other than write into tensors."""
-        flat = flatten(now)
+        flat = flatten_call(*now)
         if flat.tree != tree or any(
             a is not b for a, b in zip(flat.tensors, statics, strict=False)
         ):
@@ -368,7 +373,7 @@ class Recorder:
         external = [t for tensors in observer.external.values() for t in tensors]
         external += [value for _, value in slots if isinstance(value, Tensor)]
         unique = list({id(t): t for t in [*external, *pinned]}.values())
-        guard = StateGuard(slots, [t for t in unique if self._strided(t)])
+        guard = StateGuard(slots, [t for t in unique if self._strided(t)], before.hooks)
         groups = written_groups(self.driver, run.inputs, observer)
         written_inputs = sorted(m for g in groups for m in run.inputs.groups[g].members)
         written = [t for t in observer.written.values() if not observer.known(t)]
@@ -437,14 +442,22 @@ def _guarded(
         if slot.id in rebound:
             guarded.append((slot, value))
             continue
-        if not _matters(slot, value):
+        if not _matters(slot, value, before.names):
             continue
         # A counter that the call advanced is not advanced by replays: it stays where it is now.
         guarded.append((slot, now.get(slot.id, value)))
     return guarded
 
 
-def _matters(slot: Slot, value: object) -> bool:
+def _generators(tree: Tree, before: Walk) -> list[torch.Generator]:
+    """The generators that the callable reaches, each once."""
+    values = [constant.value for constant in constants(tree)]
+    values += [value for _, value in before.held.values()]
+    found = {id(g): g for g in values if isinstance(g, torch.Generator)}
+    return list(found.values())
+
+
+def _matters(slot: Slot, value: object, names: Container[str]) -> bool:
     """Whether another value in this slot could lead the callable another way."""
     if slot.owner is None:
         if isinstance(slot.holder, list | tuple) or slot.holder is MISSING:
@@ -452,7 +465,8 @@ def _matters(slot: Slot, value: object) -> bool:
         return slot.kind == "cell" or is_state(value) or callable(value)
     if isinstance(value, nn.Module):
         return True
-    return slot.key in attributes_read(type(slot.owner)) and (is_plain(value) or callable(value))
+    read = slot.key in names or slot.key in attributes_read(type(slot.owner))
+    return read and (is_plain(value) or callable(value))
 
 
 @dataclass(slots=True)
@@ -480,8 +494,6 @@ class _Kept:
 
 def _refuse_opaque(tree: Tree) -> None:
     """Results must be tensors and plain values: anything else would be shared between calls."""
-    from onelaunch.tree import constants, is_code
-
     for constant in constants(tree):
         value = constant.value
         if not (is_plain(value) or is_code(value) or isinstance(value, nn.Module)):

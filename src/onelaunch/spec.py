@@ -153,7 +153,7 @@ class CallSpec:
                 if a != b:
                     return f"{path}.{field}", f"captured {a}, got {b}"
         if self.tree != other.tree:
-            return _tree_difference(self.tree, other.tree, "call")
+            return _tree_difference(self.tree, other.tree, "")
         if self.overlaps != other.overlaps:
             return "arguments", "they share memory in another way than the captured ones"
         for name, a, b in zip(
@@ -183,5 +183,6 @@ def _tree_difference(mine: Tree, theirs: Tree, path: str) -> tuple[str, str]:
         if a != b:
             named = len(mine.keys) == len(mine.children) and mine.kind not in (tuple, list)
             step = f"[{mine.keys[index]!r}]" if named else f"[{index}]"
-            return _tree_difference(a, b, path + step)
+            place = path + step if path else ("args", "kwargs")[index]
+            return _tree_difference(a, b, place)
     return path, "the same"

@@ -71,6 +71,10 @@ class Walk:
     )
     containers: dict[int, tuple[Any, str, int]] = field(default_factory=lambda: cast(Any, {}))
     """id -> (container, name, length), of lists, dicts, sets and deques."""
+    names: set[str] = field(default_factory=lambda: cast(set[str], set()))
+    """The attributes and globals that the code of the callable names."""
+    hooks: list[dict[int, Any]] = field(default_factory=lambda: cast(Any, []))
+    """The dicts of hooks of every submodule; those of the graphed module itself run outside."""
 
     def tensors(self) -> Iterator[tuple[Slot, Tensor]]:
         """The slots that hold tensors."""
@@ -89,6 +93,8 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
         roots: (name, object) pairs: the callable, and arguments compared by identity.
     """
     found = Walk()
+    roots = list(roots)
+    tops = {id(value) for _, value in roots}
     seen: set[int] = set()
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
     queue: deque[tuple[str, object]] = deque(roots)
@@ -97,6 +103,10 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
         if id(value) in seen or is_plain(value):
             continue
         seen.add(id(value))
+        if isinstance(value, nn.Module) and id(value) not in tops:
+            found.hooks += [value._forward_hooks, value._forward_pre_hooks]
+        elif isinstance(value, types.FunctionType):
+            found.names |= names_read(value.__code__)
         for slot in _slots(name, value, found):
             content = slot.read()
             if content is MISSING:
@@ -172,6 +182,9 @@ def _function_slots(name: str, fn: types.FunctionType) -> Iterator[Slot]:
 
 def _inside(name: str, value: object) -> Iterator[tuple[str, object]]:
     """What else an object leads to: the code that its class runs."""
+    wrapped = getattr(value, "__wrapped__", None) if not isinstance(value, nn.Module) else None
+    if wrapped is not None:
+        yield name, wrapped
     if isinstance(value, types.MethodType):
         # A method of a plain object reads its attributes as the class's code does.
         yield "self" if not isinstance(value.__self__, nn.Module) else "", value.__self__

@@ -10,7 +10,7 @@ import enum
 import struct
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -114,6 +114,17 @@ def flatten(value: object, root: str = "") -> Flat:
     return Flat(_flatten(value, root, tensors, paths, set()), tensors, paths)
 
 
+def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
+    """The arguments of a call as one tree, ``(args, kwargs)``; paths as in ``args[0]["x"]``."""
+    tensors: list[Tensor] = []
+    paths: list[str] = []
+    children = (
+        _flatten(args, "args", tensors, paths, set()),
+        _flatten(kwargs, "kwargs", tensors, paths, set()),
+    )
+    return Flat(Container(tuple, (2,), children), tensors, paths)
+
+
 def _flatten(
     value: object, path: str, tensors: list[Tensor], paths: list[str], above: set[int]
 ) -> Tree:
@@ -136,14 +147,14 @@ def _flatten(
 def _parts(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
     """The keys and children of a container, or None for what is no container."""
     kind = type(value)
+    if kind in _BY_VALUE:
+        return None
     if kind is tuple or kind is list:
         items = list(cast(tuple[object, ...], value))
         return (len(items),), items
     if kind is dict or kind is OrderedDict:
         mapping = cast(dict[Any, object], value)
         return tuple(mapping), list(mapping.values())
-    if isinstance(value, tuple) and kind not in _BY_VALUE and hasattr(kind, "_fields"):
-        return (len(value),), list(cast(tuple[object, ...], value))
     if kind is slice:
         cut = cast(slice, value)
         return ("start", "stop", "step"), [cut.start, cut.stop, cut.step]
@@ -154,6 +165,11 @@ def _parts(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
         names = tuple(field.name for field in dataclasses.fields(value))
         if all(hasattr(value, name) for name in names):
             return names, [getattr(value, name) for name in names]
+    if isinstance(value, tuple) and (hasattr(kind, "_fields") or kind.__new__ is tuple.__new__):
+        return (len(value),), list(cast(tuple[object, ...], value))
+    if isinstance(value, dict) and kind.__init__ is dict.__init__:
+        mapping = cast(dict[Any, object], value)
+        return tuple(mapping), list(mapping.values())
     return None
 
 
@@ -190,10 +206,12 @@ def build(tree: Container, children: list[Any]) -> Any:
         return kind(zip(keys, children, strict=True))
     if kind is slice:
         return slice(*children)
-    if issubclass(kind, tuple):
-        return cast(Callable[..., Any], kind)(*children)
     if keys and isinstance(keys[0], pytree.NodeDef):
         return keys[0].unflatten_fn(children, keys[1])
+    if issubclass(kind, tuple):
+        return tuple.__new__(kind, children)
+    if issubclass(kind, dict):
+        return kind(zip(keys, children, strict=True))
     # A dataclass is rebuilt field by field: its __init__ may take other arguments or have effects.
     made = object.__new__(kind)
     for name, child in zip(keys, children, strict=True):

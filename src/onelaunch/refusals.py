@@ -98,6 +98,7 @@ READS: dict[Callable[..., Any], str] = {
     Tensor.numpy: ".numpy()",
     Tensor.__array__: "an array made of it",
     Tensor.__dlpack__: "DLPack",
+    Tensor.__dlpack_device__: "DLPack",
     Tensor.__bool__: "its truth",
     Tensor.__int__: "int(tensor)",
     Tensor.__float__: "float(tensor)",

@@ -141,11 +141,15 @@ class Placer:
         self._fresh[block.host._cdata] = block
         return block
 
-    def place(self, t: Tensor) -> Tensor:
-        """The fresh CPU tensor `t`, moved with its strides to a block of the device."""
+    def place(self, t: Tensor, defined: bool = True) -> Tensor:
+        """The fresh CPU tensor `t`, moved with its strides to a block of the device.
+
+        What is not `defined` (by `torch.empty`) is left as the block was found.
+        """
         block = self.allocate(extent_bytes(t))
         placed = host_over(block, t.dtype, t.shape, t.stride(), 0)
-        copy_bits(placed, t)
+        if defined:
+            copy_bits(placed, t)
         return placed
 
     def storage(self, host: Tensor) -> torch.UntypedStorage:
@@ -171,7 +175,8 @@ def run(
     """
     placer = placer or Placer(_ordinary)
     call = call or _calling(placer)
-    mine = [t for t in tensors((args, kwargs)) if isinstance(t, TapeTensor)]
+    given = tensors((args, kwargs))
+    mine = [t for t in given if isinstance(t, TapeTensor)]
     to_host = kwargs.get("device") is not None and not names_device(kwargs["device"])
     if op.idle and op.written(args, kwargs):
         return _change_metadata(op, args, kwargs, call, placer)
@@ -181,20 +186,20 @@ def run(
         kwargs = {**kwargs, "device": torch.device("cpu")}
     _size_outputs(op, args, kwargs, placer)
     storages = {block_of(t).host._cdata: t.untyped_storage() for t in mine}
-    given = frozenset(storages)
+    views = frozenset(storages)
     hosts = {id(t): host(t) for t in mine}
-    wrappers = {id(h): t for t in mine if (h := hosts[id(t)]) is not None}
+    originals = {id(hosts.get(id(t), t)): t for t in given}
 
     def unwrap(value: Any) -> Any:
         return hosts.get(id(value), value)
 
     def wrap(value: Any) -> Any:
-        if not isinstance(value, Tensor) or id(value) in wrappers:
-            return wrappers.get(id(value), value)
+        if not isinstance(value, Tensor) or id(value) in originals:
+            return originals.get(id(value), value)
         key = value.untyped_storage()._cdata
         if key not in storages:
             storages[key] = placer.storage(value)
-        return wrap_over(storages[key], value, mine[0] if key in given else None)
+        return wrap_over(storages[key], value, mine[0] if key in views else None)
 
     args, kwargs = mapped(args, unwrap), mapped(kwargs, unwrap)
     return op.func(*args, **kwargs) if to_host else mapped(call(op, args, kwargs), wrap)
@@ -205,7 +210,7 @@ def _calling(placer: Placer) -> Call:
         result = op.func(*args, **kwargs)
         known = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
         is_fresh = [t for t in tensors(result) if t.untyped_storage()._cdata not in known]
-        placed = {id(t): placer.place(t) for t in is_fresh}
+        placed = {id(t): placer.place(t, not op.idle) for t in is_fresh}
         return mapped(result, lambda value: placed.get(id(value), value))
 
     return call

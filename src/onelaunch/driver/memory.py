@@ -48,7 +48,7 @@ class HostMemory:
                 self._aliases[key] = t.detach()
         return self._aliases[key]
 
-    def place(self, t: Tensor) -> Tensor:
+    def place(self, t: Tensor, defined: bool = True) -> Tensor:
         """`t` itself, kept."""
         storage = t.untyped_storage()
         self._own[storage._cdata] = storage
@@ -92,9 +92,9 @@ class ArenaMemory(HostMemory):
         args, kwargs = mapped(args, _frozen), mapped(kwargs, _frozen)
         return emulated.run(op, args, kwargs, recorder.call, self._placer)
 
-    def place(self, t: Tensor) -> Tensor:
+    def place(self, t: Tensor, defined: bool = True) -> Tensor:
         """`t`, moved to a block of the pool."""
-        return self._placer.place(t)
+        return self._placer.place(t, defined)
 
 
 class _Owning(Placer):

@@ -51,8 +51,11 @@ class Memory(Protocol):
         """A host tensor over the same bytes as host tensor `t`, for use at every replay."""
         ...
 
-    def place(self, t: Tensor) -> Tensor:
-        """The fresh host tensor `t`, at the address where every replay will write it."""
+    def place(self, t: Tensor, defined: bool = True) -> Tensor:
+        """The fresh host tensor `t`, at the address where every replay will write it.
+
+        Its values need not be kept where they are not `defined` (by `torch.empty`).
+        """
         ...
 
     def external(self, t: Tensor) -> Tensor | None:
@@ -146,7 +149,7 @@ class Recorder(TorchDispatchMode):
         known = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
         results = tensors(result)
         fresh = [i for i, t in enumerate(results) if t.untyped_storage()._cdata not in known]
-        placed = {id(results[i]): self.memory.place(results[i]) for i in fresh}
+        placed = {id(results[i]): self.memory.place(results[i], not op.idle) for i in fresh}
         if not op.idle and (fresh or written or not results):
             targets = [self.memory.fixed(placed[id(results[i])]) for i in fresh]
             self.steps.append(self._step(op, args, kwargs, results, fresh, targets))

@@ -132,11 +132,13 @@ class TapeGraph:
 
     def launch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         """Bring the sources in, run every call, take the results out; see `Graph.launch`."""
-        if _here.recorder is not None:
+        if recording() is not None:
             raise CaptureError("OL109", "A recording was launched during a capture.")
         with self._pool.lock, _raw():
-            if self._memory is None:
+            if self not in self._pool.graphs:
                 raise Released("this recording was reset, so it cannot be launched")
+            if self._pool.arena is not None:
+                self._pool.arena.poison()
             for port, source in zip(self._inputs, sources, strict=True):
                 if port.travel == "node":
                     port.point(source)

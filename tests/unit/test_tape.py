@@ -1,0 +1,680 @@
+"""The tape through its protocol: plain CPU tensors, and the emulated device."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+import math
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onelaunch.driver import arena, emulated
+from onelaunch.driver.driver import Capture, Released
+from onelaunch.driver.tape import TapeDriver, TapePool
+from onelaunch.errors import CaptureError
+
+DRIVER = TapeDriver()
+
+Program = Callable[..., Any]
+
+
+@pytest.fixture(params=["cpu", "tape"])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    emulated.install()
+    return torch.device(request.param)
+
+
+class Captured:
+    """What the core makes of a driver: fresh outputs, inputs by address, called like the program.
+
+    The program's own result is dropped, as the core drops it: its memory is free for others.
+    """
+
+    def __init__(self, program: Program, *examples: Tensor, pool: TapePool | None = None) -> None:
+        device = examples[0].device
+        self.pool = pool or DRIVER.new_pool(device)
+        self.layouts: list[tuple[torch.dtype, torch.Size, tuple[int, ...]]] = []
+
+        def body(capture: Capture) -> None:
+            buffers: list[Tensor] = []
+            for x in examples:
+                n = DRIVER.region(x).stop - DRIVER.region(x).start
+                block = DRIVER.empty(n, device)
+                capture.input(x, block, "node")
+                buffers.append(DRIVER.alias(block, x.dtype, x.shape, x.stride(), 0))
+            for y in flat(program(*buffers)):
+                n = DRIVER.region(y).stop - DRIVER.region(y).start
+                self.layouts.append((y.dtype, y.shape, y.stride()))
+                capture.output(DRIVER.alias(y, torch.uint8, (n,), (1,), 0))
+
+        self.graph, _ = DRIVER.capture(body, self.pool)
+        self.device = device
+
+    def __call__(self, *sources: Tensor) -> list[Tensor]:
+        targets = [
+            torch.empty_strided(size, stride, dtype=dtype, device=self.device)
+            for dtype, size, stride in self.layouts
+        ]
+        self.graph.launch(sources, targets)
+        return targets
+
+
+def flat(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else [t for v in value for t in flat(v)]
+
+
+def assert_same(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    assert len(got) == len(wanted)
+    for a, b in zip(got, wanted, strict=True):
+        assert a.dtype == b.dtype
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(
+            a.detach().cpu(), b.detach().cpu(), rtol=0, atol=0, equal_nan=True
+        )
+
+
+def in_place(x: Tensor) -> Any:
+    y = x.clone()
+    y[0].mul_(2)
+    y.t_()
+    y.add_(x.t())
+    return y, y[1]
+
+
+def foreach(x: Tensor) -> Any:
+    xs = [x, x + 1, x * 2]
+    torch._foreach_add_(xs[1:], xs[:2])
+    return torch._foreach_mul(xs, 3.0)
+
+
+def out_arguments(x: Tensor) -> Any:
+    y = torch.empty_like(x)
+    torch.add(x, x, out=y)
+    z = torch.empty(0, device=x.device)
+    torch.mul(y, x, out=z)
+    return y, z
+
+
+def grown(x: Tensor) -> Tensor:
+    y = torch.empty(2, device=x.device).fill_(1.0)
+    y.resize_(4, 4)
+    y[1:] = x[1:]
+    y[0, 2:] = 0
+    return y + x
+
+
+def gradients(x: Tensor) -> Any:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        loss = (x.sin() * x).sum() + torch.nn.functional.conv1d(x[None], x[None, :, :2]).pow(2).sum()
+        (grad,) = torch.autograd.grad(loss, x)
+    return loss.detach(), grad
+
+
+PROGRAMS: dict[str, Program] = {
+    "pointwise": lambda x: (x * 2 + 1).relu(),
+    "views": lambda x: (x.t() @ x)[:, 1:].reshape(-1).view(3, 4) * 2,
+    "expanded": lambda x: x[:1].expand(3, 4).contiguous() + x[0, 0],
+    "no change": lambda x: x.contiguous().to(x.dtype).reshape(x.shape) + 1,
+    "in place": in_place,
+    "several outputs": lambda x: (*x.max(1), *torch.topk(x, 2), *torch.std_mean(x, 0), *x.split(2)),
+    "foreach": foreach,
+    "out=": out_arguments,
+    "resize_": grown,
+    "complex": lambda x: (torch.fft.fft(x), torch.complex(x, x).conj() * 2),
+    "bool": lambda x: ((x > 0).any(), (x > 0) & (x < 1)),
+    "empty": lambda x: (x[:0] * 2, x[:0].sum(), torch.cat([x[:0], x])),
+    "half": lambda x: (x.half() @ x.half().t(), x.bfloat16().softmax(-1)),
+    "where": lambda x: torch.where(x > 0, x, x.mean()),
+    "scatter": lambda x: torch.zeros_like(x).scatter_add_(0, (x > 0).long(), x),
+    "gather": lambda x: x[x.argsort(0), torch.arange(4, device=x.device)],
+    "fills": lambda x: torch.full((2, 2), 3.0, device=x.device) + torch.ones_like(x)[:2, :2],
+    "index put": lambda x: x.clone().index_put_((torch.arange(2, device=x.device),), x[2:]),
+    "masked fill": lambda x: x.masked_fill(x > 0, 2.0),
+    "layer norm": lambda x: nn.functional.layer_norm(x, (4,)),
+    "batch norm": lambda x: nn.functional.batch_norm(x, x[0], x[1].abs()),
+    "attention": lambda x: nn.functional.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "strided": lambda x: torch.empty_strided((4, 4), (1, 4), device=x.device).copy_(x).mul(2),
+    "cumsum": lambda x: x.cumsum(0).flip(1).roll(1, 0),
+    "gradients": gradients,
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_replays_as_eager(name: str, mode: Callable[[], Any], device: torch.device) -> None:
+    if name == "gradients" and mode is torch.inference_mode:
+        mode = torch.no_grad  # autograd cannot be switched on inside inference mode
+    program = PROGRAMS[name]
+    with mode():
+        captured = Captured(program, torch.randn(4, 4).to(device))
+        for _ in range(2):
+            x = torch.randn(4, 4).to(device)
+            assert_same(captured(x), flat(program(x)))
+
+
+@pytest.mark.parametrize("layout", ["transposed", "narrow", "scalar", "empty", "int8", "bool"])
+def test_input_bytes(layout: str, device: torch.device) -> None:
+    def source() -> Tensor:
+        x = torch.randn(4, 6).to(device)
+        return {
+            "transposed": x.t(),
+            "narrow": x[1:, 2:5],
+            "scalar": x[0, 0],
+            "empty": x[:0],
+            "int8": (x * 10).to(torch.int8),
+            "bool": x > 0,
+        }[layout]
+
+    captured = Captured(lambda x: (x.float() + 1, x.clone()), source())
+    x = source()
+    assert_same(captured(x), [x.float() + 1, x.clone()])
+
+
+def test_travels(device: torch.device) -> None:
+    x, scalar = torch.randn(3, 1).to(device).expand(3, 4), torch.tensor(2.0)
+    out: list[Tensor] = []
+
+    def body(capture: Capture) -> None:
+        buffer = torch.empty(3, 4, device=device)
+        number = torch.empty((), device=device)
+        capture.input(x, buffer, "copy")
+        capture.input(scalar, number, "fill")
+        y = buffer * number
+        out.append(y)
+        capture.output(DRIVER.alias(y, torch.uint8, (48,), (1,), 0))
+
+    graph, _ = DRIVER.capture(body, DRIVER.new_pool(device))
+    assert graph.travels == ("copy", "fill")
+    target = torch.empty(3, 4, device=device)
+    graph.launch([x * 2, torch.tensor(0.5)], [target])
+    assert_same([target], [x * 1.0])
+
+
+def test_displacement(device: torch.device) -> None:
+    """A port may copy more than the tensor: the region around it."""
+    base = torch.arange(8.0).to(device)
+    other = base + 10
+
+    def body(capture: Capture) -> None:
+        block = DRIVER.empty(32, device)
+        capture.input(base[3:5], block, "node", 12)
+        x = DRIVER.alias(block, torch.float32, (8,), (1,), 0)
+        y = x * 2
+        capture.output(DRIVER.alias(y, torch.uint8, (32,), (1,), 0), 4)
+
+    graph, _ = DRIVER.capture(body, DRIVER.new_pool(device))
+    target = torch.empty(8, device=device)
+    graph.launch([other[3:5]], [target[1:]])
+    assert_same([target], [other * 2])
+
+
+def test_alias_and_region(device: torch.device) -> None:
+    x = torch.arange(12.0).view(3, 4).to(device)
+    whole, part = DRIVER.region(x), DRIVER.region(x[1:, 1])
+    assert whole.stop - whole.start == 48
+    assert (part.start - whole.start, part.stop - whole.start) == (20, 40)
+    assert whole.overlaps(part)
+    assert not DRIVER.region(x[0]).overlaps(DRIVER.region(x[1]))
+    assert DRIVER.region(x[:0]).start == DRIVER.region(x[:0]).stop
+    again = DRIVER.alias(x[1], torch.int32, (2, 2), (4, 1), 0)
+    assert again.data_ptr() == x[1].data_ptr()
+    assert_same([again.view(torch.float32)], [x[1:3, :2]])
+    assert DRIVER.empty(100, device).data_ptr() % 512 == 0
+    assert DRIVER.empty(0, device).shape == (0,)
+
+
+def test_capture_leaves_no_trace(device: torch.device) -> None:
+    w, b = torch.ones(4, 4).to(device), torch.ones(4).to(device)
+    batch_norm = nn.BatchNorm1d(4).to(device)
+    example = torch.randn(4, 4).to(device)
+    state = torch.get_rng_state()
+
+    def program(x: Tensor) -> Tensor:
+        w.view(-1)[2:5].add_(1)
+        b.copy_(x[0])
+        return batch_norm(nn.functional.dropout(x, 0.5)) + w + b
+
+    with torch.no_grad():
+        captured = Captured(program, example)
+        assert w.eq(1).all()
+        assert b.eq(1).all()
+        assert batch_norm.running_mean.eq(0).all()
+        assert batch_norm.num_batches_tracked == 0
+        assert torch.equal(state, torch.get_rng_state())
+        kept = [t.clone() for t in (w, b, *batch_norm.buffers())]
+        x, y = torch.randn(4, 4).to(device), torch.randn(4, 4).to(device)
+        torch.manual_seed(3)
+        wanted = [program(x), program(y), *(t.clone() for t in (w, b, *batch_norm.buffers()))]
+        end = torch.get_rng_state()
+        for t, before in zip((w, b, *batch_norm.buffers()), kept, strict=True):
+            t.copy_(before)
+        torch.manual_seed(3)
+        assert_same([*captured(x), *captured(y), w, b, *batch_norm.buffers()], wanted)
+        assert torch.equal(end, torch.get_rng_state())
+
+
+def test_a_generator_of_its_own(device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(5)
+    before = generator.get_state()
+
+    def body(capture: Capture) -> Tensor:
+        return torch.rand(4, device=device, generator=generator)
+
+    graph, y = DRIVER.capture(body, DRIVER.new_pool(device), [generator])
+    assert torch.equal(before, generator.get_state())
+    graph.launch([], [])
+    first = y.clone()
+    graph.launch([], [])
+    assert not torch.equal(first.cpu(), y.cpu())
+    generator.set_state(before)
+    assert torch.equal(first.cpu(), torch.rand(4, device=device, generator=generator).cpu())
+
+
+def test_the_body_raises(device: torch.device) -> None:
+    w = torch.ones(4).to(device)
+    state = torch.get_rng_state()
+    pool = DRIVER.new_pool(device)
+
+    def program(x: Tensor) -> Tensor:
+        w.add_(x)
+        torch.rand(3, device=device)
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        Captured(program, w, pool=pool)
+    assert w.eq(1).all()
+    assert torch.equal(state, torch.get_rng_state())
+    assert not DRIVER.capturing()
+    assert_same(Captured(lambda x: x + 1, w, pool=pool)(w), [w + 1])
+
+
+def test_capturing_is_of_this_thread(device: torch.device) -> None:
+    seen: list[bool] = []
+
+    def body(capture: Capture) -> None:
+        thread = threading.Thread(target=lambda: seen.append(DRIVER.capturing()))
+        seen.append(DRIVER.capturing())
+        thread.start()
+        thread.join()
+
+    DRIVER.capture(body, DRIVER.new_pool(device))
+    assert seen == [True, False]
+    assert not DRIVER.capturing()
+
+
+def test_nested_captures_and_launches_are_refused(device: torch.device) -> None:
+    x = torch.ones(2).to(device)
+    inner = Captured(lambda x: x + 1, x)
+    with pytest.raises(CaptureError, match="OL109"):
+        Captured(lambda x: Captured(lambda x: x + 1, x)(x), x)
+    with pytest.raises(CaptureError, match="OL109"):
+        Captured(lambda x: inner(x), x)
+
+
+def test_reset(device: torch.device) -> None:
+    x = torch.ones(4).to(device)
+    pool = DRIVER.new_pool(device)
+    first, second = (Captured(lambda x: x + 1, x, pool=pool) for _ in range(2))
+    assert first.graph.nodes == 3
+    assert pool.memory_bytes >= first.graph.memory_bytes > 0
+    first.graph.reset()
+    first.graph.reset()
+    with pytest.raises(Released):
+        first(x)
+    assert_same(second(x), [x + 1])
+    second.graph.reset()
+    assert pool.memory_bytes == 0
+
+
+def test_threads_share_a_pool(device: torch.device) -> None:
+    pool = DRIVER.new_pool(device)
+    w = torch.randn(8, 8).to(device)
+    with torch.no_grad():
+        captured = [
+            Captured(lambda x, k=k: (x @ w + k).relu() @ w, torch.randn(4, 8).to(device), pool=pool)
+            for k in range(3)
+        ]
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            with torch.no_grad():
+                for i in range(30):
+                    x = torch.full((4, 8), float(seed + i), device=device)
+                    k = (seed + i) % 3
+                    assert_same(captured[k](x), [(x @ w + k).relu() @ w])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
+READS: dict[str, Program] = {
+    "item": lambda x: x * x.sum().item(),
+    "bool": lambda x: x + 1 if x.sum() else x,
+    "int": lambda x: x + int(x[0, 0]),
+    "float": lambda x: x + float(x[0, 0]),
+    "index": lambda x: [x, x + 1][(x[0, 0] > 9).long()],
+    "tolist": lambda x: x + x.tolist()[0][0],
+    "numpy": lambda x: x.numpy(),
+    "array": lambda x: x.__array__(),
+    "dlpack": lambda x: torch.from_dlpack(x),
+    "repr": lambda x: (repr(x), x)[1],
+    "print": lambda x: (str(x), x)[1],
+    "format": lambda x: (f"{x.sum():.3f}", x)[1],
+    "equal": lambda x: x if torch.equal(x, x) else x + 1,
+    "allclose": lambda x: x if torch.allclose(x, x) else x + 1,
+    "inverse": lambda x: torch.linalg.inv(x),
+}
+
+SHAPES: dict[str, Program] = {
+    "nonzero": lambda x: x.nonzero(),
+    "where": lambda x: torch.where(x > 0)[0],
+    "unique": lambda x: torch.unique(x),
+    "masked select": lambda x: x.masked_select(x > 0),
+    "mask": lambda x: x[x > 0],
+    "repeat": lambda x: torch.repeat_interleave(x, torch.ones_like(x[0]).long(), dim=0),
+    "bincount": lambda x: torch.bincount(x.long().abs().view(-1)),
+    "mask assigned": lambda x: x.clone().index_put_((x > 0,), x[x > 0]),
+}
+
+SEEDS: dict[str, Program] = {
+    "seed": lambda x: (torch.manual_seed(0), x + 1)[1],
+    "last": lambda x: (x + 1, torch.manual_seed(0))[0],
+    "state": lambda x: seeded_by_state(x),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [("OL101", n) for n in READS] + [("OL102", n) for n in SHAPES] + [("OL106", n) for n in SEEDS],
+)
+def test_refused(code: str, name: str, mode: Callable[[], Any], device: torch.device) -> None:
+    program = {"OL101": READS, "OL102": SHAPES, "OL106": SEEDS}[code][name]
+    x = torch.eye(4).to(device) + 0.5
+    pool = DRIVER.new_pool(device)
+    with mode():
+        with pytest.raises(CaptureError) as refused:
+            Captured(program, x, pool=pool)
+        assert refused.value.code == code
+        assert refused.value.where is not None
+        assert "test_tape.py" in refused.value.where
+        assert_same(Captured(lambda x: x + 1, x, pool=pool)(x), [x + 1])
+
+
+def seeded_by_state(x: Tensor) -> Tensor:
+    state = torch.get_rng_state()
+    y = torch.rand_like(x)
+    torch.set_rng_state(state)
+    return y + x
+
+
+def test_the_line_of_a_seed() -> None:
+    with pytest.raises(CaptureError, match=r"test_tape.py:\d+: torch.set_rng_state\(state\)"):
+        Captured(seeded_by_state, torch.ones(2, 2))
+
+
+def test_a_swallowed_refusal_is_raised(device: torch.device) -> None:
+    def program(x: Tensor) -> Tensor:
+        try:
+            return x * x.sum().item()
+        except RuntimeError:
+            return x
+
+    with pytest.raises(CaptureError, match="OL101"):
+        Captured(program, torch.ones(2).to(device))
+
+
+def test_descriptions_are_no_host_reads(device: torch.device) -> None:
+    def program(x: Tensor) -> Tensor:
+        assert x.is_contiguous()
+        assert x.is_same_size(x)
+        assert torch.result_type(x, 1.0) is torch.float32
+        assert not x.is_complex()
+        return x * x.numel() + len(x) + x.shape[0]
+
+    x = torch.ones(3).to(device)
+    assert_same(Captured(program, x)(x), [x * 3 + 6])
+
+
+def test_constants_of_the_body_start_anew() -> None:
+    """`torch.tensor` inside a body, then changed in place: each replay finds it as it was made."""
+
+    def program(x: Tensor) -> Tensor:
+        total = torch.tensor([0.0, 1.0])
+        total += x
+        return total * 2
+
+    x = torch.ones(2)
+    captured = Captured(program, x)
+    for _ in range(2):
+        assert_same(captured(x), [program(x)])
+
+
+def test_autocast() -> None:
+    model = nn.Linear(4, 4)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        captured = Captured(lambda x: model(x).softmax(-1), torch.randn(2, 4))
+        x = torch.randn(2, 4)
+        assert_same(captured(x), [model(x).softmax(-1)])
+
+
+def test_a_moved_external_is_refused() -> None:
+    w = torch.ones(2)
+    with pytest.raises(CaptureError, match="OL107"):
+        Captured(lambda x: w.resize_(100).fill_(0)[:2] + x, torch.ones(2))
+
+
+def test_a_training_step(device: torch.device) -> None:
+    """Forward, backward, clipping and the optimizer, as one recording."""
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(device)
+        if device.type == "tape":
+            return model, torch.optim.Adam(model.parameters(), lr=0.1, capturable=True)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def stepping(model: nn.Module, optimizer: torch.optim.Optimizer) -> Program:
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    xs = [torch.randn(5, 4).to(device) for _ in range(5)]
+    (model, optimizer), (twin, twins) = made(), made()
+    step, eager = stepping(model, optimizer), stepping(twin, twins)
+    step(xs[0])
+    captured = Captured(step, xs[0])
+    eager(xs[0])
+    for x in xs[1:]:
+        assert_same(captured(x), [eager(x)])
+    assert_same(list(model.parameters()), list(twin.parameters()))
+
+
+# The emulated device.
+
+
+@pytest.fixture
+def tape() -> torch.device:
+    emulated.install()
+    gc.collect()
+    return torch.device("tape")
+
+
+def test_blocks_are_reused_and_poisoned(tape: torch.device) -> None:
+    before = emulated.memory_allocated()
+    x = torch.ones(1000, device=tape)
+    assert emulated.memory_allocated() - before == 4096
+    address = x.data_ptr()
+    view = x[10:]
+    del x
+    assert emulated.memory_allocated() - before == 4096
+    assert view.data_ptr() == address + 40
+    del view
+    assert emulated.memory_allocated() == before
+    y = torch.empty(1000, device=tape)
+    assert y.data_ptr() == address
+    assert y.isnan().all()
+
+
+def test_intermediates_share_memory(tape: torch.device) -> None:
+    addresses: list[int] = []
+
+    def program(x: Tensor) -> Tensor:
+        for k in range(3):
+            y = x + k
+            addresses.append(y.data_ptr())
+            del y
+        return x * 2
+
+    x = torch.randn(1000).to(tape)
+    captured = Captured(program, x)
+    assert len(set(addresses)) == 1
+    assert_same(captured(x), [x * 2])
+
+
+def test_dead_memory_is_poisoned_before_each_launch(tape: torch.device) -> None:
+    pool = DRIVER.new_pool(tape)
+    first, z = DRIVER.capture(lambda c: torch.ones(100, device=tape), pool)
+    second, y = DRIVER.capture(lambda c: torch.ones(100, device=tape) + 1, pool)
+    address = y.data_ptr()
+    del y
+    second.launch([], [])
+    assert ctypes.c_float.from_address(address).value == 2.0
+    first.launch([], [])
+    assert math.isnan(ctypes.c_float.from_address(address).value)
+    assert z.eq(1).all()
+
+
+def test_out_of_memory(tape: torch.device) -> None:
+    pool = DRIVER.new_pool(tape)
+    x = torch.ones(4, device=tape)
+    before = emulated.memory_reserved()
+    arena.set_limit(before + (4 << 20))
+    try:
+        with pytest.raises(CaptureError, match="OL111"):
+            Captured(lambda x: torch.empty(8 << 20, device=tape) + x.sum(), x, pool=pool)
+    finally:
+        arena.set_limit(None)
+    gc.collect()
+    pool.trim()
+    assert emulated.memory_reserved() == before
+    assert_same(Captured(lambda x: x + 1, x, pool=pool)(x), [x + 1])
+
+
+def test_captures_and_resets_leak_nothing(tape: torch.device) -> None:
+    x = torch.randn(100, 100).to(tape)
+
+    def once() -> tuple[int, int]:
+        captured = Captured(lambda x: (x @ x).relu().sum(0), x)
+        captured(x)
+        captured.graph.reset()
+        del captured
+        gc.collect()
+        return emulated.memory_allocated(), emulated.memory_reserved()
+
+    before = once()
+    assert [once() for _ in range(10)] == [before] * 10
+
+
+def test_a_number_of_the_host_is_frozen(tape: torch.device) -> None:
+    """As on CUDA: the kernels hold the value that a 0-dim tensor of the host had."""
+    scale = torch.tensor(2.0)
+    x = torch.ones(3).to(tape)
+    captured = Captured(lambda x: x * scale, x)
+    scale.fill_(100)
+    assert_same(captured(x), [x * 2])
+
+
+TRANSFERS: dict[str, Program] = {
+    "cpu": lambda x: x.cpu(),
+    "to": lambda x: x.to("cpu"),
+    "to the device": lambda x: x + torch.ones(2).to("tape"),
+    "tensor": lambda x: x + torch.tensor([1.0, 2.0], device="tape"),
+    "copy in": lambda x: x.clone().copy_(torch.ones(2)),
+    "copy out": lambda x: torch.ones(2).copy_(x),
+    "index": lambda x: x[torch.tensor([0, 1])],
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", TRANSFERS)
+def test_transfers_are_refused(
+    name: str, mode: Callable[[], Any], tape: torch.device
+) -> None:
+    x = torch.ones(2).to(tape)
+    with mode():
+        TRANSFERS[name](x)
+        with pytest.raises(CaptureError, match="OL103") as refused:
+            Captured(TRANSFERS[name], x)
+    assert "test_tape.py" in str(refused.value.where)
+
+
+def test_devices_do_not_mix(tape: torch.device) -> None:
+    x = torch.ones(2).to(tape)
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        x + torch.ones(2)
+    assert (x * torch.tensor(3.0)).tolist() == [3.0, 3.0]
+
+
+def test_host_work_in_a_device_capture_runs_once(tape: torch.device) -> None:
+    """Tensors of the host are Python's business: computed in the capture, not in a replay."""
+    count = torch.zeros(2)
+    x = torch.ones(2).to(tape)
+
+    def program(x: Tensor) -> Tensor:
+        count.add_(1)
+        return x * count[0].item()
+
+    captured = Captured(program, x)
+    captured(x)
+    assert count.tolist() == [1.0, 1.0]
+
+
+def test_a_module_moves_to_the_device_and_back(tape: torch.device) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
+    x = torch.randn(5, 3)
+    wanted = model(x)
+    model.to(tape)
+    assert isinstance(model[0].weight, nn.Parameter)
+    assert model[0].weight.device.type == "tape"
+    copied = copy.deepcopy(model)
+    model[0].weight.data.zero_()
+    assert_same([copied(x.to(tape))], [wanted.to(tape)])
+    assert_same([pickle.loads(pickle.dumps(copied))(x.to(tape))], [wanted.to(tape)])
+    assert_same([copied.cpu()(x)], [wanted])
+
+
+def test_assigned_data_keeps_its_memory(tape: torch.device) -> None:
+    p = nn.Parameter(torch.zeros(100, device=tape))
+    p.data = torch.ones(100, device=tape)
+    others = [torch.full((100,), 5.0, device=tape) for _ in range(4)]
+    assert p.eq(1).all()
+    assert all(p.data_ptr() != t.data_ptr() for t in others)
+    p.data.set_(others[0])
+    assert p.data_ptr() != others[0].data_ptr() or p.eq(5).all()
+
+
+def test_printing(tape: torch.device) -> None:
+    assert repr(torch.ones(2, device=tape)) == "tensor([1., 1.], device='tape:0')"
+    assert f"{torch.ones((), device=tape):.2f}" == "1.00"

@@ -72,7 +72,6 @@ ALIASES: dict[str, Callable[[Tensor], Any]] = {
     "view": lambda x: x.view(-1),
     "reshape": lambda x: x.reshape(2, -1),
     "expand": lambda x: x[:1].expand(3, 4),
-    "strided": lambda x: x.as_strided((3,), (4,), 1),
     "dtype view": lambda x: x.view(torch.int32),
     "diagonal": lambda x: x.diagonal(),
     "unbind": lambda x: x.unbind(0),
@@ -105,6 +104,18 @@ def test_aliases(rand: Rand, name: str) -> None:
 def test_aliases_with_rebind(rand: Rand, name: str) -> None:
     f = ALIASES[name]
     check_alias(ol.graph(f, warmup=1, inputs="rebind"), lambda i: (rand(i, 3, 4),), f)
+
+
+@pytest.mark.parametrize("offset", [None, 0, 1])
+def test_as_strided_of_an_input(rand: Rand, offset: int | None) -> None:
+    """Its offset counts from the start of the storage, which is the caller's."""
+    right_or_refused(
+        lambda: (lambda x: x.as_strided((3,), (4,), offset), lambda i: (rand(i, 3, 4),)), "OL109"
+    )
+    right_or_refused(
+        lambda: (lambda x: x.as_strided((3,), (2,), offset), lambda i: (rand(i, 5, 4)[1:],)),
+        "OL109",
+    )
 
 
 def test_a_view_of_one_of_two_inputs(rand: Rand) -> None:

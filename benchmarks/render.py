@@ -98,7 +98,8 @@ def caption(results: dict[str, Any], text: str) -> str:
     here = results["environment"]
     versions = f"driver {here['driver']}, CUDA {here['cuda']}, torch {here['torch']}"
     tf32 = "TF32 off" if here["cudnn TF32"] == "off" else "TF32 on"
-    return f"{text} {here['gpu'] or here['cpu']}, {versions}, float32, {tf32}.\n"
+    doubt = "`~`: still moving by more than 2% when time was up."
+    return f"{text} {doubt} {here['gpu'] or here['cpu']}, {versions}, float32, {tf32}.\n"
 
 
 def row_of(data: dict[str, Any], engine: str) -> dict[str, Any] | None:

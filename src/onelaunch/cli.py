@@ -145,7 +145,7 @@ def _bad(what: str, where: str, why: str) -> GraphError:
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; messages go to stderr, without a traceback."""
     try:
-        code = app(args=argv, standalone_mode=False)
+        code = app(args=argv, prog_name="onelaunch", standalone_mode=False)
     except GraphError as error:
         print(f"{type(error).__name__} {error}", file=sys.stderr)
         return FAILED

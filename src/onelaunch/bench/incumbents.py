@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -150,10 +150,9 @@ class TorchScript:
             return torch.jit.script(workload.fn)
         if not workload.kwargs:
             return torch.jit.trace(workload.fn, workload.args, check_trace=False, strict=False)
-        bound = inspect.signature(_forward(workload.fn)).bind(*workload.args, **workload.kwargs)
         return torch.jit.trace(
             workload.fn,
-            example_kwarg_inputs=dict(bound.arguments),
+            example_kwarg_inputs=_by_parameter(workload.fn, workload.args, workload.kwargs),
             check_trace=False,
             strict=False,
         )
@@ -163,7 +162,11 @@ class TorchScript:
         if self.how == "script":
             made = "torch.jit.script(model.eval())"
         elif keyword:
-            given = ", ".join(f'"{name}": {name}' for name in keyword)
+            try:
+                parameters = _by_parameter(workload.fn, names, {name: name for name in keyword})
+            except (TypeError, ValueError):  # no signature, or one that these do not fit
+                parameters = {name: name for name in [*names, *keyword]}
+            given = ", ".join(f'"{key}": {name}' for key, name in parameters.items())
             made = f"torch.jit.trace(model.eval(), example_kwarg_inputs={{{given}}}, strict=False)"
         else:
             made = f"torch.jit.trace(model.eval(), ({', '.join(names)},), strict=False)"
@@ -174,8 +177,12 @@ class TorchScript:
         )
 
 
-def _forward(fn: Callable[..., Any]) -> Callable[..., Any]:
-    return fn.forward if isinstance(fn, nn.Module) else fn
+def _by_parameter(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """All arguments by the names of the parameters that they go to."""
+    forward = fn.forward if isinstance(fn, nn.Module) else fn
+    return dict(inspect.signature(forward).bind(*args, **kwargs).arguments)
 
 
 @dataclass(frozen=True)

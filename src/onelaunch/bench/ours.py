@@ -9,7 +9,7 @@ import torch
 
 from onelaunch.bench.engine import Built, Mode
 from onelaunch.bench.workload import Workload
-from onelaunch.graphed import graph
+from onelaunch.entry import graph
 
 WARM_CALLS = 3
 
@@ -35,9 +35,15 @@ class OneLaunch:
         return Built(
             fast,
             memory_bytes=lambda: fast.memory_bytes,
-            notes=lambda: [_note(recording) for recording in fast.recordings],
+            notes=lambda: self._notes(fast, workload.device),
             close=fast.reset,
         )
+
+    def _notes(self, fast: Any, device: torch.device) -> list[str]:
+        lines = [_line(recording) for recording in fast.recordings]
+        if device.type == "cpu" and dict(self.options).get("compile"):
+            lines.append("on a CPU the tape records eager's operations, whatever compile says")
+        return lines
 
     def code(self, workload: Workload) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self.options)
@@ -50,8 +56,8 @@ class OneLaunch:
         )
 
 
-def _note(recording: Any) -> str:
-    """A recording in a line: its nodes, and how its inputs and outputs travel."""
+def _line(recording: Any) -> str:
+    """A recording in a line: its nodes, and how its inputs travel."""
     inputs = ", ".join(f"{name} by {travel}" for name, travel in recording.inputs.items())
     return f"{recording.nodes} nodes; inputs: {inputs or 'none'}"
 
@@ -61,4 +67,7 @@ OURS = (
     OneLaunch("onelaunch-rebind", "onelaunch rebind", (("inputs", "rebind"),)),
     OneLaunch("onelaunch-static", "onelaunch static outputs", (("outputs", "static"),)),
     OneLaunch("onelaunch-compile", "onelaunch compile=True", (("compile", True),)),
+)
+AUTOTUNED = OneLaunch(
+    "onelaunch-max-autotune", 'onelaunch compile="max-autotune"', (("compile", "max-autotune"),)
 )

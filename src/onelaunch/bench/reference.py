@@ -17,6 +17,7 @@ from torch import Tensor
 
 from onelaunch import tree
 from onelaunch.bench.workload import Inputs, Workload
+from onelaunch.errors import GraphError
 
 TOLERANCE = {
     torch.float64: 1e-10,
@@ -87,10 +88,15 @@ def make_reference(workload: Workload, generator: torch.Generator) -> Reference:
     """Run the callable, on copies, in its own dtype and in float64.
 
     Raises:
-        Whatever the callable raises on the arguments given.
+        GraphError: OL401, the callable returns no tensor.
+        Exception: whatever it raises on the arguments given.
     """
     given = workload.copy()
     first = snapshot(given())
+    if not first:
+        why = "there is nothing to check or to wait for"
+        fix = "return the tensors that the call computes"
+        raise GraphError("OL401", "the callable returns no tensor", where="fn", why=why, fix=fix)
     again = snapshot(Workload(given.fn, *workload.copy_inputs())())
     sets = [(workload.copy_inputs(), first)]
     fresh = workload.fresh(generator)

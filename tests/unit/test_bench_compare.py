@@ -1,0 +1,293 @@
+"""`compare` with engines made for the purpose: what happens to each, and in what order."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onelaunch.bench import ENGINES, Comparison, Row, Timing, compare
+from onelaunch.bench.comparison import DEFAULT
+from onelaunch.bench.engine import Built, Mode
+from onelaunch.bench.workload import Workload
+from onelaunch.errors import GraphError
+
+X = torch.randn(4, 8)
+
+
+@dataclass(frozen=True)
+class Made:
+    """An engine that does what a test wants."""
+
+    name: str
+    make: Callable[[Workload], Built]
+    why_missing: str | None = None
+    mode: Mode = "no_grad"
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+    def missing(self, device: torch.device) -> str | None:
+        return self.why_missing
+
+    def build(self, workload: Workload) -> Built:
+        return self.make(workload)
+
+    def code(self, workload: Workload) -> str:
+        return f"y = model({workload.call_text})"
+
+
+def as_it_is(workload: Workload) -> Built:
+    return Built(workload.fn)
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    def raising(*_: object) -> Any:
+        raise error
+
+    return raising
+
+
+def linear() -> nn.Module:
+    return nn.Linear(8, 3).eval()
+
+
+def run(*engines: Any, fn: Callable[..., Any] | None = None, seconds: float = 0.02) -> Comparison:
+    return compare(fn or linear(), (X,), engines=list(engines), seconds=seconds)
+
+
+def test_a_failing_engine_is_a_row_and_the_run_goes_on() -> None:
+    closed: list[str] = []
+
+    def fails_later(workload: Workload) -> Built:
+        calls = 0
+
+        def call(x: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls > 5:
+                raise RuntimeError("tired\nof it")
+            return workload.fn(x)
+
+        return Built(call, close=lambda: closed.append("later"))
+
+    result = run(
+        Made("broken", raises(ValueError("cannot build"))),
+        Made("tired", fails_later),
+        Made("elsewhere", as_it_is, why_missing="needs another machine"),
+        Made("fine", as_it_is),
+    )
+    assert [(row.engine, row.status, row.reason) for row in result.rows] == [
+        ("broken", "failed", "ValueError: cannot build"),
+        ("tired", "failed", "RuntimeError: tired"),
+        ("elsewhere", "missing", "needs another machine"),
+        ("fine", "ok", None),
+    ]
+    assert closed == ["later"]
+    assert result.best is result["fine"]
+
+
+@pytest.mark.parametrize(
+    ("result_of", "reason"),
+    [
+        (lambda y: y * 1.01, "relative error"),
+        (lambda y: y * math.nan, "NaN in the result"),
+        (lambda y: y.double(), "float64[4, 3] where eager's is float32[4, 3]"),
+        (lambda y: (y, y), "returned 2 tensors where eager returns 1"),
+    ],
+)
+def test_a_wrong_engine_is_not_timed(result_of: Callable[[Tensor], Any], reason: str) -> None:
+    def off(workload: Workload) -> Built:
+        return Built(lambda x: result_of(workload.fn(x)))
+
+    row = run(Made("off", off)).rows[0]
+    assert row.status == "wrong"
+    assert row.reason is not None
+    assert reason in row.reason
+    assert row.wall is None
+
+
+def test_an_engine_that_forgets_its_inputs_is_wrong() -> None:
+    def frozen(workload: Workload) -> Built:
+        result = workload()
+        return Built(lambda x: result)
+
+    assert run(Made("frozen", frozen)).wrong
+
+
+def test_overwritten_results_are_seen_and_not_named_best() -> None:
+    def static(workload: Workload) -> Built:
+        out = workload()
+        return Built(lambda x: out.copy_(workload.fn(x)), bare=lambda: None)
+
+    result = run(Made("fresh", as_it_is), Made("static", static))
+    assert [row.fresh_output for row in result.rows] == [True, False]
+    assert result.best is result["fresh"]
+    assert result.fastest is result["static"]
+
+
+def test_rounds_are_interleaved_and_take_turns_to_be_first() -> None:
+    order: list[str] = []
+
+    def noted(name: str) -> Made:
+        def make(workload: Workload) -> Built:
+            def bare() -> None:
+                if not order or order[-1] != name:
+                    order.append(name)
+                torch.zeros(200_000).sort()
+
+            return Built(workload.fn, bare=bare)
+
+        return Made(name, make)
+
+    run(noted("a"), noted("b"), noted("c"), seconds=0.3)
+    # The first of each is its estimate.
+    assert "".join(order[3:]).startswith("abcacab".replace("acab", "bca"))
+
+
+def test_state_and_random_numbers_are_as_before() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).train()
+    x = X.clone()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    compare(model, (x,), engines=["eager", "no_grad", "inference_mode"], seconds=0.02)
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(x, X)
+    assert model.training
+    assert torch.is_grad_enabled()
+
+
+def test_what_changes_from_call_to_call_is_timed_but_not_checked() -> None:
+    result = run("no_grad", fn=nn.Dropout(0.5).train())
+    assert result.rows[0].status == "unchecked"
+    assert result.rows[0].wall is not None
+    assert result.best is None
+    assert ".eval()" in result.remarks[0]
+
+
+def test_an_interrupt_gives_the_rows_so_far() -> None:
+    result = run(
+        Made("done", as_it_is),
+        Made("stopper", raises(KeyboardInterrupt())),
+        Made("later", as_it_is),
+    )
+    assert result.interrupted
+    assert [row.status for row in result.rows] == ["interrupted"] * 3
+    assert result.rows[0].error is not None
+    assert result.rows[0].reason == "checked, but stopped before it was timed"
+    assert result.rows[2].reason == "stopped before its turn"
+
+
+def test_an_interrupt_while_timing_keeps_what_was_timed() -> None:
+    def on_progress(text: str, part: float) -> None:
+        assert 0 <= part <= 1
+        if text == "timing, round 2":
+            raise KeyboardInterrupt
+
+    result = compare(linear(), (X,), engines=["no_grad"], on_progress=on_progress)
+    assert result.interrupted
+    assert result.rows[0].status == "ok"
+    assert result.rows[0].wall is not None
+    assert result.rows[0].noisy
+
+
+def test_warnings_become_notes_and_deprecations_do_not() -> None:
+    def warns(workload: Workload) -> Built:
+        warnings.warn("ran eagerly", UserWarning, stacklevel=1)
+        warnings.warn("old way", DeprecationWarning, stacklevel=1)
+        return Built(workload.fn, notes=lambda: ["5 nodes"])
+
+    assert run(Made("warns", warns)).rows[0].notes == ("5 nodes", "UserWarning: ran eagerly")
+
+
+BROKEN_CALLS: list[int] = []  # a global: what a function closes over is copied
+
+
+def test_the_callables_own_exception_comes_through_once() -> None:
+    def broken(x: Tensor) -> Tensor:
+        BROKEN_CALLS.append(1)
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        run("eager", fn=broken)
+    assert BROKEN_CALLS == [1]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: compare(3), "int is not callable"),  # type: ignore[arg-type]
+        (lambda: compare(linear(), X), "args is a Tensor, not a tuple"),  # type: ignore[arg-type]
+        (lambda: compare(linear(), (X,), [1]), "kwargs is a list"),  # type: ignore[arg-type]
+        (lambda: compare(linear(), (X,), seconds=0), "seconds=0"),
+        (lambda: compare(linear(), (X,), seconds=math.nan), "seconds=nan"),
+        (lambda: compare(linear(), (X,), engines=["eagre"]), "no engine is called eagre"),
+        (lambda: compare(linear(), (X,), engines="eager"), "engines='eager'"),
+        (lambda: compare(linear(), (X,), engines=[]), "engines=[]"),
+        (lambda: compare(lambda x: 3, (X,), engines=["eager"]), "returns no tensor"),
+    ],
+)
+def test_bad_arguments(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(GraphError) as raised:
+        call()
+    assert raised.value.code == "OL401"
+    assert message in str(raised.value)
+    assert all(part in str(raised.value) for part in ("where:", "why:", "fix:"))
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8)])
+def test_empty_inputs(shape: tuple[int, ...]) -> None:
+    result = compare(linear(), (torch.randn(shape),), engines=["no_grad"], seconds=0.01)
+    assert result.rows[0].status == "ok"
+    assert result.rows[0].error == 0.0
+
+
+def test_inputs_and_results_in_containers() -> None:
+    def fn(pair: dict[str, Tensor], *, scale: float) -> tuple[Tensor, dict[str, Tensor]]:
+        return pair["a"] * scale, {"sum": pair["a"] + pair["b"]}
+
+    result = compare(
+        fn, ({"a": X, "b": X},), {"scale": 2.0}, engines=["eager", "onelaunch"], seconds=0.01
+    )
+    assert [row.status for row in result.rows] == ["ok", "ok"], result.rows
+
+
+def test_json_round_trip() -> None:
+    result = run("eager", Made("broken", raises(ValueError("no"))))
+    assert Comparison.from_json(result.to_json()) == result
+    for text in ("{}", "3", '{"rows": 1}', "not json"):
+        with pytest.raises(ValueError):  # noqa: PT011
+            Comparison.from_json(text)
+
+
+def test_an_infinite_error_is_json_too() -> None:
+    def huge(workload: Workload) -> Built:
+        return Built(lambda x: workload.fn(x) * math.inf)
+
+    result = run(Made("huge", huge))
+    assert Comparison.from_json(result.to_json()) == result
+
+
+def test_lookup_by_engine() -> None:
+    rows = (Row("a", "A", "ok", wall=Timing(1.0, 0.0, 1)), Row("b", "B", "missing"))
+    comparison = Comparison("w", rows)
+    assert comparison["b"].title == "B"
+    with pytest.raises(KeyError):
+        comparison["c"]
+
+
+def test_every_engine_has_a_name_of_its_own_and_its_code() -> None:
+    workload = Workload(linear(), (X,), {"mask": X})
+    assert len({engine.name for engine in DEFAULT}) == len(DEFAULT)
+    for engine in ENGINES.values():
+        compile(engine.code(workload), engine.name, "exec")

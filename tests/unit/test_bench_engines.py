@@ -1,0 +1,123 @@
+"""The engines that need no GPU really run, and the code that they give does what they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onelaunch.bench import ENGINES, compare
+from onelaunch.bench.workload import Workload
+
+QUICK = ("eager", "no_grad", "inference_mode", "torchscript", "torchscript-script")
+OURS = ("onelaunch", "onelaunch-rebind", "onelaunch-static", "onelaunch-compile")
+CUDA_ONLY = ("by-hand", "make_graphed_callables", "reduce-overhead", "cudagraphs", "bare")
+PACKAGES = {"tensorrt": "torch_tensorrt", "openxla": "torch_xla", "tvm": "tvm"}
+
+
+class Masked(nn.Module):
+    """A layer with a keyword argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.layer(x) * mask
+
+
+def masked() -> Workload:
+    return Workload(Masked().eval(), (torch.randn(4, 8),), {"mask": torch.rand(4, 1)})
+
+
+def plain() -> Workload:
+    return Workload(nn.Linear(8, 3).eval(), (torch.randn(4, 8),))
+
+
+@pytest.mark.parametrize("workload", [plain(), masked()], ids=["positional", "keyword"])
+def test_quick_engines_run(workload: Workload) -> None:
+    result = compare(
+        workload.fn, workload.args, workload.kwargs, engines=[*QUICK, *OURS], seconds=0.05
+    )
+    for row in result.rows:
+        assert row.status == "ok", row
+        assert row.error is not None
+        assert row.error < 1e-5
+        assert row.build_seconds is not None
+        assert row.wall is not None
+        assert row.host is not None
+        assert row.gpu is None
+
+
+def test_compilers_run() -> None:
+    workload = plain()
+    result = compare(workload.fn, workload.args, engines=["compile", "aotinductor"], seconds=0.05)
+    assert [(row.status, row.reason) for row in result.rows] == [("ok", None)] * 2
+
+
+def test_onelaunch_says_how_its_inputs_travel() -> None:
+    workload = plain()
+    row = compare(workload.fn, workload.args, engines=["onelaunch"], seconds=0.01).rows[0]
+    assert "nodes; inputs: " in row.notes[0]
+    assert row.memory_bytes is not None
+
+
+@pytest.mark.parametrize("name", CUDA_ONLY)
+def test_cuda_engines_say_what_they_need(name: str) -> None:
+    why = ENGINES[name].missing(torch.device("cpu"))
+    assert why is not None
+    assert "needs" in why
+    assert ENGINES[name].missing(torch.device("cuda")) is None
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_an_absent_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+    why = ENGINES[name].missing(torch.device("cuda"))
+    assert why == f"{PACKAGES[name]} is not installed"
+
+
+@pytest.mark.parametrize("name", [*QUICK, *OURS])
+@pytest.mark.parametrize("workload", [plain(), masked()], ids=["positional", "keyword"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_code_of_an_engine_runs(name: str, workload: Workload) -> None:
+    names = dict(zip(workload.names[0], workload.args, strict=True)) | workload.kwargs
+    scope: dict[str, Any] = {"torch": torch, "model": workload.fn, **names}
+    exec(ENGINES[name].code(workload), scope)
+    assert torch.allclose(scope["y"], workload(), atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name", ["by-hand", "make_graphed_callables", "reduce-overhead", "cudagraphs", *OURS]
+)
+def test_the_code_of_an_engine_runs_on_a_gpu(name: str) -> None:
+    x = torch.randn(4, 8, device="cuda")
+    model = nn.Linear(8, 3).cuda().eval()
+    scope: dict[str, Any] = {"torch": torch, "model": model, "x": x}
+    with torch.no_grad():
+        expected = model(x)
+    exec(ENGINES[name].code(Workload(model, (x,))), scope)
+    assert torch.allclose(scope["y"], expected, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_every_engine_on_a_gpu() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).cuda().eval()
+    quick = [name for name in ENGINES if "max-autotune" not in name]
+    result = compare(model, (torch.randn(4, 64, device="cuda"),), engines=quick, seconds=3.0)
+    absent = {*PACKAGES, "onnxruntime"}
+    for row in result.rows:
+        expected = "missing" if row.engine in absent and row.status == "missing" else "ok"
+        assert row.status == expected, row
+        if row.status == "ok":
+            assert row.gpu is not None
+            assert row.memory_bytes is not None
+    overwritten = {row.engine for row in result.rows if row.fresh_output is False}
+    assert {"make_graphed_callables", "reduce-overhead", "onelaunch-static"} <= overwritten
+    assert {"eager", "by-hand", "onelaunch", "onelaunch-rebind"}.isdisjoint(overwritten)
+    assert result.profile is not None
+    assert result.profile.bound == "launches"
+    assert result.profile.kernels

@@ -1,0 +1,117 @@
+"""Copies of a workload share nothing with it, and fresh inputs look like its own."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onelaunch.bench.workload import Workload, own
+
+
+class Counter(nn.Module):
+    """Adds the number of calls so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.calls
+
+    def double_it(self, x: Tensor) -> Tensor:
+        return self(2 * x)
+
+
+def wrappers(net: Counter) -> list[Callable[[Tensor], Tensor]]:
+    def closure(x: Tensor) -> Tensor:
+        return net(x)
+
+    return [net, net.double_it, closure, functools.partial(net)]
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_a_copy_has_its_own_state(which: int) -> None:
+    net = Counter()
+    workload = Workload(wrappers(net)[which], (torch.ones(3),))
+    workload.copy()()
+    assert net.calls == 0
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_a_copy_runs_in_float64(which: int) -> None:
+    workload = Workload(wrappers(Counter())[which], (torch.ones(3),))
+    assert workload.in_float64()().dtype is torch.float64
+    assert workload().dtype is torch.float32
+
+
+def test_a_closed_over_tensor_is_copied_and_widened() -> None:
+    weight = torch.ones(3)
+
+    def scale(x: Tensor) -> Tensor:
+        return x * weight.add_(1)
+
+    workload = Workload(scale, (torch.ones(3),))
+    assert workload.in_float64()().dtype is torch.float64
+    assert torch.equal(weight, torch.ones(3))
+
+
+def test_what_cannot_be_copied_is_shared() -> None:
+    lock = threading.Lock()
+
+    def locked(x: Tensor) -> Tensor:
+        with lock:
+            return x + 1
+
+    assert torch.equal(own(locked)(torch.zeros(2)), torch.ones(2))
+
+
+def test_a_tensor_passed_twice_stays_one() -> None:
+    x = torch.zeros(2)
+    (a, b), kwargs = Workload(torch.add, (x, x), {"out": x}).copy_inputs()
+    assert a is b
+    assert a is kwargs["out"]
+    assert a is not x
+
+
+def test_fresh_inputs_keep_shape_range_and_strides() -> None:
+    floats = torch.rand(4, 6).t()
+    ids = torch.arange(10)
+    (new_floats, new_ids, scalar), _ = Workload(torch.add, (floats, ids, 3)).fresh(
+        torch.Generator().manual_seed(0)
+    )
+    assert new_floats.stride() == floats.stride()
+    assert not torch.equal(new_floats, floats)
+    assert new_floats.min() >= floats.min()
+    assert new_floats.max() <= floats.max()
+    assert sorted(new_ids.tolist()) == ids.tolist()
+    assert new_ids.tolist() != ids.tolist()
+    assert scalar == 3
+
+
+def test_fresh_inputs_of_every_kind() -> None:
+    inputs = (
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.randn(3, dtype=torch.complex64),
+        torch.zeros(0, 4),
+        torch.tensor(2.0),
+        torch.tensor([True, False]),
+        torch.randn(3, requires_grad=True),
+    )
+    fresh, _ = Workload(torch.add, inputs).fresh(torch.Generator().manual_seed(0))
+    for old, new in zip(inputs, fresh, strict=True):
+        assert (new.shape, new.dtype) == (old.shape, old.dtype)
+        assert new.requires_grad == old.requires_grad
+    assert not torch.equal(fresh[0], inputs[0])
+
+
+def test_names_in_code() -> None:
+    x = torch.zeros(1)
+    assert Workload(torch.add, (x,)).call_text == "x"
+    assert Workload(torch.add, (x, x), {"out": x}).call_text == "x0, x1, out=out"
+    assert Workload(torch.add, (), {"input": x}).call_text == "input=input"

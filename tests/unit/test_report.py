@@ -1,0 +1,181 @@
+"""The table, the page and the figures in the documents say what the data says."""
+
+from __future__ import annotations
+
+import io
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks import render
+from benchmarks.engines import ORDER, engines_for
+from examples.workloads import WORKLOADS
+from onelaunch.bench import ENGINES, Comparison, Row, Timing
+from onelaunch.bench.profile import Profile
+from onelaunch.report import show, to_html
+from onelaunch.report.cells import cells, memory, timing, verdict
+
+
+def timed(name: str, wall: float, *, fresh: bool = True, noisy: bool = False) -> Row:
+    return Row(
+        engine=name,
+        title=f"the {name}",
+        status="ok",
+        error=3e-7,
+        fresh_output=fresh,
+        build_seconds=0.5,
+        wall=Timing(wall, 0.4, 20),
+        host=Timing(wall / 2, 0.4, 20),
+        gpu=Timing(wall / 3, 0.4, 20),
+        noisy=noisy,
+        memory_bytes=3 << 20,
+        code=f"y = {name}(x)",
+        notes=("a <note>",),
+    )
+
+
+COMPARISON = Comparison(
+    workload="<net>",
+    rows=(
+        timed("eager", 90.0),
+        timed("slow", 400.0, noisy=True),
+        timed("quick", 30.0),
+        timed("static", 20.0, fresh=False),
+        Row("off", "the off", "wrong", "relative error 1.0e-01 is above 1.0e-04", error=0.1),
+        Row("broken", "the broken", "failed", "ValueError: <no>"),
+        Row("absent", "the absent", "missing", "needs an NVIDIA GPU"),
+    ),
+    profile=Profile("launches", 71.0, 15.0, 14),
+    tolerance=1e-4,
+    remarks=("a remark",),
+    environment={"gpu": "Some GPU", "torch": "2.11", "triton": None},
+    rounds=12,
+)
+
+
+def printed(comparison: Comparison) -> str:
+    console = Console(width=160, file=io.StringIO())
+    show(comparison, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_verdict_names_the_best_and_the_quicker_that_overwrites() -> None:
+    assert verdict(COMPARISON) == (
+        "Fastest correct engine: the quick, 30.0 us per call, 3.00x eager. the static takes "
+        "20.0 us, if you are done with each result before the next call overwrites it."
+    )
+    nothing = Comparison("w", (Row("a", "A", "missing", "no GPU"),))
+    assert "No engine was right" in verdict(nothing)
+
+
+def test_the_table_has_every_row_the_paragraph_and_the_code() -> None:
+    text = printed(COMPARISON)
+    assert text.index("bound by launches") < text.index("the static") < text.index("the quick")
+    assert text.index("the slow") < text.index("wrong: relative error") < text.index("missing:")
+    for part in ("30.0 us ±0.2", "3.0e-07", "3 MiB", "noisy", "y = quick(x)", "a remark", "<no>"):
+        assert part in text
+
+
+def test_empty_columns_are_left_out() -> None:
+    text = printed(Comparison("w", (Row("a", "A", "missing", "no GPU"),), interrupted=True))
+    assert "memory" not in text
+    assert "Interrupted" in text
+
+
+class Page(HTMLParser):
+    """Checks that tags close, and collects what would be loaded from elsewhere."""
+
+    VOID = ("meta", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_one_well_formed_file() -> None:
+    text = to_html(COMPARISON)
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert page.loads == []
+    assert page.seen.count("rect") == 4
+    assert "&lt;net&gt;" in text
+    assert "<net>" not in text
+    assert "<no>" not in text
+    for part in ("bound by launches", "y = quick(x)", "Some GPU", "needs an NVIDIA GPU"):
+        assert part in text
+    assert len(text) < 20_000
+
+
+def test_a_page_without_figures() -> None:
+    page = Page()
+    page.feed(to_html(Comparison("w", (Row("a", "A", "missing", "no GPU"),))))
+    assert "svg" not in page.seen
+
+
+def test_cells() -> None:
+    assert cells(Row("a", "A", "missing", "no GPU")) == ("A", *[""] * 6, "missing: no GPU")
+    assert timing(Timing(1234.5, 100.0, 5)) == "1.2 ms ±0.05"
+    assert [memory(n) for n in (0, 2048, 3 << 20, 3 << 30)] == ["0", "2 KiB", "3 MiB", "3.0 GiB"]
+
+
+def test_the_benchmark_names_engines_and_workloads_that_exist() -> None:
+    assert set(ORDER) <= set(WORKLOADS)
+    for workload in ORDER:
+        assert set(engines_for(workload)) <= set(ENGINES)
+    assert "max-autotune" in engines_for("mlp")
+    assert "max-autotune" not in engines_for("resnet50")
+
+
+def results(folder: Path) -> None:
+    data = json.loads(COMPARISON.to_json())
+    environment = {"gpu": "Some GPU", "driver": "580", "cuda": "13.0", "torch": "2.11"}
+    environment |= {"cudnn TF32": "off"}
+    found = {"benchmark": "engines", "environment": environment, "workloads": {"mlp": data}}
+    (folder / "engines.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("name", render.TABLES)
+def test_tables_are_filled_between_markers_and_stay_as_they_are(name: str, tmp_path: Path) -> None:
+    results(tmp_path)
+    page = f"before\n<!-- begin:{name} -->\nold\n<!-- end:{name} -->\nafter\n"
+    if name.startswith("engines"):
+        new = render.render(page, tmp_path)
+        assert "old" not in new
+        assert "MLP (32, 1024)" in new
+        assert new.startswith("before\n")
+        assert new.endswith("after\n")
+        assert render.render(new, tmp_path) == new
+
+
+def test_figures_show_their_doubts(tmp_path: Path) -> None:
+    results(tmp_path)
+    page = "<!-- begin:engines-wall -->\n<!-- end:engines-wall -->"
+    text = render.render(page, tmp_path)
+    assert "| the slow | ~400 |" in text
+    assert "| the quick | 30.0 |" in text
+    assert "| the broken | failed |" in text
+    assert "TF32 off" in text
+
+
+def test_the_documents_are_up_to_date() -> None:
+    for file in [render.ROOT / "README.md", *(render.ROOT / "docs").glob("*.md")]:
+        if file.exists():
+            assert render.render(file.read_text()) == file.read_text(), (
+                "run: python -m benchmarks.render"
+            )

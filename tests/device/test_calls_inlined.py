@@ -48,6 +48,7 @@ class Counted:
         assert len(self.fast.recordings) == self.recordings
 
 
+@on_cpu_and_cuda
 def test_subclass(rand: Rand) -> None:
     counted = Counted(rand)
     with torch.no_grad():
@@ -60,6 +61,7 @@ def test_subclass(rand: Rand) -> None:
         assert_same(counted.fast(rand(9, 3)), rand(9, 3).sin() * 2)
 
 
+@on_cpu_and_cuda
 def test_subclass_inside_a_container(rand: Rand) -> None:
     fast = ol.graph(lambda d: d["x"] * 2, warmup=1)
     with torch.no_grad():

@@ -120,6 +120,7 @@ def test_everything_works_after_a_capture_that_failed_half_way(
                 fast(rand(i, 4), True)
             # The capturing call did not happen.
             assert_same(state, before)
+            del before
         assert allocated(device) == start
         assert gc.isenabled()
         for i in range(4):

@@ -68,6 +68,7 @@ def test_dropout_differs_from_call_to_call(rand: Rand) -> None:
             assert not torch.equal(results[i].cpu(), results[j].cpu())
 
 
+@on_cpu_and_cuda
 def test_a_generator_of_the_closure(device: torch.device, rand: Rand) -> None:
     def world() -> Any:
         generator = torch.Generator(device).manual_seed(3)
@@ -80,6 +81,7 @@ def test_a_generator_of_the_closure(device: torch.device, rand: Rand) -> None:
     drop_in_worlds(world, calls=7)
 
 
+@on_cpu_and_cuda
 def test_a_generator_of_the_closure_leaves_the_default_one(
     device: torch.device, rand: Rand
 ) -> None:
@@ -99,6 +101,7 @@ def test_a_generator_of_the_closure_leaves_the_default_one(
     assert replays(fast) > 0
 
 
+@on_cpu_and_cuda
 def test_a_generator_as_an_argument_is_right_or_eager(device: torch.device, rand: Rand) -> None:
     def f(x: Tensor, generator: torch.Generator) -> Tensor:
         return x + torch.rand(x.shape, device=x.device, generator=generator)

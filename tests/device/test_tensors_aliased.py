@@ -15,6 +15,7 @@ from .drop_in import (
     assert_same,
     drop_in,
     replays,
+    right_or_refused,
 )
 
 Rand = Callable[..., Tensor]

@@ -448,6 +448,7 @@ def test_sequential_and_module_list_protocols(device: torch.device, rand: Rand) 
     assert list(fast) == list(model)
 
 
+@on_cpu_and_cuda
 def test_lazy_modules(device: torch.device, rand: Rand) -> None:
     torch.manual_seed(2)
     model = nn.Sequential(nn.LazyLinear(4), nn.ReLU()).to(device)

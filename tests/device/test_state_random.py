@@ -15,6 +15,7 @@ import onelaunch as ol
 from .drop_in import (
     assert_same,
     drop_in_worlds,
+    on_cpu_and_cuda,
     replays,
 )
 

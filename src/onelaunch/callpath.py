@@ -260,7 +260,7 @@ def _launch(
             empty, where = source.name("empty", driver.empty), source.name("device", device)
             source.line(f"{buffer} = {empty}({nbytes}, {where})")
             spec = captured.inputs.specs[group.members[0]]
-            view = source.name("view", _viewer(driver, Output("own", spec)))
+            view = source.name("view", _viewer(Output("own", spec)))
             after.append(f"{leaf}.copy_({view}({buffer}))")
             targets.append(buffer)
         else:
@@ -271,7 +271,7 @@ def _launch(
         source.line(line)
     source.line(f"{source.name('launches', captured.launches)}[0] += 1")
     return [
-        names.get(number) or _caller_result(source, driver, output, inputs)
+        names.get(number) or _caller_result(source, output, inputs)
         for number, output in enumerate(captured.outputs.made)
     ]
 
@@ -300,33 +300,33 @@ def _allocate(
             for number, output in enumerate(captured.outputs.made)
             if output.source == "own" and output.index == index
         ]
-        number, output = members[0]
-        bits = output.spec.conj or output.spec.neg
-        alone = len(members) == 1 and output.spec.dense and not (bits or output.is_view)
-        name = f"g{index}"
-        if alone:
-            empty = source.name("empty_strided", torch.empty_strided)
-            shape = source.name("shape", output.spec.shape)
-            stride = source.name("stride", output.spec.stride)
-            options = (
-                f"dtype={source.name('dtype', output.spec.dtype)}, "
-                f"device={source.name('device', device)}"
-            )
-            source.line(f"{name} = {empty}({shape}, {stride}, {options})")
-            names[number] = name
+        nbytes = group.stop - group.start
+        base = next((m for m in members if _is_whole(m[1], nbytes)), None)
+        name, where = f"g{index}", source.name("device", device)
+        if base is not None:
+            spec = base[1].spec
+            made = f"{source.name('empty_strided', torch.empty_strided)}("
+            made += f"{source.name('shape', spec.shape)}, {source.name('stride', spec.stride)}, "
+            made += f"dtype={source.name('dtype', spec.dtype)}, device={where})"
+            names[base[0]] = name
         else:
-            empty, where = source.name("empty", driver.empty), source.name("device", device)
-            source.line(f"{name} = {empty}({group.stop - group.start}, {where})")
-            for number, output in members:
-                view = source.name("view", _viewer(driver, output))
+            made = f"{source.name('empty', driver.empty)}({nbytes}, {where})"
+        source.line(f"{name} = {made}")
+        for number, output in members:
+            if base is None or number != base[0]:
                 names[number] = f"o{number}"
-                source.line(f"o{number} = {view}({name})")
+                source.line(f"o{number} = {source.name('view', _viewer(output))}({name})")
         targets.append(name)
 
 
-def _caller_result(
-    source: _Source, driver: Driver, output: Output, inputs: Sequence[str]
-) -> str:
+def _is_whole(output: Output, nbytes: int) -> bool:
+    """Whether a result is its group's memory itself, and not a view of it."""
+    spec = output.spec
+    covers = spec.dense and spec.extent_bytes == nbytes and output.offset == 0
+    return covers and not (output.is_view or spec.conj or spec.neg)
+
+
+def _caller_result(source: _Source, output: Output, inputs: Sequence[str]) -> str:
     """A result that is the caller's memory, or a constant."""
     name = f"r{len(source.lines)}"
     if output.source == "argument":
@@ -337,26 +337,33 @@ def _caller_result(
         source.line(f"{name} = {source.name('constant', output.tensor)}.clone()")
         return name
     base = inputs[output.index] if output.source == "view" else source.name("base", output.tensor)
-    view = source.name("view", _viewer(driver, output))
+    view = source.name("view", _viewer(output))
     source.line(f"{name} = {view}({base})")
     return name
 
 
-def _viewer(driver: Driver, output: Output) -> Callable[[Tensor], Tensor]:
-    """Makes the result's view of a tensor that it shares memory with."""
-    spec, offset, is_view = output.spec, output.offset, output.is_view
+def _viewer(output: Output) -> Callable[[Tensor], Tensor]:
+    """Makes a result over the memory of `base`, sharing its version counter as a view does."""
+    spec, offset = output.spec, output.offset
 
     def view(base: Tensor) -> Tensor:
-        plain = not (spec.conj or spec.neg or base.is_conj() or base.is_neg())
-        if is_view and plain and base.dtype != spec.dtype and output.source == "own":
-            base = base.view(spec.dtype)
-        if is_view and plain and base.dtype == spec.dtype:
-            start = base.storage_offset() + offset // base.element_size()
-            return base.as_strided(spec.shape, spec.stride, start)
-        made = driver.alias(base, spec.dtype, spec.shape, spec.stride, offset)
+        if base.is_conj():
+            base = torch._conj(base)
+        if base.is_neg():
+            base = torch._neg_view(base)
+        size = base.element_size()
+        start = base.storage_offset() + offset // size
+        if base.dtype != spec.dtype:
+            # The bytes as one run of the one dtype, seen as the other.
+            count = -(-(offset % size + spec.extent_bytes) // size)
+            base = base.as_strided((count,), (1,), start).view(spec.dtype)
+            start = base.storage_offset() + offset % size // base.element_size()
+        made = base.as_strided(spec.shape, spec.stride, start)
         if spec.conj:
             made = torch._conj(made)
-        return torch._neg_view(made) if spec.neg else made
+        if spec.neg:
+            made = torch._neg_view(made)
+        return made if output.is_view else made.detach()
 
     return view
 

@@ -148,8 +148,9 @@ def _graphed(fn: Any, options: Options, pool: Pool | None) -> Any:
     if isinstance(fn, nn.Module):
         return graph_module(fn, options, pool)
     if isinstance(fn, Graphed):
-        return _graphed(fn.fn, options, pool)
+        raise GraphError("OL401", f"{fn!r} is graphed already", fix="use it as it is")
     if not callable(fn) or isinstance(fn, type):
+        shown = repr(fn)[:60]
         fix = "pass a function, a bound method or a module"
-        raise GraphError("OL401", f"a {type(fn).__name__} cannot be graphed: {fn!r:.60}", fix=fix)
+        raise GraphError("OL401", f"expected a callable, got a {type(fn).__name__}: {shown}", fix=fix)
     return Graphed(fn, options, pool)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from onelaunch.callpath import MISS, build_call, overlaps
 from onelaunch.compiled import compiled
 from onelaunch.driver.driver import Driver, Released
-from onelaunch.driver.select import preserved_random_state, select
+from onelaunch.driver.select import DEVICES, preserved_random_state, select
 from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
@@ -60,6 +60,8 @@ class _Signature:
     eager_us: list[float] = field(default_factory=lambda: cast(list[float], []))
     known: Observer | None = None
     why: str | None = None
+    launches: list[int] | None = None
+    """The count of a recording that this signature's next one takes the place of."""
 
 
 class Graphed(Generic[P, R]):
@@ -100,6 +102,11 @@ class Graphed(Generic[P, R]):
             or _tracing() is not None
         ) and ambient() is not None:
             return self.fn(*args, **kwargs)
+        result = self._replay(args, kwargs)
+        return self._miss(args, kwargs) if result is MISS else result
+
+    def _replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The first recording that fits, or `MISS`."""
         for entry in self._entries:
             try:
                 result = entry.call(args, kwargs)
@@ -109,7 +116,7 @@ class Graphed(Generic[P, R]):
                 if entry.trials is not _DECIDED:
                     self._time(entry)
                 return result
-        return self._miss(args, kwargs)
+        return MISS
 
     def __get__(self, owner: object, kind: type | None = None) -> Any:
         """As a method: bound like the function that it stands for."""
@@ -127,10 +134,9 @@ class Graphed(Generic[P, R]):
         if foreign is not None:
             return self.fn(*args, **kwargs)
         with driver.exclusive():
-            for entry in self._entries:  # recorded by another thread in the meantime?
-                result = entry.call(args, kwargs)
-                if result is not MISS:
-                    return result
+            result = self._replay(args, kwargs)  # recorded by another thread in the meantime?
+            if result is not MISS:
+                return result
             return self._advance(driver, device, flat, args, kwargs)
 
     def _where(self, flat: Flat) -> tuple[Driver, torch.device]:
@@ -170,8 +176,6 @@ class Graphed(Generic[P, R]):
             self._warn("OL301", self._varying(spec))
             return self.fn(*args, **kwargs)
         try:
-            if signature.warm == 0:
-                self._rehearse(driver, device, signature, args, kwargs)
             entry = self._record(driver, device, spec, signature, flat)
         except NeedsGrad:
             return self._ungraphed(signature, "OL303", "the outputs require grad", args, kwargs)
@@ -181,9 +185,11 @@ class Graphed(Generic[P, R]):
             return self._ungraphed(signature, error.code, str(error), args, kwargs)
         if self._over_budget(entry):
             return self._ungraphed(signature, "OL304", f"{self._pool!r}", args, kwargs)
-        self._entries = (entry, *self._entries)
         signature.warm = 0
-        return entry.call(args, kwargs)
+        result = entry.call(args, kwargs)
+        assert result is not MISS, "a recording does not fit the call that it was made for"
+        self._entries = (entry, *self._entries)
+        return result
 
     def _warm(
         self,
@@ -206,9 +212,6 @@ class Graphed(Generic[P, R]):
             driver.synchronize(device)
             signature.eager_us.append((perf_counter() - started) * 1e6)
         signature.warm += 1
-        if torch.is_grad_enabled() and _wants_grad(result, args, kwargs):
-            signature.eager = "OL303"
-            self._warn("OL303", "the outputs require grad: runs eagerly")
         return result
 
     def _watched(
@@ -289,6 +292,8 @@ class Graphed(Generic[P, R]):
             known=signature.known if callee is not self.fn else None,
         )
         captured = recorder.record(flat.tree, flat.tensors)
+        if signature.launches is not None:
+            captured.launches, signature.launches = signature.launches, None
         call = build_call(captured, spec, self._name)
         info = _describe(captured, spec, flat, why, signature)
         captured.inputs.tensors = []
@@ -336,6 +341,7 @@ class Graphed(Generic[P, R]):
             moved = entry.guard.moved() if entry.spec == spec else None
             if moved is not None:
                 signature.why = f"{moved} moved"
+                signature.launches = entry.captured.launches
                 self._remove(entry)
 
     def _remove(self, entry: _Entry) -> None:
@@ -485,7 +491,7 @@ def _spec(driver: Driver, flat: Flat, device: torch.device) -> CallSpec:
 def _foreign(tensors: Sequence[Tensor]) -> Tensor | None:
     """A tensor that is more than its memory: a subclass, sparse, quantized, a dual number."""
     for t in tensors:
-        if t.layout is not torch.strided or t.is_quantized:
+        if t.layout is not torch.strided or t.is_quantized or t.device.type not in DEVICES:
             return t
         if type(t) not in (Tensor, nn.Parameter) and type(t).__module__ != "onelaunch.driver.emulated":
             return t
@@ -500,15 +506,6 @@ def _opaque(flat: Flat) -> object | None:
         if not known and not hasattr(value, "__dict__"):
             return value
     return None
-
-
-def _wants_grad(result: Any, args: Any, kwargs: Any) -> bool:
-    """Whether new values of the result require grad."""
-    given = {id(t) for t in flatten((args, kwargs)).tensors}
-    return any(
-        t.requires_grad and t.grad_fn is not None and id(t) not in given
-        for t in flatten(result).tensors
-    )
 
 
 def _describe(

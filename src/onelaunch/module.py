@@ -75,7 +75,7 @@ def graph_module(module: M, options: Options, pool: Pool | None) -> M:
         fix = "graph the Python module it was scripted from, or `ol.graph(lambda x: scripted(x))`"
         raise GraphError("OL401", "a ScriptModule has no Python state to share", fix=fix)
     if isinstance(module, _Twin):
-        return graph_module(cast(M, cast(_Forward, module.__graphed__.fn).module), options, pool)
+        raise GraphError("OL401", "this module is graphed already", fix="use it as it is")
     graphed: Graphed[..., Any] = Graphed(_Forward(module), options, pool, root=("", module))
     twin = object.__new__(_twin_class(type(module)))
     twin.__dict__ = module.__dict__

@@ -60,6 +60,9 @@ class Observer(TorchDispatchMode):
         # the call itself are the same each time.
         self._host_varying = {t.untyped_storage()._cdata for t in host_inputs}
         self._host_constant: set[int] = set()
+        # Views made in the run, of memory that is read by address.
+        self._derived: set[int] = set()
+        # So that no other tensor takes an id or address while we watch.
         self._kept: list[Tensor] = []
         self._saved: list[tuple[Tensor, Tensor]] = []
         self._saved_regions: set[Region] = set()
@@ -154,7 +157,7 @@ class Observer(TorchDispatchMode):
         if not self._on_device(t) or t.layout is not torch.strided or self.known(t):
             return
         held = self.external.setdefault(self._storage(t), [])
-        if not any(t is other for other in held):
+        if id(t) not in self._derived and not any(t is other for other in held):
             held.append(t)
 
     def _write(self, t: Tensor) -> None:
@@ -179,14 +182,16 @@ class Observer(TorchDispatchMode):
                 continue
             if self._on_device(t):
                 storage = self._storage(t)
-                if storage not in self.external and storage not in self._inputs:
+                if storage in self.external:
+                    self._derived.add(id(t))
+                    self._kept.append(t)
+                elif storage not in self._inputs:
                     self._produced.add(storage)
                 continue
             storage = t.untyped_storage()._cdata
             sources = [i.untyped_storage()._cdata for i in inputs if not self._on_device(i)]
             constant = all(source in self._host_constant for source in sources)
             if storage not in sources and constant and not random:
-                # Kept alive, so that no other host tensor takes the address while we watch.
                 self._kept.append(t)
                 self._host_constant.add(storage)
 
@@ -209,6 +214,7 @@ class Observer(TorchDispatchMode):
     def release(self) -> None:
         """Forget what was made during the run, so that its memory can be used again."""
         self._kept.clear()
+        self._derived.clear()
         self._produced.clear()
 
     def restore(self) -> None:

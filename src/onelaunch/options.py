@@ -34,7 +34,7 @@ class Options:
         _one_of("on_refusal", self.on_refusal, ("raise", "eager"))
         _one_of("policy", self.policy, ("always", "measure"))
         _one_of("compile", self.compile, (False, True, "default", "max-autotune"))
-        _at_least("warmup", self.warmup, 0)
+        _at_least("warmup", self.warmup, 1)
         _at_least("max_recordings", self.max_recordings, 1)
 
 

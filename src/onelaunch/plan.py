@@ -247,14 +247,14 @@ def _place(
             ),
             first,
         )
-        offset = region.start - driver.region(inputs.statics[index]).start
+        offset = region.start - driver.region(inputs.statics[index]).start if t.numel() else 0
         return Output("view", spec, index, offset, is_view=t._is_view())
     if region.storage in held:
         for other in held[region.storage]:
             if other is t:
                 return Output("held", spec, tensor=t)
         base = held[region.storage][0]
-        offset = region.start - driver.region(base).start
+        offset = region.start - driver.region(base).start if t.numel() else 0
         return Output("held view", spec, offset=offset, tensor=base, is_view=t._is_view())
     return Output("own", spec, is_view=t._is_view())
 
@@ -265,6 +265,8 @@ def _own(driver: Driver, plan: Outputs, output: Output, t: Tensor) -> None:
     for index, group in enumerate(plan.groups):
         if group.storage == region.storage:
             output.index = index
+            if not t.numel():
+                return
             if region.start < group.start:
                 for other in plan.made:
                     if other.source == "own" and other.index == index and other is not output:

@@ -29,8 +29,8 @@ class Pool:
     def __init__(self, max_bytes: int | None = None) -> None:
         if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int)):
             raise GraphError("OL401", f"max_bytes must be an int or None, got {max_bytes!r}")
-        if max_bytes is not None and max_bytes < 0:
-            raise GraphError("OL401", f"max_bytes must not be negative, got {max_bytes}")
+        if max_bytes is not None and max_bytes <= 0:
+            raise GraphError("OL401", f"max_bytes must be positive, got {max_bytes}")
         self.max_bytes = max_bytes
         self._pools: dict[tuple[str, torch.device], DevicePool] = {}
 

@@ -56,7 +56,7 @@ class Recording:
 
     @property
     def replays(self) -> int:
-        """Launches so far."""
+        """Launches so far, with those of recordings that it took the place of."""
         return self._counter()
 
 
@@ -245,10 +245,10 @@ class Recorder:
         rebound = list(self._rebound(run.found, before))
         trees = [flatten(value, slot.name) for slot, value in rebound]
         every = [*flat.tensors, *(t for part in trees for t in part.tensors)]
-        if any(t.requires_grad and t.device.type == self.device.type for t in flat.tensors):
-            self._require_no_grad(flat.tensors, statics, held)
         run.inputs = plan
         run.outputs = plan_outputs(self.driver, every, plan, observer, self.device, held)
+        if any(o.source == "own" and o.spec.requires_grad for o in run.outputs.made):
+            raise NeedsGrad
         numbers = run.outputs.numbers
         run.tree, run.numbers = flat.tree, tuple(numbers[id(t)] for t in flat.tensors)
         run.state = [
@@ -259,14 +259,6 @@ class Recorder:
         run.result = list({id(t): t for t in every}.values())
         self._output_ports(capture, plan, run.outputs, observer)
         return observer
-
-    def _require_no_grad(
-        self, results: Sequence[Tensor], statics: Sequence[Tensor], held: dict[int, list[Tensor]]
-    ) -> None:
-        """Inputs and parameters that are passed through may require grad; new values may not."""
-        same = {id(t) for t in statics} | {id(t) for ts in held.values() for t in ts}
-        if any(t.requires_grad and id(t) not in same for t in results):
-            raise NeedsGrad
 
     def _inspect_arguments(
         self, tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs
@@ -446,6 +438,20 @@ def _guarded(
             continue
         # A counter that the call advanced is not advanced by replays: it stays where it is now.
         guarded.append((slot, now.get(slot.id, value)))
+    return _with_ways(guarded, before)
+
+
+def _with_ways(
+    guarded: list[tuple[Slot, object]], before: Walk
+) -> list[tuple[Slot, object]]:
+    """Add the slots that lead to guarded ones: a list replaced is its items replaced."""
+    known = {slot.id for slot, _ in guarded}
+    for slot, _ in list(guarded):
+        via = slot.via
+        while via is not None and via.id not in known:
+            known.add(via.id)
+            guarded.append((via, before.held[via.id][1]))
+            via = via.via
     return guarded
 
 

@@ -52,6 +52,14 @@ class TensorSpec:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} on {self.device}"
 
     @property
+    def extent_bytes(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        if 0 in self.shape:
+            return 0
+        last = sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
+    @property
     def dense(self) -> bool:
         """Whether the elements fill one run of memory, so that a memcpy can carry them."""
         expected = 1

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from onelaunch.tree import Constant, is_plain
 
-Kind = Literal["item", "cell"]
-"""How a slot is read: ``holder[key]``, or ``holder.cell_contents``."""
+Kind = Literal["item", "cell", "default"]
+"""How a slot is read: ``holder[key]``, ``holder.cell_contents`` or ``holder.__defaults__[key]``."""
 
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _UNWALKED = ("torch._", "torch.cuda", "torch.utils", "threading", "logging", "onelaunch")
@@ -37,6 +37,8 @@ class Slot(NamedTuple):
     name: str
     owner: Any
     """The object whose attribute the slot is, or None."""
+    via: Slot | None = None
+    """The slot that led here: its content is, or holds, this slot's holder."""
 
     @property
     def id(self) -> tuple[int, object]:
@@ -45,8 +47,11 @@ class Slot(NamedTuple):
     def read(self) -> object:
         """What the slot holds, or `MISSING`."""
         try:
-            return self.holder.cell_contents if self.kind == "cell" else self.holder[self.key]
-        except (KeyError, IndexError, ValueError):
+            if self.kind == "cell":
+                return self.holder.cell_contents
+            holder = self.holder.__defaults__ if self.kind == "default" else self.holder
+            return holder[self.key]
+        except (KeyError, IndexError, ValueError, TypeError):
             return MISSING
 
     def write(self, value: object) -> None:
@@ -97,9 +102,9 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
     tops = {id(value) for _, value in roots}
     seen: set[int] = set()
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
-    queue: deque[tuple[str, object]] = deque(roots)
+    queue: deque[tuple[str, object, Slot | None]] = deque((n, value, None) for n, value in roots)
     while queue:
-        name, value = queue.popleft()
+        name, value, via = queue.popleft()
         if id(value) in seen or is_plain(value):
             continue
         seen.add(id(value))
@@ -111,10 +116,11 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
             content = slot.read()
             if content is MISSING:
                 continue
+            slot = slot._replace(via=via)
             found.held[slot.id] = (slot, content)
             if not isinstance(content, Tensor):
-                queue.append((slot.name, content))
-        queue.extend(_inside(name, value))
+                queue.append((slot.name, content, slot))
+        queue.extend((*inside, via) for inside in _inside(name, value))
     return found
 
 
@@ -165,7 +171,7 @@ def _function_slots(name: str, fn: types.FunctionType) -> Iterator[Slot]:
     for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
         yield Slot("cell", cell, None, variable, None)
     for index in range(len(fn.__defaults__ or ())):
-        yield Slot("item", fn.__defaults__, index, f"{name}.__defaults__[{index}]", None)
+        yield Slot("default", fn, index, f"{name}.__defaults__[{index}]", None)
     if _is_library(fn.__code__):
         return
     names = set(names_read(fn.__code__))

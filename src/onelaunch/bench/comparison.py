@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,7 +55,8 @@ def compare(
     """Run a callable in every engine, check each against float64, and time those that are right.
 
     Each engine works on its own copy of the callable and of the arguments; the caller's are only
-    read, and the random state is as before. A call should give the same result for the same
+    read, and the random state is as before. Only the parameters of a model too large for so many
+    copies are shared between engines (a remark says so). A call should give the same result for the same
     arguments: what dropout or state changes from call to call is timed but cannot be checked. At
     the end code compiled by `torch.compile` in this process is dropped (`torch._dynamo.reset`), so
     compiled functions of the caller's compile again.
@@ -87,6 +89,7 @@ def compare(
     """
     chosen = choose(engines)
     workload = _validated(fn, args, kwargs, seconds)
+    workload = replace(workload, share_parameters=_too_large(workload, chosen))
     tell = on_progress or _silent
     with _isolated(workload.device):
         contest = _Contest(workload, chosen, seconds, tell)
@@ -175,14 +178,16 @@ class _Contest:
             profile=self.profile,
             reference=reference.kind if reference else "none",
             tolerance=reference.tolerance if reference else 0.0,
-            remarks=tuple(_remarks(reference)) if reference else (),
+            remarks=tuple(_remarks(self.workload, reference)) if reference else (),
             environment=environment(),
             rounds=self.rounds,
             interrupted=self.interrupted,
         )
 
 
-def _remarks(reference: Reference) -> Iterator[str]:
+def _remarks(workload: Workload, reference: Reference) -> Iterator[str]:
+    if workload.share_parameters:
+        yield "The engines share the parameters: memory would not hold a copy for each of them."
     if reference.why is not None:
         yield f"Checked against eager, since the callable does not run in float64: {reference.why}"
     if reference.refused is not None:
@@ -192,6 +197,20 @@ def _remarks(reference: Reference) -> Iterator[str]:
             "Nothing could be checked: eager's own result changes from call to call on the same "
             "inputs (dropout, random numbers or state). For a model, call .eval() first."
         )
+
+
+def _too_large(workload: Workload, engines: tuple[Engine, ...]) -> bool:
+    """Whether a copy of the parameters for each engine would take half of the free memory."""
+    device = workload.device
+    running = sum(engine.missing(device) is None for engine in engines)
+    copies = running + 2  # for the reference, which is twice as wide
+    needed = copies * sum(p.nbytes for p in workload.parameters())
+    if device.type == "cuda":
+        return 2 * needed > torch.cuda.mem_get_info(device)[0]
+    names = os.sysconf_names
+    if "SC_AVPHYS_PAGES" not in names:  # not on a Mac
+        return False
+    return 2 * needed > os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _validated(fn: object, args: object, kwargs: object, seconds: object) -> Workload:

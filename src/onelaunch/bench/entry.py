@@ -111,16 +111,18 @@ class Entry:
         """Take one round of samples with every timer."""
         with self._guarded():
             for timer in timers:
-                if self.timed is not None:
-                    samples = timer.sample(self.timed, self.about_us)
-                    self.samples.setdefault(timer.name, []).extend(samples)
-            self.about_us = self.samples["wall"][-1]
+                if self.timed is None:
+                    return
+                samples = timer.sample(self.timed, self.about_us)
+                self.samples.setdefault(timer.name, []).extend(samples)
+                if timer.name == "wall":
+                    self.about_us = samples[-1]
 
     @contextlib.contextmanager
     def _guarded(self) -> Generator[None]:
         """The engine's grad mode; warnings become notes, and an exception the reason."""
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+            warnings.simplefilter("default")
             try:
                 with grad_mode(self.engine.mode):
                     yield

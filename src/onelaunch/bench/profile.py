@@ -97,9 +97,12 @@ def count_kernels(workload: Workload) -> int | None:
     """
     if workload.device.type != "cuda":
         return None
-    with torch.no_grad(), torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as trace:
-        workload()
-        torch.cuda.synchronize()
+    try:
+        with torch.no_grad(), torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as trace:
+            workload()
+            torch.cuda.synchronize()
+    except RuntimeError:  # another profiler is at work in this process
+        return None
     events = trace.events() or []
     on_gpu = [event for event in events if event.device_type.name == "CUDA"]
     kernels = [event for event in on_gpu if not event.name.startswith(("Memcpy", "Memset"))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -20,11 +20,17 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Workload:
-    """A callable and the arguments of one call."""
+    """A callable and the arguments of one call.
+
+    Attributes:
+        share_parameters: whether copies share its parameters, for a model that memory cannot hold
+            many times; its buffers and its other state are still copied.
+    """
 
     fn: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    share_parameters: bool = False
 
     def __call__(self) -> Any:
         return self.fn(*self.args, **self.kwargs)
@@ -39,16 +45,22 @@ class Workload:
     def tensors(self) -> Iterator[Tensor]:
         """Arguments, and what the modules behind the callable hold."""
         yield from tree.flatten((self.args, self.kwargs)).tensors
+        yield from self.parameters()
         for part in parts(self.fn):
             if isinstance(part, nn.Module):
-                yield from part.parameters()
                 yield from part.buffers()
             elif isinstance(part, Tensor):
                 yield part
 
+    def parameters(self) -> Iterator[nn.Parameter]:
+        for part in parts(self.fn):
+            if isinstance(part, nn.Module):
+                yield from part.parameters()
+
     def copy(self) -> Workload:
         """The same on memory of its own: neither state nor arguments leak between engines."""
-        return Workload(own(self.fn), *self.copy_inputs())
+        shared = tuple(self.parameters()) if self.share_parameters else ()
+        return Workload(own(self.fn, shared=shared), *self.copy_inputs())
 
     def copy_inputs(self, inputs: Inputs | None = None) -> Inputs:
         """The arguments, or those given, on memory of their own."""
@@ -132,35 +144,41 @@ def resample(generator: torch.Generator, t: Tensor) -> Tensor:
 
 
 def own(
-    fn: Callable[..., Any], change: Callable[[Tensor], Tensor] | None = None
+    fn: Callable[..., Any],
+    change: Callable[[Tensor], Tensor] = clone,
+    shared: Sequence[Tensor] = (),
 ) -> Callable[..., Any]:
     """A copy of `fn` with a copy of its state.
 
     A module or an object is copied deeply. A plain function is made anew around copies of what it
-    closes over (its tensors passed through `change`). What cannot be copied is shared.
+    closes over (its tensors passed through `change`). What cannot be copied is shared, and so is
+    what the caller names.
     """
+    memo: dict[int, Any] = {id(t): t for t in shared}
     if not isinstance(fn, types.FunctionType):
-        return duplicate(fn)
+        return duplicate(fn, memo)
     if not fn.__closure__:
         return fn
-    cells = tuple(_own_cell(cell, change or clone) for cell in fn.__closure__)
+    cells = tuple(_own_cell(cell, change, memo) for cell in fn.__closure__)
     made = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, cells)
     made.__kwdefaults__ = fn.__kwdefaults__
     made.__qualname__ = fn.__qualname__
     return made
 
 
-def _own_cell(cell: types.CellType, change: Callable[[Tensor], Tensor]) -> types.CellType:
+def _own_cell(
+    cell: types.CellType, change: Callable[[Tensor], Tensor], memo: dict[int, Any]
+) -> types.CellType:
     try:
         held = cell.cell_contents
     except ValueError:  # an empty cell: a name that the function has not been given yet
         return cell
-    return types.CellType(change(held) if isinstance(held, Tensor) else duplicate(held))
+    return types.CellType(change(held) if isinstance(held, Tensor) else duplicate(held, memo))
 
 
-def duplicate(held: T) -> T:
+def duplicate(held: T, memo: dict[int, Any]) -> T:
     try:
-        return copy.deepcopy(held)
+        return copy.deepcopy(held, memo)
     except (TypeError, RuntimeError, AttributeError, NotImplementedError):
         # A lock, a generator, a tensor in the middle of an autograd graph.
         return held

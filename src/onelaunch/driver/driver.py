@@ -130,8 +130,8 @@ class Driver(Protocol):
         ...
 
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
-        """uint8 memory of shape (nbytes,), aligned to 512 bytes: of the pool inside `capture`,
-        of the ordinary allocator outside."""
+        """uint8 memory of shape (nbytes,), a storage of its own, aligned for every kernel: of the
+        pool inside `capture`, of the ordinary allocator outside."""
         ...
 
     # State.

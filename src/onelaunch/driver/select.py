@@ -12,6 +12,10 @@ from torch import Tensor
 from onelaunch.driver.driver import Driver
 
 
+DEVICES = ("cpu", "cuda", "tape")
+"""The device types that have a driver."""
+
+
 @cache
 def driver_of(kind: str) -> Driver:
     """The driver of a device type, made once."""
@@ -26,7 +30,7 @@ def driver_of(kind: str) -> Driver:
 
 def select(tensors: Iterable[Tensor]) -> tuple[Driver, torch.device]:
     """The driver and device of a call: an accelerator's if any tensor is there."""
-    found = next((t.device for t in tensors if t.device.type in ("cuda", "tape")), None)
+    found = next((t.device for t in tensors if t.device.type in DEVICES[1:]), None)
     device = found or torch.device("cpu")
     return driver_of(device.type), device
 

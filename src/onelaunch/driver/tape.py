@@ -27,7 +27,6 @@ from onelaunch.errors import CaptureError
 
 T = TypeVar("T")
 
-_ALIGNMENT = 512
 _EXCLUSIVE = threading.RLock()
 
 
@@ -185,15 +184,13 @@ class TapeDriver:
             return torch.empty(0, dtype=dtype).set_(storage, first, tuple(size), tuple(stride))
 
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
-        """uint8 memory of shape (nbytes,), aligned to 512 bytes."""
+        """uint8 memory of shape (nbytes,); torch aligns it to 64 bytes."""
         if device.type == emulated.NAME:
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
         recorder = recording()
         with _raw():
-            block = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8)
-            block = block if recorder is None else recorder.memory.place(block)
-            skip = -block.data_ptr() % _ALIGNMENT
-            return block[skip : skip + nbytes]
+            block = torch.empty(nbytes, dtype=torch.uint8)
+            return block if recorder is None else recorder.memory.place(block)
 
     def capturing(self) -> bool:
         """Whether this thread is inside the body of a capture."""

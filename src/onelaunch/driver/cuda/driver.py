@@ -84,14 +84,14 @@ class CudaDriver:
         """See `Driver.capture`."""
         pool = _own(pool)
         before = pool.memory_bytes
+        pool.capturing = True
         try:
-            recorded, result = record(body, pool.index, pool.open(), generators)
-        except BaseException:
+            recorded, result = record(body, pool, generators)
+            grown = max(0, pool.memory_bytes - before)
+            return CudaGraph(recorded, pool, grown, generators), result
+        finally:
+            pool.capturing = False
             pool.release()
-            raise
-        pool.refresh()
-        grown = max(0, pool.memory_bytes - before)
-        return CudaGraph(recorded, pool, grown, generators), result
 
     def rebind(
         self,

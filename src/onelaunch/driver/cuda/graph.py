@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
-from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias
+from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias, beside_captures
 from onelaunch.driver.cuda.order import bindings, random_order
 from onelaunch.driver.cuda.record import Port, Recorded
 from onelaunch.driver.driver import Travel
@@ -29,7 +29,7 @@ class CopyEnd:
 
     port: int
     displacement: int
-    fields: nodes.Memcpy
+    node: nodes.CopyNode
     setter: nodes.Setter
     rest: int
 
@@ -37,11 +37,10 @@ class CopyEnd:
     def prepared(self) -> tuple[Any, ...]:
         """What a launch needs, flat."""
         function, arguments, _ = self.setter
-        return self.port, self.displacement, self.fields, function, arguments
+        return self.port, self.displacement, self.node.fields, function, arguments
 
 
-@dataclass
-class Direct:
+class Direct(NamedTuple):
     """An input that kernels read where the caller has it.
 
     Attributes:
@@ -79,9 +78,9 @@ class Wiring:
     def rest(self) -> list[nodes.Setter]:
         """Point everything at the recording's own memory; the setters are still to be called."""
         for end in self.read_ends.values():
-            end.fields.srcDevice = end.rest
+            end.node.fields.srcDevice = end.rest
         for end in self.write_ends.values():
-            end.fields.dstDevice = end.rest
+            end.node.fields.dstDevice = end.rest
         for direct in self.directs:
             for word, distance in direct.words:
                 word.value = direct.address + distance
@@ -122,6 +121,7 @@ class CudaGraph:
         if capabilities().memcpy_nodes:
             self.nodes = _wire(self.wiring, recorded, pool.index)
         self.launch, self._stop = _bind(recorded, pool, self.wiring, generators)
+        pool.recordings.add(self)
         self._graph: torch.cuda.CUDAGraph | None = recorded.graph
         # Last, so that it also goes last, and finds its memory unused.
         self.pool = pool
@@ -137,6 +137,7 @@ class CudaGraph:
         """See `Graph.reset`. The pool's memory goes back once nothing else refers to it."""
         if self._graph is None:
             return
+        self.pool.recordings.discard(self)
         self._stop()
         self._graph = None
         self.inputs, self.outputs = [], []
@@ -163,7 +164,7 @@ def _wire(wiring: Wiring, recorded: Recorded, index: int) -> int:
 def _end(index: int, port: Port, executable: int) -> CopyEnd:
     node = nodes.CopyNode(port.node)
     # At rest a port copies the recording's memory onto itself.
-    return CopyEnd(index, port.displacement, node.fields, node.setter(executable), port.address)
+    return CopyEnd(index, port.displacement, node, node.setter(executable), port.address)
 
 
 _GONE = "this recording was reset and cannot be launched any more"
@@ -198,12 +199,12 @@ def _bind(
                 for port, displacement, fields, function, arguments in reads:
                     fields.srcDevice = sources[port].data_ptr() - displacement
                     (code,) = function(*arguments)
-                    if code != 0:
+                    if code:
                         raise nodes.failure(function.__name__, code)
                 for port, displacement, fields, function, arguments in writes:
                     fields.dstDevice = targets[port].data_ptr() - displacement
                     (code,) = function(*arguments)
-                    if code != 0:
+                    if code:
                         raise nodes.failure(function.__name__, code)
                 if directs:
                     _point(directs, sources, ranges, stream)
@@ -222,14 +223,17 @@ def _bind(
             if order.marked:
                 order.mark()
 
+    guard = pool.guard
+
     def stop() -> None:
         nonlocal live
-        with lock:
+        with lock, guard:
             live = False
             wiring.clear()
             early.clear()
             late.clear()
-            graph.reset()
+            with beside_captures():
+                graph.reset()
 
     return launch, stop
 
@@ -255,7 +259,7 @@ def _plain_replay(graph: torch.cuda.CUDAGraph, index: int) -> Callable[[int], No
         if stream != last:
             last, handle = stream, nodes.stream_handle(stream)
         (code,) = function(executable, handle)
-        if code != 0:
+        if code:
             raise nodes.failure("cuGraphLaunch", code)
 
     return replay
@@ -285,14 +289,13 @@ def _random_replay(
 
 def _point(directs: list[Direct], sources: Sequence[Tensor], ranges: Ranges, stream: int) -> None:
     """Write the addresses of the sources to the kernels' arguments."""
-    for direct in directs:
-        address = sources[direct.port].data_ptr() - direct.displacement
-        stop = address + direct.nbytes
-        if address & direct.misaligned or ranges.overlaps(address, stop):
+    for port, displacement, inside, nbytes, misaligned, words in directs:
+        address = sources[port].data_ptr() - displacement
+        if address & misaligned or ranges.overlaps(address, address + nbytes):
             # Kernels were chosen by alignment, and may overwrite the pool's memory as they run.
-            nodes.copy(direct.address, address, direct.nbytes, stream)
-            address = direct.address
-        for word, distance in direct.words:
+            nodes.copy(inside, address, nbytes, stream)
+            address = inside
+        for word, distance in words:
             word.value = address + distance
 
 

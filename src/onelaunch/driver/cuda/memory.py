@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.order import Order, bindings, device_index
 from onelaunch.driver.driver import Region
 
@@ -37,18 +40,30 @@ class Ranges:
         return before > 0 and self._stops[before - 1] > start
 
 
+class Recording(Protocol):
+    """What lives in a pool."""
+
+    def reset(self) -> None: ...
+
+
 class CudaPool:
     """Segments of the caching allocator that only recordings of this pool use.
 
-    Its memory goes back to the device when its last recording is reset and no tensor of it is left.
+    They go back to the device when the last recording is reset or gone. A tensor of a recording
+    that is still referred to then keeps its segment until the next such occasion, or until the
+    allocator needs memory.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.index = device_index(device)
         self.order = Order(self.index)
-        self._holder = _Holder()
         self.ranges = Ranges()
-        weakref.finalize(self, _retire, self._holder).atexit = False
+        self.recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
+        self.guard = threading.Lock()
+        """Held while a capture begins, and while a recording is freed."""
+        self.capturing = False
+        self._id: tuple[int, int] | None = None
+        weakref.finalize(self, give_back, self.index).atexit = False
 
     @property
     def memory_bytes(self) -> int:
@@ -56,69 +71,67 @@ class CudaPool:
         return sum(stop - start for start, stop in self._segments())
 
     def open(self) -> tuple[int, int]:
-        """The id to capture with."""
-        sweep()
-        holder = self._holder
-        if holder.pool is None:
-            with torch.cuda.device(self.index):
-                holder.pool = torch.cuda.MemPool()
-        return holder.pool.id
+        """The id to begin a capture with; `guard` is held.
+
+        The allocators forget an id with its last recording, and cannot be given it again.
+        """
+        if self._id is None or not self.recordings:
+            self._id = torch.cuda.graph_pool_handle()
+        return self._id
 
     def refresh(self) -> None:
         """Note which addresses are the pool's in `ranges`."""
         self.ranges.set(self._segments())
 
     def release(self) -> None:
-        """Give memory back to the device, if nothing is left in the pool."""
-        pool = self._holder.pool
-        if pool is not None and not any(s["active_size"] for s in _snapshot(pool.id)):
-            self._holder.pool = None
-            _retired.append(_Holder(pool))
-        sweep()
+        """Give the memory back to the device if no recording is left; else note its addresses."""
+        if not self.recordings and not self.capturing:
+            self._id = None
+            give_back(self.index)
         self.refresh()
 
     def _segments(self) -> list[tuple[int, int]]:
-        pool = self._holder.pool
-        if pool is None:
+        if self._id is None:
             return []
-        found = _snapshot(pool.id)
+        found = _snapshot(self._id)
         return [(int(s["address"]), int(s["address"]) + int(s["total_size"])) for s in found]
 
 
-@dataclass(eq=False)
-class _Holder:
-    """Keeps a MemPool until no recording uses it: destroying it earlier is an error in torch."""
-
-    pool: torch.cuda.MemPool | None = None
+def beside_captures() -> AbstractContextManager[None]:
+    """Let this thread free what it must while others capture, without spoiling their captures."""
+    return nodes.relaxed() if capabilities().memcpy_nodes else contextlib.nullcontext()
 
 
-_retired: list[_Holder] = []
-_sweeping = threading.Lock()
+def give_back(index: int) -> None:
+    """Return the memory of pools that no recording uses to the device.
 
-
-def _retire(holder: _Holder) -> None:
-    _retired.append(holder)
-    sweep()
-
-
-def sweep() -> None:
-    """Free retired pools whose recordings are gone; nothing while this thread captures."""
-    if not _retired or torch.cuda.is_current_stream_capturing():
+    `torch.cuda.empty_cache` does that, but frees the unused memory of everybody else as well, so
+    that the next operations pay for allocating it again; not while a pool is in use, though. A
+    `torch.cuda.MemPool` frees its own alone, but ends the process if anything is being captured.
+    """
+    if not capabilities().memcpy_nodes and torch.cuda.is_current_stream_capturing():
         return
-    if not _sweeping.acquire(blocking=False):  # a finalizer inside another sweep
-        return
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(beside_captures())
+        for device in range(torch.cuda.device_count()):
+            stack.enter_context(_pool_in_use(device))
+        bindings._cuda_emptyCache()
+
+
+@contextlib.contextmanager
+def _pool_in_use(index: int) -> Generator[None]:
+    pool_id = torch.cuda.graph_pool_handle()
+    bindings._cuda_beginAllocateCurrentThreadToPool(index, pool_id)
     try:
-        for holder in tuple(_retired):
-            if holder.pool is None or holder.pool.use_count() == 1:
-                _retired.remove(holder)
-                holder.pool = None  # its destructor returns the segments to the device
+        yield
     finally:
-        _sweeping.release()
+        bindings._cuda_endAllocateToPool(index, pool_id)
+        bindings._cuda_releasePool(index, pool_id)
 
 
 def _snapshot(pool_id: tuple[int, int]) -> list[dict[str, Any]]:
     segments: list[dict[str, Any]] = bindings._cuda_memorySnapshot(pool_id)["segments"]
-    return [s for s in segments if tuple(s["segment_pool_id"]) == tuple(pool_id)]
+    return [s for s in segments if tuple(s["segment_pool_id"]) == pool_id]
 
 
 def region(t: Tensor) -> Region:

@@ -6,10 +6,11 @@ and addresses are plain integers in what this module takes and returns.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -123,6 +124,17 @@ def stream_handle(stream: int) -> Any:
     return _cu().CUstream(stream)
 
 
+@contextlib.contextmanager
+def relaxed() -> Generator[None]:
+    """A thread that may allocate and free whatever is being captured meanwhile."""
+    mode = _cu().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = _call("cuThreadExchangeStreamCaptureMode", mode)
+    try:
+        yield
+    finally:
+        _call("cuThreadExchangeStreamCaptureMode", before)
+
+
 def begin_capture(stream: int) -> None:
     """Begin a capture that PyTorch does not know of."""
     mode = _cu().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -227,7 +239,7 @@ class KernelNode:
         if int(parameters.kernelParams):
             blocks = list(_listed(parameters))
         elif int(parameters.extra):
-            blocks = [_packed(int(parameters.extra))]
+            blocks = [packed_arguments(int(parameters.extra))]
         else:
             blocks = []
         name = _call("cuFuncGetName", parameters.func).decode()
@@ -283,7 +295,8 @@ def _listed(parameters: Any) -> Iterator[bytes]:
         index += 1
 
 
-def _packed(extra: int) -> bytes:
+def packed_arguments(extra: int) -> bytes:
+    """The arguments of a kernel that was launched with one buffer of them."""
     # Pairs of a key and a pointer: 1 is the buffer, 2 the place of its size, 0 the end.
     array = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
     found: dict[int, int] = {}
@@ -299,7 +312,7 @@ def apply(setters: Iterable[Setter]) -> None:
     """Take all prepared parameters to their executable graphs."""
     for function, arguments, _ in setters:
         (code,) = function(*arguments)
-        if code != 0:
+        if code:
             raise failure(function.__name__, code)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.graph import CudaGraph, Direct
+from onelaunch.driver.cuda.graph import CopyEnd, CudaGraph, Direct
 from onelaunch.driver.cuda.memory import CudaPool, alias, bytes_of
 from onelaunch.driver.cuda.record import Port, Recorded, Recorder, record
 from onelaunch.errors import CaptureError
@@ -145,7 +145,7 @@ def _compare(
     def again(recorder: Recorder) -> None:
         body(recorder)
 
-    recorded, _ = record(again, elsewhere.index, elsewhere.open(), generators)
+    recorded, _ = record(again, elsewhere, generators)
     try:
         _search(found, recorded)
     finally:
@@ -168,6 +168,8 @@ def _search(found: Found, recorded: Recorded) -> None:
         if a.node
     }
     copies = {port.node for port in graph.inputs if port.node}
+    # An output may be a copy of an input: one node, whose both ends change.
+    outputs = {end.node.node: end for end in graph.wiring.write_ends.values()}
     everything = set(spans)
     for kind, node, other in zip(kinds, mine, others, strict=True):
         if node in copies:
@@ -176,7 +178,7 @@ def _search(found: Found, recorded: Recorded) -> None:
             if not _search_kernel(found, node, other, spans):
                 found.refused |= everything
         elif kind == "MEMCPY":
-            _search_memcpy(found, node, spans)
+            _search_memcpy(found, node, outputs.get(node), spans)
         elif kind == "MEMSET":
             found.refused |= _inside(nodes.memset_address(node), spans)
 
@@ -200,15 +202,17 @@ def _search_kernel(found: Found, node: int, other: int, spans: dict[int, Span]) 
     return True
 
 
-def _search_memcpy(found: Found, node: int, spans: dict[int, Span]) -> None:
-    copy = nodes.CopyNode(node)
+def _search_memcpy(found: Found, node: int, output: CopyEnd | None, spans: dict[int, Span]) -> None:
+    copy = nodes.CopyNode(node) if output is None else output.node
     fields = copy.fields
-    found.refused |= _inside(fields.dstDevice, spans)
+    if output is None:
+        found.refused |= _inside(fields.dstDevice, spans)
     readable = _inside(fields.srcDevice, spans)
     if not copy.linear:
         found.refused |= readable
     elif readable:
-        found.setters[node] = copy.setter(found.graph.raw[1])
+        setter = copy.setter(found.graph.raw[1]) if output is None else output.setter
+        found.setters[node] = setter
         for port in readable:
             found.note(port, node, copy.source(), fields.srcDevice - spans[port].start)
 
@@ -242,25 +246,25 @@ def _source_bytes(example: Tensor, port: Port) -> Tensor:
     return alias(example, torch.uint8, (port.nbytes,), (1,), -port.displacement)
 
 
-def _flipped(data: Tensor, dtype: torch.dtype) -> Tensor:
+def flipped(data: Tensor, dtype: torch.dtype) -> Tensor:
     """The elements in reverse order: other values, and each of them one that the call has."""
     size = dtype.itemsize
     whole = data.numel() // size * size
     return torch.cat([data[:whole].view(-1, size).flip(0).flatten(), data[whole:]])
 
 
-def _poison(data: Tensor, dtype: torch.dtype) -> Tensor:
+def poison(data: Tensor, dtype: torch.dtype) -> Tensor:
     """What nobody must read: NaN for floats; for others the call's own values, elsewhere, since a
     garbage index would be an assertion on the device, which ends the process's use of it."""
     if dtype.is_floating_point or dtype.is_complex:
         return torch.full_like(data, 0xFF)
-    return _flipped(data, dtype)
+    return flipped(data, dtype)
 
 
 def _can_tell(example: Tensor, port: Port) -> bool:
     """Whether reading the poison instead of the input can be told."""
     data = _source_bytes(example, port)
-    return not torch.equal(data, _poison(data, example.dtype))
+    return not torch.equal(data, poison(data, example.dtype))
 
 
 class _Trial:
@@ -298,8 +302,8 @@ class _Trial:
         stream = torch.cuda.current_stream().cuda_stream
         for number in poisoned:
             port = self._graph.inputs[number]
-            poison = _poison(data[number], self._examples[number].dtype)
-            nodes.copy(port.address, poison.data_ptr(), port.nbytes, stream)
+            bad = poison(data[number], self._examples[number].dtype)
+            nodes.copy(port.address, bad.data_ptr(), port.nbytes, stream)
         outputs = self._graph.outputs
         results = [torch.zeros(p.nbytes, dtype=torch.uint8, device="cuda") for p in outputs]
         targets = [_at(t, port.displacement) for t, port in zip(results, outputs, strict=True)]
@@ -320,7 +324,7 @@ class _Trial:
                 continue
             copied = _source_bytes(example, port).clone()
             if flip and (example.dtype.is_floating_point or example.dtype.is_complex):
-                copied = _flipped(copied, example.dtype)
+                copied = flipped(copied, example.dtype)
             data[number] = copied
             sources.append(_at(copied, port.displacement))
         return sources, data

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
+from onelaunch.driver.cuda.memory import CudaPool
 from onelaunch.driver.cuda.order import anything, bindings, capture_stream, random_order
 from onelaunch.driver.driver import Travel
 from onelaunch.errors import CaptureError, GraphError
@@ -104,16 +105,16 @@ class Recorded:
 
 def record(
     body: Callable[[Recorder], T],
-    index: int,
-    pool_id: Any,
+    pool: CudaPool,
     generators: Sequence[torch.Generator],
 ) -> tuple[Recorded, T]:
-    """Capture what `body` does on the capture stream of device `index`; nothing runs.
+    """Capture what `body` does on the capture stream of the pool's device; nothing runs.
 
     Raises:
         CaptureError: OL109 for what CUDA refuses under capture, OL111 out of memory.
         BaseException: of the body itself, unchanged.
     """
+    index = pool.index
     stream = capture_stream(index)
     anything(index)  # while memory can still be had outside the pool
     recorder = Recorder(index)
@@ -130,7 +131,7 @@ def record(
         stream.wait_stream(caller)
         try:
             with torch.cuda.stream(stream):
-                graph.capture_begin(pool=pool_id, capture_error_mode="thread_local")
+                pool_id = _begin(graph, pool, stream, generators)
                 try:
                     result = _run(body, recorder, graph, stream)
                 except BaseException:
@@ -141,6 +142,24 @@ def record(
             if order.marked:
                 order.mark()
     return Recorded(graph, recorder.inputs, recorder.outputs, recorder.examples), result
+
+
+def _begin(
+    graph: torch.cuda.CUDAGraph,
+    pool: CudaPool,
+    stream: torch.cuda.Stream,
+    generators: Sequence[torch.Generator],
+) -> Any:
+    others = tuple(pool.recordings)  # none of them is freed before the id is in use
+    with pool.guard:
+        pool_id: Any = pool.open()
+        try:
+            graph.capture_begin(pool=pool_id, capture_error_mode="thread_local")
+        except RuntimeError:
+            _forget(graph, stream, pool_id, generators)
+            raise
+    del others
+    return pool_id
 
 
 def _run(
@@ -179,7 +198,7 @@ _leaked: list[torch.cuda.CUDAGraph] = []
 def _recover(
     graph: torch.cuda.CUDAGraph,
     stream: torch.cuda.Stream,
-    pool_id: tuple[int, int],
+    pool_id: Any,
     generators: Sequence[torch.Generator],
 ) -> None:
     """End the capture so that stream, allocator and generators go on as before."""
@@ -197,11 +216,22 @@ def _recover(
             anything(stream.device_index).zero_()
             _end(graph)
         else:
-            bindings._cuda_endAllocateToPool(stream.device_index, pool_id)
-            _leaked.append(graph)  # the pinned allocator keeps a pointer to it
-            _capture_nothing(stream, generators)
+            _forget(graph, stream, pool_id, generators)
             return
     graph.reset()
+
+
+def _forget(
+    graph: torch.cuda.CUDAGraph,
+    stream: torch.cuda.Stream,
+    pool_id: Any,
+    generators: Sequence[torch.Generator],
+) -> None:
+    """Leave a capture that PyTorch neither began nor ended to the last."""
+    with contextlib.suppress(RuntimeError):  # the allocator may not have got to know of it
+        bindings._cuda_endAllocateToPool(stream.device_index, pool_id)
+    _leaked.append(graph)  # the allocator of pinned memory keeps a pointer to it
+    _capture_nothing(stream, generators)
 
 
 def _ended(graph: torch.cuda.CUDAGraph) -> bool:

@@ -182,9 +182,16 @@ class Program:
         return {"first": picked[0], "rest": tuple(picked[1:]), "steps": len(self.steps)}
 
     def settle(self, device: torch.device) -> Program:
-        """The program without the steps that its operands do not admit."""
+        """The program without the steps that its operands do not admit, for each constant."""
+        # A dropped step renumbers the values after it, so again until nothing is dropped.
+        settled = self
+        for constant in self.constants:
+            settled = settled._settle(device, constant)
+        return settled if settled.steps == self.steps else settled.settle(device)
+
+    def _settle(self, device: torch.device, constant: Any) -> Program:
         values = [*self.arguments(0, device), *self.initial_state(device)]
-        values.append(values[0] * self.constants[0])
+        values.append(values[0] * constant)
         kept: list[Step] = []
         for step in self.steps:
             try:
@@ -265,6 +272,6 @@ programs = st.builds(
     _several(_sources, 1, 4),
     _several(_sources, 0, 2),
     _several(st.sampled_from(CONSTANTS), 1, 2),
-    _several(_steps, 1, 16),
+    _several(_steps, 1, 24),
     _several(_numbers, 1, 5),
 )

@@ -262,6 +262,14 @@ def test_inputs_and_results_in_containers() -> None:
     assert [row.status for row in result.rows] == ["ok", "ok"], result.rows
 
 
+def test_a_model_too_large_to_copy_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("no_grad").remarks == ()
+    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    result = run("no_grad")
+    assert result.rows[0].status == "ok"
+    assert "share the parameters" in result.remarks[0]
+
+
 def test_json_round_trip() -> None:
     result = run("eager", Made("broken", raises(ValueError("no"))))
     assert Comparison.from_json(result.to_json()) == result

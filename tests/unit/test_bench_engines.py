@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from onelaunch.bench import ENGINES, compare
+from onelaunch import tree
+from onelaunch.bench import ENGINES, byhand, compare
 from onelaunch.bench.workload import Workload
 
 QUICK = ("eager", "no_grad", "inference_mode", "torchscript", "torchscript-script")
@@ -87,6 +90,86 @@ def test_the_code_of_an_engine_runs(name: str, workload: Workload) -> None:
     scope: dict[str, Any] = {"torch": torch, "model": workload.fn, **names}
     exec(ENGINES[name].code(workload), scope)
     assert torch.allclose(scope["y"], workload(), atol=1e-5)
+
+
+class Replay:
+    """Stands in for a captured graph: runs the callable again on the same memory."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.replay = run
+
+    def reset(self) -> None:
+        self.replay = lambda: None
+
+
+@pytest.mark.parametrize(("name", "copies"), [("by-hand", True), ("bare", False)])
+def test_a_graph_by_hand_copies_in_replays_and_clones(
+    name: str, copies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def capture(fn: Any, workload: Workload) -> tuple[Replay, list[Tensor], tree.Flat]:
+        args, _ = workload.copy_inputs()
+        out = fn(*args)
+        return Replay(lambda: out.copy_(fn(*args))), list(args), tree.flatten(out)
+
+    monkeypatch.setattr(byhand, "capture", capture)
+    workload = plain()
+    with torch.no_grad():
+        built = ENGINES[name].build(workload)
+        other = torch.randn(4, 8)
+        first = built.call(other)
+        assert torch.equal(first, workload.fn(other))
+        assert built.bare is not None
+        built.bare()
+        second = built.call(workload.args[0])
+        assert torch.equal(second, workload())
+        assert not torch.equal(first, second)
+        assert isinstance(built.bare(), list) is copies
+    built.close()
+
+
+def test_the_capture_by_hand_warms_up_on_a_side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    class Stream:
+        def wait_stream(self, other: Stream) -> None:
+            order.append("wait")
+
+    @contextlib.contextmanager
+    def entered(thing: object) -> Generator[None]:
+        order.append(f"enter {type(thing).__name__}")
+        yield
+        order.append("leave")
+
+    def fn(x: Tensor) -> Tensor:
+        order.append("call")
+        return x + 1
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Replay(lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", entered)
+    x = torch.zeros(2)
+    _, inputs, result = byhand.capture(fn, Workload(fn, (x,)))
+    warm = ["wait", "enter Stream", *["call"] * 4, "leave", "wait"]
+    assert order == [*warm, "enter Replay", "call", "leave"]
+    assert inputs[0] is not x
+    assert torch.equal(result.tensors[0], x + 1)
+
+
+def test_make_graphed_callables_is_timed_on_other_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples: list[Tensor] = []
+
+    def graphed(fn: Any, sample_args: tuple[Tensor, ...]) -> Any:
+        samples.extend(sample_args)
+        return fn
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", graphed)
+    workload = plain()
+    ENGINES["make_graphed_callables"].build(workload)
+    assert samples[0] is not workload.args[0]
+    with pytest.raises(TypeError, match="no keyword arguments"):
+        ENGINES["make_graphed_callables"].build(masked())
 
 
 @pytest.mark.gpu

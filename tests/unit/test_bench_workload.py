@@ -50,6 +50,22 @@ def test_a_copy_runs_in_float64(which: int) -> None:
     assert workload().dtype is torch.float32
 
 
+@pytest.mark.parametrize("share", [False, True])
+def test_a_large_model_shares_its_parameters_and_nothing_else(share: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+    def closure(x: Tensor) -> Tensor:
+        return model(x)
+
+    for fn in (model, closure):
+        copied = Workload(fn, (torch.ones(2, 3),), share_parameters=share).copy()
+        theirs = list(copied.parameters())
+        assert len(theirs) == 4
+        assert all((a is b) is share for a, b in zip(theirs, model.parameters(), strict=True))
+        copied()
+        assert model[1].num_batches_tracked == 0
+
+
 def test_a_closed_over_tensor_is_copied_and_widened() -> None:
     weight = torch.ones(3)
 

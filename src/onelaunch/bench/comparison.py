@@ -55,8 +55,8 @@ def compare(
     """Run a callable in every engine, check each against float64, and time those that are right.
 
     Each engine works on its own copy of the callable and of the arguments; the caller's are only
-    read, and the random state is as before. Only the parameters of a model too large for so many
-    copies are shared between engines (a remark says so). A call should give the same result for the same
+    read, and the random state is as before. (The parameters of a model too large for so many copies
+    are shared between engines; a remark says so.) A call should give the same result for the same
     arguments: what dropout or state changes from call to call is timed but cannot be checked. At
     the end code compiled by `torch.compile` in this process is dropped (`torch._dynamo.reset`), so
     compiled functions of the caller's compile again.

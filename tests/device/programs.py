@@ -40,6 +40,12 @@ def _writable(t: Tensor) -> Tensor:
     return t
 
 
+def _fitting(out: Tensor, like: Tensor) -> Tensor:
+    if out.shape != like.shape:
+        raise RuntimeError("a caller's tensor resized is a refusal, and tested as one")
+    return out
+
+
 def _index(t: Tensor, m: int) -> Tensor:
     """Indices into dimension 0 that are in range whatever the data."""
     return (torch.arange(3, device=t.device) + m) % max(1, t.shape[0])
@@ -125,7 +131,7 @@ WRITES: dict[str, Operation] = {
     "masked_fill_": lambda x, y, m, n: _writable(x).masked_fill_(x > 0, m),
     "index_add_": lambda x, y, m, n: _writable(x).index_add_(0, _index(x, m)[:1], x[:1].clone()),
     "sub_ of its own view": lambda x, y, m, n: _writable(x).sub_(x.flip(0)),
-    "out=": lambda x, y, m, n: torch.add(x, 1, out=_writable(y)),
+    "out=": lambda x, y, m, n: torch.add(x, 1, out=_writable(_fitting(y, x))),
     "sqrt_": lambda x, y, m, n: _writable(x).abs_().sqrt_(),
 }
 

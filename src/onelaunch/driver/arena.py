@@ -5,6 +5,9 @@ handed out again at once, a pool's memory is apart from the rest, and what a sta
 garbage. Here the garbage is 0xFF in every byte, which is NaN in every float format.
 """
 
+# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import ctypes
@@ -13,6 +16,7 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -36,7 +40,7 @@ class Block:
         self.arena = arena
         self.address = address
         self.nbytes = nbytes
-        self.host = torch._C._construct_storage_from_data_pointer(
+        self.host: Any = torch._C._construct_storage_from_data_pointer(
             address, torch.device("cpu"), nbytes
         )
 

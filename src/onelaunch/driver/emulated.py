@@ -9,6 +9,9 @@ autocast, and the choice of kernels.
 Nothing happens at import; `install` registers the device, once for the process.
 """
 
+# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import math
@@ -20,15 +23,24 @@ from torch import Tensor
 
 from onelaunch.driver import arena
 from onelaunch.driver.arena import Arena, Block
+from onelaunch.driver.backing import (
+    NAME,
+    ORDINARY,
+    bind,
+    block_of,
+    contiguous_stride,
+    device_storage,
+    extent_bytes,
+    host,
+    host_over,
+    tensor_over,
+)
 from onelaunch.driver.operators import Operator, copy_bits, mapped, operator, tensors
 from onelaunch.driver.recorder import recording
-
-NAME = "tape"
 
 # May read a tensor of the host: a copy from it, and (as on CUDA) the indices of an indexing.
 TAKES_HOST = frozenset({"aten::copy_", "aten::index.Tensor", "aten::index_put_", "aten::index_put"})
 
-_ordinary = Arena()
 _library: torch.library.Library | None = None
 
 Call = Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any]
@@ -52,7 +64,9 @@ def install() -> None:
 
 
 def _factory(func: torch._ops.OpOverload) -> Callable[..., Tensor]:
-    return lambda *args, **kwargs: run(operator(func), args, kwargs | {"device": torch.device(NAME)})
+    return lambda *args, **kwargs: run(
+        operator(func), args, kwargs | {"device": torch.device(NAME)}
+    )
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
@@ -173,7 +187,7 @@ def run(
         call: what runs it on CPU tensors over the same memory, and places its fresh results.
         placer: where they go; the ordinary arena by default.
     """
-    placer = placer or Placer(_ordinary)
+    placer = placer or Placer(ORDINARY)
     call = call or _calling(placer)
     given = tensors((args, kwargs))
     mine = [t for t in given if isinstance(t, TapeTensor)]
@@ -260,8 +274,8 @@ def _change_metadata(
     elif kind == "set_.source_Storage":
         bind(t, args[1], 0, (args[1].nbytes() // t.itemsize,), (1,))
     elif kind == "set_.source_Storage_storage_offset":
-        stride = args[4] if len(args) > 4 else torch.empty(args[3], device="meta").stride()
-        bind(t, args[1], args[2], args[3], stride)
+        _, storage, offset, size, *strides = args
+        bind(t, storage, offset, size, strides[0] if strides else contiguous_stride(size))
     elif kind in ("resize_", "resize_as_"):
         _resize(t, args[1].shape if kind == "resize_as_" else args[1], call, placer)
     elif kind != "detach_":
@@ -271,60 +285,14 @@ def _change_metadata(
 
 
 def _resize(t: Tensor, size: Sequence[int], call: Call, placer: Placer) -> None:
-    storage, offset = t.untyped_storage(), t.storage_offset()
-    stride = torch.empty(tuple(size), device="meta").stride()
+    storage, offset = t.untyped_storage(), int(t.storage_offset())
     if (offset + math.prod(size)) * t.itemsize > storage.nbytes():
         new = placer.allocate((offset + math.prod(size)) * t.itemsize)
         n = min(storage.nbytes(), new.nbytes)
-        to, source = (host_over(b, torch.uint8, (n,), (1,), 0) for b in (new, storage.block))
+        to, source = (host_over(b, torch.uint8, (n,), (1,), 0) for b in (new, block_of(t)))
         call(operator(torch.ops.aten.copy_.default), (to, source), {})
         storage = placer.storage(to)
-    bind(t, storage, offset, size, stride)
-
-
-# From a device tensor to its memory and back. A block belongs to the device's storage, as an
-# attribute of its Python object, which torch keeps for as long as any tensor uses that storage.
-
-
-def device_storage(block: Block) -> torch.UntypedStorage:
-    """A storage of the device over `block`, which it owns."""
-    storage = torch._C._construct_storage_from_data_pointer(
-        block.address, torch.device(NAME, 0), block.nbytes
-    )
-    storage.block = block
-    return storage
-
-
-def block_of(t: Tensor) -> Block:
-    """The block in which a device tensor lives."""
-    storage: Any = t.untyped_storage()
-    if not hasattr(storage, "block"):  # made inside torch, for no elements
-        bind(t, device_storage(_ordinary.allocate(0)), 0, t.shape, t.stride())
-        storage = t.untyped_storage()
-    return storage.block
-
-
-def host_over(
-    block: Block, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
-) -> Tensor:
-    """A CPU tensor over the memory of `block`, which it does not keep allocated."""
-    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
-        return torch.empty(0, dtype=dtype).set_(block.host, offset, tuple(size), tuple(stride))
-
-
-def host(t: Tensor) -> Tensor:
-    """A CPU tensor over the memory of the device tensor `t`."""
-    over = host_over(block_of(t), t.dtype, t.shape, t.stride(), t.storage_offset())
-    torch._C._set_conj(over, t.is_conj())
-    torch._C._set_neg(over, t.is_neg())
-    return over
-
-
-def extent_bytes(t: Tensor) -> int:
-    """Bytes from the first element of `t` to the end of its last."""
-    if t.numel() == 0:
-        return 0
-    return (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.itemsize
+    bind(t, storage, offset, size, contiguous_stride(size))
 
 
 def wrap_over(storage: torch.UntypedStorage, value: Tensor, base: Tensor | None) -> Tensor:
@@ -332,45 +300,13 @@ def wrap_over(storage: torch.UntypedStorage, value: Tensor, base: Tensor | None)
     inference = torch.is_inference_mode_enabled() and (base is None or base.is_inference())
     with torch.inference_mode(inference):
         t = tensor_over(
-            storage, value.dtype, value.shape, value.stride(), value.storage_offset()
+            TapeTensor,
+            storage,
+            value.dtype,
+            value.shape,
+            value.stride(),
+            int(value.storage_offset()),
         )
     torch._C._set_conj(t, value.is_conj())
     torch._C._set_neg(t, value.is_neg())
     return t
-
-
-def tensor_over(
-    storage: torch.UntypedStorage,
-    dtype: torch.dtype,
-    size: Sequence[int],
-    stride: Sequence[int],
-    offset: int,
-) -> Tensor:
-    """A device tensor over `storage`, with `offset` in elements."""
-    t = torch.Tensor._make_wrapper_subclass(
-        TapeTensor, (0,), dtype=dtype, device=torch.device(NAME, 0)
-    )
-    bind(t, storage, offset, size, stride)
-    return t
-
-
-def bind(
-    t: Tensor,
-    storage: torch.UntypedStorage,
-    offset: int,
-    size: Sequence[int],
-    stride: Sequence[int],
-) -> None:
-    """Let the device tensor `t` use `storage`, with `offset` in elements."""
-    aten = torch.ops.aten
-    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
-        # torch has `set_` for its own devices and for meta; meta's takes any storage, and only
-        # for no elements one that it may not resize. `as_strided_` then works on every device.
-        include = torch._C._meta_in_tls_dispatch_include()
-        aten.as_strided_.default(t, (0,), (1,), 0)
-        torch._C._set_meta_in_tls_dispatch_include(True)
-        try:
-            aten.set_.source_Storage_storage_offset(t, storage, 0, (0,), (1,))
-        finally:
-            torch._C._set_meta_in_tls_dispatch_include(include)
-        aten.as_strided_.default(t, tuple(size), tuple(stride), offset)

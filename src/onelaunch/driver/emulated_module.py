@@ -6,7 +6,7 @@ capture refuses them on CUDA.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,18 +22,28 @@ def _wait(what: str) -> None:
         raise recorder.refuse("OL109", f"{what} waits for the device, during a capture.")
 
 
+def _set_random(what: str) -> None:
+    recorder = recording()
+    if recorder is not None:
+        raise recorder.refuse("OL106", f"{what} was called during a capture.")
+
+
 class Event:
     """A point in a stream that is always in the past."""
 
     def __init__(self, enable_timing: bool = False) -> None:
-        self._in_capture = False
+        self.enable_timing = enable_timing
 
     def record(self, stream: Stream | None = None) -> None:
         """Mark this moment."""
-        self._in_capture = recording() is not None
 
     def wait(self, stream: Stream | None = None) -> None:
         """Nothing to wait for."""
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from here to `end`: everything takes no time."""
+        _wait("Event.elapsed_time")
+        return 0.0
 
     def query(self) -> bool:
         """Whether the moment is in the past: always."""
@@ -95,12 +105,14 @@ class Module:
         return False
 
     def manual_seed_all(self, seed: int) -> None:
-        """Nothing: the CPU's default generator, seeded by torch itself, serves the device."""
+        """Refused during a capture; else torch seeds the CPU's generator, which serves here."""
+        _set_random("manual_seed_all")
 
     def get_rng_state(self, device: Any = None) -> Tensor:
         return torch.get_rng_state()
 
     def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        _set_random("set_rng_state")
         torch.set_rng_state(state)
 
     def synchronize(self, device: Any = None) -> None:
@@ -111,6 +123,6 @@ class Module:
         return self._stream
 
     @contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
+    def stream(self, stream: Stream) -> Generator[None]:
         """Select a stream, which changes nothing."""
         yield

@@ -6,11 +6,14 @@ on the same memory, and any other is called through its ``out=`` overload where 
 that to give the same bits, else called and its result copied.
 """
 
+# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -76,7 +79,7 @@ def recording() -> Recorder | None:
 
 
 @contextmanager
-def recording_with(recorder: Recorder) -> Iterator[None]:
+def recording_with(recorder: Recorder) -> Generator[None]:
     """Record what runs in the context: its operations, and its reads on the host."""
     _here.recorder = recorder
     try:

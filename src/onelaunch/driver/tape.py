@@ -5,12 +5,15 @@ the contract of `driver` without a GPU. It is not fast in the way a CUDA graph i
 each recorded operation from Python.
 """
 
+# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -19,6 +22,7 @@ from torch import Tensor
 
 from onelaunch.driver import emulated
 from onelaunch.driver.arena import Arena
+from onelaunch.driver.backing import NAME, host, tensor_over
 from onelaunch.driver.driver import Capture, Graph, Pool, Region, Released, Travel
 from onelaunch.driver.memory import ArenaMemory, HostMemory
 from onelaunch.driver.operators import Step
@@ -37,7 +41,7 @@ class TapePool:
         self.device = device
         self.lock = threading.RLock()
         self.graphs: set[TapeGraph] = set()
-        self.arena = Arena() if device.type == emulated.NAME else None
+        self.arena = Arena() if device.type == NAME else None
 
     @property
     def memory_bytes(self) -> int:
@@ -89,9 +93,7 @@ class _Capture:
         self.inputs: list[_Port] = []
         self.outputs: list[_Port] = []
 
-    def input(
-        self, source: Tensor, buffer: Tensor, travel: Travel, displacement: int = 0
-    ) -> None:
+    def input(self, source: Tensor, buffer: Tensor, travel: Travel, displacement: int = 0) -> None:
         """Add an input port; see `Capture.input`. The example's bytes are brought in at once."""
         with _raw():
             port = _Port(buffer, displacement, travel)
@@ -171,21 +173,26 @@ class TapeDriver:
         return Region(storage, start, start + (last + 1) * t.itemsize)
 
     def alias(
-        self, base: Tensor, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
+        self,
+        base: Tensor,
+        dtype: torch.dtype,
+        size: Sequence[int],
+        stride: Sequence[int],
+        offset: int,
     ) -> Tensor:
         """A tensor over the storage of `base`; see `Driver.alias`."""
         storage = base.untyped_storage()
-        first, rest = divmod(base.storage_offset() * base.itemsize + offset, dtype.itemsize)
+        first, rest = divmod(int(base.storage_offset()) * base.itemsize + offset, dtype.itemsize)
         if rest:
             raise ValueError(f"{offset} bytes into {base.shape} is no multiple of {dtype}")
         if isinstance(base, emulated.TapeTensor):
-            return emulated.tensor_over(storage, dtype, size, stride, first)
+            return tensor_over(emulated.TapeTensor, storage, dtype, size, stride, first)
         with _raw():
             return torch.empty(0, dtype=dtype).set_(storage, first, tuple(size), tuple(stride))
 
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
         """uint8 memory of shape (nbytes,); torch aligns it to 64 bytes."""
-        if device.type == emulated.NAME:
+        if device.type == NAME:
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
         recorder = recording()
         with _raw():
@@ -197,7 +204,7 @@ class TapeDriver:
         return recording() is not None
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> Generator[None]:
         """One warm-up or capture at a time in the process; re-entrant in a thread."""
         with _EXCLUSIVE:
             yield
@@ -267,7 +274,7 @@ class TapeDriver:
 
 def on_host(t: Tensor) -> Tensor:
     """A CPU tensor over the memory of `t`: `t` itself, unless it is on the emulated device."""
-    return emulated.host(t) if isinstance(t, emulated.TapeTensor) else t
+    return host(t) if isinstance(t, emulated.TapeTensor) else t
 
 
 @functools.cache
@@ -281,7 +288,7 @@ def _below() -> torch._C.DispatchKeySet:
 
 
 @contextmanager
-def _raw() -> Iterator[None]:
+def _raw() -> Generator[None]:
     """Straight to the kernels: no autograd, autocast or modes."""
     with torch._C._ExcludeDispatchKeyGuard(_below()), torch._C.DisableTorchFunction():
         yield

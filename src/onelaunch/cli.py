@@ -152,7 +152,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"GraphError {_usage(error)}", file=sys.stderr)
         return FAILED
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         return STOPPED
     return code if isinstance(code, int) else OK
 

@@ -182,10 +182,19 @@ def test_an_interrupt_gives_the_rows_so_far() -> None:
         Made("later", as_it_is),
     )
     assert result.interrupted
-    assert [row.status for row in result.rows] == ["interrupted"] * 3
-    assert result.rows[0].error is not None
-    assert result.rows[0].reason == "checked, but stopped before it was timed"
+    assert [row.status for row in result.rows] == ["ok", "interrupted", "interrupted"]
+    assert result.rows[0].wall is not None
+    assert result.rows[0].noisy
     assert result.rows[2].reason == "stopped before its turn"
+
+
+def test_a_second_interrupt_stops_at_once() -> None:
+    def stops(workload: Workload) -> Built:
+        return Built(workload.fn, bare=raises(KeyboardInterrupt()))
+
+    result = run(Made("done", stops))
+    assert result.interrupted
+    assert result.rows[0].status == "interrupted"
 
 
 def test_an_interrupt_while_timing_keeps_what_was_timed() -> None:

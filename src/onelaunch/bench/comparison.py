@@ -135,6 +135,10 @@ class _Contest:
             self._measure()
         except KeyboardInterrupt:
             self.interrupted = True
+            if self.rounds == 0:
+                # One quick round, so that what was built has figures; a second Ctrl-C stops it.
+                with contextlib.suppress(KeyboardInterrupt):
+                    self._round()
         finally:
             for entry in self.entries:
                 entry.finish()
@@ -150,25 +154,29 @@ class _Contest:
             entry.prepare(self.reference)
 
     def _measure(self) -> None:
-        """Interleave rounds of all engines, so that a drift of the machine meets all alike."""
-        timers = timers_for(self.workload.device)
+        """Rounds until the wall times have settled, or the time is up."""
         start = time.monotonic()
         gc.collect()
         gc.disable()
         try:
-            while running := [entry for entry in self.entries if entry.running]:
-                turn = self.rounds % len(running)
-                for entry in running[turn:] + running[:turn]:
-                    entry.round(timers)
-                self.rounds += 1
+            while running := self._round():
                 spent = (time.monotonic() - start) / self.seconds
                 self.tell(f"timing, round {self.rounds}", 0.7 + 0.3 * min(1.0, spent))
-                if self.rounds >= 2 * WINDOW and all(e.settled for e in running):
+                if self.rounds >= 2 * WINDOW and all(entry.settled for entry in running):
                     break
                 if spent >= 1 and self.rounds >= LEAST_ROUNDS:
                     break
         finally:
             gc.enable()
+
+    def _round(self) -> list[Entry]:
+        """Every engine in turn, a different one first each time: a drift meets all alike."""
+        running = [entry for entry in self.entries if entry.running]
+        turn = self.rounds % max(1, len(running))
+        for entry in running[turn:] + running[:turn]:
+            entry.round(timers_for(self.workload.device))
+        self.rounds += bool(running)
+        return running
 
     def comparison(self, name: str) -> Comparison:
         reference = self.reference

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import io
 import time
 import warnings
 from collections.abc import Callable, Generator
@@ -60,7 +61,8 @@ class Entry:
             own = self.workload.copy()
             held = _reserved(own.device)
             start = time.perf_counter()
-            self.built = self.engine.build(own)
+            with contextlib.redirect_stderr(io.StringIO()):  # autotuners print their trials
+                self.built = self.engine.build(own)
             _synchronize(own.device)
             self.build_seconds = time.perf_counter() - start
             self._check(self.built, reference)
@@ -152,8 +154,7 @@ class Entry:
     def row(self) -> Row:
         """What is known, as data."""
         timings = {name: Timing.of(found) for name, found in self.samples.items() if found}
-        timed = self.status in ("ok", "unchecked")
-        if timed and not timings:
+        if self.status in ("ok", "unchecked") and "wall" not in timings:
             self.status, self.reason = "interrupted", "checked, but stopped before it was timed"
         return Row(
             engine=self.engine.name,
@@ -166,7 +167,7 @@ class Entry:
             wall=timings.get("wall"),
             host=timings.get("host"),
             gpu=timings.get("gpu"),
-            noisy=timed and not self.settled,
+            noisy="wall" in timings and not self.settled,
             memory_bytes=self.memory_bytes,
             code=self.engine.code(self.workload),
             notes=tuple(self.notes),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import warnings
 from typing import Any
 
 import pytest
@@ -12,24 +10,11 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .architectures import ARCHITECTURES, Architecture
+from .architectures import ARCHITECTURES, REFUSED, Architecture, Refused
 from .drop_in import replays
 from .results import report
 
 transformers = pytest.importorskip("transformers")
-
-
-@dataclasses.dataclass(frozen=True)
-class Refusal:
-    """Why an architecture cannot be captured: the code, the source line, and what it means."""
-
-    code: str
-    source: str
-    reason: str
-
-
-# Empty: every architecture of the table is recorded.
-REFUSED: dict[str, Refusal] = {}
 
 
 def tensors(tree: Any) -> list[Tensor]:
@@ -60,46 +45,47 @@ def quiet() -> None:
     transformers.logging.set_verbosity_error()
 
 
+def run(device: torch.device, architecture: Architecture) -> Any:
+    """Five calls beside eager, every result compared again at the end."""
+    model: Any = architecture.build(device)
+    fast: Any = ol.graph(model, warmup=2)
+    kept: list[tuple[Any, Any]] = []
+    with torch.no_grad():
+        for i in range(5):
+            inputs = architecture.arguments(i, device)
+            kept.append((fast(**inputs), model(**inputs)))
+            assert_close(*kept[-1])
+    for got, expected in kept:
+        assert_close(got, expected)
+    return fast
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
 def test_architecture(
     device: torch.device, architecture: Architecture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model: Any = architecture.build(device)
-    fast: Any = ol.graph(model, warmup=2)
-    kept: list[tuple[Any, Any]] = []
-    refusal = None
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("error", ol.GraphWarning)
-        for i in range(5):
-            inputs = architecture.arguments(i, device)
-            expected = model(**inputs)
-            try:
-                got = fast(**inputs)
-            except ol.CaptureError as error:
-                refusal = error
-                break
-            assert_close(got, expected)
-            kept.append((got, expected))
-        for got, expected in kept:
-            assert_close(got, expected)
-    known = REFUSED.get(architecture.name)
-    if known is not None:
-        assert refusal is not None, "recorded now: take it out of the table"
-        assert refusal.code == known.code
-        assert refusal.where is not None
-        assert known.source in refusal.where
-        result = f"refused, {known.code}: {known.reason}"
-    else:
-        assert refusal is None, str(refusal)
-        assert len(fast.recordings) == 1
-        assert replays(fast) == 3
-        result = "as eager"
+    fast = run(device, architecture)
+    assert len(fast.recordings) == 1
+    assert replays(fast) == 3
+    figures = {"kind": architecture.kind, "result": "as eager", "nodes": fast.recordings[0].nodes}
     with capsys.disabled():
-        report(
-            "architectures.json",
-            f"{device.type} {architecture.name}",
-            {
-                "kind": architecture.kind,
-                "result": result,
-            },
-        )
+        report("architectures.json", f"{device.type} {architecture.name}", figures)
+
+
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda r: r.architecture.name)
+def test_refused(
+    device: torch.device, refused: Refused, capsys: pytest.CaptureFixture[str]
+) -> None:
+    architecture = refused.architecture
+    figures = {"kind": architecture.kind, "result": "as eager"}
+    if device.type in refused.on:
+        with pytest.raises(ol.CaptureError) as caught:
+            run(device, architecture)
+        assert caught.value.code == refused.code
+        assert refused.source in (caught.value.where or "")
+        figures["result"] = f"refused, {refused.code}: {refused.reason}"
+        figures["line"] = caught.value.where or "the result"
+    else:
+        assert replays(run(device, architecture)) == 3
+    with capsys.disabled():
+        report("architectures.json", f"{device.type} {architecture.name}", figures)

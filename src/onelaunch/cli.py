@@ -45,7 +45,7 @@ def compare(
         ),
     ],
     engines: Annotated[
-        str | None, typer.Option(help="Only these, by name, with commas between them.")
+        str | None, typer.Option(help=f"Only these, with commas: {', '.join(bench.ENGINES)}.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="How long to time at most, all engines.")] = 10.0,
     json: Annotated[Path | None, typer.Option(help="Write the comparison here as JSON.")] = None,
@@ -159,7 +159,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def _usage(error: Exception) -> GraphError:
     """A mistake on the command line in the form that all errors have."""
-    message = getattr(error, "format_message", error.__str__)()
+    message = getattr(error, "format_message", error.__str__)() or "no command is given"
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", "onelaunch")
     why = "the command line could not be understood"

@@ -136,6 +136,7 @@ def test_where_is_the_users_line(factories: Path, capsys: pytest.CaptureFixture[
         (["compare", "FILE:model", "--seconds", "-1"], "seconds=-1.0"),
         (["compare", "FILE:model", "--json", "/no/such/folder/x.json"], "there is no folder"),
         (["compare", "FILE:model", "--sceonds", "1"], "--sceonds"),
+        ([], "no command is given"),
         (["compare"], "Missing argument"),
         (["explian", "OL101"], "explian"),
         (["explain", "OL999"], "there is no code OL999"),

@@ -176,6 +176,7 @@ def test_make_graphed_callables_is_timed_on_other_inputs(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "name", ["by-hand", "make_graphed_callables", "reduce-overhead", "cudagraphs", *OURS]
 )
+@pytest.mark.filterwarnings("ignore::UserWarning")  # advice of compilers' about TF32 and the like
 def test_the_code_of_an_engine_runs_on_a_gpu(name: str) -> None:
     x = torch.randn(4, 8, device="cuda")
     model = nn.Linear(8, 3).cuda().eval()

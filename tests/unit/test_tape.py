@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import cProfile
 import ctypes
 import gc
 import math
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -678,3 +680,16 @@ def test_assigned_data_keeps_its_memory(tape: torch.device) -> None:
 def test_printing(tape: torch.device) -> None:
     assert repr(torch.ones(2, device=tape)) == "tensor([1., 1.], device='tape:0')"
     assert f"{torch.ones((), device=tape):.2f}" == "1.00"
+
+
+def test_a_profiler_keeps_its_hook() -> None:
+    """A seed is then found by comparing states."""
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        hook = sys.getprofile()
+        with pytest.raises(CaptureError, match="OL106"):
+            Captured(SEEDS["seed"], torch.ones(2))
+        assert sys.getprofile() is hook
+    finally:
+        profiler.disable()

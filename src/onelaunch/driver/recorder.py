@@ -31,7 +31,7 @@ from onelaunch.driver.operators import (
     operator,
     tensors,
 )
-from onelaunch.driver.randomness import RandomState, seeding_line
+from onelaunch.driver.randomness import RandomState, seeding_line, unwatched, watching_seeds
 from onelaunch.errors import CaptureError
 from onelaunch.refusals import READS, refusal
 from onelaunch.source import Place, user_frame
@@ -83,7 +83,7 @@ def recording_with(recorder: Recorder) -> Generator[None]:
     """Record what runs in the context: its operations, and its reads on the host."""
     _here.recorder = recorder
     try:
-        with HostReads(recorder), recorder:
+        with watching_seeds(recorder.refuse_seed), HostReads(recorder), recorder:
             yield
         recorder.finish()
     finally:
@@ -111,7 +111,7 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        with torch._C.DisableTorchFunction():
+        with unwatched(), torch._C.DisableTorchFunction():
             line = user_frame()
             self._watch_random(line)
             self._line = line
@@ -203,6 +203,10 @@ class Recorder(TorchDispatchMode):
         error = CaptureError(code, what, where=str(place) if place else None, fix=fix)
         self.refused = self.refused or error
         return error
+
+    def refuse_seed(self, method: str) -> CaptureError:
+        """The error for a call of `method` of a generator."""
+        return self.refuse("OL106", f"A generator's `{method}` was called during a capture.")
 
     def finish(self) -> None:
         """Raise what was refused, if the body swallowed it or no operation came after it."""

@@ -83,11 +83,11 @@ class CudaDriver:
     ) -> tuple[CudaGraph, T]:
         """See `Driver.capture`."""
         pool = _own(pool)
-        before = pool.memory_bytes
+        before = pool.ranges.nbytes if pool.recordings else 0
         pool.capturing = True
         try:
             recorded, result = record(body, pool, generators)
-            grown = max(0, pool.memory_bytes - before)
+            grown = pool.memory_bytes - before
             return CudaGraph(recorded, pool, grown, generators), result
         finally:
             pool.capturing = False

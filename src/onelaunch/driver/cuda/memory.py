@@ -22,15 +22,17 @@ _GUARD_BYTES = 1
 
 
 class Ranges:
-    """Addresses `[start, stop)`, disjoint."""
+    """Addresses `[start, stop)`, disjoint; `nbytes` of them in all."""
 
     def __init__(self) -> None:
+        self.nbytes = 0
         self._starts: list[int] = []
         self._stops: list[int] = []
 
     def set(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Replace them all."""
         ordered = sorted(ranges)
+        self.nbytes = sum(stop - start for start, stop in ordered)
         self._starts = [start for start, _ in ordered]
         self._stops = [stop for _, stop in ordered]
 
@@ -67,8 +69,9 @@ class CudaPool:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of device memory reserved for the pool now; a walk over the allocator's blocks."""
-        return sum(stop - start for start, stop in self._segments())
+        """Bytes of device memory reserved for the pool now; walks all blocks of the allocator."""
+        self.refresh()
+        return self.ranges.nbytes
 
     def open(self) -> tuple[int, int]:
         """The id to begin a capture with; `guard` is held.
@@ -81,20 +84,14 @@ class CudaPool:
 
     def refresh(self) -> None:
         """Note which addresses are the pool's in `ranges`."""
-        self.ranges.set(self._segments())
+        self.ranges.set([] if self._id is None else _segments(self._id))
 
     def release(self) -> None:
-        """Give the memory back to the device if no recording is left; else note its addresses."""
+        """Give the memory back to the device if no recording is left."""
         if not self.recordings and not self.capturing:
             self._id = None
+            self.ranges.set([])
             give_back(self.index)
-        self.refresh()
-
-    def _segments(self) -> list[tuple[int, int]]:
-        if self._id is None:
-            return []
-        found = _snapshot(self._id)
-        return [(int(s["address"]), int(s["address"]) + int(s["total_size"])) for s in found]
 
 
 def beside_captures() -> AbstractContextManager[None]:
@@ -129,9 +126,14 @@ def _pool_in_use(index: int) -> Generator[None]:
         bindings._cuda_releasePool(index, pool_id)
 
 
-def _snapshot(pool_id: tuple[int, int]) -> list[dict[str, Any]]:
-    segments: list[dict[str, Any]] = bindings._cuda_memorySnapshot(pool_id)["segments"]
-    return [s for s in segments if tuple(s["segment_pool_id"]) == pool_id]
+def _segments(pool_id: tuple[int, int]) -> list[tuple[int, int]]:
+    # Of all pools: asked for one, torch 2.11 drops references to the id that it does not own.
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
+    return [
+        (int(s["address"]), int(s["address"]) + int(s["total_size"]))
+        for s in segments
+        if tuple(s["segment_pool_id"]) == pool_id
+    ]
 
 
 def region(t: Tensor) -> Region:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,26 +29,87 @@ class Counter(nn.Module):
         return self(2 * x)
 
 
-def wrappers(net: Counter) -> list[Callable[[Tensor], Tensor]]:
+class Pipeline:
+    """A callable around a model."""
+
+    def __init__(self, net: Counter) -> None:
+        self.net = net
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def run(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+GLOBAL = Counter()
+
+
+def with_a_global(x: Tensor) -> Tensor:
+    return GLOBAL(x)
+
+
+def wrappers(net: Counter) -> dict[str, Callable[[Tensor], Tensor]]:
     def closure(x: Tensor) -> Tensor:
         return net(x)
 
-    return [net, net.double_it, closure, functools.partial(net)]
+    return {
+        "module": net,
+        "method": net.double_it,
+        "closure": closure,
+        "partial": functools.partial(net),
+        "object": Pipeline(net),
+        "method of an object": Pipeline(net).run,
+    }
 
 
-@pytest.mark.parametrize("which", range(4))
-def test_a_copy_has_its_own_state(which: int) -> None:
+KINDS = list(wrappers(Counter()))
+
+
+@pytest.mark.parametrize("which", KINDS)
+def test_a_copy_has_its_own_state(which: str) -> None:
     net = Counter()
     workload = Workload(wrappers(net)[which], (torch.ones(3),))
     workload.copy()()
     assert net.calls == 0
 
 
-@pytest.mark.parametrize("which", range(4))
-def test_a_copy_runs_in_float64(which: int) -> None:
+@pytest.mark.parametrize("which", KINDS)
+def test_a_copy_runs_in_float64(which: str) -> None:
     workload = Workload(wrappers(Counter())[which], (torch.ones(3),))
     assert workload.in_float64()().dtype is torch.float64
     assert workload().dtype is torch.float32
+
+
+def test_a_global_model_is_copied_too() -> None:
+    workload = Workload(with_a_global, (torch.ones(3),))
+    assert workload.copy()().tolist() == [2.0, 2.0, 2.0]
+    assert workload.in_float64()().dtype is torch.float64
+    assert GLOBAL.calls == 0
+    assert GLOBAL.calls.dtype is torch.float32
+
+
+class Locked(nn.Linear):
+    """A module that cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.lock = threading.Lock()
+
+
+def test_a_module_that_cannot_be_copied_is_not_widened_in_place() -> None:
+    model = Locked()
+    with pytest.raises(TypeError, match="Locked cannot be copied"):
+        Workload(model, (torch.ones(3),)).in_float64()
+    assert model.weight.dtype is torch.float32
+
+
+def test_the_device_is_where_the_results_are() -> None:
+    workload = Workload(torch.relu, (torch.ones(3),))
+    assert workload.device == torch.device("cpu")
+    moved = replace(workload, results_on=torch.device("cuda", 0))
+    assert moved.device == torch.device("cuda", 0)
+    assert moved.copy().device == torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize("share", [False, True])

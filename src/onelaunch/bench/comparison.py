@@ -148,6 +148,11 @@ class _Contest:
     def _prepare(self) -> None:
         self.tell("float64 reference", 0.0)
         self.reference = make_reference(self.workload, torch.Generator().manual_seed(0))
+        results = (t for case in self.reference.cases for t in case.eager)
+        device = next((t.device for t in results if t.device.type != "cpu"), None)
+        self.workload = replace(self.workload, results_on=device)
+        for entry in self.entries:
+            entry.workload = self.workload
         self.profile = profile(self.workload.copy())
         for i, entry in enumerate(self.entries):
             self.tell(f"building {entry.engine.title}", (1 + i) / (2 + len(self.entries)) * 0.7)

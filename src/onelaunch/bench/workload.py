@@ -6,7 +6,7 @@ import copy
 import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -25,20 +25,24 @@ class Workload:
     Attributes:
         share_parameters: whether copies share its parameters, for a model that memory cannot hold
             many times; its buffers and its other state are still copied.
+        results_on: where its results are, if that is known; a callable may move its arguments.
     """
 
     fn: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     share_parameters: bool = False
+    results_on: torch.device | None = None
 
     def __call__(self) -> Any:
         return self.fn(*self.args, **self.kwargs)
 
     @property
     def device(self) -> torch.device:
-        """Where it runs: the GPU if any argument, parameter or buffer is there."""
+        """Where it runs: the GPU if any argument, parameter, buffer or result is there."""
         devices = {t.device for t in self.tensors()}
+        if self.results_on is not None:
+            devices.add(self.results_on)
         accelerators = sorted((d for d in devices if d.type != "cpu"), key=str)
         return accelerators[0] if accelerators else torch.device("cpu")
 
@@ -60,17 +64,25 @@ class Workload:
     def copy(self) -> Workload:
         """The same on memory of its own: neither state nor arguments leak between engines."""
         shared = tuple(self.parameters()) if self.share_parameters else ()
-        return Workload(own(self.fn, shared=shared), *self.copy_inputs())
+        args, kwargs = self.copy_inputs()
+        return replace(self, fn=own(self.fn, shared=shared), args=args, kwargs=kwargs)
 
     def copy_inputs(self, inputs: Inputs | None = None) -> Inputs:
         """The arguments, or those given, on memory of their own."""
         return each_tensor(inputs or (self.args, self.kwargs), clone)
 
     def in_float64(self) -> Workload:
-        """A copy in which every floating tensor is float64 (complex128)."""
+        """A copy in which every floating tensor is float64 (complex128).
+
+        Raises:
+            TypeError: a module behind the callable cannot be copied.
+        """
         double = Workload(own(self.fn, widen), *each_tensor((self.args, self.kwargs), widen))
+        originals = {id(part) for part in parts(self.fn)}
         for part in parts(double.fn):
             if isinstance(part, nn.Module):
+                if id(part) in originals:
+                    raise TypeError(f"{type(part).__name__} cannot be copied")
                 part.double()
         return double
 
@@ -151,29 +163,43 @@ def own(
     """A copy of `fn` with a copy of its state.
 
     A module or an object is copied deeply. A plain function is made anew around copies of what it
-    closes over (its tensors passed through `change`). What cannot be copied is shared, and so is
-    what the caller names.
+    closes over and of the modules and tensors among its globals (tensors passed through `change`).
+    What cannot be copied is shared, and so is what the caller names.
     """
     memo: dict[int, Any] = {id(t): t for t in shared}
     if not isinstance(fn, types.FunctionType):
         return duplicate(fn, memo)
-    if not fn.__closure__:
+    names = global_state(fn)
+    if not fn.__closure__ and not names:
         return fn
-    cells = tuple(_own_cell(cell, change, memo) for cell in fn.__closure__)
-    made = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, cells)
+
+    def copied(held: object) -> Any:
+        return change(held) if isinstance(held, Tensor) else duplicate(held, memo)
+
+    cells = tuple(_own_cell(cell, copied) for cell in fn.__closure__ or ())
+    outside = fn.__globals__
+    if names:
+        outside = outside | {name: copied(outside[name]) for name in names}
+    made = types.FunctionType(fn.__code__, outside, fn.__name__, fn.__defaults__, cells)
     made.__kwdefaults__ = fn.__kwdefaults__
     made.__qualname__ = fn.__qualname__
     return made
 
 
-def _own_cell(
-    cell: types.CellType, change: Callable[[Tensor], Tensor], memo: dict[int, Any]
-) -> types.CellType:
+def _own_cell(cell: types.CellType, copied: Callable[[object], Any]) -> types.CellType:
     try:
-        held = cell.cell_contents
+        return types.CellType(copied(cell.cell_contents))
     except ValueError:  # an empty cell: a name that the function has not been given yet
         return cell
-    return types.CellType(change(held) if isinstance(held, Tensor) else duplicate(held, memo))
+
+
+def global_state(fn: types.FunctionType) -> list[str]:
+    """The globals that a function names and that hold tensors."""
+    return [
+        name
+        for name in fn.__code__.co_names
+        if isinstance(fn.__globals__.get(name), (nn.Module, Tensor))
+    ]
 
 
 def duplicate(held: T, memo: dict[int, Any]) -> T:
@@ -194,9 +220,18 @@ def parts(fn: Callable[..., Any]) -> Iterator[object]:
         yield from partial.keywords.values()
     elif isinstance(fn, types.MethodType):
         yield fn.__self__
+        yield from attributes(fn.__self__)
     elif isinstance(fn, types.FunctionType):
+        yield from (fn.__globals__[name] for name in global_state(fn))
         for cell in fn.__closure__ or ():
             try:
                 yield cell.cell_contents
             except ValueError:
                 continue
+    else:
+        yield from attributes(fn)
+
+
+def attributes(holder: object) -> list[object]:
+    """What an object that is no module holds: a pipeline around a model, say."""
+    return [] if isinstance(holder, nn.Module) else list(getattr(holder, "__dict__", {}).values())

@@ -108,7 +108,7 @@ def test_after_a_failed_capture_all_goes_on(driver, pool, fn, code) -> None:
         assert caught.value.code == code
         assert isinstance(caught.value.__cause__, RuntimeError)
         if fn in (fails_item, fails_memory):
-            assert "test_cuda_driver.py" in caught.value.where
+            assert "test_cuda_failures.py" in caught.value.where
     assert torch.equal(state, torch.cuda.get_rng_state())
     assert torch.equal(kept(x), x * 3)
     works(driver, pool)

@@ -26,20 +26,19 @@ class Ranges:
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self._starts: list[int] = []
-        self._stops: list[int] = []
+        self._bounds: tuple[list[int], list[int]] = [], []
 
     def set(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Replace them all."""
         ordered = sorted(ranges)
         self.nbytes = sum(stop - start for start, stop in ordered)
-        self._starts = [start for start, _ in ordered]
-        self._stops = [stop for _, stop in ordered]
+        self._bounds = [start for start, _ in ordered], [stop for _, stop in ordered]
 
     def overlaps(self, start: int, stop: int) -> bool:
         """Whether one of the ranges has an address of `[start, stop)`."""
-        before = bisect_left(self._starts, stop)
-        return before > 0 and self._stops[before - 1] > start
+        starts, stops = self._bounds  # at once: another thread may be at `set`
+        before = bisect_left(starts, stop)
+        return before > 0 and stops[before - 1] > start
 
 
 class Recording(Protocol):
@@ -106,8 +105,10 @@ def give_back(index: int) -> None:
     that the next operations pay for allocating it again; not while a pool is in use, though. A
     `torch.cuda.MemPool` frees its own alone, but ends the process if anything is being captured.
     """
-    if not capabilities().memcpy_nodes and torch.cuda.is_current_stream_capturing():
+    if not torch.cuda.is_initialized():
         return
+    if not capabilities().memcpy_nodes and torch.cuda.is_current_stream_capturing():
+        return  # freeing would spoil this thread's own capture
     with contextlib.ExitStack() as stack:
         stack.enter_context(beside_captures())
         for device in range(torch.cuda.device_count()):

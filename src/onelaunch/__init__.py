@@ -1,18 +1,21 @@
 """onelaunch: a PyTorch callable as one CUDA-graph launch, right, and measured."""
 
-from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
+from onelaunch.bench import Comparison, compare
 from onelaunch.entry import graph
+from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
 from onelaunch.graphed import Graphed
 from onelaunch.pool import Pool
 from onelaunch.recording import Recording
 
 __all__ = [
     "CaptureError",
+    "Comparison",
     "GraphError",
     "GraphWarning",
     "Graphed",
     "Pool",
     "Recording",
     "ReplayError",
+    "compare",
     "graph",
 ]

@@ -13,10 +13,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.driver.driver import Driver
+from onelaunch.driver.driver import Driver, Released
 from onelaunch.plan import Output
 from onelaunch.recording import Captured
-from onelaunch.spec import MODES, CallSpec, default_device
+from onelaunch.spec import CallSpec, default_device
 from onelaunch.tree import Constant, Container, Leaf, Tree, build, flatten
 
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
@@ -67,7 +67,7 @@ def build_call(
         source.line(f"{name} = {source.name('slot', slot.read)}()")
         inputs.append(name)
     _check_tensors(source, captured, inputs)
-    _check_modes(source, spec)
+    _check_default_device(source, spec)
     _check_memory(source, driver, captured, inputs)
     source.miss_if(f"not {source.name('state', captured.guard.check)}()")
     made = _launch(source, driver, captured, inputs, device)
@@ -177,14 +177,13 @@ def _same_object_twice(captured: Captured, index: int) -> bool:
     return any(tensors[j] is tensors[index] for j in range(index))
 
 
-def _check_modes(source: _Source, spec: CallSpec) -> None:
-    conditions = [f"not {source.name('modes', _GUARDS.GlobalStateGuard().check)}()"]
-    for (_, read), value in zip(MODES, spec.modes[1:], strict=True):
-        name = source.name("mode", read)
-        conditions.append(f"{name}() is not {value}")
+def _check_default_device(source: _Source, spec: CallSpec) -> None:
+    """A default device that was set is a function mode, and none of those is active otherwise."""
+    modes = source.name("function_modes", torch._C._len_torch_function_stack)
     device = source.name("device", spec.device)
-    conditions.append(f"{source.name('default_device', default_device)}() != {device}")
-    source.miss_if(" or ".join(conditions))
+    read = source.name("default_device", default_device)
+    condition = f"{read}() != {device}"
+    source.miss_if(f"{modes}() and {condition}" if spec.device.type == "cpu" else condition)
 
 
 def _check_memory(
@@ -266,7 +265,10 @@ def _launch(
         else:
             targets.append(leaf)
     launch = source.name("launch", captured.graph.launch)
-    source.line(f"{launch}(({_tuple(sources)}), ({_tuple(targets)}))")
+    source.line("try:")
+    source.line(f"{launch}(({_tuple(sources)}), ({_tuple(targets)}))", 2)
+    source.line(f"except {source.name('released', Released)}:  # by another thread")
+    source.line("return MISS", 2)
     for line in after:
         source.line(line)
     source.line(f"{source.name('launches', captured.launches)}[0] += 1")

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from time import perf_counter
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from onelaunch.callpath import MISS, build_call, overlaps
 from onelaunch.compiled import compiled
-from onelaunch.driver.driver import Driver, Released
+from onelaunch.driver.driver import Driver
 from onelaunch.driver.select import DEVICES, preserved_random_state, select
 from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
 from onelaunch.guard import StateGuard
@@ -47,7 +48,6 @@ class _Entry:
     captured: Captured
     info: Recording
     guard: StateGuard
-    trials: list[float] = field(default_factory=lambda: cast(list[float], []))
 
 
 @dataclass(slots=True)
@@ -97,26 +97,16 @@ class Graphed(Generic[P, R]):
             _dispatch_modes()
             or _function_modes()
             or _functorch() is not None
-            or torch.autograd.forward_ad._current_level >= 0
+            or _forward_ad._current_level >= 0
             or _anomaly()
             or _tracing() is not None
         ) and ambient() is not None:
             return self.fn(*args, **kwargs)
-        result = self._replay(args, kwargs)
-        return self._miss(args, kwargs) if result is MISS else result
-
-    def _replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The first recording that fits, or `MISS`."""
         for entry in self._entries:
-            try:
-                result = entry.call(args, kwargs)
-            except Released:
-                continue  # another thread reset it
+            result = entry.call(args, kwargs)
             if result is not MISS:
-                if entry.trials is not _DECIDED:
-                    self._time(entry)
                 return result
-        return MISS
+        return self._miss(args, kwargs)
 
     def __get__(self, owner: object, kind: type | None = None) -> Any:
         """As a method: bound like the function that it stands for."""
@@ -134,9 +124,10 @@ class Graphed(Generic[P, R]):
         if foreign is not None:
             return self.fn(*args, **kwargs)
         with driver.exclusive():
-            result = self._replay(args, kwargs)  # recorded by another thread in the meantime?
-            if result is not MISS:
-                return result
+            for entry in self._entries:  # recorded by another thread in the meantime?
+                result = entry.call(args, kwargs)
+                if result is not MISS:
+                    return result
             return self._advance(driver, device, flat, args, kwargs)
 
     def _where(self, flat: Flat) -> tuple[Driver, torch.device]:
@@ -200,7 +191,7 @@ class Graphed(Generic[P, R]):
         kwargs: dict[str, Any],
     ) -> R:
         """One of the caller's own first calls, on the stream that will capture."""
-        measured = self.options.policy == "measure" and signature.warm > 0
+        measured = self.options.policy == "measure"
         if measured:
             driver.synchronize(device)
         started = perf_counter()
@@ -212,7 +203,22 @@ class Graphed(Generic[P, R]):
             driver.synchronize(device)
             signature.eager_us.append((perf_counter() - started) * 1e6)
         signature.warm += 1
+        if self._wants_grad(driver, result, args, kwargs):
+            signature.eager = "OL303"
+            self._warn("OL303", "the outputs require grad: this signature runs eagerly")
         return result
+
+    def _wants_grad(
+        self, driver: Driver, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether new memory of a result requires grad; views of the caller's memory may."""
+        tensors = [t for t in flatten(result).tensors if t.grad_fn is not None]
+        if not tensors:
+            return False
+        flat = flatten_call(args, kwargs)
+        given = [*flat.tensors, *(t for _, t in walk(self._roots(flat)).tensors())]
+        storages = {driver.region(t).storage for t in given if t.layout is torch.strided}
+        return any(driver.region(t).storage not in storages for t in tensors)
 
     def _watched(
         self,
@@ -298,8 +304,8 @@ class Graphed(Generic[P, R]):
         info = _describe(captured, spec, flat, why, signature)
         captured.inputs.tensors = []
         entry = _Entry(call, spec, flat.paths, captured, info, captured.guard)
-        if self.options.policy == "always":
-            entry.trials = _DECIDED
+        if self.options.policy == "measure":
+            entry.call = self._timed(entry, signature)
         return entry
 
     def _roots(self, flat: Flat) -> list[tuple[str, object]]:
@@ -348,25 +354,29 @@ class Graphed(Generic[P, R]):
         self._entries = tuple(e for e in self._entries if e is not entry)
         entry.captured.graph.reset()
 
-    # policy="measure"
+    def _timed(self, entry: _Entry, signature: _Signature) -> Callable[..., Any]:
+        """The call path of a recording on trial: times the caller's own first replays, then keeps
+        the faster way."""
+        call, captured = entry.call, entry.captured
+        spans: list[float] = []
 
-    def _time(self, entry: _Entry) -> None:
-        """Time a few of the caller's own replays, then keep the faster way."""
-        with self._lock:
-            signature = self._signatures.get(entry.spec)
-            if signature is None or entry.trials is _DECIDED:
-                return
-            entry.captured.driver.synchronize(entry.captured.device)
-            now = perf_counter()
-            entry.trials.append(now)
-            if len(entry.trials) <= _TRIALS:
-                return
-            spans = [b - a for a, b in zip(entry.trials, entry.trials[1:], strict=False)]
-            entry.info.replay_us = sorted(spans)[len(spans) // 2] * 1e6
-            entry.trials = _DECIDED
-            eager = entry.info.eager_us
-            if eager is not None and eager < entry.info.replay_us:
-                signature.eager = "measured"
+        def timed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            captured.driver.synchronize(captured.device)
+            started = perf_counter()
+            result = call(args, kwargs)
+            if result is MISS:
+                return MISS
+            captured.driver.synchronize(captured.device)
+            spans.append((perf_counter() - started) * 1e6)
+            if len(spans) == _TRIALS:
+                entry.info.replay_us = median(spans)
+                entry.call = call
+                if entry.info.eager_us is not None and entry.info.eager_us < entry.info.replay_us:
+                    signature.eager = "measured"
+                    entry.call = _never
+            return result
+
+        return timed
 
     # What users ask of it.
 
@@ -472,10 +482,17 @@ class Graphed(Generic[P, R]):
         return Graphed, (self.fn, self.options)
 
 
-_DECIDED: list[float] = []
+
+
+def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call path of a recording that lost to eager."""
+    return MISS
+
+
 _dispatch_modes = _C._len_torch_dispatch_stack
 _function_modes = _C._len_torch_function_stack
 _functorch = _C._functorch.peek_interpreter_stack
+_forward_ad: Any = torch.autograd.forward_ad
 _anomaly = torch.is_anomaly_enabled
 _tracing = _C._get_tracing_state
 
@@ -516,7 +533,6 @@ def _describe(
     for group, how in zip(captured.inputs.groups, captured.graph.travels, strict=True):
         for member in group.members:
             travels[member] = how
-    eager = sorted(signature.eager_us)
     return Recording(
         spec=spec,
         why=why,
@@ -527,7 +543,7 @@ def _describe(
         memory_bytes=captured.graph.memory_bytes,
         capture_seconds=captured.seconds,
         nodes=captured.graph.nodes,
-        eager_us=eager[len(eager) // 2] if eager else None,
+        eager_us=median(signature.eager_us[1:]) if len(signature.eager_us) > 1 else None,
         _counter=lambda: captured.launches[0],
     )
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onelaunch.driver.driver import Driver, Region
 from onelaunch.driver.operators import operator
 from onelaunch.errors import CaptureError
+from onelaunch.hostreads import HostReads
 from onelaunch.refusals import refusal
 from onelaunch.source import user_frame
 
@@ -66,6 +67,8 @@ class Observer(TorchDispatchMode):
         self._kept: list[Tensor] = []
         self._saved: list[tuple[Tensor, Tensor]] = []
         self._saved_regions: set[Region] = set()
+        self.refused: CaptureError | None = None
+        """What was refused first, which the callable may have caught."""
         self.external: dict[int, list[Tensor]] = {}
         """storage -> the tensors over it that were read or written by address."""
         self.written: dict[int, Tensor] = {}
@@ -77,10 +80,14 @@ class Observer(TorchDispatchMode):
         kwargs = kwargs or {}
         name: str = func._schema.name
         tensors = _tensors((args, kwargs))
-        if name in _LIFTS:
-            self._lift(tensors)
-        if self._refuse:
-            self._check(func, name, tensors, args, kwargs)
+        try:
+            if name in _LIFTS:
+                self._lift(tensors)
+            if self._refuse:
+                self._check(func, name, tensors, args, kwargs)
+        except CaptureError as error:
+            self.refused = self.refused or error
+            raise
         for t in tensors:
             self._read(t)
         for t in operator(func).written(args, kwargs):
@@ -100,11 +107,21 @@ class Observer(TorchDispatchMode):
         storage = self._storage(t)
         return storage in self._produced or storage in self._inputs
 
+    def host_reads(self) -> HostReads:
+        """A mode that refuses the host's reads of device memory."""
+
+        def refuse_read(what: str) -> None:
+            error = refuse("OL101", what)
+            self.refused = self.refused or error
+            raise error
+
+        return HostReads(self._on_device, refuse_read)
+
     def _lift(self, tensors: Sequence[Tensor]) -> None:
         """`torch.tensor(...)`: new memory, filled from Python behind the dispatcher."""
         for t in tensors:
             if self._on_device(t) and self._device.type != "cpu":
-                if self._refuse:
+                if self._refuse and t.numel():
                     raise refuse(
                         "OL103",
                         "torch.tensor(...) copies numbers to the device",

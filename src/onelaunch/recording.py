@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
 from onelaunch.plan import Inputs, Outputs, plan_inputs, plan_outputs, stage
-from onelaunch.spec import CallSpec
+from onelaunch.spec import CallSpec, readers
 from onelaunch.state import (
     MISSING,
     Change,
@@ -141,6 +142,8 @@ class Recorder:
         Nothing that the capture did remains, whether it succeeds or not, apart from the Python
         effects of running `fn` once.
         """
+        # Torch imports Dynamo when a dispatch mode first runs: 1 s, which is no part of a capture.
+        importlib.import_module("torch._dynamo")
         started = time.perf_counter()
         hidden: list[Slot] = []
         while True:
@@ -228,10 +231,12 @@ class Recorder:
             result = self.fn(*args, **kwargs)
             observer.adopt(self.known, plan.tensors, plan.statics)
         else:
-            with observer:
+            with observer.host_reads(), observer:
                 result = self.fn(*args, **kwargs)
+            if observer.refused is not None:
+                raise observer.refused  # the callable caught it
         self._inspect_arguments(tree, (args, kwargs), arguments, plan)
-        flat = flatten(result, "result")
+        flat = flatten(result, "result", objects=True)
         _refuse_opaque(flat.tree)
         run.after = walk(self.roots)
         run.found = changes(before, run.after)
@@ -365,7 +370,7 @@ class Recorder:
         external = [t for tensors in observer.external.values() for t in tensors]
         external += [value for _, value in slots if isinstance(value, Tensor)]
         unique = list({id(t): t for t in [*external, *pinned]}.values())
-        guard = StateGuard(slots, [t for t in unique if self._strided(t)], before.hooks)
+        guard = StateGuard(slots, [t for t in unique if self._strided(t)], before.hooks, readers())
         groups = written_groups(self.driver, run.inputs, observer)
         written_inputs = sorted(m for g in groups for m in run.inputs.groups[g].members)
         written = [t for t in observer.written.values() if not observer.known(t)]

@@ -95,6 +95,15 @@ def modes() -> tuple[object, ...]:
     return (guard.__getstate__(), *(read() for _, read in MODES))
 
 
+def readers() -> list[tuple[Callable[[], object], object]]:
+    """How to see at a later call that these modes are in force: functions, and what each returns.
+
+    All but the default device, which costs more to read and is compared where it was set.
+    """
+    guard: Any = _C._dynamo.guards.GlobalStateGuard()
+    return [(guard.check, True), *((read, read()) for _, read in MODES)]
+
+
 def ambient() -> str | None:
     """What in the surroundings makes a replay meaningless, or None where nothing does.
 

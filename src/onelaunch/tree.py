@@ -99,7 +99,7 @@ class Flat(NamedTuple):
     paths: list[str]
 
 
-def flatten(value: object, root: str = "") -> Flat:
+def flatten(value: object, root: str = "", *, objects: bool = False) -> Flat:
     """Take a value apart.
 
     Tuples, lists, dicts, named tuples, dataclasses and what is registered with torch's pytree (a
@@ -108,10 +108,12 @@ def flatten(value: object, root: str = "") -> Flat:
     Args:
         value: anything.
         root: how paths begin.
+        objects: take instances of ordinary Python classes that hold tensors for containers of
+            their attributes too (a Hugging Face `Cache`).
     """
     tensors: list[Tensor] = []
     paths: list[str] = []
-    return Flat(_flatten(value, root, tensors, paths, set()), tensors, paths)
+    return Flat(_flatten(value, root, tensors, paths, set(), objects), tensors, paths)
 
 
 def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
@@ -126,22 +128,56 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
 
 
 def _flatten(
-    value: object, path: str, tensors: list[Tensor], paths: list[str], above: set[int]
+    value: object,
+    path: str,
+    tensors: list[Tensor],
+    paths: list[str],
+    above: set[int],
+    objects: bool = False,
 ) -> Tree:
     if isinstance(value, Tensor):
         tensors.append(value)
         paths.append(path)
         return Leaf(len(tensors) - 1)
     parts = _parts(value)
+    if parts is None and objects and _is_ordinary(value):
+        parts = tuple(vars(value)), list(vars(value).values())
+        if not _holds_tensors(parts[1], above | {id(value)}):
+            return Constant(value)
     if parts is None or id(value) in above:
         return Constant(value)
     keys, children = parts
     inside = above | {id(value)}
     flat = tuple(
-        _flatten(child, path + step, tensors, paths, inside)
+        _flatten(child, path + step, tensors, paths, inside, objects)
         for child, step in zip(children, _steps(value, keys), strict=True)
     )
     return Container(type(value), keys, flat)
+
+
+def _is_ordinary(value: object) -> bool:
+    """Whether an object is its class and its `__dict__`, and nothing more."""
+    kind = type(value)
+    return (
+        hasattr(value, "__dict__")
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__reduce__ is object.__reduce__
+        and kind.__new__ is object.__new__
+        and not any(vars(parent).get("__slots__") for parent in kind.__mro__)
+        and not isinstance(value, type | types.ModuleType | types.FunctionType | torch.nn.Module)
+    )
+
+
+def _holds_tensors(children: list[object], above: set[int]) -> bool:
+    for child in children:
+        if isinstance(child, Tensor):
+            return True
+        parts = _parts(child)
+        if parts is None and _is_ordinary(child):
+            parts = (), list(vars(child).values())
+        if parts and id(child) not in above and _holds_tensors(parts[1], above | {id(child)}):
+            return True
+    return False
 
 
 def _parts(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
@@ -176,11 +212,9 @@ def _parts(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
 def _steps(value: object, keys: tuple[Any, ...]) -> Iterator[str]:
     if isinstance(value, Mapping) and not isinstance(keys[0] if keys else None, pytree.NodeDef):
         return (f"[{key!r}]" for key in keys)
-    if dataclasses.is_dataclass(value):
-        return (f".{key}" for key in keys) if keys and isinstance(keys[0], str) else _counted(value)
-    if isinstance(value, slice):
-        return (f".{key}" for key in keys)
-    return _counted(value)
+    if isinstance(value, tuple | list) or not keys or isinstance(keys[0], pytree.NodeDef):
+        return _counted(value)
+    return (f".{key}" for key in keys)
 
 
 def _counted(value: object) -> Iterator[str]:
@@ -212,7 +246,7 @@ def build(tree: Container, children: list[Any]) -> Any:
         return tuple.__new__(kind, children)
     if issubclass(kind, dict):
         return kind(zip(keys, children, strict=True))
-    # A dataclass is rebuilt field by field: its __init__ may take other arguments or have effects.
+    # A dataclass or object is rebuilt field by field: its __init__ may take other arguments or have effects.
     made = object.__new__(kind)
     for name, child in zip(keys, children, strict=True):
         object.__setattr__(made, name, child)

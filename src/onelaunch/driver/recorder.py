@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.driver.operators import (
@@ -33,7 +32,8 @@ from onelaunch.driver.operators import (
 )
 from onelaunch.driver.randomness import RandomState, seeding_line, unwatched, watching_seeds
 from onelaunch.errors import CaptureError
-from onelaunch.refusals import READS, refusal
+from onelaunch.hostreads import HostReads
+from onelaunch.refusals import refusal
 from onelaunch.source import Place, user_frame
 
 
@@ -83,7 +83,7 @@ def recording_with(recorder: Recorder) -> Generator[None]:
     """Record what runs in the context: its operations, and its reads on the host."""
     _here.recorder = recorder
     try:
-        with watching_seeds(recorder.refuse_seed), HostReads(recorder), recorder:
+        with watching_seeds(recorder.refuse_seed), recorder.host_reads(), recorder:
             yield
         recorder.finish()
     finally:
@@ -169,7 +169,7 @@ class Recorder(TorchDispatchMode):
     ) -> Step:
         args, kwargs = mapped(args, self._fixed), mapped(kwargs, self._fixed)
         if not fresh:
-            return functools.partial(op.bound, *args, **kwargs)
+            return op.in_place(args, kwargs)
         step = None
         if len(fresh) == len(results):
             step = op.into(args, kwargs, targets, results)
@@ -214,6 +214,14 @@ class Recorder(TorchDispatchMode):
         if self.refused is not None:
             raise self.refused
 
+    def host_reads(self) -> HostReads:
+        """Refuses the reads that no dispatcher sees."""
+
+        def refuse(what: str) -> None:
+            raise self.refuse("OL101", what)
+
+        return HostReads(lambda t: self.memory.owns((t,), {}), refuse)
+
     def _watch_random(self, line: Place | None) -> None:
         if self._random.moved():
             self._random.settle()
@@ -235,19 +243,3 @@ class Recorder(TorchDispatchMode):
                     raise self.refuse("OL101", f"`{op.label}` gave a number to the host.")
                 what = f"`{op.label}` gave a {type(value).__name__}, which cannot be replayed."
                 raise self.refuse("OL109", what)
-
-
-class HostReads(TorchFunctionMode):
-    """Refuses the reads of a tensor that no dispatcher sees: `tolist`, `numpy`, printing."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        read = READS.get(func)
-        if read is not None and self._recorder.memory.owns(args[:1], {}):
-            raise self._recorder.refuse("OL101", f"The host read a tensor ({read}) in a capture.")
-        return func(*args, **(kwargs or {}))

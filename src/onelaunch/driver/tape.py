@@ -11,10 +11,9 @@ each recorded operation from Python.
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 import torch
@@ -32,6 +31,26 @@ from onelaunch.errors import CaptureError
 T = TypeVar("T")
 
 _EXCLUSIVE = threading.RLock()
+
+
+def _keys_above_kernels() -> torch._C.DispatchKeySet:
+    # A replay repeats what these decided during the capture.
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PythonTLSSnapshot)
+    for name in ("AutogradFunctionality", "ADInplaceOrView", "AutocastCPU", "Python"):
+        keys |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
+    return keys
+
+
+_ABOVE = _keys_above_kernels()
+
+
+def _raw() -> AbstractContextManager[object]:
+    """Straight to the kernels: no autograd, autocast or dispatch modes."""
+    return torch._C._ExcludeDispatchKeyGuard(_ABOVE)
+
+
+_no_functions = torch._C.DisableTorchFunction
+"""No function modes either: torch's own tensors need none of them, and they cost a microsecond."""
 
 
 class TapePool:
@@ -95,7 +114,7 @@ class _Capture:
 
     def input(self, source: Tensor, buffer: Tensor, travel: Travel, displacement: int = 0) -> None:
         """Add an input port; see `Capture.input`. The example's bytes are brought in at once."""
-        with _raw():
+        with _raw(), _no_functions():
             port = _Port(buffer, displacement, travel)
             self._recorder.save(port.buffer)
             if travel == "node":
@@ -108,7 +127,7 @@ class _Capture:
 
     def output(self, buffer: Tensor, displacement: int = 0) -> None:
         """Add an output port; see `Capture.output`."""
-        with _raw():
+        with _raw(), _no_functions():
             port = _Port(buffer, displacement)
         self._recorder.steps.append(port.take)
         self.outputs.append(port)
@@ -135,7 +154,7 @@ class TapeGraph:
         """Bring the sources in, run every call, take the results out; see `Graph.launch`."""
         if recording() is not None:
             raise CaptureError("OL109", "A recording was launched during a capture.")
-        with self._pool.lock, _raw():
+        with self._pool.lock, _raw(), _no_functions():
             if self not in self._pool.graphs:
                 raise Released("this recording was reset, so it cannot be launched")
             if self._pool.arena is not None:
@@ -187,7 +206,7 @@ class TapeDriver:
             raise ValueError(f"{offset} bytes into {base.shape} is no multiple of {dtype}")
         if isinstance(base, emulated.TapeTensor):
             return tensor_over(emulated.TapeTensor, storage, dtype, size, stride, first)
-        with _raw():
+        with _raw(), _no_functions():
             return torch.empty(0, dtype=dtype).set_(storage, first, tuple(size), tuple(stride))
 
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
@@ -195,7 +214,7 @@ class TapeDriver:
         if device.type == NAME:
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
         recorder = recording()
-        with _raw():
+        with _raw(), _no_functions():
             block = torch.empty(nbytes, dtype=torch.uint8)
             return block if recorder is None else recorder.memory.place(block)
 
@@ -275,20 +294,3 @@ class TapeDriver:
 def on_host(t: Tensor) -> Tensor:
     """A CPU tensor over the memory of `t`: `t` itself, unless it is on the emulated device."""
     return host(t) if isinstance(t, emulated.TapeTensor) else t
-
-
-@functools.cache
-def _below() -> torch._C.DispatchKeySet:
-    """Dispatch keys above the kernels: a replay repeats what they decided during the capture."""
-    names = ("AutogradFunctionality", "ADInplaceOrView", "AutocastCPU", "Python")
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PythonTLSSnapshot)
-    for name in names:
-        keys |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
-    return keys
-
-
-@contextmanager
-def _raw() -> Generator[None]:
-    """Straight to the kernels: no autograd, autocast or modes."""
-    with torch._C._ExcludeDispatchKeyGuard(_below()), torch._C.DisableTorchFunction():
-        yield

@@ -14,7 +14,7 @@ from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias, beside_captures
 from onelaunch.driver.cuda.order import bindings, random_order
 from onelaunch.driver.cuda.record import Port, Recorded
-from onelaunch.driver.driver import Travel
+from onelaunch.driver.driver import Released, Travel
 
 
 class Launch(Protocol):
@@ -130,7 +130,7 @@ class CudaGraph:
     def raw(self) -> tuple[int, int]:
         """The handles of the graph and of its executable."""
         if self._graph is None:
-            raise RuntimeError(_GONE)
+            raise Released(_GONE)
         return self._graph.raw_cuda_graph(), self._graph.raw_cuda_graph_exec()
 
     def reset(self) -> None:
@@ -191,7 +191,7 @@ def _bind(
         nonlocal random
         with lock:
             if not live:
-                raise RuntimeError(_GONE)
+                raise Released(_GONE)
             stream = raw_stream(index)
             if stream != order.last:
                 order.move(stream)

@@ -1,0 +1,120 @@
+"""The one piece of C: built by the system's compiler at first use, and done without where it fails.
+
+A wheel for each torch and Python is not worth 250 lines. What is built is kept in the user's cache
+directory under a name made from the source and the interpreter; ``ONELAUNCH_NATIVE=0`` turns it off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_SOURCE = Path(__file__).with_name("guard.c")
+_FUNCTIONS = (
+    "aoti_torch_get_data_ptr",
+    "aoti_torch_get_sizes",
+    "aoti_torch_get_strides",
+    "aoti_torch_get_dim",
+    "aoti_torch_get_dtype",
+)
+
+
+@dataclass(frozen=True)
+class Native:
+    """The compiled guard: its class, or why there is none."""
+
+    guard: Any | None
+    reason: str
+
+
+@functools.cache
+def native() -> Native:
+    """Build if need be (0.5 s, once for each machine and Python), load, and connect to torch."""
+    if os.environ.get("ONELAUNCH_NATIVE") == "0":
+        return Native(None, "turned off by ONELAUNCH_NATIVE=0")
+    try:
+        module = _load(_built())
+        place = _place()
+        library = ctypes.CDLL(str(_library()))
+        addresses = [
+            ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in _FUNCTIONS
+        ]
+    except (OSError, AttributeError, ImportError, subprocess.SubprocessError, LookupError) as error:
+        return Native(None, f"{type(error).__name__}: {error}")
+    module.connect(*addresses, place)
+    return Native(module.Guard, "in use")
+
+
+def _library() -> Path:
+    """The library that exports the C interface; torch has loaded it already."""
+    folder = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll"):
+        if (folder / name).exists():
+            return folder / name
+    raise LookupError(f"no libtorch_cpu in {folder}")
+
+
+def _place() -> int:
+    """Where a Python tensor keeps its one pointer, found by looking."""
+    places: set[int] | None = None
+    for t in (torch.empty(2), torch.empty(1), torch.nn.Parameter(torch.empty(3))):
+        size = type(t).__basicsize__ // 8
+        words = (ctypes.c_uint64 * size).from_address(id(t))
+        # Not the head: a reference count and a type.
+        found = {8 * i for i in range(2, size) if words[i] == t._cdata}
+        places = found if places is None else places & found
+    if not places:
+        raise LookupError("this torch keeps its tensors in another way")
+    return min(places)
+
+
+def _built() -> Path:
+    """The shared library, compiled if it is not in the cache."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    key = hashlib.sha256(_SOURCE.read_bytes() + suffix.encode()).hexdigest()[:16]
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    target = Path(home) / "onelaunch" / key / f"onelaunch_guard{suffix}"
+    if target.exists():
+        return target
+    include = sysconfig.get_path("include")
+    if not (Path(include) / "Python.h").exists():
+        raise LookupError(f"no Python.h in {include}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / target.name
+        command = [*_compiler(), "-O2", "-shared", "-fPIC", f"-I{include}", "-o", made, _SOURCE]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        os.replace(made, target)
+    return target
+
+
+def _compiler() -> list[str]:
+    """The compiler that Python was built with, or another that is here."""
+    wanted = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    for candidate in ([wanted[0]], ["cc"], ["gcc"], ["clang"]):
+        if shutil.which(candidate[0]):
+            return candidate
+    raise LookupError("no C compiler")
+
+
+def _load(path: Path) -> Any:
+    loader = importlib.machinery.ExtensionFileLoader("onelaunch_guard", str(path))
+    spec = importlib.util.spec_from_loader("onelaunch_guard", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module

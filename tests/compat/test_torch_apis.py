@@ -1,0 +1,338 @@
+"""The torch interfaces that onelaunch relies on, public and private, each doing what it relies on.
+
+A new version of torch that changes one of them fails here, by name, before it fails elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+C: Any = torch._C
+
+
+# Modes.
+
+
+@pytest.mark.parametrize(
+    ("change", "restore"),
+    [
+        (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
+        (
+            lambda: torch.use_deterministic_algorithms(True),
+            lambda: torch.use_deterministic_algorithms(False),
+        ),
+        (
+            lambda: torch.set_default_dtype(torch.float64),
+            lambda: torch.set_default_dtype(torch.float32),
+        ),
+        (
+            lambda: torch.set_float32_matmul_precision("medium"),
+            lambda: torch.set_float32_matmul_precision("highest"),
+        ),
+    ],
+    ids=["grad", "deterministic", "default dtype", "matmul precision"],
+)
+def test_the_global_state_guard_sees(
+    change: Callable[[], object], restore: Callable[[], object]
+) -> None:
+    torch.set_float32_matmul_precision("highest")
+    guard = C._dynamo.guards.GlobalStateGuard()
+    assert guard.check()
+    change()
+    try:
+        assert not guard.check()
+        assert guard.reason()
+    finally:
+        restore()
+    assert guard.check()
+
+
+def test_the_global_state_guard_sees_autocast() -> None:
+    guard = C._dynamo.guards.GlobalStateGuard()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not guard.check()
+    assert guard.check()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_get_cudnn_enabled",
+        "_get_cudnn_benchmark",
+        "_get_cudnn_deterministic",
+        "_get_cudnn_allow_tf32",
+        "_get_flash_sdp_enabled",
+        "_get_mem_efficient_sdp_enabled",
+        "_get_math_sdp_enabled",
+        "_get_cudnn_sdp_enabled",
+        "_get_mkldnn_enabled",
+    ],
+)
+def test_flags_are_read_in_c(name: str) -> None:
+    assert isinstance(getattr(C, name)(), bool)
+
+
+def test_stacks_of_modes_are_counted() -> None:
+    class Nothing(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    assert C._len_torch_dispatch_stack() == 0
+    with Nothing():
+        assert C._len_torch_dispatch_stack() == 1
+    assert C._len_torch_function_stack() == 0
+    with torch.device("cpu"):
+        assert C._len_torch_function_stack() == 1
+        assert type(C._get_function_stack_at(0)).__name__ == "DeviceContext"
+    assert C._functorch.peek_interpreter_stack() is None
+    seen: list[object] = []
+    torch.vmap(lambda x: seen.append(C._functorch.peek_interpreter_stack()) or x)(torch.ones(2))
+    assert seen[0] is not None
+    assert C._get_tracing_state() is None
+    assert not torch.compiler.is_dynamo_compiling()
+
+
+# Tensors.
+
+
+def test_the_version_of_a_tensor_can_be_raised() -> None:
+    x = torch.ones(3)
+    view, before = x[1:], x._version
+    torch.autograd.graph.increment_version(x)
+    assert x._version == before + 1
+    assert view._version == before + 1
+    w = torch.ones(3, requires_grad=True)
+    loss = (w * x).sum()
+    torch.autograd.graph.increment_version(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_tensor_over_memory_of_ours() -> None:
+    base = torch.arange(8, dtype=torch.float32)
+    storage = C._construct_storage_from_data_pointer(
+        base.data_ptr(), torch.device("cpu"), base.untyped_storage().nbytes()
+    )
+    alias = torch.empty(0, dtype=torch.float32).set_(storage, 2, (2, 2), (2, 1))
+    alias.zero_()
+    assert base.tolist() == [0, 1, 0, 0, 0, 0, 6, 7]
+
+
+def test_conj_and_neg_bits_can_be_set() -> None:
+    z = torch.tensor([1 + 2j])
+    alias = z.view(1)
+    C._set_conj(alias, True)
+    assert alias.is_conj()
+    assert not z.is_conj()
+    assert alias.resolve_conj().item() == 1 - 2j
+    x = torch.tensor([3.0])
+    alias = x.view(1)
+    C._set_neg(alias, True)
+    assert alias.resolve_neg().item() == -3
+    assert torch._neg_view(x).is_neg()
+
+
+def test_parameters_are_replaced_by_data_and_by_swap() -> None:
+    """Both keep the object, and move or replace what is behind it."""
+    p = nn.Parameter(torch.ones(3))
+    address = p.data_ptr()
+    p.data = torch.zeros(3)
+    assert p.data_ptr() != address
+    q = nn.Parameter(torch.full((3,), 2.0))
+    address = q.data_ptr()
+    torch.utils.swap_tensors(p, q)
+    assert p.data_ptr() == address
+
+
+def guards_of(*tensors: Tensor) -> Any:
+    return C._dynamo.guards.TensorGuards(
+        *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
+    )
+
+
+def test_tensor_guards_compare_layout_and_not_values() -> None:
+    x = torch.ones(2, 3)
+    guards = guards_of(x)
+    assert guards.check(torch.zeros(2, 3))
+    for other in (
+        torch.ones(3, 2),
+        torch.ones(2, 3, dtype=torch.float64),
+        torch.ones(3, 2).t(),
+        torch.ones(2, 3, requires_grad=True),
+        torch.ones(2, 3, device="meta"),
+        nn.Parameter(torch.ones(2, 3)),
+    ):
+        assert not guards.check(other)
+    assert not guards_of(torch.ones(2, dtype=torch.complex64)).check(
+        torch.ones(2, dtype=torch.complex64).conj()
+    )
+    assert not guards.check(1)
+
+
+# Operators.
+
+
+def test_schemas_say_what_is_written() -> None:
+    add_ = torch.ops.aten.add_.Tensor
+    assert add_._schema.arguments[0].alias_info.is_write
+    assert not add_._schema.arguments[1].alias_info
+    assert torch.ops.aten.sin.out._schema.arguments[-1].is_out
+    assert torch.ops.aten.t.default._schema.returns[0].alias_info is not None
+    assert torch.Tag.data_dependent_output in torch.ops.aten._local_scalar_dense.default.tags
+    assert torch.Tag.dynamic_output_shape in torch.ops.aten.nonzero.default.tags
+    assert torch.Tag.nondeterministic_seeded in torch.ops.aten.rand_like.default.tags
+
+
+def test_a_dispatch_mode_sees_views_writes_and_factories() -> None:
+    class Seen(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.names.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Seen() as seen:
+        x = torch.zeros(4)
+        x[1:].add_(1)
+        torch.nn.functional.linear(torch.ones(2, 4), torch.ones(3, 4))
+    assert seen.names[:3] == ["aten::zeros", "aten::slice", "aten::add_"]
+    assert {"aten::t", "aten::mm"} <= set(seen.names) or "aten::linear" in seen.names
+
+
+def test_a_dispatch_mode_does_not_see_host_memory_read() -> None:
+    """Why plain CPU tensors need a function mode as well."""
+    seen: list[str] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3)
+    with Seen():
+        x.tolist()
+    assert seen == []
+
+
+def test_kernels_can_be_called_below_every_mode() -> None:
+    key_set = C.DispatchKeySet(C.DispatchKey.PythonTLSSnapshot)
+    with C._ExcludeDispatchKeyGuard(key_set), C._DisableTorchDispatch(), C.DisableTorchFunction():
+        assert torch.ops.aten.add.Tensor(torch.ones(2), 1).tolist() == [2, 2]
+    with C._AutoDispatchBelowAutograd():
+        y = torch.ones(2, requires_grad=True) * 2
+    assert not y.requires_grad
+    assert C._dispatch_has_kernel_for_dispatch_key("aten::add.Tensor", "CPU")
+
+
+def test_pytree_knows_model_outputs() -> None:
+    transformers = pytest.importorskip("transformers")
+    from torch.utils import _pytree as pytree
+
+    kind = transformers.modeling_outputs.BaseModelOutput
+    kind(last_hidden_state=torch.ones(1))
+    assert kind in pytree.SUPPORTED_NODES
+    flat, spec = pytree.tree_flatten(kind(last_hidden_state=torch.ones(1)))
+    assert len(flat) == 1
+    assert isinstance(pytree.tree_unflatten(flat, spec), kind)
+
+
+# CUDA graphs.
+
+
+@pytest.mark.gpu
+def test_a_kept_graph_hands_out_its_handle() -> None:
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    x, pool = torch.ones(8, device="cuda"), torch.cuda.graph_pool_handle()
+    with torch.cuda.graph(graph, pool=pool):
+        y = x * 2
+    assert graph.raw_cuda_graph() != 0
+    graph.instantiate()
+    x.fill_(4)
+    graph.replay()
+    assert y.tolist() == [8.0] * 8
+    assert graph.pool() == pool
+    graph.reset()
+
+
+@pytest.mark.gpu
+def test_the_nodes_of_a_graph_can_be_read() -> None:
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    x = torch.ones(8, device="cuda")
+    with torch.cuda.graph(graph):
+        y = x * 2
+        y.copy_(x)
+    error, _, count = runtime.cudaGraphGetNodes(runtime.cudaGraph_t(graph.raw_cuda_graph()))
+    assert int(error) == 0
+    assert count >= 2
+    del y
+
+
+@pytest.mark.gpu
+def test_a_capture_of_one_thread_lets_the_others_work() -> None:
+    import threading
+
+    graph = torch.cuda.CUDAGraph()
+    x = torch.ones(8, device="cuda")
+    results: list[float] = []
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        assert torch.cuda.is_current_stream_capturing()
+        other = threading.Thread(
+            target=lambda: results.append(torch.ones(8, device="cuda").sum().item())
+        )
+        other.start()
+        other.join()
+        y = x * 3
+    assert results == [8.0]
+    graph.replay()
+    assert y.sum().item() == 24
+
+
+@pytest.mark.gpu
+def test_a_generator_registered_with_a_graph_advances() -> None:
+    generator = torch.Generator("cuda").manual_seed(3)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    out = torch.empty(4, device="cuda")
+    with torch.cuda.graph(graph):
+        out.uniform_(generator=generator)
+    generator.manual_seed(3)
+    results = []
+    for _ in range(3):
+        graph.replay()
+        results.append(out.clone())
+    generator.manual_seed(3)
+    for got in results:
+        expected = torch.empty(4, device="cuda").uniform_(generator=generator)
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.gpu
+def test_the_stream_is_read_in_c() -> None:
+    assert C._cuda_getCurrentRawStream(0) == torch.cuda.current_stream().cuda_stream
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        assert C._cuda_getCurrentRawStream(0) == stream.cuda_stream
+
+
+@pytest.mark.gpu
+def test_cublas_workspaces_can_be_cleared() -> None:
+    x = torch.ones(64, 64, device="cuda")
+    y: Tensor = x @ x
+    torch.cuda.synchronize()
+    C._cuda_clearCublasWorkspaces()
+    assert torch.equal(x @ x, y)

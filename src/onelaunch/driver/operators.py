@@ -15,6 +15,7 @@ from torch import Tensor
 
 Step = Callable[[], object]
 
+_BINDINGS: Any = (torch, vars(torch._C)["_nn"])
 _IMPLICIT = "CompositeImplicitAutograd"
 
 # Results of these hold whatever the memory held: there is nothing to repeat.
@@ -119,7 +120,7 @@ class Operator:
             arguments = candidate._schema.arguments
             outs = [a.name for a in arguments if a.is_out]
             if outs and [(a.name, str(a.type)) for a in arguments if not a.is_out] == inputs:
-                found = [getattr(m, packet.__name__, None) for m in (torch, torch._C._nn)]
+                found = [getattr(m, packet.__name__, None) for m in _BINDINGS]
                 bindings = [b for b in found if isinstance(b, BuiltinFunctionType)]
                 one = [(b, ["out"]) for b in bindings if len(outs) == 1]
                 return [*one, (candidate._op, outs)]

@@ -48,7 +48,7 @@ def user_frame(traceback: TracebackType | None = None) -> Place | None:
     frames = _live() if traceback is None else reversed(list(_raised(traceback)))
     for frame, lineno in frames:
         filename = frame.f_code.co_filename
-        if _is_users(filename):
+        if is_users(filename):
             return Place(filename, lineno, linecache.getline(filename, lineno).strip())
     return None
 
@@ -66,7 +66,8 @@ def _raised(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
         traceback = traceback.tb_next
 
 
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
+    """Whether a file belongs neither to torch, nor to onelaunch, nor to the plumbing between."""
     if filename.startswith("<"):  # generated code, unless a notebook or doctest holds its source
         return bool(linecache.getline(filename, 1))
     return not os.path.abspath(filename).startswith(_LIBRARY) and filename not in _PLUMBING

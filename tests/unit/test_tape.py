@@ -693,3 +693,19 @@ def test_a_profiler_keeps_its_hook() -> None:
         assert sys.getprofile() is hook
     finally:
         profiler.disable()
+
+
+def test_a_higher_order_operator_is_refused() -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    with pytest.raises(CaptureError, match="OL109") as refused:
+        Captured(program, torch.ones(2))
+    assert "torch.cond(x.sum() > 0" in str(refused.value.where)
+
+
+def test_a_compiled_function_runs_as_it_is_written() -> None:
+    compiled = torch.compile(PROGRAMS["pointwise"], backend="aot_eager")
+    x = torch.randn(4)
+    compiled(x)
+    assert_same(Captured(compiled, torch.randn(4))(x), [PROGRAMS["pointwise"](x)])

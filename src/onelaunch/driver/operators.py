@@ -103,7 +103,7 @@ class Operator:
         for i, name in self._writes:
             found += tensors(args[i] if i < len(args) else kwargs.get(name))
         training, indices = _UNDECLARED_WRITES.get(self.name, (0, ()))
-        if indices and args[training]:
+        if indices and len(args) > training and args[training]:
             found += [args[i] for i in indices if args[i] is not None]
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.source import Place
+from onelaunch.source import Place, is_users
 
 _SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"})
 _SEEDING = re.compile(r"seed|set_state|set_rng_state|fork_rng|graphsafe_set_state")
@@ -71,7 +72,17 @@ class _Watch:
     def __call__(self, frame: FrameType, event: str, called: Any) -> None:
         setter = event == "c_call" and called.__name__ in _SETTERS
         if setter and isinstance(getattr(called, "__self__", None), torch.Generator):
-            raise self.refusal(called.__name__)
+            if not _is_compiling(frame):
+                raise self.refusal(called.__name__)
+
+
+def _is_compiling(frame: FrameType | None) -> bool:
+    # Dynamo puts the state back to where it was when it has traced a function.
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        if os.path.join("torch", "_dynamo") + os.sep in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from onelaunch.driver.memory import ArenaMemory, HostMemory
 from onelaunch.driver.operators import Step
 from onelaunch.driver.recorder import Recorder, recording, recording_with
 from onelaunch.errors import CaptureError
+from onelaunch.source import user_frame
 
 T = TypeVar("T")
 
@@ -270,6 +271,8 @@ class TapeDriver:
         except Exception as error:
             if recorder.refused is not None and error is not recorder.refused:
                 raise recorder.refused from error  # the body made something else of the refusal
+            if isinstance(error, NotImplementedError) and "HigherOrderOperator" in str(error):
+                raise _unknown_operator(error) from error
             raise
         finally:
             torch.clear_autocast_cache()
@@ -289,6 +292,15 @@ class TapeDriver:
 
     def synchronize(self, device: torch.device) -> None:
         """Nothing: a launch has run when it returns."""
+
+
+def _unknown_operator(error: NotImplementedError) -> CaptureError:
+    place = user_frame(error.__traceback__)
+    return CaptureError(
+        "OL109",
+        "A higher-order operator was called, whose branches a recording would fix.",
+        where=str(place) if place else None,
+    )
 
 
 def on_host(t: Tensor) -> Tensor:

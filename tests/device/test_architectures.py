@@ -1,4 +1,4 @@
-"""Twenty-five Hugging Face architectures, made small: as eager, or refused by name and line."""
+"""Hugging Face architectures of six kinds, made small: as eager, or refused by name and line."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_an_object_is_compared_or_runs_eagerly_with_one_warning(
             assert_same(fast(rand(i, 3), config), f(rand(i, 3), twin))
     ours = [str(w.message) for w in caught if issubclass(w.category, ol.GraphWarning)]
     assert len(ours) <= 1, ours
-    assert all("OL302" in m and ("config" in m or "args[1]" in m) for m in ours), ours
+    assert all("OL302" in m and kind.__name__ in m for m in ours), ours
     assert bool(ours) or replays(fast) > 0
 
 

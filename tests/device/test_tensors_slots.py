@@ -278,8 +278,13 @@ def test_a_number_in_a_closure(rand: Rand) -> None:
 def test_a_function_in_a_closure_with_its_own_closure(rand: Rand) -> None:
     weight = rand(50, 3)
 
-    def inner(x: Tensor) -> Tensor:
+    def first(x: Tensor) -> Tensor:
         return x * weight
+
+    def second(x: Tensor) -> Tensor:
+        return x + weight
+
+    inner = first
 
     def f(x: Tensor) -> Tensor:
         return inner(x) + 1
@@ -289,10 +294,7 @@ def test_a_function_in_a_closure_with_its_own_closure(rand: Rand) -> None:
     weight = rand(51, 3)
     at_once(fast, f, rand)
 
-    def other(x: Tensor) -> Tensor:
-        return x + weight
-
-    inner = other
+    inner = second
     at_once(fast, f, rand)
 
 

@@ -34,3 +34,9 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped under --require-gpu: {report.longrepr}"
     return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """CUDA first: once the emulated device is registered, torch takes it for the accelerator, and
+    CUDA's backward passes fail."""
+    items.sort(key=lambda item: item.get_closest_marker("gpu") is None)

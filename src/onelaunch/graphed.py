@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from threading import get_ident
 from time import perf_counter
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
@@ -27,7 +28,7 @@ from onelaunch.pool import Pool
 from onelaunch.recording import Captured, NeedsGrad, Recorder, Recording
 from onelaunch.spec import CallSpec, TensorSpec, ambient, default_device, modes
 from onelaunch.state import changes, walk
-from onelaunch.tree import Flat, constants, flatten, flatten_call, is_code, is_plain
+from onelaunch.tree import Flat, call_constants, flatten, flatten_call, is_code, is_plain
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,6 +56,8 @@ class _Signature:
     """What is known of a signature, recorded or not."""
 
     warm: int = 0
+    threads: set[int] = field(default_factory=lambda: cast(set[int], set()))
+    """Who warmed up: cuBLAS and cuDNN make a handle for each thread, and not under capture."""
     eager: str | None = None
     """Why it runs eagerly for good, or None."""
     eager_us: list[float] = field(default_factory=lambda: cast(list[float], []))
@@ -147,7 +150,7 @@ class Graphed(Generic[P, R]):
     ) -> R:
         opaque = _opaque(flat)
         if opaque is not None:
-            self._warn("OL302", f"a {type(opaque).__name__} among the arguments: runs eagerly")
+            self._warn("OL302", f"{opaque}: runs eagerly")
             return self.fn(*args, **kwargs)
         spec = _spec(driver, flat, device)
         signature = self._signatures.get(spec)
@@ -161,7 +164,7 @@ class Graphed(Generic[P, R]):
         if signature.eager is not None:
             return self.fn(*args, **kwargs)
         self._drop_stale(spec, signature)
-        if signature.warm < self._warmup:
+        if signature.warm < self._warmup or get_ident() not in signature.threads:
             return self._warm(driver, device, signature, args, kwargs)
         if len(self._entries) >= self.options.max_recordings:
             self._warn("OL301", self._varying(spec))
@@ -203,6 +206,7 @@ class Graphed(Generic[P, R]):
             driver.synchronize(device)
             signature.eager_us.append((perf_counter() - started) * 1e6)
         signature.warm += 1
+        signature.threads.add(get_ident())
         if self._wants_grad(driver, result, args, kwargs):
             signature.eager = "OL303"
             self._warn("OL303", "the outputs require grad: this signature runs eagerly")
@@ -311,8 +315,8 @@ class Graphed(Generic[P, R]):
     def _roots(self, flat: Flat) -> list[tuple[str, object]]:
         """Where the state that the callable reaches begins."""
         objects = [
-            (f"args.{type(c.value).__name__}", c.value)
-            for c in constants(flat.tree)
+            (path, c.value)
+            for path, c in call_constants(flat.tree)
             if not is_plain(c.value)
         ]
         return [self._root, *objects]
@@ -338,8 +342,10 @@ class Graphed(Generic[P, R]):
 
     @property
     def _warmup(self) -> int:
-        # Of the eager calls that are timed the first is cold, so there must be others.
-        return max(self.options.warmup, 3) if self.options.policy == "measure" else self.options.warmup
+        # Of calls that are timed the first is cold; of calls that Inductor compiles the first is
+        # watched in eager, and the second compiles.
+        more = self.options.policy == "measure" or self.options.compile
+        return max(self.options.warmup, 3 if more else 1)
 
     def _drop_stale(self, spec: CallSpec, signature: _Signature) -> None:
         """Free recordings of this signature whose parameters are gone: they cannot fit again."""
@@ -397,7 +403,7 @@ class Graphed(Generic[P, R]):
             raise CaptureError("OL109", f"cannot capture here: {reason or 'a capture is running'}")
         opaque = _opaque(flat)
         if opaque is not None:
-            raise CaptureError("OL302", f"a {type(opaque).__name__} among the arguments")
+            raise CaptureError("OL302", opaque)
         with driver.exclusive():
             spec = _spec(driver, flat, device)
             signature = self._signatures.setdefault(spec, _Signature())
@@ -515,13 +521,13 @@ def _foreign(tensors: Sequence[Tensor]) -> Tensor | None:
     return None
 
 
-def _opaque(flat: Flat) -> object | None:
-    """An argument that cannot be told equal to that of another call."""
-    for constant in constants(flat.tree):
+def _opaque(flat: Flat) -> str | None:
+    """Which argument cannot be told equal to that of another call, or None."""
+    for path, constant in call_constants(flat.tree):
         value = constant.value
         known = is_plain(value) or is_code(value) or isinstance(value, nn.Module)
         if not known and not hasattr(value, "__dict__"):
-            return value
+            return f"`{path}` is a {type(value).__name__}"
     return None
 
 

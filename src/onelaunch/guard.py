@@ -29,7 +29,8 @@ class StateGuard:
         slots: (slot, what it must hold); tensors, modules and code by identity, plain values by
             type and bits.
         tensors: tensors that the graph reads or writes by address; kept alive.
-        hooks: the dicts of hooks of the submodules, whose hooks run inside the capture.
+        sized: (container, names): what must keep its length; of a dict of attributes only a key
+            among the names may not come or go.
         modes: modes of torch, and what they must be.
 
     Attributes:
@@ -44,19 +45,17 @@ class StateGuard:
         self,
         slots: Iterable[tuple[Slot, object]],
         tensors: Iterable[Tensor],
-        hooks: Sequence[dict[int, Any]] = (),
+        sized: Sequence[tuple[Any, frozenset[str] | None]] = (),
         modes: Sequence[Reader] = (),
     ) -> None:
-        hooked = [
-            (Slot("item", hook, key, "a hook of a submodule", hook), hook[key])
-            for hook in hooks
-            for key in hook
-        ]
         # Dicts of attributes first: those need no look unless they change.
-        ordered = sorted([*slots, *hooked], key=lambda pair: not _is_attribute(pair[0]))
+        ordered = sorted(slots, key=lambda pair: not _is_attribute(pair[0]))
         self._slots = [slot for slot, _ in ordered]
         self._values = [value for _, value in ordered]
-        self._hooks = [(hook, len(hook)) for hook in hooks]
+        self._sized = [
+            _Size(container, names)
+            for container, names in sorted(sized, key=lambda pair: not isinstance(pair[0], dict))
+        ]
         self._modes = list(modes)
         self.tensors = list(tensors)
         self._places = [_Place.of(t) for t in self.tensors]
@@ -67,25 +66,30 @@ class StateGuard:
         guard = native().guard
         if guard is None:
             return None
-        seen = [i for i, slot in enumerate(self._slots) if slot.kind != "default"]
+        seen = [i for i, slot in enumerate(self._slots) if _is_seen_by_c(slot)]
         watched = sum(_is_attribute(self._slots[i]) for i in seen)
         values = [self._values[i] for i in seen]
         plain = [t for t in self.tensors if type(t) in (Tensor, torch.nn.Parameter)]
-        quick = guard(
+        native_guard = guard(
             tuple(read for read, _ in self._modes),
             tuple(expected for _, expected in self._modes),
             tuple(self._slots[i].holder for i in seen),
             tuple(self._slots[i].key for i in seen),
             values,
             watched,
-            tuple(hook for hook, _ in self._hooks),
+            tuple(size.container for size in self._sized),
+            sum(isinstance(size.container, dict) for size in self._sized),
             tuple(plain),
-        ).check
-        rest = [i for i, slot in enumerate(self._slots) if slot.kind == "default"]
+        )
+        quick = native_guard.check
+        rest = [i for i, slot in enumerate(self._slots) if not _is_seen_by_c(slot)]
         others = [p for p in self._places if not any(p.tensor is t for t in plain)]
 
         def settle() -> bool:
             """Let equal values take the place of those captured, and look once more."""
+            if not all(size.kept() for size in self._sized):
+                return False
+            native_guard.measure()
             for position, i in enumerate(seen):
                 if not self._holds(i):
                     return False
@@ -106,7 +110,7 @@ class StateGuard:
     def _python_check(self) -> bool:
         return (
             all(read() is expected for read, expected in self._modes)
-            and all(len(hook) == length for hook, length in self._hooks)
+            and all(size.kept() for size in self._sized)
             and all(map(self._holds, range(len(self._slots))))
             and all(place.kept() for place in self._places)
         )
@@ -134,8 +138,9 @@ class StateGuard:
         moved = self.moved()
         if moved is not None:
             return f"{moved} moved"
-        if any(len(hook) != length for hook, length in self._hooks):
-            return "the hooks of a submodule"
+        for size in self._sized:
+            if not size.kept():
+                return f"a {type(size.container).__name__} changed its length"
         for index, slot in enumerate(self._slots):
             if not self._holds(index):
                 was, now = repr(self._values[index])[:40], repr(slot.read())[:40]
@@ -162,6 +167,12 @@ class StateGuard:
         return [t for t in tensors if id(t) not in held]
 
 
+def _is_seen_by_c(slot: Slot) -> bool:
+    return slot.kind == "cell" or (
+        slot.kind == "item" and isinstance(slot.holder, dict | list | tuple)
+    )
+
+
 class _Place:
     """Where a tensor lies, and how."""
 
@@ -176,6 +187,23 @@ class _Place:
     def kept(self) -> bool:
         t = self.tensor
         return (t.data_ptr(), t.shape, t.stride(), t.dtype) == self._state
+
+
+class _Size:
+    """The length of a container, and for a dict of attributes which names it has."""
+
+    def __init__(self, container: Any, names: frozenset[str] | None) -> None:
+        self.container = container
+        self._names = names
+        self._state = self._read()
+
+    def _read(self) -> object:
+        if self._names is None:
+            return len(self.container)
+        return self._names & self.container.keys()
+
+    def kept(self) -> bool:
+        return self._read() == self._state
 
 
 def _is_attribute(slot: Slot) -> bool:

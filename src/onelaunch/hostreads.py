@@ -23,6 +23,8 @@ class HostReads(TorchFunctionMode):
         super().__init__()
         self._owns = owns
         self._refuse = refuse
+        self.assigning = 0
+        """How many ``x[i] = number`` are under way; torch makes a host tensor of the number."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -30,4 +32,10 @@ class HostReads(TorchFunctionMode):
         read = READS.get(func)
         if read is not None and isinstance(args[0], Tensor) and self._owns(args[0]):
             self._refuse(f"the host reads a tensor in a capture: {read}")
+        if func is Tensor.__setitem__ and not isinstance(args[2], Tensor):
+            self.assigning += 1
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                self.assigning -= 1
         return func(*args, **(kwargs or {}))

@@ -55,6 +55,7 @@ class Observer(TorchDispatchMode):
         self._save = save
         self._refuse = refuse
         self._inputs = {driver.region(t).storage for t in inputs}
+        self._reads = HostReads(self._on_device, self._refuse_read)
         self._displaced = {driver.region(t).storage for t in displaced}
         self._produced: set[int] = set()
         # Host storages whose values could differ in another call; those made from constants in
@@ -92,6 +93,8 @@ class Observer(TorchDispatchMode):
             self._read(t)
         for t in operator(func).written(args, kwargs):
             self._write(t)
+        if name == "aten::copy_" and self._is_number(args):
+            func, args, kwargs = torch.ops.aten.fill_.Scalar, (args[0], args[1].item()), {}
         result = func(*args, **kwargs)
         self._produce(func, tensors, _tensors(result))
         return result
@@ -107,15 +110,20 @@ class Observer(TorchDispatchMode):
         storage = self._storage(t)
         return storage in self._produced or storage in self._inputs
 
+    def refuse_seed(self, method: str) -> CaptureError:
+        """The error for a generator that is seeded, or whose state is set, in the run."""
+        error = refuse("OL106", f"`{method}` of a random generator in a capture")
+        self.refused = self.refused or error
+        return error
+
     def host_reads(self) -> HostReads:
         """A mode that refuses the host's reads of device memory."""
+        return self._reads
 
-        def refuse_read(what: str) -> None:
-            error = refuse("OL101", what)
-            self.refused = self.refused or error
-            raise error
-
-        return HostReads(self._on_device, refuse_read)
+    def _refuse_read(self, what: str) -> None:
+        error = refuse("OL101", what)
+        self.refused = self.refused or error
+        raise error
 
     def _lift(self, tensors: Sequence[Tensor]) -> None:
         """`torch.tensor(...)`: new memory, filled from Python behind the dispatcher."""
@@ -149,7 +157,7 @@ class Observer(TorchDispatchMode):
                 what = f"{_spoken(name)} needs the value of {_named(device[0])}"
                 raise refuse(found.code, what, fix=found.fix)
         target = kwargs.get("device")
-        moves = name in _COPIES and bool(
+        moves = name in _COPIES and not self._is_number(args) and bool(
             (device and host)
             or (device and target is not None and torch.device(target).type != self._device.type)
             or (host and target is not None and torch.device(target).type == self._device.type)
@@ -164,6 +172,18 @@ class Observer(TorchDispatchMode):
                 )
             if varying and refusal(func, args, kwargs) is not None:
                 raise refuse("OL104", f"{_spoken(name)} reads the value of host tensor {_named(t)}")
+
+    def _is_number(self, args: Sequence[Any]) -> bool:
+        """``x[0] = 5``: a 0-dim host constant copied to the device, which a fill does too."""
+        if len(args) < 2 or not isinstance(args[0], Tensor) or not isinstance(args[1], Tensor):
+            return False
+        target, source = args[:2]
+        return (
+            self._on_device(target)
+            and not self._on_device(source)
+            and source.dim() == 0
+            and (self.is_constant(source) or self._reads.assigning > 0)
+        )
 
     def _refuse_absolute(self, t: Tensor) -> None:
         """`as_strided` counts from the start of the storage, where the caller has other memory."""

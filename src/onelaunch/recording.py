@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from onelaunch.driver.driver import Capture, Driver, Graph
 from onelaunch.driver.driver import Pool as DevicePool
+from onelaunch.driver.randomness import watching_seeds
 from onelaunch.errors import CaptureError
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
@@ -23,7 +24,6 @@ from onelaunch.state import (
     Change,
     Slot,
     Walk,
-    attributes_read,
     changes,
     is_state,
     restore,
@@ -231,7 +231,7 @@ class Recorder:
             result = self.fn(*args, **kwargs)
             observer.adopt(self.known, plan.tensors, plan.statics)
         else:
-            with observer.host_reads(), observer:
+            with watching_seeds(observer.refuse_seed), observer.host_reads(), observer:
                 result = self.fn(*args, **kwargs)
             if observer.refused is not None:
                 raise observer.refused  # the callable caught it
@@ -370,7 +370,9 @@ class Recorder:
         external = [t for tensors in observer.external.values() for t in tensors]
         external += [value for _, value in slots if isinstance(value, Tensor)]
         unique = list({id(t): t for t in [*external, *pinned]}.values())
-        guard = StateGuard(slots, [t for t in unique if self._strided(t)], before.hooks, readers())
+        unmoved = [t for t in unique if self._strided(t)]
+        sized = {id(container): (container, names) for container, names in before.sized()}
+        guard = StateGuard(slots, unmoved, list(sized.values()), readers())
         groups = written_groups(self.driver, run.inputs, observer)
         written_inputs = sorted(m for g in groups for m in run.inputs.groups[g].members)
         written = [t for t in observer.written.values() if not observer.known(t)]
@@ -423,7 +425,11 @@ def _guarded(
     """Which slots a call must find as the capture did, and what they must hold."""
     rebound = {state.slot.id for state in run.state} | {slot.id for slot in hidden}
     now = {change.slot.id: change.after for change in run.found}
-    guarded: list[tuple[Slot, object]] = []
+    guarded: list[tuple[Slot, object]] = [
+        (Slot("item", hooks, key, "a hook of a submodule", hooks), hook)
+        for hooks in before.hooks
+        for key, hook in hooks.items()
+    ]
     for slot, value in before.held.values():
         if isinstance(value, Tensor):
             if slot.id in rebound or value.layout is not torch.strided:
@@ -439,7 +445,7 @@ def _guarded(
         if slot.id in rebound:
             guarded.append((slot, value))
             continue
-        if not _matters(slot, value, before.names):
+        if not _matters(slot, value, before):
             continue
         # A counter that the call advanced is not advanced by replays: it stays where it is now.
         guarded.append((slot, now.get(slot.id, value)))
@@ -462,22 +468,23 @@ def _with_ways(
 
 def _generators(tree: Tree, before: Walk) -> list[torch.Generator]:
     """The generators that the callable reaches, each once."""
-    values = [constant.value for constant in constants(tree)]
+    values = [constant.value for _, constant in constants(tree)]
     values += [value for _, value in before.held.values()]
     found = {id(g): g for g in values if isinstance(g, torch.Generator)}
     return list(found.values())
 
 
-def _matters(slot: Slot, value: object, names: Container[str]) -> bool:
+_SMALL = 64
+"""Items of a container whose plain values are compared one by one."""
+
+
+def _matters(slot: Slot, value: object, before: Walk) -> bool:
     """Whether another value in this slot could lead the callable another way."""
-    if slot.owner is None:
-        if isinstance(slot.holder, list | tuple) or slot.holder is MISSING:
-            return False
-        return slot.kind == "cell" or is_state(value) or callable(value)
     if isinstance(value, nn.Module):
         return True
-    read = slot.key in names or slot.key in attributes_read(type(slot.owner))
-    return read and (is_plain(value) or callable(value))
+    if id(slot.holder) in before.containers and before.containers[id(slot.holder)][2] > _SMALL:
+        return False
+    return before.is_read(slot) and (is_state(value) or callable(value))
 
 
 @dataclass(slots=True)
@@ -505,7 +512,7 @@ class _Kept:
 
 def _refuse_opaque(tree: Tree) -> None:
     """Results must be tensors and plain values: anything else would be shared between calls."""
-    for constant in constants(tree):
+    for _, constant in constants(tree):
         value = constant.value
         if not (is_plain(value) or is_code(value) or isinstance(value, nn.Module)):
             kind = type(value)

@@ -78,8 +78,31 @@ class Walk:
     """id -> (container, name, length), of lists, dicts, sets and deques."""
     names: set[str] = field(default_factory=lambda: cast(set[str], set()))
     """The attributes and globals that the code of the callable names."""
+    owned: list[tuple[dict[str, Any], object]] = field(default_factory=lambda: cast(Any, []))
+    """(dict, owner): where objects and modules keep their attributes."""
     hooks: list[dict[int, Any]] = field(default_factory=lambda: cast(Any, []))
     """The dicts of hooks of every submodule; those of the graphed module itself run outside."""
+
+    def is_read(self, slot: Slot) -> bool:
+        """Whether the callable's code names what the slot holds, or holds what holds it."""
+        if slot.owner is not None:
+            return slot.key in self.names or slot.key in attributes_read(type(slot.owner))
+        if id(slot.holder) in self.containers:
+            return slot.via is None or self.is_read(slot.via)
+        return True
+
+    def sized(self) -> Iterator[tuple[Any, frozenset[str] | None]]:
+        """What must not grow or shrink: containers, and dicts of attributes, for which only the
+        names given matter."""
+        for attributes, owner in self.owned:
+            outer = not isinstance(owner, nn.Module) or attributes is owner.__dict__
+            names = self.names | attributes_read(type(owner))
+            yield attributes, frozenset(names) if outer else None
+        for slot, value in self.held.values():
+            if id(value) in self.containers and self.is_read(slot):
+                yield value, None
+        for hooks in self.hooks:
+            yield hooks, None
 
     def tensors(self) -> Iterator[tuple[Slot, Tensor]]:
         """The slots that hold tensors."""
@@ -112,6 +135,7 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
             found.hooks += [value._forward_hooks, value._forward_pre_hooks]
         elif isinstance(value, types.FunctionType):
             found.names |= names_read(value.__code__)
+        found.owned += [(attributes, value) for attributes in _dicts(value)]
         for slot in _slots(name, value, found):
             content = slot.read()
             if content is MISSING:
@@ -122,6 +146,15 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
                 queue.append((slot.name, content, slot))
         queue.extend((*inside, via) for inside in _inside(name, value))
     return found
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    """The dicts that hold the attributes of an object or module."""
+    if isinstance(value, nn.Module):
+        inner = [value.__dict__.get(kind) for kind in _MODULE_DICTS]
+        return [value.__dict__, *(entries for entries in inner if isinstance(entries, dict))]
+    plain = isinstance(value, dict | list | deque | tuple | functools.partial)
+    return [vars(value)] if _is_object(value) and not plain else []
 
 
 def _slots(name: str, value: object, found: Walk) -> Iterator[Slot]:
@@ -212,9 +245,14 @@ def _is_object(value: object) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def names_read(code: types.CodeType) -> frozenset[str]:
-    """The global and attribute names in a function's code, nested functions included."""
+    """The global and attribute names in a function's code, nested functions included.
+
+    Strings that could be names count too, for `getattr` and `hasattr`.
+    """
     names = set(code.co_names)
     for constant in code.co_consts:
+        if isinstance(constant, str) and constant.isidentifier():
+            names.add(constant)
         if isinstance(constant, types.CodeType):
             names |= names_read(constant)
     return frozenset(names)

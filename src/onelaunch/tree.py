@@ -253,13 +253,22 @@ def build(tree: Container, children: list[Any]) -> Any:
     return made
 
 
-def constants(tree: Tree) -> Iterator[Constant]:
-    """Every constant of a tree."""
+def constants(tree: Tree, path: str = "") -> Iterator[tuple[str, Constant]]:
+    """Every constant of a tree, with its path."""
     if isinstance(tree, Constant):
-        yield tree
+        yield path, tree
     elif isinstance(tree, Container):
-        for child in tree.children:
-            yield from constants(child)
+        named = len(tree.keys) == len(tree.children) and all(isinstance(k, str) for k in tree.keys)
+        for index, child in enumerate(tree.children):
+            step = repr(tree.keys[index]) if named else index
+            yield from constants(child, f"{path}[{step}]")
+
+
+def call_constants(tree: Tree) -> Iterator[tuple[str, Constant]]:
+    """The constants of a call's tree, with paths as in ``args[0]``."""
+    assert isinstance(tree, Container)
+    for name, child in zip(("args", "kwargs"), tree.children, strict=True):
+        yield from constants(child, name)
 
 
 def is_plain(value: object) -> bool:

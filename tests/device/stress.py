@@ -153,7 +153,7 @@ def mixed_calls(device: torch.device, calls: int) -> dict[str, Any]:
         world.check_kept()
     assert memory is not None
     growth = allocated(device) - memory[0], reserved(device) - memory[1]
-    assert growth == (0, 0), f"allocated and reserved bytes grew by {growth}"
+    assert max(growth) <= 0, f"allocated and reserved bytes grew by {growth}"
     assert world.counts["replays"] > calls * 0.8
     return {
         "calls": calls,

@@ -170,15 +170,17 @@ def test_to_another_dtype(device: torch.device, rand: Rand) -> None:
 
 @on_accelerators
 def test_to_the_host_and_back(device: torch.device, rand: Rand) -> None:
-    fast = recorded(Scaled(device), rand)
+    model = Scaled(device)
+    there, here = copy.deepcopy(model), copy.deepcopy(model).cpu()
+    fast = recorded(model, rand)
     fast.to("cpu")
     with torch.no_grad():
         for i in range(4):
             x = rand(i, 5, 4).cpu()
-            assert_same(fast(x), Scaled()(x))
+            assert_same(fast(x), here(x))
         fast.to(device)
         for i in range(4):
-            assert_same(fast(rand(i, 5, 4)), Scaled(device)(rand(i, 5, 4)))
+            assert_same(fast(rand(i, 5, 4)), there(rand(i, 5, 4)))
 
 
 def test_requires_grad_(device: torch.device, rand: Rand) -> None:

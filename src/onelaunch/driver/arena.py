@@ -56,9 +56,16 @@ class _Segment:
 
 
 class Arena:
-    """Segments of memory, cut into blocks: best fit, neighbours merged when both are free."""
+    """Segments of memory, cut into blocks: best fit, neighbours merged when both are free.
 
-    def __init__(self) -> None:
+    Args:
+        of_graphs: recordings write this memory by address. A block of one may be what another uses
+            at this moment for its intermediates, so a free block is not touched before `poison` or
+            before it is allocated again, both of which the pool's lock orders.
+    """
+
+    def __init__(self, of_graphs: bool = False) -> None:
+        self._of_graphs = of_graphs
         self._segments: list[_Segment] = []
         self._free: dict[int, int] = {}
         # A block may be collected while this thread holds the lock, so it is only noted here.
@@ -79,7 +86,7 @@ class Arena:
             return self.reserved_bytes - sum(self._free.values())
 
     def allocate(self, nbytes: int) -> Block:
-        """A block of at least `nbytes`, its content left as it was found.
+        """A block of at least `nbytes`, poisoned.
 
         Raises:
             torch.OutOfMemoryError: the emulated device is at its limit.
@@ -95,11 +102,14 @@ class Arena:
             del self._free[address]
             if found > size:
                 self._free[address + size] = found - size
+            if self._of_graphs:
+                ctypes.memset(address, 0xFF, size)
             return Block(self, address, size)
 
     def release(self, address: int, nbytes: int) -> None:
-        """Poison a block and take it back."""
-        ctypes.memset(address, 0xFF, nbytes)
+        """Take a block back, poisoned."""
+        if not self._of_graphs:
+            ctypes.memset(address, 0xFF, nbytes)
         self._released.append((address, nbytes))
 
     def poison(self) -> None:

@@ -71,9 +71,9 @@ class _Watch:
 
     def __call__(self, frame: FrameType, event: str, called: Any) -> None:
         setter = event == "c_call" and called.__name__ in _SETTERS
-        if setter and isinstance(getattr(called, "__self__", None), torch.Generator):
-            if not _is_compiling(frame):
-                raise self.refusal(called.__name__)
+        ours = setter and isinstance(getattr(called, "__self__", None), torch.Generator)
+        if ours and not _is_compiling(frame):
+            raise self.refusal(called.__name__)
 
 
 def _is_compiling(frame: FrameType | None) -> bool:

@@ -61,7 +61,7 @@ class TapePool:
         self.device = device
         self.lock = threading.RLock()
         self.graphs: set[TapeGraph] = set()
-        self.arena = Arena() if device.type == NAME else None
+        self.arena = Arena(of_graphs=True) if device.type == NAME else None
 
     @property
     def memory_bytes(self) -> int:

@@ -36,11 +36,12 @@ typedef struct {
     PyObject *readers, *expected; /* tuples: callables, and the very object each returns */
     PyObject *holders, *keys;     /* tuples: dicts, lists, tuples and cells, and what to look up */
     PyObject *values;             /* list: an equal value may take the place of another */
-    PyObject *sized;              /* tuple: dicts that must not grow or shrink */
+    PyObject *sized;              /* tuple: containers that must not grow or shrink */
     PyObject *tensors;            /* tuple, kept alive */
     Py_ssize_t *lengths;          /* of `sized` */
-    Py_ssize_t watched;           /* so many of the holders, the first, tell when they change */
-    uint64_t seen;                /* the `changes` at which those were last found as expected */
+    /* So many of the holders and of the sized, the first, are dicts that tell when they change, */
+    Py_ssize_t watched, watched_sized;
+    uint64_t seen; /* and these are the `changes` at which they were last found as expected. */
     Memory *memory;
     Py_ssize_t count;
 } Guard;
@@ -145,11 +146,11 @@ static int same_values(Guard *self, Py_ssize_t from, Py_ssize_t to)
     return 1;
 }
 
-static int same_lengths(Guard *self)
+static int same_lengths(Guard *self, Py_ssize_t from, Py_ssize_t to)
 {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->sized); i++)
-        if (PyDict_GET_SIZE(PyTuple_GET_ITEM(self->sized, i)) != self->lengths[i])
-            return 0;
+    for (Py_ssize_t i = from; i < to; i++)
+        if (PyObject_Size(PyTuple_GET_ITEM(self->sized, i)) != self->lengths[i])
+            return PyErr_Occurred() ? -1 : 0;
     return 1;
 }
 
@@ -157,12 +158,15 @@ static int same_state(Guard *self)
 {
     if (watcher < 0 || self->seen != changes) {
         uint64_t now = changes;
-        int same = same_lengths(self) ? same_values(self, 0, self->watched) : 0;
+        int same = same_lengths(self, 0, self->watched_sized);
+        if (same > 0)
+            same = same_values(self, 0, self->watched);
         if (same <= 0)
             return same;
         self->seen = now;
     }
-    return same_values(self, self->watched, PyTuple_GET_SIZE(self->holders));
+    int same = same_lengths(self, self->watched_sized, PyTuple_GET_SIZE(self->sized));
+    return same > 0 ? same_values(self, self->watched, PyTuple_GET_SIZE(self->holders)) : same;
 }
 
 static PyObject *check(Guard *self, PyObject *Py_UNUSED(none))
@@ -181,6 +185,16 @@ static PyObject *check(Guard *self, PyObject *Py_UNUSED(none))
         if (!unmoved(&self->memory[i]))
             Py_RETURN_FALSE;
     Py_RETURN_TRUE;
+}
+
+static PyObject *measure(Guard *self, PyObject *Py_UNUSED(none))
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->sized); i++) {
+        self->lengths[i] = PyObject_Size(PyTuple_GET_ITEM(self->sized, i));
+        if (self->lengths[i] < 0)
+            return NULL;
+    }
+    Py_RETURN_NONE;
 }
 
 static int visit(Guard *self, visitproc visit, void *arg)
@@ -230,7 +244,7 @@ static int prepare(Guard *self)
     Py_ssize_t holders = PyTuple_GET_SIZE(self->holders), sized = PyTuple_GET_SIZE(self->sized);
     if (PyTuple_GET_SIZE(self->readers) != PyTuple_GET_SIZE(self->expected) ||
         holders != PyTuple_GET_SIZE(self->keys) || holders != PyList_GET_SIZE(self->values) ||
-        self->watched > holders) {
+        self->watched > holders || self->watched_sized > sized) {
         PyErr_SetString(PyExc_ValueError, "lengths differ");
         return -1;
     }
@@ -251,13 +265,9 @@ static int prepare(Guard *self)
         return -1;
     }
     for (Py_ssize_t i = 0; i < sized; i++) {
-        PyObject *dict = PyTuple_GET_ITEM(self->sized, i);
-        if (!PyDict_Check(dict)) {
-            PyErr_Format(PyExc_TypeError, "a %s is no dict", Py_TYPE(dict)->tp_name);
-            return -1;
-        }
-        self->lengths[i] = PyDict_GET_SIZE(dict);
-        if (watch(dict))
+        PyObject *container = PyTuple_GET_ITEM(self->sized, i);
+        self->lengths[i] = PyObject_Size(container);
+        if (self->lengths[i] < 0 || (i < self->watched_sized && watch(container)))
             return -1;
     }
     Py_ssize_t count = PyTuple_GET_SIZE(self->tensors);
@@ -275,10 +285,11 @@ static int prepare(Guard *self)
 static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     PyObject *readers, *expected, *holders, *keys, *values, *sized, *tensors;
-    Py_ssize_t watched;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!nO!O!", &PyTuple_Type, &readers, &PyTuple_Type,
+    Py_ssize_t watched, watched_sized;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!nO!nO!", &PyTuple_Type, &readers, &PyTuple_Type,
                           &expected, &PyTuple_Type, &holders, &PyTuple_Type, &keys, &PyList_Type,
-                          &values, &watched, &PyTuple_Type, &sized, &PyTuple_Type, &tensors))
+                          &values, &watched, &PyTuple_Type, &sized, &watched_sized, &PyTuple_Type,
+                          &tensors))
         return NULL;
     if (!torch.data) {
         PyErr_SetString(PyExc_RuntimeError, "connect() comes first");
@@ -293,6 +304,7 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kw
     self->keys = Py_NewRef(keys);
     self->values = Py_NewRef(values);
     self->watched = watched;
+    self->watched_sized = watched_sized;
     self->sized = Py_NewRef(sized);
     self->tensors = Py_NewRef(tensors);
     if (prepare(self)) {
@@ -304,7 +316,8 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kw
 
 static PyMethodDef guard_methods[] = {
     {"check", (PyCFunction)check, METH_NOARGS,
-     "True: all is as captured. None: a slot holds another object, which may be equal. False: not."},
+     "True: all is as captured. None: a slot or length differs, perhaps harmlessly. False: not."},
+    {"measure", (PyCFunction)measure, METH_NOARGS, "Take the present lengths for the right ones."},
     {NULL, NULL, 0, NULL},
 };
 

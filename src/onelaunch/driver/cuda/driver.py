@@ -72,7 +72,8 @@ class CudaDriver:
         finally:
             caller.wait_stream(stream)
         for t in _tensors(result, set()):
-            t.record_stream(caller)
+            for part in _parts(t):
+                part.record_stream(caller)
         return result
 
     def capture(
@@ -139,3 +140,16 @@ def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
         inner = list(vars(value).values())
     for item in inner:
         yield from _tensors(item, seen)
+
+
+def _parts(t: Tensor) -> tuple[Tensor, ...]:
+    """The tensors that hold a tensor's memory: itself, or those of a sparse one."""
+    if t.layout is torch.strided:
+        return (t,)
+    if t.layout is torch.sparse_coo:
+        return (t._indices(), t._values())
+    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return (t.crow_indices(), t.col_indices(), t.values())
+    if t.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return (t.ccol_indices(), t.row_indices(), t.values())
+    return ()

@@ -369,15 +369,14 @@ def test_a_dict_that_gains_a_key(rand: Rand) -> None:
     at_once(fast, model, rand)
 
 
-def test_an_optional_attribute_that_appears(rand: Rand) -> None:
+def test_an_optional_attribute_that_is_filled(rand: Rand) -> None:
     class Maybe(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.bias: Any = None
 
         def forward(self, x: Tensor) -> Tensor:
-            y = x if self.bias is None else x + self.bias
-            return y * (3 if hasattr(self, "late") else 2)
+            return x * 2 if self.bias is None else x + self.bias
 
     model = Maybe()
     fast = ol.graph(model, warmup=1)
@@ -386,7 +385,19 @@ def test_an_optional_attribute_that_appears(rand: Rand) -> None:
     at_once(fast, model, rand)
     model.bias = None
     at_once(fast, model, rand)
+
+
+def test_an_attribute_that_appears(rand: Rand) -> None:
+    class Asks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (3 if hasattr(self, "late") else 2)
+
+    model = Asks()
+    fast = ol.graph(model, warmup=1)
+    at_once(fast, model, rand)
     model.late = True
+    at_once(fast, model, rand)
+    del model.late
     at_once(fast, model, rand)
 
 

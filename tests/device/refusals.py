@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,6 +199,9 @@ def set_rng_state(e: Env) -> Any:
 PROGRAMS |= {
     "tensor_of_number": lambda e: torch.tensor(2.0, device=e.device),
     "tensor_of_list": lambda e: torch.tensor([1.0, 2.0], device=e.device),
+    "tensor_of_nothing": lambda e: torch.tensor([], device=e.device),
+    "nothing_to_cpu": lambda e: e.x[:0].cpu(),
+    "nothing_to_device": lambda e: e.host[:0].to(e.device),
     "scalar_tensor": lambda e: torch.scalar_tensor(2.0, device=e.device),
     "full": lambda e: torch.full((4,), 2.0, device=e.device),
     "arange": lambda e: torch.arange(4, device=e.device),
@@ -382,9 +387,18 @@ def work(driver: str, names: list[str]) -> None:
 
 
 def column(driver: str) -> dict[str, dict[str, Any]]:
-    """Every program's verdict; a process that a program broke is replaced for the next."""
+    """Every program's verdict, in a few processes at once."""
+    names, jobs = list(PROGRAMS), min(8, os.cpu_count() or 1)
+    with ThreadPoolExecutor(jobs) as pool:
+        parts = pool.map(lambda k: part(driver, names[k::jobs]), range(jobs))
+    rows = {name: row for some in parts for name, row in some.items()}
+    return {name: rows[name] for name in names}
+
+
+def part(driver: str, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Verdicts of some programs; a process that one of them broke is replaced for the next."""
     rows: dict[str, dict[str, Any]] = {}
-    while left := [n for n in PROGRAMS if n not in rows]:
+    while left := [n for n in names if n not in rows]:
         command = [sys.executable, __file__, "--driver", driver, "--work", *left]
         done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
         before = len(rows)
@@ -393,7 +407,11 @@ def column(driver: str) -> dict[str, dict[str, Any]]:
                 name, verdict, healthy = json.loads(line[4:])
                 rows[name] = verdict | ({} if healthy else {"breaks_process": True})
         if len(rows) == before:
-            sys.exit(f"`{left[0]}` ran on no account:\n{done.stderr}")
+            # It took the process down with it, which is a refusal too.
+            last = (done.stderr.strip().splitlines() or [""])[-1][:200]
+            rows[left[0]] = Verdict(False, f"exit {done.returncode}", last).__dict__ | {
+                "breaks_process": True
+            }
     return rows
 
 

@@ -121,10 +121,11 @@ def _frozen(value: Any) -> Any:
 def _refuse_transfers(
     recorder: Recorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    on_device = {isinstance(t, TapeTensor) for t in tensors((args, kwargs))}
+    given = [t for t in tensors((args, kwargs)) if t.numel()]  # of nothing, nothing is copied
+    on_device = {isinstance(t, TapeTensor) for t in given}
     mixed = op.name in emulated.TAKES_HOST and len(on_device) > 1
     if op.name == "aten::_to_copy" and kwargs.get("device") is not None:
-        mixed = on_device != {emulated.names_device(kwargs["device"])}
+        mixed = bool(on_device - {emulated.names_device(kwargs["device"])})
     if mixed:
         what = f"`{op.label}` copied between the host and the device during a capture."
         raise recorder.refuse("OL103", what)

@@ -1,0 +1,220 @@
+"""A graphed module is a module: copies, pickles, and modules inside modules."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import assert_same, on_cpu_and_cuda, replays
+from .models import Norms, Scaled, recorded
+
+Rand = Callable[..., Tensor]
+
+
+# Copies.
+
+
+def test_deepcopy_starts_with_no_recordings(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Scaled(device), rand, max_recordings=7)
+    twin = copy.deepcopy(fast)
+    assert isinstance(twin, Scaled)
+    assert len(twin.recordings) == 0
+    assert len(fast.recordings) == 1
+    assert twin.linear.weight is not fast.linear.weight
+    assert twin.linear.weight.data_ptr() != fast.linear.weight.data_ptr()
+    with torch.no_grad():
+        twin.linear.weight.mul_(2)
+        for i in range(4):
+            assert_same(twin(rand(i, 5, 4)), twin.linear(rand(i, 5, 4)) * 2.0)
+            assert_same(fast(rand(i, 5, 4)), Scaled(device)(rand(i, 5, 4)))
+    assert replays(twin) > 0
+
+
+def test_shallow_copy_is_independent_or_the_same(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Scaled(device), rand)
+    twin = copy.copy(fast)
+    with torch.no_grad():
+        assert_same(twin(rand(0, 5, 4)), Scaled(device)(rand(0, 5, 4)))
+        assert_same(fast(rand(0, 5, 4)), Scaled(device)(rand(0, 5, 4)))
+
+
+@on_cpu_and_cuda
+def test_pickle_gives_the_underlying_module(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Scaled(device), rand)
+    loaded = pickle.loads(pickle.dumps(fast))
+    assert type(loaded) is Scaled
+    with torch.no_grad():
+        assert_same(loaded(rand(0, 5, 4)), fast(rand(0, 5, 4)))
+
+
+@on_cpu_and_cuda
+def test_torch_save_gives_the_underlying_module(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Scaled(device), rand)
+    buffer = io.BytesIO()
+    torch.save(fast, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    assert type(loaded) is Scaled
+    assert_same(dict(loaded.state_dict()), dict(fast.state_dict()))
+
+
+def test_the_state_dict_can_be_saved(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Scaled(device), rand)
+    buffer = io.BytesIO()
+    torch.save({k: v.cpu() for k, v in fast.state_dict().items()}, buffer)
+    buffer.seek(0)
+    plain = Scaled(device)
+    plain.load_state_dict(torch.load(buffer))
+
+
+# In a larger model.
+
+
+def test_a_graphed_submodule(device: torch.device, rand: Rand) -> None:
+    torch.manual_seed(1)
+    outer = nn.Sequential(nn.Linear(4, 4, device=device), ol.graph(Scaled(device), warmup=1))
+    plain = nn.Sequential(copy.deepcopy(outer[0]), Scaled(device))
+    assert list(outer.state_dict()) == list(plain.state_dict())
+    with torch.no_grad():
+        for i in range(5):
+            assert_same(outer(rand(i, 5, 4)), plain(rand(i, 5, 4)))
+    assert replays(outer[1]) > 0
+
+
+def test_the_same_graphed_submodule_twice(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(Scaled(device), warmup=1)
+    outer, plain = nn.Sequential(fast, fast), nn.Sequential(Scaled(device), Scaled(device))
+    with torch.no_grad():
+        for i in range(5):
+            assert_same(outer(rand(i, 5, 4)), plain(rand(i, 5, 4)))
+
+
+def test_a_graphed_submodule_in_a_graphed_model(device: torch.device, rand: Rand) -> None:
+    inner = ol.graph(Scaled(device), warmup=1)
+    outer = ol.graph(nn.Sequential(inner, nn.ReLU()), warmup=1)
+    with torch.no_grad():
+        for i in range(5):
+            assert_same(outer(rand(i, 5, 4)), Scaled(device)(rand(i, 5, 4)).relu())
+    assert replays(outer) > 0
+
+
+def test_reset_and_memory(device: torch.device, rand: Rand) -> None:
+    fast = recorded(Scaled(device), rand)
+    assert fast.memory_bytes >= 0
+    fast.reset()
+    assert len(fast.recordings) == 0
+    assert fast.memory_bytes == 0
+
+
+def test_capture_ahead(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(Scaled(device))
+    with torch.no_grad():
+        fast.capture(rand(0, 5, 4))
+        assert_same(fast(rand(1, 5, 4)), Scaled(device)(rand(1, 5, 4)))
+    assert fast.recordings[0].replays == 1
+
+
+class Clashing(nn.Module):
+    """Uses the names that onelaunch adds."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.capture = 3.0
+        self.recordings = "of the user"
+        self.weight = nn.Parameter(torch.ones(4, device=device))
+
+    def reset(self) -> str:
+        return "reset by the user"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight * self.capture + len(self.recordings) + len(self.reset())
+
+
+def test_names_that_clash_keep_their_meaning_in_forward_or_are_refused(
+    device: torch.device, rand: Rand
+) -> None:
+    model = Clashing(device)
+    try:
+        fast = ol.graph(model, warmup=1)
+    except ol.GraphError as error:
+        refused = str(error)
+        assert "OL401" in refused
+        return
+    with torch.no_grad():
+        for i in range(5):
+            assert_same(fast(rand(i, 3, 4)), model(rand(i, 3, 4)))
+
+
+class WithSlots(nn.Module):
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, device=device))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dynamic":
+            return 7
+        return super().__getattr__(name)
+
+    def __len__(self) -> int:
+        return 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight * self.dynamic
+
+
+def test_special_methods_and_getattr(device: torch.device, rand: Rand) -> None:
+    model = WithSlots(device)
+    fast = recorded(model, rand)
+    assert len(fast) == 4
+    assert fast.dynamic == 7
+    with torch.no_grad():
+        assert_same(fast(rand(5, 5, 4)), model(rand(5, 5, 4)))
+
+
+def test_sequential_and_module_list_protocols(device: torch.device, rand: Rand) -> None:
+    model = nn.Sequential(nn.Linear(4, 4, device=device), nn.Tanh())
+    fast = recorded(model, rand)
+    assert len(fast) == 2
+    assert fast[0] is model[0]
+    assert list(fast) == list(model)
+
+
+@on_cpu_and_cuda
+def test_lazy_modules(device: torch.device, rand: Rand) -> None:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU()).to(device)
+    fast = ol.graph(model, warmup=2)
+    with torch.no_grad():
+        for i in range(6):
+            y = fast(rand(i, 5, 4))
+            assert_same(y, model(rand(i, 5, 4)))
+    assert replays(fast) > 0
+
+
+def test_parametrizations(device: torch.device, rand: Rand) -> None:
+    torch.manual_seed(2)
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)).to(device)
+    fast = recorded(model, rand)
+    with torch.no_grad():
+        for i in range(3):
+            assert_same(fast(rand(i, 5, 4)), model(rand(i, 5, 4)))
+
+
+def test_share_across_two_graphed_modules(device: torch.device, rand: Rand) -> None:
+    model = Norms(device).train()
+    reference = Norms(device).train()
+    a, b = ol.graph(model, warmup=1), ol.graph(model, warmup=1)
+    with torch.no_grad():
+        for i in range(10):
+            assert_same((a if i % 2 else b)(rand(i, 5, 4)), reference(rand(i, 5, 4)))
+            assert_same(dict(model.state_dict()), dict(reference.state_dict()))
+    assert replays(a) > 0
+    assert replays(b) > 0

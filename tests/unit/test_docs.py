@@ -1,0 +1,244 @@
+"""The documents run: their Python blocks, their commands, their links; and they leave nothing out.
+
+The info string of a block says how it is run. `python`: on every machine, all blocks of a page in
+one namespace, in order. `python gpu`: only where there is a GPU. `python raises=OL101`: an error or
+warning of that code must come out of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import shutil
+import warnings
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import onelaunch as ol
+from onelaunch.cli import app
+from onelaunch.errors import CATALOGUE
+
+ROOT = Path(__file__).parents[2]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+EXAMPLES = [ROOT / "README.md", *DOCS]
+PAGES = [*EXAMPLES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+FENCED = re.compile(r"^```(?P<info>\w[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+LANGUAGES = {"python", "bash", "text"}
+WORDS = {"gpu", *(f"raises={code}" for code in CATALOGUE)}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page; `line` is the number of its first line."""
+
+    page: Path
+    line: int
+    language: str
+    words: tuple[str, ...]
+    text: str
+
+    @property
+    def gpu(self) -> bool:
+        return "gpu" in self.words
+
+    @property
+    def code(self) -> str | None:
+        """The error code that it raises, or None."""
+        return next((w.removeprefix("raises=") for w in self.words if "=" in w), None)
+
+    def run(self, namespace: dict[str, Any]) -> None:
+        """Run it as the page's own lines, so that messages name them."""
+        program = compile("\n" * (self.line - 1) + self.text, str(self.page), "exec")
+        if self.code is None:
+            exec(program, namespace)
+            return
+        with pytest.raises((ol.GraphError, ol.GraphWarning)) as caught:
+            exec(program, namespace)
+        assert f"[{self.code}]" in str(caught.value), f"{self.page.name}:{self.line}"
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text()
+    for match in FENCED.finditer(text):
+        language, *words = match["info"].split()
+        line = text[: match.start("text")].count("\n") + 1
+        yield Block(page, line, language, tuple(words), match["text"])
+
+
+def named(pages: list[Path]) -> Any:
+    return pytest.mark.parametrize("page", pages, ids=[page.stem for page in pages])
+
+
+def with_python(pages: list[Path], gpu: bool) -> list[Path]:
+    found = {b.page for page in pages for b in blocks(page) if b.language == "python"}
+    marked = {b.page for page in pages for b in blocks(page) if b.gpu}
+    return [page for page in pages if page in (marked if gpu else found)]
+
+
+@pytest.fixture(autouse=True)
+def same_modes() -> Iterator[None]:
+    """Examples may change global modes; the next test must not meet them."""
+    precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.set_num_threads(threads)
+
+
+@named(with_python(EXAMPLES, gpu=False))
+def test_examples(page: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": page.stem}
+    for block in blocks(page):
+        if block.language == "python" and not block.gpu:
+            block.run(namespace)
+
+
+@pytest.mark.gpu
+@named(with_python(EXAMPLES, gpu=True))
+def test_examples_on_a_gpu(page: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": page.stem}
+    for block in blocks(page):
+        if block.language == "python":
+            with warnings.catch_warnings():
+                # Compilers give advice, about TF32 and the like; ours are raised at the page.
+                warnings.filterwarnings("ignore", module=r"torch\.")
+                block.run(namespace)
+
+
+@named(PAGES)
+def test_blocks_are_of_known_kinds(page: Path) -> None:
+    for block in blocks(page):
+        assert block.language in LANGUAGES, f"{page.name}:{block.line}"
+        assert set(block.words) <= WORDS, f"{page.name}:{block.line}"
+        if block.language == "python":
+            compile(block.text, f"{page}:{block.line}", "exec")
+    assert page.read_text().count("\n```") == 2 * len(list(blocks(page))), "a fence without a kind"
+
+
+@named(PAGES)
+def test_commands_and_their_files_exist(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "bash":
+            for line in block.text.splitlines():
+                words = shlex.split(line, comments=True)
+                assert not words or missing(words) is None, f"{page.name}: {line}: {missing(words)}"
+
+
+def missing(words: list[str]) -> str | None:
+    """What a command line names that is not here, or None."""
+    while "=" in words[0]:  # variables set for the command
+        words = words[1:]
+    command, *rest = words
+    if command.startswith("scripts/"):
+        ok = (ROOT / command).is_file()
+    elif command == "onelaunch":
+        ok = rest[0] in {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
+    elif command == "python" and rest[0] == "-m":
+        ok = importlib.util.find_spec(rest[1]) is not None
+    else:
+        ok = command in ("cd", "git", "pip", "python") or shutil.which(command) is not None
+    if not ok:
+        return f"no {command} {rest[:1]}"
+    for word in rest:
+        path = word.partition(":")[0]
+        known = path.split("/")[0] in ("examples", "tests", "scripts", "benchmarks", "docs", "src")
+        if known and "/" in path and not (ROOT / path).exists():
+            return f"no {path}"
+    return None
+
+
+LINK = re.compile(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"")
+
+
+@named(PAGES)
+def test_links_lead_somewhere(page: Path) -> None:
+    for match in LINK.finditer(page.read_text()):
+        target = match[1] or match[2]
+        if target.startswith("http"):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.exists(), f"{page.name}: {target}"
+        if anchor:
+            assert anchor in anchors(path), f"{page.name}: {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def test_pictures_are_well_formed() -> None:
+    pictures = list((ROOT / "docs").glob("*.svg"))
+    assert pictures
+    for picture in pictures:
+        root = ElementTree.parse(picture).getroot()
+        assert root.find("{http://www.w3.org/2000/svg}title") is not None, picture.name
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    for page in DOCS:
+        assert f"(docs/{page.name})" in text, page.name
+
+
+# What is listed is listed in full.
+
+
+@pytest.mark.parametrize("code", CATALOGUE)
+def test_errors_has_every_code(code: str) -> None:
+    text = (ROOT / "docs/errors.md").read_text()
+    entry = CATALOGUE[code]
+    section = re.search(rf"^## {code}: (.+?)$(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert section is not None
+    assert section[1] == entry.title
+    for said in (entry.why, entry.fix):
+        assert plain(said) in plain(section[2]), f"{code}: {said}"
+
+
+def test_errors_has_no_other_code() -> None:
+    text = (ROOT / "docs/errors.md").read_text()
+    assert set(re.findall(r"OL\d{3}", text)) <= set(CATALOGUE)
+
+
+def plain(text: str) -> str:
+    """Without marks, line breaks and capitals."""
+    return " ".join(text.replace("`", "").split()).lower()
+
+
+def test_the_map_of_the_code_is_complete() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    source = ROOT / "src/onelaunch"
+    files = [path.relative_to(source) for path in source.rglob("*.[pc]*") if path.suffix in (".py", ".c")]
+    for file in files:
+        if file.name != "__init__.py":
+            assert f"`{file}`" in text, f"CONTRIBUTING.md does not say what {file} is"
+    for said in re.findall(r"^\| `([\w/]+\.(?:py|c))` \|", text, re.MULTILINE):
+        assert (source / said).exists() or (ROOT / said).exists(), f"there is no {said}"
+
+
+def test_compare_names_every_engine() -> None:
+    from onelaunch.bench import ENGINES
+
+    text = (ROOT / "docs/compare.md").read_text()
+    for name in ENGINES:
+        assert f"`{name}`" in text, name
+
+
+def test_graph_names_every_option() -> None:
+    import inspect
+
+    text = (ROOT / "docs/graph.md").read_text()
+    for name in inspect.signature(ol.graph).parameters:
+        assert f"`{name}" in text, name
+    for name in ("capture", "recordings", "memory_bytes", "reset"):
+        assert f"`{name}" in text, name

@@ -2,84 +2,24 @@
 
 from __future__ import annotations
 
-import copy
-import cProfile
-import ctypes
-import gc
-import math
-import pickle
-import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from onelaunch.driver import arena, emulated
+from onelaunch.driver import emulated
 from onelaunch.driver.driver import Capture, Released
-from onelaunch.driver.tape import TapeDriver, TapePool
 from onelaunch.errors import CaptureError
-
-DRIVER = TapeDriver()
-
-Program = Callable[..., Any]
+from tests.unit.captured import DRIVER, Captured, Program, assert_same, flat
 
 
 @pytest.fixture(params=["cpu", "tape"])
 def device(request: pytest.FixtureRequest) -> torch.device:
     emulated.install()
     return torch.device(request.param)
-
-
-class Captured:
-    """What the core makes of a driver: fresh outputs, inputs by address, called like the program.
-
-    The program's own result is dropped, as the core drops it: its memory is free for others.
-    """
-
-    def __init__(self, program: Program, *examples: Tensor, pool: TapePool | None = None) -> None:
-        device = examples[0].device
-        self.pool = pool or DRIVER.new_pool(device)
-        self.layouts: list[tuple[torch.dtype, torch.Size, tuple[int, ...]]] = []
-
-        def body(capture: Capture) -> None:
-            buffers: list[Tensor] = []
-            for x in examples:
-                n = DRIVER.region(x).stop - DRIVER.region(x).start
-                block = DRIVER.empty(n, device)
-                capture.input(x, block, "node")
-                buffers.append(DRIVER.alias(block, x.dtype, x.shape, x.stride(), 0))
-            for y in flat(program(*buffers)):
-                n = DRIVER.region(y).stop - DRIVER.region(y).start
-                self.layouts.append((y.dtype, y.shape, y.stride()))
-                capture.output(DRIVER.alias(y, torch.uint8, (n,), (1,), 0))
-
-        self.graph, _ = DRIVER.capture(body, self.pool)
-        self.device = device
-
-    def __call__(self, *sources: Tensor) -> list[Tensor]:
-        targets = [
-            torch.empty_strided(size, stride, dtype=dtype, device=self.device)
-            for dtype, size, stride in self.layouts
-        ]
-        self.graph.launch(sources, targets)
-        return targets
-
-
-def flat(value: Any) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else [t for v in value for t in flat(v)]
-
-
-def assert_same(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
-    assert len(got) == len(wanted)
-    for a, b in zip(got, wanted, strict=True):
-        assert a.dtype == b.dtype
-        assert a.stride() == b.stride()
-        torch.testing.assert_close(
-            a.detach().cpu(), b.detach().cpu(), rtol=0, atol=0, equal_nan=True
-        )
 
 
 def in_place(x: Tensor) -> Any:
@@ -366,95 +306,6 @@ def test_threads_share_a_pool(device: torch.device) -> None:
     assert not failures, failures[0]
 
 
-READS: dict[str, Program] = {
-    "item": lambda x: x * x.sum().item(),
-    "bool": lambda x: x + 1 if x.sum() else x,
-    "int": lambda x: x + int(x[0, 0]),
-    "float": lambda x: x + float(x[0, 0]),
-    "index": lambda x: [x, x + 1][(x[0, 0] > 9).long()],
-    "tolist": lambda x: x + x.tolist()[0][0],
-    "numpy": lambda x: x.numpy(),
-    "array": lambda x: x.__array__(),
-    "dlpack": lambda x: torch.from_dlpack(x),
-    "repr": lambda x: (repr(x), x)[1],
-    "print": lambda x: (str(x), x)[1],
-    "format": lambda x: (f"{x.sum():.3f}", x)[1],
-    "equal": lambda x: x if torch.equal(x, x) else x + 1,
-    "allclose": lambda x: x if torch.allclose(x, x) else x + 1,
-    "inverse": lambda x: torch.linalg.inv(x),
-}
-
-SHAPES: dict[str, Program] = {
-    "nonzero": lambda x: x.nonzero(),
-    "where": lambda x: torch.where(x > 0)[0],
-    "unique": lambda x: torch.unique(x),
-    "masked select": lambda x: x.masked_select(x > 0),
-    "mask": lambda x: x[x > 0],
-    "repeat": lambda x: torch.repeat_interleave(x, torch.ones_like(x[0]).long(), dim=0),
-    "bincount": lambda x: torch.bincount(x.long().abs().view(-1)),
-    "mask assigned": lambda x: x.clone().index_put_((x > 0,), x[x > 0]),
-}
-
-SEEDS: dict[str, Program] = {
-    "seed": lambda x: (torch.manual_seed(0), x + 1)[1],
-    "last": lambda x: (x + 1, torch.manual_seed(0))[0],
-    "state": lambda x: seeded_by_state(x),
-}
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize(
-    ("code", "name"),
-    [("OL101", n) for n in READS] + [("OL102", n) for n in SHAPES] + [("OL106", n) for n in SEEDS],
-)
-def test_refused(code: str, name: str, mode: Callable[[], Any], device: torch.device) -> None:
-    program = {"OL101": READS, "OL102": SHAPES, "OL106": SEEDS}[code][name]
-    x = torch.eye(4).to(device) + 0.5
-    pool = DRIVER.new_pool(device)
-    with mode():
-        with pytest.raises(CaptureError) as refused:
-            Captured(program, x, pool=pool)
-        assert refused.value.code == code
-        assert refused.value.where is not None
-        assert "test_tape.py" in refused.value.where
-        assert_same(Captured(lambda x: x + 1, x, pool=pool)(x), [x + 1])
-
-
-def seeded_by_state(x: Tensor) -> Tensor:
-    state = torch.get_rng_state()
-    y = torch.rand_like(x)
-    torch.set_rng_state(state)
-    return y + x
-
-
-def test_the_line_of_a_seed() -> None:
-    with pytest.raises(CaptureError, match=r"test_tape.py:\d+: torch.set_rng_state\(state\)"):
-        Captured(seeded_by_state, torch.ones(2, 2))
-
-
-def test_a_swallowed_refusal_is_raised(device: torch.device) -> None:
-    def program(x: Tensor) -> Tensor:
-        try:
-            return x * x.sum().item()
-        except RuntimeError:
-            return x
-
-    with pytest.raises(CaptureError, match="OL101"):
-        Captured(program, torch.ones(2).to(device))
-
-
-def test_descriptions_are_no_host_reads(device: torch.device) -> None:
-    def program(x: Tensor) -> Tensor:
-        assert x.is_contiguous()
-        assert x.is_same_size(x)
-        assert torch.result_type(x, 1.0) is torch.float32
-        assert not x.is_complex()
-        return x * x.numel() + len(x) + x.shape[0]
-
-    x = torch.ones(3).to(device)
-    assert_same(Captured(program, x)(x), [x * 3 + 6])
-
-
 def test_constants_of_the_body_start_anew() -> None:
     """`torch.tensor` inside a body, then changed in place: each replay finds it as it was made."""
 
@@ -475,12 +326,6 @@ def test_autocast() -> None:
         captured = Captured(lambda x: model(x).softmax(-1), torch.randn(2, 4))
         x = torch.randn(2, 4)
         assert_same(captured(x), [model(x).softmax(-1)])
-
-
-def test_a_moved_external_is_refused() -> None:
-    w = torch.ones(2)
-    with pytest.raises(CaptureError, match="OL107"):
-        Captured(lambda x: w.resize_(100).fill_(0)[:2] + x, torch.ones(2))
 
 
 def test_a_training_step(device: torch.device) -> None:
@@ -513,195 +358,6 @@ def test_a_training_step(device: torch.device) -> None:
     for x in xs[1:]:
         assert_same(captured(x), [eager(x)])
     assert_same(list(model.parameters()), list(twin.parameters()))
-
-
-# The emulated device.
-
-
-@pytest.fixture
-def tape() -> torch.device:
-    emulated.install()
-    gc.collect()
-    return torch.device("tape")
-
-
-def test_blocks_are_reused_and_poisoned(tape: torch.device) -> None:
-    before = emulated.memory_allocated()
-    x = torch.ones(1000, device=tape)
-    assert emulated.memory_allocated() - before == 4096
-    address = x.data_ptr()
-    view = x[10:]
-    del x
-    assert emulated.memory_allocated() - before == 4096
-    assert view.data_ptr() == address + 40
-    del view
-    assert emulated.memory_allocated() == before
-    y = torch.empty(1000, device=tape)
-    assert y.data_ptr() == address
-    assert y.isnan().all()
-
-
-def test_intermediates_share_memory(tape: torch.device) -> None:
-    addresses: list[int] = []
-
-    def program(x: Tensor) -> Tensor:
-        for k in range(3):
-            y = x + k
-            addresses.append(y.data_ptr())
-            del y
-        return x * 2
-
-    x = torch.randn(1000).to(tape)
-    captured = Captured(program, x)
-    assert len(set(addresses)) == 1
-    assert_same(captured(x), [x * 2])
-
-
-def test_dead_memory_is_poisoned_before_each_launch(tape: torch.device) -> None:
-    pool = DRIVER.new_pool(tape)
-    first, z = DRIVER.capture(lambda c: torch.ones(100, device=tape), pool)
-    second, y = DRIVER.capture(lambda c: torch.ones(100, device=tape) + 1, pool)
-    address = y.data_ptr()
-    del y
-    second.launch([], [])
-    assert ctypes.c_float.from_address(address).value == 2.0
-    first.launch([], [])
-    assert math.isnan(ctypes.c_float.from_address(address).value)
-    assert z.eq(1).all()
-
-
-def test_out_of_memory(tape: torch.device) -> None:
-    pool = DRIVER.new_pool(tape)
-    x = torch.ones(4, device=tape)
-    before = emulated.memory_reserved()
-    arena.set_limit(before + (4 << 20))
-    try:
-        with pytest.raises(CaptureError, match="OL111"):
-            Captured(lambda x: torch.empty(8 << 20, device=tape) + x.sum(), x, pool=pool)
-    finally:
-        arena.set_limit(None)
-    gc.collect()
-    pool.trim()
-    assert emulated.memory_reserved() == before
-    assert_same(Captured(lambda x: x + 1, x, pool=pool)(x), [x + 1])
-
-
-def test_captures_and_resets_leak_nothing(tape: torch.device) -> None:
-    x = torch.randn(100, 100).to(tape)
-
-    def once() -> tuple[int, int]:
-        captured = Captured(lambda x: (x @ x).relu().sum(0), x)
-        captured(x)
-        captured.graph.reset()
-        del captured
-        gc.collect()
-        return emulated.memory_allocated(), emulated.memory_reserved()
-
-    before = once()
-    assert [once() for _ in range(10)] == [before] * 10
-
-
-def test_a_number_of_the_host_is_frozen(tape: torch.device) -> None:
-    """As on CUDA: the kernels hold the value that a 0-dim tensor of the host had."""
-    scale = torch.tensor(2.0)
-    x = torch.ones(3).to(tape)
-    captured = Captured(lambda x: x * scale, x)
-    scale.fill_(100)
-    assert_same(captured(x), [x * 2])
-
-
-TRANSFERS: dict[str, Program] = {
-    "cpu": lambda x: x.cpu(),
-    "to": lambda x: x.to("cpu"),
-    "to the device": lambda x: x + torch.ones(2).to("tape"),
-    "tensor": lambda x: x + torch.tensor([1.0, 2.0], device="tape"),
-    "copy in": lambda x: x.clone().copy_(torch.ones(2)),
-    "copy out": lambda x: torch.ones(2).copy_(x),
-    "index": lambda x: x[torch.tensor([0, 1])],
-}
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", TRANSFERS)
-def test_transfers_are_refused(name: str, mode: Callable[[], Any], tape: torch.device) -> None:
-    x = torch.ones(2).to(tape)
-    with mode():
-        TRANSFERS[name](x)
-        with pytest.raises(CaptureError, match="OL103") as refused:
-            Captured(TRANSFERS[name], x)
-    assert "test_tape.py" in str(refused.value.where)
-
-
-def test_devices_do_not_mix(tape: torch.device) -> None:
-    x = torch.ones(2).to(tape)
-    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
-        x + torch.ones(2)
-    assert (x * torch.tensor(3.0)).tolist() == [3.0, 3.0]
-
-
-def test_host_work_in_a_device_capture_runs_once(tape: torch.device) -> None:
-    """Tensors of the host are Python's business: computed in the capture, not in a replay."""
-    count = torch.zeros(2)
-    x = torch.ones(2).to(tape)
-
-    def program(x: Tensor) -> Tensor:
-        count.add_(1)
-        return x * count[0].item()
-
-    captured = Captured(program, x)
-    captured(x)
-    assert count.tolist() == [1.0, 1.0]
-
-
-def test_a_module_moves_to_the_device_and_back(tape: torch.device) -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
-    x = torch.randn(5, 3)
-    wanted = model(x)
-    model.to(tape)
-    assert isinstance(model[0].weight, nn.Parameter)
-    assert model[0].weight.device.type == "tape"
-    copied = copy.deepcopy(model)
-    model[0].weight.data.zero_()
-    assert_same([copied(x.to(tape))], [wanted.to(tape)])
-    assert_same([pickle.loads(pickle.dumps(copied))(x.to(tape))], [wanted.to(tape)])
-    assert_same([copied.cpu()(x)], [wanted])
-
-
-def test_assigned_data_keeps_its_memory(tape: torch.device) -> None:
-    p = nn.Parameter(torch.zeros(100, device=tape))
-    p.data = torch.ones(100, device=tape)
-    others = [torch.full((100,), 5.0, device=tape) for _ in range(4)]
-    assert p.eq(1).all()
-    assert all(p.data_ptr() != t.data_ptr() for t in others)
-    p.data.set_(others[0])
-    assert p.data_ptr() != others[0].data_ptr() or p.eq(5).all()
-
-
-def test_printing(tape: torch.device) -> None:
-    assert repr(torch.ones(2, device=tape)) == "tensor([1., 1.], device='tape:0')"
-    assert f"{torch.ones((), device=tape):.2f}" == "1.00"
-
-
-def test_a_profiler_keeps_its_hook() -> None:
-    """A seed is then found by comparing states."""
-    profiler = cProfile.Profile()
-    profiler.enable()
-    try:
-        hook = sys.getprofile()
-        with pytest.raises(CaptureError, match="OL106"):
-            Captured(SEEDS["seed"], torch.ones(2))
-        assert sys.getprofile() is hook
-    finally:
-        profiler.disable()
-
-
-def test_a_higher_order_operator_is_refused() -> None:
-    def program(x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
-
-    with pytest.raises(CaptureError, match="OL109") as refused:
-        Captured(program, torch.ones(2))
-    assert "torch.cond(x.sum() > 0" in str(refused.value.where)
 
 
 def test_a_compiled_function_runs_as_it_is_written() -> None:

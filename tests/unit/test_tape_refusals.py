@@ -1,0 +1,139 @@
+"""What the tape refuses, by which code and at which line."""
+
+from __future__ import annotations
+
+import cProfile
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from onelaunch.driver import emulated
+from onelaunch.errors import CaptureError
+from tests.unit.captured import DRIVER, Captured, Program, assert_same
+
+
+@pytest.fixture(params=["cpu", "tape"])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    emulated.install()
+    return torch.device(request.param)
+
+
+READS: dict[str, Program] = {
+    "item": lambda x: x * x.sum().item(),
+    "bool": lambda x: x + 1 if x.sum() else x,
+    "int": lambda x: x + int(x[0, 0]),
+    "float": lambda x: x + float(x[0, 0]),
+    "index": lambda x: [x, x + 1][(x[0, 0] > 9).long()],
+    "tolist": lambda x: x + x.tolist()[0][0],
+    "numpy": lambda x: x.numpy(),
+    "array": lambda x: x.__array__(),
+    "dlpack": lambda x: torch.from_dlpack(x),
+    "repr": lambda x: (repr(x), x)[1],
+    "print": lambda x: (str(x), x)[1],
+    "format": lambda x: (f"{x.sum():.3f}", x)[1],
+    "equal": lambda x: x if torch.equal(x, x) else x + 1,
+    "allclose": lambda x: x if torch.allclose(x, x) else x + 1,
+    "inverse": lambda x: torch.linalg.inv(x),
+}
+
+SHAPES: dict[str, Program] = {
+    "nonzero": lambda x: x.nonzero(),
+    "where": lambda x: torch.where(x > 0)[0],
+    "unique": lambda x: torch.unique(x),
+    "masked select": lambda x: x.masked_select(x > 0),
+    "mask": lambda x: x[x > 0],
+    "repeat": lambda x: torch.repeat_interleave(x, torch.ones_like(x[0]).long(), dim=0),
+    "bincount": lambda x: torch.bincount(x.long().abs().view(-1)),
+    "mask assigned": lambda x: x.clone().index_put_((x > 0,), x[x > 0]),
+}
+
+SEEDS: dict[str, Program] = {
+    "seed": lambda x: (torch.manual_seed(0), x + 1)[1],
+    "last": lambda x: (x + 1, torch.manual_seed(0))[0],
+    "state": lambda x: seeded_by_state(x),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [("OL101", n) for n in READS] + [("OL102", n) for n in SHAPES] + [("OL106", n) for n in SEEDS],
+)
+def test_refused(code: str, name: str, mode: Callable[[], Any], device: torch.device) -> None:
+    program = {"OL101": READS, "OL102": SHAPES, "OL106": SEEDS}[code][name]
+    x = torch.eye(4).to(device) + 0.5
+    pool = DRIVER.new_pool(device)
+    with mode():
+        with pytest.raises(CaptureError) as refused:
+            Captured(program, x, pool=pool)
+        assert refused.value.code == code
+        assert refused.value.where is not None
+        assert "test_tape_refusals.py" in refused.value.where
+        assert_same(Captured(lambda x: x + 1, x, pool=pool)(x), [x + 1])
+
+
+def seeded_by_state(x: Tensor) -> Tensor:
+    state = torch.get_rng_state()
+    y = torch.rand_like(x)
+    torch.set_rng_state(state)
+    return y + x
+
+
+def test_the_line_of_a_seed() -> None:
+    with pytest.raises(CaptureError, match=r"test_tape_refusals.py:\d+: torch.set_rng_state\(state\)"):
+        Captured(seeded_by_state, torch.ones(2, 2))
+
+
+def test_a_swallowed_refusal_is_raised(device: torch.device) -> None:
+    def program(x: Tensor) -> Tensor:
+        try:
+            return x * x.sum().item()
+        except RuntimeError:
+            return x
+
+    with pytest.raises(CaptureError, match="OL101"):
+        Captured(program, torch.ones(2).to(device))
+
+
+def test_descriptions_are_no_host_reads(device: torch.device) -> None:
+    def program(x: Tensor) -> Tensor:
+        assert x.is_contiguous()
+        assert x.is_same_size(x)
+        assert torch.result_type(x, 1.0) is torch.float32
+        assert not x.is_complex()
+        return x * x.numel() + len(x) + x.shape[0]
+
+    x = torch.ones(3).to(device)
+    assert_same(Captured(program, x)(x), [x * 3 + 6])
+
+
+def test_a_moved_external_is_refused() -> None:
+    w = torch.ones(2)
+    with pytest.raises(CaptureError, match="OL107"):
+        Captured(lambda x: w.resize_(100).fill_(0)[:2] + x, torch.ones(2))
+
+
+def test_a_profiler_keeps_its_hook() -> None:
+    """A seed is then found by comparing states."""
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        hook = sys.getprofile()
+        with pytest.raises(CaptureError, match="OL106"):
+            Captured(SEEDS["seed"], torch.ones(2))
+        assert sys.getprofile() is hook
+    finally:
+        profiler.disable()
+
+
+def test_a_higher_order_operator_is_refused() -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    with pytest.raises(CaptureError, match="OL109") as refused:
+        Captured(program, torch.ones(2))
+    assert "torch.cond(x.sum() > 0" in str(refused.value.where)

@@ -140,7 +140,9 @@ def missing(words: list[str]) -> str | None:
     if command.startswith("scripts/"):
         ok = (ROOT / command).is_file()
     elif command == "onelaunch":
-        ok = rest[0] in {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
+        ok = rest[0] in {
+            c.name or c.callback.__name__ for c in app.registered_commands if c.callback
+        }
     elif command == "python" and rest[0] == "-m":
         ok = importlib.util.find_spec(rest[1]) is not None
     else:
@@ -218,7 +220,9 @@ def plain(text: str) -> str:
 def test_the_map_of_the_code_is_complete() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     source = ROOT / "src/onelaunch"
-    files = [path.relative_to(source) for path in source.rglob("*.[pc]*") if path.suffix in (".py", ".c")]
+    files = [
+        path.relative_to(source) for path in source.rglob("*.[pc]*") if path.suffix in (".py", ".c")
+    ]
     for file in files:
         if file.name != "__init__.py":
             assert f"`{file}`" in text, f"CONTRIBUTING.md does not say what {file} is"

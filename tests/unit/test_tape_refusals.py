@@ -84,7 +84,9 @@ def seeded_by_state(x: Tensor) -> Tensor:
 
 
 def test_the_line_of_a_seed() -> None:
-    with pytest.raises(CaptureError, match=r"test_tape_refusals.py:\d+: torch.set_rng_state\(state\)"):
+    with pytest.raises(
+        CaptureError, match=r"test_tape_refusals.py:\d+: torch.set_rng_state\(state\)"
+    ):
         Captured(seeded_by_state, torch.ones(2, 2))
 
 

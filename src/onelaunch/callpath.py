@@ -19,10 +19,17 @@ from onelaunch.recording import Captured
 from onelaunch.spec import CallSpec, default_device
 from onelaunch.tree import Constant, Container, Leaf, Tree, build, flatten
 
-MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
+
+class _Miss:
+    def __repr__(self) -> str:
+        return "MISS"
+
+
+MISS: Any = _Miss()
 """What a call path returns for a call that its recording does not fit."""
 
-_GUARDS: Any = torch._C._dynamo.guards
+_C: Any = torch._C
+_GUARDS: Any = _C._dynamo.guards
 
 
 @dataclass
@@ -60,6 +67,8 @@ def build_call(
     driver, device = captured.driver, captured.device
     source = _Source(names={"MISS": MISS})
     leaves: dict[int, str] = {}
+    if driver.name == "cuda":  # on the tape a mode is active meanwhile
+        source.miss_if(f"{source.name('capturing', driver.capturing)}()")
     _match(source, spec.tree, "args", "kwargs", leaves)
     inputs = [leaves[i] for i in range(len(leaves))]
     for slot in captured.hidden:
@@ -81,7 +90,9 @@ def _match(source: _Source, tree: Tree, args: str, kwargs: str, leaves: dict[int
     assert isinstance(tree, Container)
     positional, named = cast(tuple[Container, Container], tree.children)
     conditions = f"len({args}) != {len(positional.children)}"
-    conditions += f" or len({kwargs}) != {len(named.children)}" if named.children else f" or {kwargs}"
+    conditions += (
+        f" or len({kwargs}) != {len(named.children)}" if named.children else f" or {kwargs}"
+    )
     source.miss_if(conditions)
     for index, child in enumerate(positional.children):
         _match_value(source, child, f"{args}[{index}]", leaves)
@@ -160,9 +171,7 @@ def _check_tensors(source: _Source, captured: Captured, inputs: Sequence[str]) -
     unlike = [i for i, t in enumerate(captured.inputs.tensors) if _same_object_twice(captured, i)]
     checked = [name for i, name in enumerate(inputs) if i not in unlike]
     examples = [t for i, t in enumerate(captured.inputs.tensors) if i not in unlike]
-    guards = _GUARDS.TensorGuards(
-        *examples, dynamic_dims_sizes=None, dynamic_dims_strides=None
-    )
+    guards = _GUARDS.TensorGuards(*examples, dynamic_dims_sizes=None, dynamic_dims_strides=None)
     source.miss_if(f"not {source.name('tensors', guards.check)}({', '.join(checked)})")
     for i in unlike:
         first = next(
@@ -179,7 +188,7 @@ def _same_object_twice(captured: Captured, index: int) -> bool:
 
 def _check_default_device(source: _Source, spec: CallSpec) -> None:
     """A default device that was set is a function mode, and none of those is active otherwise."""
-    modes = source.name("function_modes", torch._C._len_torch_function_stack)
+    modes = source.name("function_modes", _C._len_torch_function_stack)
     device = source.name("device", spec.device)
     read = source.name("default_device", default_device)
     condition = f"{read}() != {device}"
@@ -306,10 +315,7 @@ def _allocate(
         base = next((m for m in members if _is_whole(m[1], nbytes)), None)
         name, where = f"g{index}", source.name("device", device)
         if base is not None:
-            spec = base[1].spec
-            made = f"{source.name('empty_strided', torch.empty_strided)}("
-            made += f"{source.name('shape', spec.shape)}, {source.name('stride', spec.stride)}, "
-            made += f"dtype={source.name('dtype', spec.dtype)}, device={where})"
+            made = f"{source.name('allocate', driver.allocator(base[1].spec))}()"
             names[base[0]] = name
         else:
             made = f"{source.name('empty', driver.empty)}({nbytes}, {where})"

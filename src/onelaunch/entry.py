@@ -152,5 +152,7 @@ def _graphed(fn: Any, options: Options, pool: Pool | None) -> Any:
     if not callable(fn) or isinstance(fn, type):
         shown = repr(fn)[:60]
         fix = "pass a function, a bound method or a module"
-        raise GraphError("OL401", f"expected a callable, got a {type(fn).__name__}: {shown}", fix=fix)
+        raise GraphError(
+            "OL401", f"expected a callable, got a {type(fn).__name__}: {shown}", fix=fix
+        )
     return Graphed(fn, options, pool)

@@ -199,7 +199,9 @@ class Graphed(Generic[P, R]):
             driver.synchronize(device)
         started = perf_counter()
         if self.options.compile and signature.known is None:
-            result = driver.warmup(lambda: self._watched(driver, device, signature, args, kwargs), device)
+            result = driver.warmup(
+                lambda: self._watched(driver, device, signature, args, kwargs), device
+            )
         else:
             result = driver.warmup(lambda: self._callee(driver)(*args, **kwargs), device)
         if measured:
@@ -315,9 +317,7 @@ class Graphed(Generic[P, R]):
     def _roots(self, flat: Flat) -> list[tuple[str, object]]:
         """Where the state that the callable reaches begins."""
         objects = [
-            (path, c.value)
-            for path, c in call_constants(flat.tree)
-            if not is_plain(c.value)
+            (path, c.value) for path, c in call_constants(flat.tree) if not is_plain(c.value)
         ]
         return [self._root, *objects]
 
@@ -488,8 +488,6 @@ class Graphed(Generic[P, R]):
         return Graphed, (self.fn, self.options)
 
 
-
-
 def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call path of a recording that lost to eager."""
     return MISS
@@ -516,7 +514,10 @@ def _foreign(tensors: Sequence[Tensor]) -> Tensor | None:
     for t in tensors:
         if t.layout is not torch.strided or t.is_quantized or t.device.type not in DEVICES:
             return t
-        if type(t) not in (Tensor, nn.Parameter) and type(t).__module__ != "onelaunch.driver.emulated":
+        if (
+            type(t) not in (Tensor, nn.Parameter)
+            and type(t).__module__ != "onelaunch.driver.emulated"
+        ):
             return t
     return None
 
@@ -552,5 +553,3 @@ def _describe(
         eager_us=median(signature.eager_us[1:]) if len(signature.eager_us) > 1 else None,
         _counter=lambda: captured.launches[0],
     )
-
-

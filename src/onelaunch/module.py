@@ -103,7 +103,11 @@ def _hooks(module: nn.Module) -> bool:
 @functools.cache
 def _twin_class(kind: type[nn.Module]) -> type[_Twin]:
     """The class of the twins of a class. Names that the class uses itself stay its own."""
-    members: dict[str, Any] = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__slots__": ()}
+    members: dict[str, Any] = {
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+        "__slots__": (),
+    }
     for name in _HANDED_ON:
         if not hasattr(kind, name):
             members[name] = property(lambda twin, name=name: getattr(twin.__graphed__, name))

@@ -76,7 +76,11 @@ class Observer(TorchDispatchMode):
         """storage -> a tensor over it, for memory that existed before and was written."""
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         name: str = func._schema.name
@@ -157,10 +161,16 @@ class Observer(TorchDispatchMode):
                 what = f"{_spoken(name)} needs the value of {_named(device[0])}"
                 raise refuse(found.code, what, fix=found.fix)
         target = kwargs.get("device")
-        moves = name in _COPIES and not self._is_number(args) and bool(
-            (device and host)
-            or (device and target is not None and torch.device(target).type != self._device.type)
-            or (host and target is not None and torch.device(target).type == self._device.type)
+        moves = (
+            name in _COPIES
+            and not self._is_number(args)
+            and bool(
+                (device and host)
+                or (
+                    device and target is not None and torch.device(target).type != self._device.type
+                )
+                or (host and target is not None and torch.device(target).type == self._device.type)
+            )
         )
         if moves:
             raise refuse("OL103", f"{_spoken(name)} copies {_named(tensors[-1])} across")

@@ -14,6 +14,7 @@ OnMismatch = Literal["record", "error"]
 OnRefusal = Literal["raise", "eager"]
 Policy = Literal["always", "measure"]
 
+
 @dataclass(frozen=True)
 class Options:
     """The options of `graph`, checked."""

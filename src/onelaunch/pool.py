@@ -27,7 +27,9 @@ class Pool:
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
-        if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int)):
+        if max_bytes is not None and (
+            isinstance(max_bytes, bool) or not isinstance(max_bytes, int)
+        ):
             raise GraphError("OL401", f"max_bytes must be an int or None, got {max_bytes!r}")
         if max_bytes is not None and max_bytes <= 0:
             raise GraphError("OL401", f"max_bytes must be positive, got {max_bytes}")

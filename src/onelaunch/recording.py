@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from onelaunch.driver.driver import Capture, Driver, Graph
 from onelaunch.driver.driver import Pool as DevicePool
-from onelaunch.driver.randomness import watching_seeds
+from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_seeds
 from onelaunch.errors import CaptureError
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
@@ -186,7 +187,35 @@ class Recorder:
             shape = list(moved[0].tensor.shape)
             self._undo(run, slots_kept, before)
             raise CaptureError("OL107", f"a tensor of the callable's state became {shape}")
+        if self.rebind and not run.found:
+            graph = self._rebound_inputs(graph, plan, tree, before, held, observer[0], generators)
         return self._finish(graph, statics, run, hidden, before, observer[0], held, started)
+
+    def _rebound_inputs(
+        self,
+        graph: Graph,
+        plan: Inputs,
+        tree: Tree,
+        before: Walk,
+        held: dict[int, list[Tensor]],
+        observer: Observer,
+        generators: Sequence[torch.Generator],
+    ) -> Graph:
+        """Have kernels read the inputs where the caller has them, as far as that is proven.
+
+        The callable is captured again for it, so it must have no Python effects of its own.
+        """
+        pinned = {self.driver.region(t).storage for ts in held.values() for t in ts}
+
+        def body(capture: Capture) -> None:
+            fresh = plan_inputs(self.driver, plan.tensors, self.device, pinned)
+            self._run(capture, fresh, tree, [], before, dict(held), _Run())
+
+        state = [t for t in observer.written.values() if not observer.known(t)]
+        try:
+            return self.driver.rebind(graph, body, self.pool, state, generators)
+        except CaptureError:
+            return graph  # it works as it is: the inputs are copied
 
     def _strided(self, t: Tensor) -> bool:
         return t.layout is torch.strided and t.device.type == self.device.type
@@ -231,8 +260,9 @@ class Recorder:
             result = self.fn(*args, **kwargs)
             observer.adopt(self.known, plan.tensors, plan.statics)
         else:
-            with watching_seeds(observer.refuse_seed), observer.host_reads(), observer:
-                result = self.fn(*args, **kwargs)
+            with self._seeds_kept(), watching_seeds(observer.refuse_seed):
+                with observer.host_reads(), observer:
+                    result = self.fn(*args, **kwargs)
             if observer.refused is not None:
                 raise observer.refused  # the callable caught it
         self._inspect_arguments(tree, (args, kwargs), arguments, plan)
@@ -264,6 +294,17 @@ class Recorder:
         run.result = list({id(t): t for t in every}.values())
         self._output_ports(capture, plan, run.outputs, observer)
         return observer
+
+    def _seeds_kept(self) -> AbstractContextManager[None]:
+        if self.device.type != "cuda":
+            return nullcontext()  # the tape compares the state that it records
+
+        def refusal() -> CaptureError:
+            place = seeding_line_of(self.fn)
+            what = "`torch.manual_seed`, or the like, in a capture"
+            return CaptureError("OL106", what, where=str(place) if place else None)
+
+        return seeded_once(refusal)
 
     def _inspect_arguments(
         self, tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs
@@ -340,9 +381,7 @@ class Recorder:
     def _undo(self, run: _Run, kept: Sequence[_Kept], before: Walk) -> None:
         """Put back what a failed capture left in the callable's state."""
         found = run.found or changes(before, walk(self.roots))
-        restore(
-            c for c in found if isinstance(c.before, Tensor) or flatten(c.after).tensors
-        )
+        restore(c for c in found if isinstance(c.before, Tensor) or flatten(c.after).tensors)
         for k in kept:
             k.restore()
 
@@ -452,9 +491,7 @@ def _guarded(
     return _with_ways(guarded, before)
 
 
-def _with_ways(
-    guarded: list[tuple[Slot, object]], before: Walk
-) -> list[tuple[Slot, object]]:
+def _with_ways(guarded: list[tuple[Slot, object]], before: Walk) -> list[tuple[Slot, object]]:
     """Add the slots that lead to guarded ones: a list replaced is its items replaced."""
     known = {slot.id for slot, _ in guarded}
     for slot, _ in list(guarded):

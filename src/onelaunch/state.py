@@ -64,7 +64,12 @@ class Slot(NamedTuple):
             self.holder[self.key] = value
 
 
-MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING: Any = _Missing()
 
 
 @dataclass(slots=True)

@@ -19,6 +19,8 @@ from typing import Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from onelaunch.spec import TensorSpec
+
 T = TypeVar("T")
 
 Travel = Literal["node", "copy", "fill", "rebind"]
@@ -55,9 +57,7 @@ class Pool(Protocol):
 class Capture(Protocol):
     """What a body may ask for while its operations are recorded."""
 
-    def input(
-        self, source: Tensor, buffer: Tensor, travel: Travel, displacement: int = 0
-    ) -> None:
+    def input(self, source: Tensor, buffer: Tensor, travel: Travel, displacement: int = 0) -> None:
         """Add an input port; ports are numbered in the order in which they are added.
 
         Args:
@@ -121,7 +121,12 @@ class Driver(Protocol):
         ...
 
     def alias(
-        self, base: Tensor, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
+        self,
+        base: Tensor,
+        dtype: torch.dtype,
+        size: Sequence[int],
+        stride: Sequence[int],
+        offset: int,
     ) -> Tensor:
         """A tensor over `base`'s storage, its first element `offset` bytes after `base`'s first.
 
@@ -132,6 +137,11 @@ class Driver(Protocol):
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
         """uint8 memory of shape (nbytes,), a storage of its own, aligned for every kernel: of the
         pool inside `capture`, of the ordinary allocator outside."""
+        ...
+
+    def allocator(self, spec: TensorSpec) -> Callable[[], Tensor]:
+        """What makes a tensor of this kind in the ordinary allocator, its values undefined; the
+        quickest way there is, since it runs at every call."""
         ...
 
     # State.

@@ -103,6 +103,35 @@ def watching_seeds(refusal: Callable[[str], BaseException]) -> Generator[None]:
 
 
 @contextmanager
+def seeded_once(refusal: Callable[[], BaseException]) -> Generator[None]:
+    """Raise `refusal` if the host's default generator is seeded meanwhile, and put it back.
+
+    `torch.manual_seed` runs where Dynamo has turned the interpreter's hooks off, so `watching_seeds`
+    does not see it; but it leaves its seed. For devices with generators of their own: draws from
+    the host's are not what a draw would have been.
+    """
+    state = torch.get_rng_state()
+    seed = torch.default_generator.seed()
+    try:
+        yield
+        kept = torch.initial_seed() == seed
+    finally:
+        torch.set_rng_state(state)
+    if not kept:
+        raise refusal()
+
+
+def seeding_line_of(fn: object) -> Place | None:
+    """The line of a function's source that looks as if it seeded, or its first one."""
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return None
+    lines = [line for *_, line in code.co_lines() if line is not None]
+    first, last = code.co_firstlineno, max(lines, default=code.co_firstlineno)
+    return seeding_line(Place(code.co_filename, first, ""), Place(code.co_filename, last, ""))
+
+
+@contextmanager
 def unwatched() -> Generator[None]:
     """Leave the work of onelaunch itself out of `watching_seeds`."""
     watch = sys.getprofile()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from functools import cache
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.driver import Driver
-
 
 DEVICES = ("cpu", "cuda", "tape")
 """The device types that have a driver."""
@@ -38,7 +37,7 @@ def select(tensors: Iterable[Tensor]) -> tuple[Driver, torch.device]:
 @contextmanager
 def preserved_random_state(
     device: torch.device, generators: Iterable[torch.Generator] = ()
-) -> Iterator[None]:
+) -> Generator[None]:
     """Put the random state of host, device and generators back afterwards."""
     states = [(g, g.get_state()) for g in generators]
     devices = [device.index] if device.type == "cuda" else []

@@ -11,6 +11,7 @@ each recorded operation from Python.
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -28,6 +29,7 @@ from onelaunch.driver.operators import Step
 from onelaunch.driver.recorder import Recorder, recording, recording_with
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
+from onelaunch.spec import TensorSpec
 
 T = TypeVar("T")
 
@@ -218,6 +220,12 @@ class TapeDriver:
         with _raw(), _no_functions():
             block = torch.empty(nbytes, dtype=torch.uint8)
             return block if recorder is None else recorder.memory.place(block)
+
+    def allocator(self, spec: TensorSpec) -> Callable[[], Tensor]:
+        """See `Driver.allocator`."""
+        return functools.partial(
+            torch.empty_strided, spec.shape, spec.stride, dtype=spec.dtype, device=spec.device
+        )
 
     def capturing(self) -> bool:
         """Whether this thread is inside the body of a capture."""

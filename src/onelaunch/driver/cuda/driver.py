@@ -19,6 +19,7 @@ from onelaunch.driver.cuda.order import bindings, capture_stream, device_index
 from onelaunch.driver.cuda.rebind import rebind
 from onelaunch.driver.cuda.record import record
 from onelaunch.driver.driver import Capture, Graph, Pool, Region
+from onelaunch.spec import TensorSpec
 
 T = TypeVar("T")
 
@@ -48,6 +49,19 @@ class CudaDriver:
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
         """See `Driver.empty`."""
         return memory.empty(nbytes, device)
+
+    def allocator(self, spec: TensorSpec) -> Callable[[], Tensor]:
+        """See `Driver.allocator`. 0.9 us by Inductor's way in, 1.9 by `torch.empty_strided`."""
+        index, make = device_index(spec.device), bindings._dynamo.guards._empty_strided_cuda
+        current = bindings._cuda_getDevice
+        size, stride, dtype, device = spec.shape, spec.stride, spec.dtype, spec.device
+
+        def allocate() -> Tensor:
+            if current() == index:
+                return make(size, stride, dtype)
+            return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+        return allocate
 
     def capturing(self) -> bool:
         """Whether the current stream is being captured, by whomever."""

@@ -173,3 +173,12 @@ def test_an_output_that_is_a_view_with_grad_history_elsewhere(rand: Rand) -> Non
     """A view of a leaf that requires grad, taken under no_grad, is as eager's."""
     leaf = rand(0, 4).requires_grad_()
     drop_in(lambda x: (x[1:], x.detach()), lambda i: (leaf,))
+
+
+def test_views_of_a_normal_tensor_in_inference_mode_are_normal(rand: Rand) -> None:
+    """Found by random programs: `.real` is a view by another dtype."""
+    drop_in(
+        lambda x: (x.real, x.imag, x[1:], x.detach(), x.view(torch.float32)),
+        lambda i: (rand(i, 4, dtype=torch.complex64),),
+        mode=torch.inference_mode,
+    )

@@ -8,6 +8,7 @@ warning of that code must come out of it.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 import shlex
 import shutil
@@ -22,6 +23,7 @@ import pytest
 import torch
 
 import onelaunch as ol
+from onelaunch.bench import ENGINES
 from onelaunch.cli import app
 from onelaunch.errors import CATALOGUE
 
@@ -231,16 +233,12 @@ def test_the_map_of_the_code_is_complete() -> None:
 
 
 def test_compare_names_every_engine() -> None:
-    from onelaunch.bench import ENGINES
-
     text = (ROOT / "docs/compare.md").read_text()
     for name in ENGINES:
         assert f"`{name}`" in text, name
 
 
 def test_graph_names_every_option() -> None:
-    import inspect
-
     text = (ROOT / "docs/graph.md").read_text()
     for name in inspect.signature(ol.graph).parameters:
         assert f"`{name}" in text, name

@@ -81,11 +81,36 @@ def figures(which: str) -> Callable[[dict[str, Any]], str]:
     return render
 
 
+def call_overhead(results: dict[str, Any]) -> str:
+    """Host and wall time of a call beside a bare replay."""
+    titles = {
+        "bare": "bare replay",
+        "onelaunch": "onelaunch",
+        "onelaunch-static": "static outputs",
+        "onelaunch-rebind": "rebind",
+        "reduce-overhead": "reduce-overhead",
+    }
+    rows = [
+        (NAMES.get(name, name), *(host_and_wall(data, variant) for variant in titles))
+        for name, data in results["workloads"].items()
+    ]
+    text = "Host / wall time per call, microseconds, under `torch.no_grad()`."
+    return table(("workload", *titles.values()), rows) + "\n" + caption(results, text, settled=True)
+
+
+def host_and_wall(data: dict[str, Any], variant: str) -> str:
+    row = next(row for row in data["rows"] if row["variant"] == variant)
+    if row["status"] != "ok":
+        return row["status"]
+    return f"{number(row['host']['median_us'])} / {number(row['wall']['median_us'])}"
+
+
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engines-summary": ("engines.json", summary),
     "engines-wall": ("engines.json", figures("wall")),
     "engines-host": ("engines.json", figures("host")),
     "engines-gpu": ("engines.json", figures("gpu")),
+    "call-overhead": ("call_overhead.json", call_overhead),
 }
 
 
@@ -94,12 +119,12 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def caption(results: dict[str, Any], text: str) -> str:
+def caption(results: dict[str, Any], text: str, *, settled: bool = False) -> str:
     here = results["environment"]
     versions = f"driver {here['driver']}, CUDA {here['cuda']}, torch {here['torch']}"
     tf32 = "TF32 off" if here["cudnn TF32"] == "off" else "TF32 on"
-    doubt = "`~`: still moving by more than 2% when time was up."
-    return f"{text} {doubt} {here['gpu'] or here['cpu']}, {versions}, float32, {tf32}.\n"
+    doubt = "" if settled else " `~`: still moving by more than 2% when time was up."
+    return f"{text}{doubt} {here['gpu'] or here['cpu']}, {versions}, float32, {tf32}.\n"
 
 
 def row_of(data: dict[str, Any], engine: str) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from onelaunch.driver.driver import Driver, Released
 from onelaunch.plan import Output
 from onelaunch.recording import Captured
-from onelaunch.spec import CallSpec, default_device
+from onelaunch.spec import CallSpec, TensorSpec, default_device
 from onelaunch.tree import Constant, Container, Leaf, Tree, build, flatten
 
 
@@ -353,7 +353,19 @@ def _caller_result(source: _Source, output: Output, inputs: Sequence[str]) -> st
 def _viewer(output: Output) -> Callable[[Tensor], Tensor]:
     """Makes a result over the memory of `base`, sharing its version counter as a view does."""
     spec, offset = output.spec, output.offset
+    if not spec.inference and torch.is_inference_mode_enabled():
+        # A view of a normal tensor is normal in inference mode, but one of another dtype is not.
+        outside = _viewer_of(spec, offset, output.is_view)
+        return lambda base: _outside_inference_mode(outside, base)
+    return _viewer_of(spec, offset, output.is_view)
 
+
+def _outside_inference_mode(view: Callable[[Tensor], Tensor], base: Tensor) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        return view(base)
+
+
+def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor], Tensor]:
     def view(base: Tensor) -> Tensor:
         if base.is_conj():
             base = torch._conj(base)
@@ -371,7 +383,7 @@ def _viewer(output: Output) -> Callable[[Tensor], Tensor]:
             made = torch._conj(made)
         if spec.neg:
             made = torch._neg_view(made)
-        return made if output.is_view else made.detach()
+        return made if is_view else made.detach()
 
     return view
 

@@ -6,7 +6,7 @@ by address, which memory they write, and refuses what a replay would freeze, at 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -32,6 +32,7 @@ class Observer(TorchDispatchMode):
         driver: the driver of `device`.
         device: where the recording runs; tensors elsewhere are the host's.
         inputs: device tensors that are inputs of the recording.
+        held: storage -> tensors over it that exist already and that the callable can reach.
         displaced: those of them that stand for memory in the middle of a storage.
         host_inputs: host tensors among the arguments.
         save: keep a copy of memory that existed before, before its first write, for `restore`.
@@ -46,6 +47,7 @@ class Observer(TorchDispatchMode):
         host_inputs: Iterable[Tensor] = (),
         *,
         displaced: Iterable[Tensor] = (),
+        held: Mapping[int, Sequence[Tensor]] | None = None,
         save: bool = False,
         refuse: bool = True,
     ) -> None:
@@ -57,11 +59,13 @@ class Observer(TorchDispatchMode):
         self._inputs = {driver.region(t).storage for t in inputs}
         self._reads = HostReads(self._on_device, self._refuse_read)
         self._displaced = {driver.region(t).storage for t in displaced}
+        self._held = held or {}
         self._produced: set[int] = set()
         # Host storages whose values could differ in another call; those made from constants in
         # the call itself are the same each time.
         self._host_varying = {t.untyped_storage()._cdata for t in host_inputs}
         self._host_constant: set[int] = set()
+        self._host_blank: set[int] = set()
         # Views made in the run, of memory that is read by address.
         self._derived: set[int] = set()
         # So that no other tensor takes an id or address while we watch.
@@ -209,7 +213,11 @@ class Observer(TorchDispatchMode):
 
     def _write(self, t: Tensor) -> None:
         if not self._on_device(t):
-            if self._refuse and t.untyped_storage()._cdata not in self._host_constant:
+            storage = t.untyped_storage()._cdata
+            if storage in self._host_blank:
+                self._host_blank.discard(storage)
+                self._host_constant.add(storage)
+            if self._refuse and storage not in self._host_constant:
                 raise refuse("OL104", f"a host tensor, {_named(t)}, is written")
             return
         region = self._driver.region(t)
@@ -229,6 +237,9 @@ class Observer(TorchDispatchMode):
                 continue
             if self._on_device(t):
                 storage = self._storage(t)
+                if storage in self._held and storage not in self.external:
+                    # cuDNN makes a tensor over the weights' storage before anything reads one.
+                    self.external[storage] = list(self._held[storage])
                 if storage in self.external:
                     self._derived.add(id(t))
                     self._kept.append(t)
@@ -240,7 +251,8 @@ class Observer(TorchDispatchMode):
             constant = all(source in self._host_constant for source in sources)
             if storage not in sources and constant and not random:
                 self._kept.append(t)
-                self._host_constant.add(storage)
+                blank = operator(func).idle  # memory from `torch.empty`, filled by who knows whom
+                (self._host_blank if blank else self._host_constant).add(storage)
 
     def is_constant(self, t: Tensor) -> bool:
         """Whether a host tensor was made in the run from constants alone."""

@@ -254,7 +254,7 @@ class Recorder:
             for static, t in zip(statics, plan.tensors, strict=True)
             if any(static is d for d in device) and t.storage_offset() != static.storage_offset()
         ]
-        observer = Observer(self.driver, self.device, device, host, displaced=displaced)
+        observer = Observer(self.driver, self.device, device, host, displaced=displaced, held=held)
         args, kwargs = unflatten(tree, list(arguments))
         if self.known is not None:
             result = self.fn(*args, **kwargs)

@@ -45,6 +45,7 @@ class Verdict:
 def reserved(device: torch.device) -> int:
     """Bytes that the allocator holds, in use or not."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what is cached serves the next request, and is no growth
         return torch.cuda.memory_reserved(device)
     return allocated(device)
 

@@ -63,9 +63,8 @@ class CudaDriver:
 
         return allocate
 
-    def capturing(self) -> bool:
-        """Whether the current stream is being captured, by whomever."""
-        return bool(bindings._cuda_isCurrentStreamCapturing())
+    capturing = staticmethod(getattr(bindings, "_cuda_isCurrentStreamCapturing", lambda: False))
+    """Whether the current stream is being captured, by whomever."""
 
     def exclusive(self) -> AbstractContextManager[Any]:
         """See `Driver.exclusive`; a launch does not wait for it."""

@@ -90,9 +90,12 @@ def _match(source: _Source, tree: Tree, args: str, kwargs: str, leaves: dict[int
     assert isinstance(tree, Container)
     positional, named = cast(tuple[Container, Container], tree.children)
     conditions = f"len({args}) != {len(positional.children)}"
-    conditions += (
-        f" or len({kwargs}) != {len(named.children)}" if named.children else f" or {kwargs}"
-    )
+    if not named.children:
+        conditions += f" or {kwargs}"
+    elif len(named.children) == 1:
+        conditions += f" or len({kwargs}) != 1"
+    else:  # a callable that takes **kwargs sees their order
+        conditions += f" or tuple({kwargs}) != {source.name('order', named.keys)}"
     source.miss_if(conditions)
     for index, child in enumerate(positional.children):
         _match_value(source, child, f"{args}[{index}]", leaves)

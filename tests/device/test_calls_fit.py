@@ -250,6 +250,21 @@ def test_position_keyword_and_default(rand: Rand) -> None:
     assert replays(fast) >= len(calls) // 2
 
 
+def test_the_order_of_keywords(rand: Rand) -> None:
+    """A callable that takes any keywords sees the order in which they were given."""
+
+    def f(**parts: Tensor) -> Tensor:
+        return torch.cat(list(parts.values()))
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(8):
+            a, b = rand(i, 2), rand(50 + i, 3)
+            parts = {"a": a, "b": b} if i % 2 else {"b": b, "a": a}
+            assert_same(fast(**parts), f(**parts))
+    assert replays(fast) > 2
+
+
 def test_wrong_arguments_raise_what_the_callable_raises(rand: Rand) -> None:
     def f(x: Tensor) -> Tensor:
         return x + 1

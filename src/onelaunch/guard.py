@@ -1,9 +1,9 @@
 """Whether what a recording relies on, behind its arguments, is still as it was.
 
-Three things are checked at every call: that the modes of torch are those of the capture, that each
-slot holds the very object it held (the parameter, the submodule, the flag), and that each tensor
-read by address is still there, laid out as it was (`p.data = ...`, `set_`, `resize_` move a tensor
-without replacing it).
+Four things are checked at every call: that the modes of torch are those of the capture, that each
+slot holds the very object it held (the parameter, the submodule, the flag), that each tensor read
+by address is still there, laid out as it was (`p.data = ...`, `set_`, `resize_` move a tensor
+without replacing it), and in grad mode that each of them requires grad or not, as it did.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class StateGuard:
         ordered = sorted(slots, key=lambda pair: not _is_attribute(pair[0]))
         self._slots = [slot for slot, _ in ordered]
         self._values = [value for _, value in ordered]
+        # What is in a tuple stays there.
+        self._watched = [i for i, s in enumerate(self._slots) if not isinstance(s.holder, tuple)]
         self._sized = [
             _Size(container, names)
             for container, names in sorted(sized, key=lambda pair: not isinstance(pair[0], dict))
@@ -59,6 +61,9 @@ class StateGuard:
         self._modes = list(modes)
         self.tensors = list(tensors)
         self._places = [_Place.of(t) for t in self.tensors]
+        # Without grad mode what requires grad is nobody's business, and may change.
+        wanting = torch.is_grad_enabled()
+        self._grads = [t.requires_grad for t in self.tensors] if wanting else []
         self.check = self._native_check() or self._python_check
 
     def _native_check(self) -> Callable[[], bool] | None:
@@ -66,10 +71,11 @@ class StateGuard:
         guard = native().guard
         if guard is None:
             return None
-        seen = [i for i, slot in enumerate(self._slots) if _is_seen_by_c(slot)]
+        seen = [i for i in self._watched if _is_seen_by_c(self._slots[i])]
         watched = sum(_is_attribute(self._slots[i]) for i in seen)
         values = [self._values[i] for i in seen]
-        plain = [t for t in self.tensors if type(t) in (Tensor, torch.nn.Parameter)]
+        lengths = [len(size.container) for size in self._sized]
+        plain = [t for t in self.tensors if _is_laid_out_for_c(t)]
         native_guard = guard(
             tuple(read for read, _ in self._modes),
             tuple(expected for _, expected in self._modes),
@@ -78,22 +84,31 @@ class StateGuard:
             values,
             watched,
             tuple(size.container for size in self._sized),
+            lengths,
             sum(isinstance(size.container, dict) for size in self._sized),
             tuple(plain),
+            bool(self._grads),
         )
         quick = native_guard.check
-        rest = [i for i, slot in enumerate(self._slots) if not _is_seen_by_c(slot)]
+        if quick() is not True:
+            return None  # a container that shows Python something else than it holds
+        rest = [i for i in self._watched if not _is_seen_by_c(self._slots[i])]
         others = [p for p in self._places if not any(p.tensor is t for t in plain)]
 
         def settle() -> bool:
-            """Let equal values take the place of those captured, and look once more."""
+            """Let equal values take the place of those captured, and look once more.
+
+            What is taken is what was looked at: another thread may change it in between.
+            """
+            now = [len(size.container) for size in self._sized]
             if not all(size.kept() for size in self._sized):
                 return False
-            native_guard.measure()
+            lengths[:] = now
             for position, i in enumerate(seen):
-                if not self._holds(i):
+                content = self._slots[i].read()
+                if not _fits(content, self._values[i]):
                     return False
-                values[position] = self._slots[i].read()
+                values[position] = content
             return quick() is True
 
         if not rest and not others:
@@ -103,7 +118,11 @@ class StateGuard:
             found = quick()
             if found is not True and (found is False or not settle()):
                 return False
-            return all(map(self._holds, rest)) and all(place.kept() for place in others)
+            return (
+                all(map(self._holds, rest))
+                and all(place.kept() for place in others)
+                and (not others or self._same_grads())
+            )
 
         return check
 
@@ -111,14 +130,19 @@ class StateGuard:
         return (
             all(read() is expected for read, expected in self._modes)
             and all(size.kept() for size in self._sized)
-            and all(map(self._holds, range(len(self._slots))))
+            and all(map(self._holds, self._watched))
             and all(place.kept() for place in self._places)
+            and self._same_grads()
+        )
+
+    def _same_grads(self) -> bool:
+        return all(
+            t.requires_grad is was for t, was in zip(self.tensors, self._grads, strict=False)
         )
 
     def _holds(self, index: int) -> bool:
         """Whether a slot holds what it must."""
-        content, value = self._slots[index].read(), self._values[index]
-        return content is value or (is_plain(value) and Constant(value).matches(content))
+        return _fits(self._slots[index].read(), self._values[index])
 
     def moved(self) -> str | None:
         """The name of a tensor that is gone from its slot or memory for good, or None.
@@ -145,6 +169,9 @@ class StateGuard:
             if not self._holds(index):
                 was, now = repr(self._values[index])[:40], repr(slot.read())[:40]
                 return f"{slot.name}: captured {was}, got {now}"
+        for index, (t, was) in enumerate(zip(self.tensors, self._grads, strict=False)):
+            if t.requires_grad is not was:
+                return f"{self._name(t, index)}.requires_grad: captured {was}, got {not was}"
         return None
 
     def names(self) -> list[str]:
@@ -167,10 +194,20 @@ class StateGuard:
         return [t for t in tensors if id(t) not in held]
 
 
+def _fits(content: object, value: object) -> bool:
+    """Whether `content` may stand where `value` stood: the same object, or a plain equal value."""
+    return content is value or (is_plain(value) and Constant(value).matches(content))
+
+
 def _is_seen_by_c(slot: Slot) -> bool:
-    return slot.kind == "cell" or (
-        slot.kind == "item" and isinstance(slot.holder, dict | list | tuple)
+    return slot.kind in ("cell", "of") or (
+        slot.kind == "item" and isinstance(slot.holder, dict | list)
     )
+
+
+def _is_laid_out_for_c(t: Tensor) -> bool:
+    """C sees no subclass's own layout, and no lazy conjugation."""
+    return type(t) in (Tensor, torch.nn.Parameter) and not t.is_complex()
 
 
 class _Place:
@@ -182,11 +219,14 @@ class _Place:
 
     @classmethod
     def of(cls, t: Tensor) -> _Place:
-        return cls(t, (t.data_ptr(), t.shape, t.stride(), t.dtype))
+        return cls(t, _layout(t))
 
     def kept(self) -> bool:
-        t = self.tensor
-        return (t.data_ptr(), t.shape, t.stride(), t.dtype) == self._state
+        return _layout(self.tensor) == self._state
+
+
+def _layout(t: Tensor) -> tuple[object, ...]:
+    return t.data_ptr(), t.shape, t.stride(), t.dtype, t.is_conj(), t.is_neg()
 
 
 class _Size:

@@ -8,6 +8,8 @@ there is part of what must be unchanged. `walk` finds the places (slots) and wha
 from __future__ import annotations
 
 import functools
+import gc
+import sys
 import sysconfig
 import types
 from collections import deque
@@ -20,10 +22,12 @@ from torch import Tensor, nn
 
 from onelaunch.tree import Constant, is_plain
 
-Kind = Literal["item", "cell", "default"]
-"""How a slot is read: ``holder[key]``, ``holder.cell_contents`` or ``holder.__defaults__[key]``."""
+Kind = Literal["item", "cell", "default", "of"]
+"""How a slot is read: ``holder[key]``, ``holder.cell_contents``, ``holder.__defaults__[key]`` or
+``key(holder)``."""
 
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _UNWALKED = ("torch._", "torch.cuda", "torch.utils", "threading", "logging", "onelaunch")
 _STANDARD = (sysconfig.get_path("stdlib"), "<frozen")
 
@@ -49,6 +53,8 @@ class Slot(NamedTuple):
         try:
             if self.kind == "cell":
                 return self.holder.cell_contents
+            if self.kind == "of":
+                return self.key(self.holder)
             holder = self.holder.__defaults__ if self.kind == "default" else self.holder
             return holder[self.key]
         except (KeyError, IndexError, ValueError, TypeError):
@@ -87,6 +93,8 @@ class Walk:
     """(dict, owner): where objects and modules keep their attributes."""
     hooks: list[dict[int, Any]] = field(default_factory=lambda: cast(Any, []))
     """The dicts of hooks of every submodule; those of the graphed module itself run outside."""
+    functions: list[types.FunctionType] = field(default_factory=lambda: cast(Any, []))
+    """The functions whose code was read."""
 
     def is_read(self, slot: Slot) -> bool:
         """Whether the callable's code names what the slot holds, or holds what holds it."""
@@ -108,6 +116,28 @@ class Walk:
                 yield value, None
         for hooks in self.hooks:
             yield hooks, None
+
+    def ways(self, owners: Iterable[object]) -> Iterator[tuple[Slot, object]]:
+        """What leads to the attributes of `owners`: their dicts, their classes, and code.
+
+        Other tools replace these: `module._modules = ...`, a patched method of a class, a notebook
+        that reloads a function in place.
+        """
+        hooks = {id(entries) for entries in self.hooks}
+        classes: dict[type, None] = {}
+        for owner in owners:
+            name, attributes = type(owner).__qualname__, vars(owner)
+            yield Slot("of", owner, type, f"the class of a `{name}`", owner), type(owner)
+            yield Slot("of", owner, vars, f"`__dict__` of a `{name}`", owner), attributes
+            classes.update(dict.fromkeys(type(owner).__mro__))
+            for kind in _MODULE_DICTS + _HOOKS if isinstance(owner, nn.Module) else ():
+                entries = attributes.get(kind)
+                if entries and (kind in _MODULE_DICTS or id(entries) in hooks):
+                    yield Slot("item", attributes, kind, f"`{kind}` of a `{name}`", owner), entries
+        for kind in classes:
+            yield from _methods(kind)
+        for fn in self.functions:
+            yield Slot("of", fn, code_of, f"the code of `{fn.__qualname__}`", None), fn.__code__
 
     def tensors(self) -> Iterator[tuple[Slot, Tensor]]:
         """The slots that hold tensors."""
@@ -140,6 +170,7 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
             found.hooks += [value._forward_hooks, value._forward_pre_hooks]
         elif isinstance(value, types.FunctionType):
             found.names |= names_read(value.__code__)
+            found.functions.append(value)
         found.owned += [(attributes, value) for attributes in _dicts(value)]
         for slot in _slots(name, value, found):
             content = slot.read()
@@ -151,6 +182,25 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
                 queue.append((slot.name, content, slot))
         queue.extend((*inside, via) for inside in _inside(name, value))
     return found
+
+
+def code_of(fn: types.FunctionType) -> types.CodeType:
+    """The code of a function, which can be replaced in place."""
+    return fn.__code__
+
+
+def _methods(kind: type) -> Iterator[tuple[Slot, object]]:
+    """The methods of a class; of an installed one, which has hundreds, the forward alone."""
+    if kind in (nn.Module, object):
+        return
+    # A class shows its dict by a proxy; the dict itself can tell that it changes.
+    members = cast(dict[str, object], gc.get_referents(vars(kind))[0])
+    module = sys.modules.get(kind.__module__)
+    library = module is None or _is_library_module(module)
+    for key in ("forward",) if library else list(members):
+        member = members.get(key)
+        if isinstance(member, types.FunctionType | property | staticmethod | classmethod):
+            yield Slot("item", members, key, f"`{kind.__qualname__}.{key}`", kind), member
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:

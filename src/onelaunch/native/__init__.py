@@ -1,7 +1,7 @@
 """The one piece of C: built by the system's compiler at first use, and done without where it fails.
 
 A wheel for each torch and Python is not worth 250 lines. What is built is kept in the user's cache
-directory under a name made from the source and the interpreter; ``ONELAUNCH_NATIVE=0`` turns it off.
+directory, named by the source and the interpreter; ``ONELAUNCH_NATIVE=0`` turns it off.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def native() -> Native:
     """Build if need be (0.5 s, once for each machine and Python), load, and connect to torch."""
     if os.environ.get("ONELAUNCH_NATIVE") == "0":
         return Native(None, "turned off by ONELAUNCH_NATIVE=0")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return Native(None, "it relies on the interpreter lock, which this Python goes without")
     try:
         module = _load(_built())
         place = _place()
@@ -55,7 +57,7 @@ def native() -> Native:
         ]
     except (OSError, AttributeError, ImportError, subprocess.SubprocessError, LookupError) as error:
         return Native(None, f"{type(error).__name__}: {error}")
-    module.connect(*addresses, place)
+    module.connect(*addresses, place, torch._C.TensorBase.requires_grad)
     return Native(module.Guard, "in use")
 
 

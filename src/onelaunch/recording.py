@@ -465,7 +465,7 @@ def _guarded(
     rebound = {state.slot.id for state in run.state} | {slot.id for slot in hidden}
     now = {change.slot.id: change.after for change in run.found}
     guarded: list[tuple[Slot, object]] = [
-        (Slot("item", hooks, key, "a hook of a submodule", hooks), hook)
+        (Slot("item", hooks, key, "a hook of a submodule", None), hook)
         for hooks in before.hooks
         for key, hook in hooks.items()
     ]
@@ -488,6 +488,8 @@ def _guarded(
             continue
         # A counter that the call advanced is not advanced by replays: it stays where it is now.
         guarded.append((slot, now.get(slot.id, value)))
+    owners = {id(slot.owner): slot.owner for slot, _ in guarded if hasattr(slot.owner, "__dict__")}
+    guarded.extend(before.ways(owners.values()))
     return _with_ways(guarded, before)
 
 

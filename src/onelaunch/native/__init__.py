@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,33 @@ def native() -> Native:
     except (OSError, AttributeError, ImportError, subprocess.SubprocessError, LookupError) as error:
         return Native(None, f"{type(error).__name__}: {error}")
     module.connect(*addresses, place, torch._C.TensorBase.requires_grad)
+    if not _dicts_tell(module.Guard):
+        module.unwatch()
     return Native(module.Guard, "in use")
+
+
+class _Object:
+    """What has a dict of its own."""
+
+
+def _dicts_tell(guard: Any) -> bool:
+    """Whether watched dicts tell of every change: Python 3.13.0 tells of none by ``o.a = b``."""
+
+    def seen(change: Callable[[_Object], object]) -> bool:
+        o = _Object()
+        o.a = value = object()  # pyright: ignore[reportAttributeAccessIssue]
+        watched = vars(o)
+        made = guard((), (), (watched,), ("a",), [value], 1, (watched,), [1], 1, (), False)
+        known = made.check() is True
+        change(o)
+        return known and made.check() is not True
+
+    return (
+        seen(lambda o: setattr(o, "a", object()))
+        and seen(lambda o: setattr(o, "b", object()))
+        and seen(lambda o: delattr(o, "a"))
+        and seen(lambda o: vars(o).update(a=object()))
+    )
 
 
 def _library() -> Path:

@@ -377,8 +377,19 @@ static PyObject *connect(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *unwatch(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    if (watcher >= 0 && PyDict_ClearWatcher(watcher))
+        return NULL;
+#endif
+    watcher = -1;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"connect", connect, METH_VARARGS, "Give the addresses of torch's functions."},
+    {"unwatch", unwatch, METH_NOARGS, "Trust no dict to tell: look into each at every call."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,0 +1,65 @@
+"""What `import onelaunch` gives, and what it does not do."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import onelaunch
+
+ROOT = Path(__file__).parents[2]
+LEAN = """
+import sys
+sys.modules["cuda"] = None  # as if cuda-bindings were not installed
+import torch
+before = set(sys.modules)
+import onelaunch
+heavy = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "numpy", "sympy")
+heavy += ("transformers", "torchvision", "sklearn", "triton", "rich", "typer", "cuda")
+new = {name for name in set(sys.modules) - before if name.startswith(heavy)}
+assert not new, new
+assert not torch.cuda.is_initialized()
+assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+"""
+
+
+def run(code: str) -> None:
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT / "src")
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout + done.stderr
+
+
+def test_the_import_is_lean() -> None:
+    run(LEAN)
+
+
+def test_all_is_what_is_exported() -> None:
+    public = {
+        name
+        for name, value in vars(onelaunch).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert public == set(onelaunch.__all__)
+    assert sorted(onelaunch.__all__) == list(onelaunch.__all__)
+
+
+def test_what_is_exported_is_documented() -> None:
+    for name in onelaunch.__all__:
+        assert inspect.getdoc(getattr(onelaunch, name)), name
+
+
+def test_the_wheel_has_what_is_not_python() -> None:
+    package = ROOT / "src" / "onelaunch"
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = settings["tool"]["setuptools"]["package-data"]["onelaunch"]
+    named = {file for pattern in patterns for file in package.glob(pattern)}
+    there = {
+        file
+        for file in package.rglob("*")
+        if file.is_file() and file.suffix != ".py" and "__pycache__" not in file.parts
+    }
+    assert there == named

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.native import native
-from onelaunch.state import Slot
+from onelaunch.state import Slot, code_of, defaults_of, keyword_defaults_of
 from onelaunch.tree import Constant, is_plain
 
 Reader = tuple[Callable[[], object], object]
@@ -80,7 +80,7 @@ class StateGuard:
             tuple(read for read, _ in self._modes),
             tuple(expected for _, expected in self._modes),
             tuple(self._slots[i].holder for i in seen),
-            tuple(self._slots[i].key for i in seen),
+            tuple(_key_for_c(self._slots[i]) for i in seen),
             values,
             watched,
             tuple(size.container for size in self._sized),
@@ -205,6 +205,14 @@ def _is_seen_by_c(slot: Slot) -> bool:
     )
 
 
+_PARTS: Any = {code_of: 0, defaults_of: 1, keyword_defaults_of: 2}
+"""What C calls the parts of a function."""
+
+
+def _key_for_c(slot: Slot) -> object:
+    return _PARTS.get(slot.key, slot.key) if slot.kind == "of" else slot.key
+
+
 def _is_laid_out_for_c(t: Tensor) -> bool:
     """C sees no subclass's own layout, and no lazy conjugation."""
     return type(t) in (Tensor, torch.nn.Parameter) and not t.is_complex()
@@ -247,5 +255,11 @@ class _Size:
 
 
 def _is_attribute(slot: Slot) -> bool:
-    """Whether a slot is in the dict of an object or module: globals change too often to watch."""
+    """Whether a slot is looked at only when a watched dict changed.
+
+    Those of objects and modules are watched; globals change too often. Which dict an object has
+    is looked at along with them: it would be 200 looks at every call of a ResNet-50.
+    """
+    if slot.kind == "of":
+        return slot.key is vars
     return slot.kind == "item" and slot.owner is not None and isinstance(slot.holder, dict)

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from onelaunch.tree import Constant, is_plain
 
-Kind = Literal["item", "cell", "default", "of"]
-"""How a slot is read: ``holder[key]``, ``holder.cell_contents``, ``holder.__defaults__[key]`` or
-``key(holder)``."""
+Kind = Literal["item", "cell", "of"]
+"""How a slot is read: ``holder[key]``, ``holder.cell_contents`` or ``key(holder)``."""
 
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -55,8 +54,7 @@ class Slot(NamedTuple):
                 return self.holder.cell_contents
             if self.kind == "of":
                 return self.key(self.holder)
-            holder = self.holder.__defaults__ if self.kind == "default" else self.holder
-            return holder[self.key]
+            return self.holder[self.key]
         except (KeyError, IndexError, ValueError, TypeError):
             return MISSING
 
@@ -189,6 +187,14 @@ def code_of(fn: types.FunctionType) -> types.CodeType:
     return fn.__code__
 
 
+def defaults_of(fn: types.FunctionType) -> tuple[Any, ...] | None:
+    return fn.__defaults__
+
+
+def keyword_defaults_of(fn: types.FunctionType) -> dict[str, Any] | None:
+    return fn.__kwdefaults__
+
+
 def _methods(kind: type) -> Iterator[tuple[Slot, object]]:
     """The methods of a class; of an installed one, which has hundreds, the forward alone."""
     if kind in (nn.Module, object):
@@ -258,8 +264,10 @@ def _module_slots(name: str, module: nn.Module) -> Iterator[Slot]:
 def _function_slots(name: str, fn: types.FunctionType) -> Iterator[Slot]:
     for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
         yield Slot("cell", cell, None, variable, None)
-    for index in range(len(fn.__defaults__ or ())):
-        yield Slot("default", fn, index, f"{name}.__defaults__[{index}]", None)
+    if fn.__defaults__:
+        yield Slot("of", fn, defaults_of, f"{name}.__defaults__", None)
+    if fn.__kwdefaults__:
+        yield Slot("of", fn, keyword_defaults_of, f"{name}.__kwdefaults__", None)
     if _is_library(fn.__code__):
         return
     names = set(names_read(fn.__code__))
@@ -286,13 +294,15 @@ def _inside(name: str, value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, nn.Module) or _is_object(value):
         for kind in type(value).__mro__:
             if not kind.__module__.startswith(("torch", "builtins", "onelaunch")):
-                for member in vars(kind).values():
-                    if isinstance(member, types.FunctionType) and not _is_library(member.__code__):
+                for key, member in vars(kind).items():
+                    function = isinstance(member, types.FunctionType)
+                    # The object is made: its `__init__` names all attributes and reads none.
+                    if function and key != "__init__" and not _is_library(member.__code__):
                         yield member.__qualname__, member
 
 
 def _is_object(value: object) -> bool:
-    """Whether to read an object's attributes: an instance of somebody's class, with a `__dict__`."""
+    """Whether to read the attributes: an instance of somebody's class, with a `__dict__`."""
     if isinstance(value, type | types.ModuleType | types.FunctionType | types.MethodType | Tensor):
         return False
     return hasattr(value, "__dict__") and not type(value).__module__.startswith(_UNWALKED)

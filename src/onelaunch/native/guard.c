@@ -148,13 +148,15 @@ static PyObject *look_up(PyObject *holder, PyObject *key)
         Py_XDECREF(dict);
         return dict;
     }
-    if (PyFunction_Check(holder))
-        return PyFunction_GET_CODE(holder);
     if (PyDict_Check(holder))
         return PyDict_GetItemWithError(holder, key);
     if (PyCell_Check(holder))
         return PyCell_GET(holder);
     Py_ssize_t index = PyLong_AsSsize_t(key);
+    if (PyFunction_Check(holder))
+        return index == 0   ? PyFunction_GET_CODE(holder)
+               : index == 1 ? PyFunction_GET_DEFAULTS(holder)
+                            : PyFunction_GET_KW_DEFAULTS(holder);
     return index >= 0 && index < PyList_GET_SIZE(holder) ? PyList_GET_ITEM(holder, index) : NULL;
 }
 
@@ -276,15 +278,14 @@ static int prepare(Guard *self)
     for (Py_ssize_t i = 0; i < holders; i++) {
         PyObject *holder = PyTuple_GET_ITEM(self->holders, i);
         PyObject *key = PyTuple_GET_ITEM(self->keys, i);
-        int known = PyDict_Check(holder) ||
+        int known = PyDict_Check(holder) || key == (PyObject *)&PyType_Type || key == vars_of ||
                     (i >= self->watched &&
-                     (PyCell_Check(holder) || PyList_Check(holder) || PyFunction_Check(holder) ||
-                      key == (PyObject *)&PyType_Type || key == vars_of));
+                     (PyCell_Check(holder) || PyList_Check(holder) || PyFunction_Check(holder)));
         if (!known) {
             PyErr_Format(PyExc_TypeError, "cannot look into a %s", Py_TYPE(holder)->tp_name);
             return -1;
         }
-        if (i < self->watched && watch(holder))
+        if (i < self->watched && PyDict_Check(holder) && watch(holder))
             return -1;
     }
     for (Py_ssize_t i = 0; i < self->watched_sized; i++)

@@ -127,9 +127,6 @@ ARCHITECTURES = [
         {"vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
     ),
     Architecture(
-        "deberta-v2", "text encoder", "DebertaV2Config", "DebertaV2Model", masked_text, ENCODER
-    ),
-    Architecture(
         "gpt2",
         "text decoder",
         "GPT2Config",
@@ -339,6 +336,15 @@ _MASK = (
     "the general one without asking"
 )
 REFUSED = [
+    Refused(
+        Architecture(
+            "deberta-v2", "text encoder", "DebertaV2Config", "DebertaV2Model", masked_text, ENCODER
+        ),
+        "OL104",
+        "scale.to(dtype=query_layer.dtype)",
+        "TorchScript makes the scale on the host, where nothing tells that it is a constant",
+        ("cuda",),
+    ),
     Refused(
         _with("bert", "with a mask", inputs=masked_text),
         "OL101",

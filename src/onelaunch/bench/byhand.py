@@ -69,7 +69,13 @@ class ByHand:
             graph.replay()
             return [t.clone() for t in result.tensors]
 
-        return Built(call, bare=graph.replay if self.bare else least, close=graph.reset)
+        kept = [fn]  # the graph reads its parameters by address
+
+        def close() -> None:
+            graph.reset()
+            kept.clear()
+
+        return Built(call, bare=graph.replay if self.bare else least, close=close)
 
     def code(self, workload: Workload) -> str:
         positional, keyword = workload.names

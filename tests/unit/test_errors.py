@@ -1,0 +1,75 @@
+"""Errors have four parts and a code, and every code is in the catalogue and in use."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+import onelaunch as ol
+from onelaunch.errors import CATALOGUE, CaptureError, GraphError, ReplayError
+
+SOURCE = Path(__file__).parents[2] / "src" / "onelaunch"
+KINDS = (GraphError, CaptureError, ReplayError)
+
+
+def codes_in(file: Path) -> set[str]:
+    strings = (
+        n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)
+    )
+    return {s for s in strings if isinstance(s, str) and re.fullmatch(r"OL\d+", s)}
+
+
+def test_every_code_in_use_is_explained_and_every_explanation_is_used() -> None:
+    used = set[str]()
+    for file in SOURCE.rglob("*.py"):
+        if file.name != "errors.py":
+            used |= codes_in(file)
+    assert used == set(CATALOGUE)
+
+
+@pytest.mark.parametrize("code", CATALOGUE)
+def test_entries(code: str) -> None:
+    entry = CATALOGUE[code]
+    assert re.fullmatch(r"OL[1-4]\d\d", code)
+    for part in (entry.title, entry.why, entry.fix):
+        assert part
+        assert part == part.strip()
+        assert not part.endswith(".")
+
+
+def test_the_four_parts() -> None:
+    error = CaptureError("OL101", "x.item() reads 3.0", where="model.py:7: y = x.item()")
+    entry = CATALOGUE["OL101"]
+    assert str(error).splitlines() == [
+        "[OL101] x.item() reads 3.0",
+        "  where: model.py:7: y = x.item()",
+        f"  why:   {entry.why}",
+        f"  fix:   {entry.fix}",
+    ]
+    other = GraphError("OL401", "what", why="because", fix="do()")
+    assert str(other) == "[OL401] what\n  why:   because\n  fix:   do()"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_and_pickles(kind: type[GraphError]) -> None:
+    error = kind("OL201", "what", where="here", why="because", fix="do()")
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(again) is kind
+        assert vars(again) == vars(error)
+        assert str(again) == str(error)
+
+
+def test_an_unknown_code_is_a_mistake_of_ours() -> None:
+    with pytest.raises(KeyError):
+        GraphError("OL999", "what")
+
+
+def test_the_tree_of_errors() -> None:
+    assert GraphError.__bases__ == (RuntimeError,)
+    assert CaptureError.__bases__ == ReplayError.__bases__ == (GraphError,)
+    assert issubclass(ol.GraphWarning, UserWarning)

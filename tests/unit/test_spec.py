@@ -1,0 +1,178 @@
+"""The signature of a call: what it says of tensors and of torch's modes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from onelaunch.spec import MODES, CallSpec, TensorSpec, ambient, default_device, modes, readers
+from onelaunch.tree import flatten_call
+
+SIZES = st.lists(st.integers(0, 3), max_size=3)
+CPU = torch.device("cpu")
+
+
+def spec_of(*args: Any, **kwargs: Any) -> CallSpec:
+    flat = flatten_call(args, kwargs)
+    return CallSpec(
+        flat.tree, tuple(TensorSpec.of(t) for t in flat.tensors), (), modes(), default_device()
+    )
+
+
+@given(SIZES, st.sampled_from([torch.float32, torch.int8, torch.complex64]), st.booleans())
+def test_equal_specs_have_equal_hashes(sizes: list[int], dtype: torch.dtype, flip: bool) -> None:
+    def make() -> Tensor:
+        t = torch.zeros(sizes, dtype=dtype)
+        return t.transpose(0, -1) if flip and sizes else t
+
+    a, b = spec_of(make(), k=[make(), 1]), spec_of(make(), k=[make(), 1])
+    assert a == b
+    assert hash(a) == hash(b)
+
+
+@given(SIZES, st.permutations(range(3)), st.integers(1, 2))
+def test_dense_is_one_run_of_memory(sizes: list[int], order: list[int], step: int) -> None:
+    t = torch.zeros(sizes)
+    if len(sizes) == 3:
+        t = t.permute(order)
+    if sizes:
+        t = t[::step]
+    spec = TensorSpec.of(t)
+    places = torch.arange(64 * 4).as_strided(t.shape, t.stride()).flatten().tolist()
+    assert spec.dense == (not places or sorted(places) == list(range(len(places))))
+    assert spec.extent_bytes == (4 * (max(places) + 1) if places else 0)
+
+
+OTHERS: dict[str, Callable[[], Tensor]] = {
+    "shape": lambda: torch.ones(3, 2),
+    "stride": lambda: torch.ones(3, 2).t(),
+    "dtype": lambda: torch.ones(2, 3, dtype=torch.complex128),
+    "device": lambda: torch.ones(2, 3, dtype=torch.complex64, device="meta"),
+    "requires_grad": lambda: torch.ones(2, 3, dtype=torch.complex64, requires_grad=True),
+    "conj": lambda: torch.ones(2, 3, dtype=torch.complex64).conj(),
+    "neg": lambda: torch._neg_view(torch.ones(2, 3, dtype=torch.complex64)),
+    "kind": lambda: torch.nn.Parameter(
+        torch.ones(2, 3, dtype=torch.complex64), requires_grad=False
+    ),
+}
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_a_tensor_that_differs_is_named(field: str) -> None:
+    mine = spec_of(torch.ones(2, 3, dtype=torch.complex64))
+    theirs = spec_of(OTHERS[field]())
+    assert mine != theirs
+    where, how = mine.difference(theirs, ["args[0]"])
+    assert where.startswith("args[0]")
+    assert how.startswith("captured ")
+    if field not in ("shape", "stride"):
+        assert where == f"args[0].{field}"
+
+
+def test_inference_tensors_differ() -> None:
+    with torch.inference_mode():
+        inside = torch.ones(2)
+    assert TensorSpec.of(inside) != TensorSpec.of(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "where", "how"),
+    [
+        (((1,), {}), ((2,), {}), "args[0]", "captured 1, got 2"),
+        (((), {"k": 1}), ((), {"k": True}), "kwargs['k']", "captured 1, got True"),
+        (((), {"k": 1}), ((), {"j": 1}), "kwargs", "captured keys ['k'], got ['j']"),
+        ((([1],), {}), (((1,),), {}), "args[0]", "captured list of 1, got tuple of 1"),
+        ((({"a": [0.5]},), {}), (({"a": [1.5]},), {}), "args[0]['a'][0]", "captured 0.5, got 1.5"),
+        (((), {}), ((1,), {}), "args", "captured tuple of 0, got tuple of 1"),
+    ],
+)
+def test_a_constant_that_differs_is_named(mine: Any, theirs: Any, where: str, how: str) -> None:
+    first, second = spec_of(*mine[0], **mine[1]), spec_of(*theirs[0], **theirs[1])
+    assert first.difference(second, []) == (where, how)
+
+
+def test_a_dimension_that_differs_is_named() -> None:
+    difference = spec_of(torch.ones(2, 8)).difference(spec_of(torch.ones(2, 9)), ["args[0]"])
+    assert difference == ("args[0], dim 1", "captured 8, got 9")
+
+
+@contextlib.contextmanager
+def default_dtype() -> Any:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextlib.contextmanager
+def without_mkldnn() -> Any:
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+
+
+IN_FORCE: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "no_grad": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "default dtype": default_dtype,
+    "cudnn.deterministic": lambda: torch.backends.cudnn.flags(enabled=True, deterministic=True),
+    "cudnn.benchmark": lambda: torch.backends.cudnn.flags(enabled=True, benchmark=True),
+    "cudnn.enabled": lambda: torch.backends.cudnn.flags(enabled=False),
+    "math attention": lambda: torch.nn.attention.sdpa_kernel(
+        torch.nn.attention.SDPBackend.FLASH_ATTENTION
+    ),
+    "mkldnn": without_mkldnn,
+}
+
+
+@pytest.mark.parametrize("mode", IN_FORCE)
+def test_modes_are_seen(mode: str) -> None:
+    before, watching = modes(), readers()
+    assert all(read() is expected for read, expected in watching)
+    with IN_FORCE[mode]():
+        assert modes() != before
+        assert not all(read() is expected for read, expected in watching)
+    assert modes() == before
+    assert all(read() is expected for read, expected in watching)
+
+
+def test_a_mode_that_differs_is_named() -> None:
+    x = torch.ones(1)
+    mine = spec_of(x)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        theirs = spec_of(x)
+    assert mine.difference(theirs, ["x"]) == ("cudnn.benchmark", "captured False, got True")
+    assert len(mine.modes) == 1 + len(MODES)
+
+
+def test_the_default_device_is_part_of_it() -> None:
+    x = torch.ones(1)
+    mine = spec_of(x)
+    with torch.device("meta"):
+        theirs = spec_of(x)
+        assert ambient() is None
+    assert mine.difference(theirs, ["x"]) == ("default device", "captured cpu, got meta")
+    assert default_device() == CPU
+
+
+def test_what_surrounds_a_call() -> None:
+    assert ambient() is None
+    with torch.autograd.forward_ad.dual_level():
+        assert ambient() == "forward-mode AD is active"
+    with torch.overrides.BaseTorchFunctionMode():
+        assert ambient() == "a torch function mode is active"
+    found: list[str | None] = []
+    torch.func.vmap(lambda x: found.append(ambient()) or x)(torch.ones(2))
+    assert found == ["a functorch transform is active"]

@@ -1,0 +1,209 @@
+"""What a callable reaches behind its arguments."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onelaunch.state import (
+    MISSING,
+    Change,
+    Slot,
+    attributes_read,
+    changes,
+    names_read,
+    restore,
+    walk,
+)
+
+WEIGHT = torch.ones(2)
+PAIR = (torch.ones(1), 2)
+SETTINGS = {"scale": 2.0, "shift": torch.zeros(2)}
+
+
+class Plain:
+    limit = 3
+
+    def __init__(self, t: Tensor) -> None:
+        self.t = t
+        self.only_set = 1
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x + self.t
+
+    def method(self, x: Tensor) -> Tensor:
+        return x * self.t
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("seen", torch.zeros(1))
+        self.parts = [Plain(torch.ones(2))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.parts[0](self.layer(x)) * WEIGHT
+
+
+def tensors(root: object, name: str = "") -> set[str]:
+    return {slot.name for slot, _ in walk([(name, root)]).tensors()}
+
+
+def closure() -> Callable[[Tensor], Tensor]:
+    held, table = torch.ones(1), {"k": torch.ones(1)}
+
+    def fn(x: Tensor) -> Tensor:
+        return x + held + table["k"] + WEIGHT + SETTINGS["shift"]
+
+    return fn
+
+
+def with_defaults(x: Tensor, a: Any = PAIR, *, b: Tensor = WEIGHT) -> Tensor:
+    return x + a[0] + b
+
+
+ROOTS: dict[str, tuple[object, set[str]]] = {
+    "module": (
+        Net(),
+        {"layer.weight", "layer.bias", "seen", "parts[0].t", "WEIGHT"},
+    ),
+    "function": (closure(), {"held", "table['k']", "WEIGHT", "SETTINGS['shift']"}),
+    "defaults": (
+        with_defaults,
+        {"f.__defaults__[0][0]", "f.__kwdefaults__['b']"},
+    ),
+    "bound method": (Plain(WEIGHT).method, {"self.t"}),
+    "callable object": (Plain(WEIGHT), {"f.t"}),
+    "partial": (
+        functools.partial(torch.add, WEIGHT, out=torch.ones(2)),
+        {"f.args[0]", "f.keywords['out']"},
+    ),
+    "containers": (
+        [deque([torch.ones(1)]), OrderedDict(k=torch.ones(1)), (torch.ones(1),)],
+        {"f[0][0]", "f[1]['k']", "f[2][0]"},
+    ),
+    "wrapped": (
+        functools.wraps(with_defaults)(lambda x: x),
+        {"f.__defaults__[0][0]", "f.__kwdefaults__['b']"},
+    ),
+    "nothing": (torch.sin, set()),
+}
+
+
+@pytest.mark.parametrize("kind", ROOTS)
+def test_tensors_are_found_by_name(kind: str) -> None:
+    root, names = ROOTS[kind]
+    assert tensors(root, "" if isinstance(root, nn.Module) else "f") == names
+
+
+def test_a_long_chain_and_a_ring_end() -> None:
+    chain: list[Any] = [torch.ones(1)]
+    for _ in range(5000):
+        chain = [chain]
+    ring: list[Any] = [chain]
+    ring.append(ring)
+    assert len(tensors(ring)) == 1
+
+
+def test_slots_read_and_write() -> None:
+    value = 1
+
+    def fn() -> int:
+        return value
+
+    (cell,) = [slot for slot, _ in walk([("f", fn)]).held.values() if slot.kind == "cell"]
+    assert cell.read() == 1
+    cell.write(5)
+    assert fn() == 5
+    box: dict[str, int] = {}
+    slot = Slot("item", box, "k", "box['k']", None)
+    assert slot.read() is MISSING
+    slot.write(3)
+    assert (slot.read(), box) == (3, {"k": 3})
+    slot.write(MISSING)
+    assert box == {}
+    assert Slot("item", [1], 4, "a", None).read() is MISSING
+    assert repr(MISSING) == "nothing"
+
+
+def test_changes_and_their_undoing() -> None:
+    net = Net()
+    before = walk([("", net)])
+    assert changes(before, walk([("", net)])) == []
+    old = net.layer.weight
+    net.layer.weight = nn.Parameter(torch.zeros(2, 2))
+    net.late = torch.ones(1)
+    del net.seen
+    net.parts[0].only_set = 1
+    found = changes(before, walk([("", net)]))
+    assert {c.slot.name: c.before is MISSING for c in found} == {
+        "layer.weight": False,
+        "late": True,
+        "seen": False,
+    }
+    restore(found)
+    assert net.layer.weight is old
+    assert not hasattr(net, "late")
+    assert net.seen.shape == (1,)
+    assert changes(before, walk([("", net)])) == []
+
+
+def test_what_changed_again_is_not_undone() -> None:
+    box = {"k": 1}
+    restore([Change(Slot("item", box, "k", "k", None), 0, 2)])
+    assert box == {"k": 1}
+
+
+def test_an_equal_number_is_no_change() -> None:
+    box = [float("2.5"), float("nan")]
+    before = walk([("box", box)])
+    box[:] = [float("2.5"), float("nan")]
+    assert changes(before, walk([("box", box)])) == []
+    box[0] = 3
+    assert [c.slot.name for c in changes(before, walk([("box", box)]))] == ["box[0]"]
+
+
+def test_names_in_code() -> None:
+    def fn(x: Any) -> Any:
+        def inner() -> Any:
+            return x.deep + SETTINGS["scale"]
+
+        return inner, getattr(x, "by_string", None)
+
+    names = names_read(fn.__code__)
+    assert {"deep", "by_string", "SETTINGS", "scale"} <= names
+    assert "t" in attributes_read(Plain)
+    assert "only_set" not in attributes_read(Plain)
+
+
+def test_which_slots_are_read() -> None:
+    found = walk([("f", Plain(WEIGHT))])
+    by_name = {slot.name: slot for slot, _ in found.held.values()}
+    assert found.is_read(by_name["f.t"])
+    assert not found.is_read(by_name["f.only_set"])
+
+
+def test_hooks_of_parts_alone() -> None:
+    net = Net()
+    found = walk([("", net)])
+    assert any(hooks is net.layer._forward_hooks for hooks in found.hooks)
+    assert not any(hooks is net._forward_hooks for hooks in found.hooks)
+
+
+def test_the_ways_to_attributes() -> None:
+    net = Net()
+    found = walk([("", net)])
+    ways = list(found.ways([net, net.layer]))
+    assert all(slot.read() is value for slot, value in ways)
+    names = {slot.name for slot, _ in ways}
+    assert {"the class of a `Net`", "`__dict__` of a `Net`", "`_modules` of a `Net`"} <= names
+    assert {"`_parameters` of a `Linear`", "`Linear.forward`", "`Net.forward`"} <= names
+    assert "the code of `Net.forward`" in names
+    assert "`_parameters` of a `Net`" not in names

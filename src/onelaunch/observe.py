@@ -6,7 +6,10 @@ by address, which memory they write, and refuses what a replay would freeze, at 
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -70,6 +73,7 @@ class Observer(TorchDispatchMode):
         self._derived: set[int] = set()
         # So that no other tensor takes an id or address while we watch.
         self._kept: list[Tensor] = []
+        self._made: list[weakref.ref[Tensor]] = []
         self._saved: list[tuple[Tensor, Tensor]] = []
         self._saved_regions: set[Region] = set()
         self.refused: CaptureError | None = None
@@ -243,8 +247,10 @@ class Observer(TorchDispatchMode):
                 if storage in self.external:
                     self._derived.add(id(t))
                     self._kept.append(t)
-                elif storage not in self._inputs:
-                    self._produced.add(storage)
+                else:
+                    if storage not in self._inputs:
+                        self._produced.add(storage)
+                    self._made.append(weakref.ref(t))
                 continue
             storage = t.untyped_storage()._cdata
             sources = [i.untyped_storage()._cdata for i in inputs if not self._on_device(i)]
@@ -270,8 +276,29 @@ class Observer(TorchDispatchMode):
         for storage, t in seen.written.items():
             self.written[stands_for.get(storage, storage)] = t
 
+    def survivor(self, expected: Sequence[Tensor]) -> Tensor | None:
+        """A tensor of the recording's memory, other than those expected, that lives on after it."""
+        # Views keep the tensor that they were made from.
+        ids = {id(t) for t in expected} | {id(t._base) for t in expected}
+        storages = {self._storage(t) for t in expected if self._on_device(t)}
+
+        def find() -> Tensor | None:
+            for made in self._made:
+                t = made()
+                if t is None or id(t) in ids:
+                    continue
+                if not t._is_view() or self._storage(t) not in storages or _is_held(t):
+                    return t  # not merely a step between a tensor and a view of it
+            return None
+
+        if find() is None:
+            return None
+        gc.collect()  # it may be in a cycle that nobody holds
+        return find()
+
     def release(self) -> None:
         """Forget what was made during the run, so that its memory can be used again."""
+        self._made.clear()
         self._kept.clear()
         self._derived.clear()
         self._produced.clear()
@@ -291,6 +318,11 @@ def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
 
 def _tensors(value: Any) -> list[Tensor]:
     return [t for t in cast(list[Any], pytree.tree_leaves(value)) if isinstance(t, Tensor)]
+
+
+def _is_held(t: Tensor) -> bool:
+    """Whether something in Python, other than a frame that runs, holds a tensor."""
+    return any(not isinstance(holder, FrameType) for holder in gc.get_referrers(t))
 
 
 def _spoken(name: str) -> str:

@@ -19,7 +19,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
 from onelaunch.plan import Inputs, Outputs, plan_inputs, plan_outputs, stage
-from onelaunch.spec import CallSpec, readers
+from onelaunch.spec import CallSpec, TensorSpec, readers
 from onelaunch.state import (
     MISSING,
     Change,
@@ -187,6 +187,11 @@ class Recorder:
             shape = list(moved[0].tensor.shape)
             self._undo(run, slots_kept, before)
             raise CaptureError("OL107", f"a tensor of the callable's state became {shape}")
+        stray = _stray(observer[0], run, plan)
+        if stray is not None:
+            graph.reset()
+            self._undo(run, slots_kept, before)
+            raise CaptureError("OL105", f"somebody keeps a tensor made in the call, {stray}")
         if self.rebind and not run.found:
             graph = self._rebound_inputs(graph, plan, tree, before, held, observer[0], generators)
         return self._finish(graph, statics, run, hidden, before, observer[0], held, started)
@@ -270,7 +275,7 @@ class Recorder:
         _refuse_opaque(flat.tree)
         run.after = walk(self.roots)
         run.found = changes(before, run.after)
-        run.again = self._read_and_rebound(run.found, hidden, observer)
+        run.again = self._read_and_rebound(run.found, hidden, observer, flat.tensors)
         if run.again:
             run.outputs = Outputs()
             run.result = []
@@ -320,17 +325,25 @@ class Recorder:
                 raise CaptureError("OL107", f"an argument, {spec}, became {list(t.shape)}")
 
     def _read_and_rebound(
-        self, found: Sequence[Change], hidden: Sequence[Slot], observer: Observer
+        self,
+        found: Sequence[Change],
+        hidden: Sequence[Slot],
+        observer: Observer,
+        results: Sequence[Tensor],
     ) -> list[Slot]:
-        """Slots whose old tensor was read and whose new one replaces it: recurrent state."""
+        """Slots whose old tensor was read, returned or moved to another slot, and which hold a new
+        one now: recurrent state."""
         known = {slot.id for slot in hidden}
+        passed = [*results, *(t for change in found for t in flatten(change.after).tensors)]
+        used = {self.driver.region(t).storage for t in passed if self._strided(t)}
+        used |= observer.external.keys()
         return [
             change.slot
             for change in found
             if isinstance(change.before, Tensor)
             and change.slot.id not in known
             and self._strided(change.before)
-            and self.driver.region(change.before).storage in observer.external
+            and self.driver.region(change.before).storage in used
         ]
 
     def _rebound(
@@ -438,6 +451,13 @@ class Recorder:
             untraced=guard.untraced([t for t in external if not _is_input(t, pinned)]),
             seconds=time.perf_counter() - started,
         )
+
+
+def _stray(observer: Observer, run: _Run, plan: Inputs) -> TensorSpec | None:
+    """A tensor that was made in the run and lives on where no slot leads: a hook's list, a tensor's
+    attribute, an iterator. No replay would renew it, and each would write over it."""
+    stray = observer.survivor([*run.result, *plan.statics])
+    return None if stray is None else TensorSpec.of(stray)
 
 
 def _is_input(t: Tensor, pinned: Sequence[Tensor]) -> bool:

@@ -257,3 +257,107 @@ def test_a_counter_on_the_module_does_not_split_or_stop_recording(rand: Rand) ->
             assert_same(fast(rand(i, 3)), rand(i, 3) * 2)
     assert len(fast.recordings) == 1
     assert fast.recordings[0].replays >= 4
+
+
+class Tagged:
+    """An object whose attributes no walk finds."""
+
+    __slots__ = ("value",)
+
+    value: Any
+
+
+def _in_an_iterator(box: dict[str, Any], t: Tensor) -> None:
+    box["it"] = iter([t])
+
+
+def _in_slots(box: dict[str, Any], t: Tensor) -> None:
+    box["slots"].value = t
+
+
+def _on_a_tensor(box: dict[str, Any], t: Tensor) -> None:
+    box["w"].tag = t
+
+
+def _as_a_gradient(box: dict[str, Any], t: Tensor) -> None:
+    box["w"].grad = t
+
+
+def _in_a_set(box: dict[str, Any], t: Tensor) -> None:
+    box["set"].clear()
+    box["set"].add(t)
+
+
+_OUT_OF_SIGHT: dict[str, tuple[Callable[..., None], Callable[[dict[str, Any]], Tensor]]] = {
+    "iterator": (_in_an_iterator, lambda box: next(box["it"])),
+    "slots": (_in_slots, lambda box: box["slots"].value),
+    "tensor": (_on_a_tensor, lambda box: box["w"].tag),
+    "gradient": (_as_a_gradient, lambda box: box["w"].grad),
+    "set": (_in_a_set, lambda box: next(iter(box["set"]))),
+}
+
+
+@pytest.mark.parametrize("place", _OUT_OF_SIGHT)
+def test_a_tensor_stored_out_of_sight_is_renewed_or_refused(rand: Rand, place: str) -> None:
+    """The recording's memory outlives the call wherever it is kept; each replay overwrites it."""
+    put, get = _OUT_OF_SIGHT[place]
+    box: dict[str, Any] = {"slots": Tagged(), "set": set(), "w": rand(60, 3)}
+
+    def f(x: Tensor) -> Tensor:
+        put(box, x * 2)
+        return x + 1
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(5):
+            try:
+                fast(rand(i, 3))
+            except ol.CaptureError as error:
+                assert error.code == "OL105"  # noqa: PT017
+                return
+            assert_same(get(box), rand(i, 3) * 2)
+
+
+def test_a_hook_of_a_submodule_that_keeps_what_it_sees(rand: Rand) -> None:
+    seen: dict[str, Tensor] = {}
+    model = nn.Sequential(nn.Tanh(), nn.ReLU())
+    model[0].register_forward_hook(lambda module, given, result: seen.update(act=result))
+    fast = ol.graph(model, warmup=1)
+    with torch.no_grad():
+        for i in range(5):
+            try:
+                fast(rand(i, 3))
+            except ol.CaptureError as error:
+                assert error.code == "OL105"  # noqa: PT017
+                return
+            assert_same(seen["act"], torch.tanh(rand(i, 3)))
+
+
+def test_tensors_that_change_places(rand: Rand) -> None:
+    """Both were there before: each call moves them on, whichever the kernels read."""
+
+    def world() -> Any:
+        pair = [rand(70, 3), rand(71, 3)]
+
+        def f(x: Tensor) -> Tensor:
+            pair[0], pair[1] = pair[1], pair[0]
+            return x + pair[0]
+
+        return f, lambda i: (rand(i, 3),)
+
+    right_or_refused(world, "OL105")
+
+
+def test_a_delay_line(rand: Rand) -> None:
+    """The tensor of the call before is returned, and no kernel reads it."""
+
+    def world() -> Any:
+        kept = [rand(70, 3)]
+
+        def f(x: Tensor) -> Tensor:
+            last, kept[0] = kept[0], x * 2
+            return last
+
+        return f, lambda i: (rand(i, 3),)
+
+    right_or_refused(world, "OL105")

@@ -171,7 +171,7 @@ def _check_tensors(source: _Source, captured: Captured, inputs: Sequence[str]) -
     one call into C++, 0.2 us, and 0.1 us for each further tensor."""
     if not inputs:
         return
-    unlike = [i for i, t in enumerate(captured.inputs.tensors) if _same_object_twice(captured, i)]
+    unlike = [i for i in range(len(captured.inputs.tensors)) if _same_object_twice(captured, i)]
     checked = [name for i, name in enumerate(inputs) if i not in unlike]
     examples = [t for i, t in enumerate(captured.inputs.tensors) if i not in unlike]
     guards = _GUARDS.TensorGuards(*examples, dynamic_dims_sizes=None, dynamic_dims_strides=None)

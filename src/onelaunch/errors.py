@@ -90,7 +90,8 @@ CATALOGUE: dict[str, Entry] = {
     "OL102": Entry(
         "output shape depends on data",
         "the size of the result is known only after the device has run; a replay has fixed sizes",
-        "use a form of fixed size: torch.where, a mask, topk, or `size=` where the operation has it",
+        "use a form of fixed size: torch.where, a mask, topk, or `size=` where the operation has "
+        "it",
     ),
     "OL103": Entry(
         "copy between host and device",
@@ -153,7 +154,8 @@ CATALOGUE: dict[str, Entry] = {
     "OL302": Entry(
         "an argument that cannot be compared",
         "a replay is legal only for equal arguments, and this one cannot be told equal",
-        "pass tensors, numbers, strings and containers of them; bind the rest with functools.partial",
+        "pass tensors, numbers, strings and containers of them; bind the rest with "
+        "functools.partial",
     ),
     "OL303": Entry(
         "gradients wanted",

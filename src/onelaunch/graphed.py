@@ -113,7 +113,7 @@ class Graphed(Generic[P, R]):
 
     def __get__(self, owner: object, kind: type | None = None) -> Any:
         """As a method: bound like the function that it stands for."""
-        return self if owner is None else functools.partial(self, owner)
+        return self if owner is None else functools.partial(cast(Any, self), owner)
 
     # The way to a recording.
 

@@ -58,7 +58,7 @@ class _Twin(nn.Module):
         return self.__graphed__
 
     @forward.setter
-    def forward(self, value: Any) -> None:
+    def forward(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.__dict__["forward"] = value
         self.__graphed__.reset()
 

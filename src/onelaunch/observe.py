@@ -10,7 +10,7 @@ import gc
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -317,7 +317,7 @@ def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [t for t in cast(list[Any], pytree.tree_leaves(value)) if isinstance(t, Tensor)]
+    return [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
 
 
 def _is_held(t: Tensor) -> bool:

@@ -265,9 +265,9 @@ class Recorder:
             result = self.fn(*args, **kwargs)
             observer.adopt(self.known, plan.tensors, plan.statics)
         else:
-            with self._seeds_kept(), watching_seeds(observer.refuse_seed):
-                with observer.host_reads(), observer:
-                    result = self.fn(*args, **kwargs)
+            seeds = watching_seeds(observer.refuse_seed)
+            with self._seeds_kept(), seeds, observer.host_reads(), observer:
+                result = self.fn(*args, **kwargs)
             if observer.refused is not None:
                 raise observer.refused  # the callable caught it
         self._inspect_arguments(tree, (args, kwargs), arguments, plan)
@@ -409,7 +409,9 @@ class Recorder:
         held: dict[int, list[Tensor]],
         started: float,
     ) -> Captured:
-        assert run.inputs is not None and run.outputs is not None and run.tree is not None
+        assert run.inputs is not None
+        assert run.outputs is not None
+        assert run.tree is not None
         # The slots are as before the call until a launch rebinds them.
         rebound = {state.slot.id for state in run.state}
         restore(change for change in run.found if change.slot.id in rebound)

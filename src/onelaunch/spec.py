@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.tree import Tree
+from onelaunch.tree import Container, Tree
 
 _C: Any = torch._C
 
@@ -62,10 +62,10 @@ class TensorSpec:
     @property
     def dense(self) -> bool:
         """Whether the elements fill one run of memory, so that a memcpy can carry them."""
+        if 0 in self.shape:
+            return True
         expected = 1
         for stride, size in sorted(zip(self.stride, self.shape, strict=True)):
-            if size == 0:
-                return True
             if size == 1:
                 continue
             if stride != expected:
@@ -157,7 +157,7 @@ class CallSpec:
         return ", ".join(str(t) for t in self.tensors) or "no tensors"
 
     def difference(self, other: CallSpec, paths: Sequence[str]) -> tuple[str, str]:
-        """Where `other` differs from this spec, and how: ``("args[0], dim 1", "captured 8, got 9")``."""
+        """Where `other` differs, and how: ``("args[0], dim 1", "captured 8, got 9")``."""
         for mine, theirs, path in zip(self.tensors, other.tensors, paths, strict=False):
             if mine == theirs:
                 continue
@@ -185,8 +185,6 @@ class CallSpec:
 
 
 def _tree_difference(mine: Tree, theirs: Tree, path: str) -> tuple[str, str]:
-    from onelaunch.tree import Container
-
     if not isinstance(mine, Container) or not isinstance(theirs, Container):
         return path, f"captured {mine!r}, got {theirs!r}"
     if mine.kind is not theirs.kind or len(mine.children) != len(theirs.children):

@@ -26,7 +26,7 @@ _BY_VALUE = (
 class Leaf(NamedTuple):
     """The place of the tensor number `index`."""
 
-    index: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 class Constant:
@@ -270,7 +270,8 @@ def build(tree: Container, children: list[Any]) -> Any:
         return tuple.__new__(kind, children)
     if issubclass(kind, dict):
         return kind(zip(keys, children, strict=True))
-    # A dataclass or object is rebuilt field by field: its __init__ may take other arguments or have effects.
+    # A dataclass or object is rebuilt field by field: its __init__ may take other arguments, or
+    # have effects.
     made = object.__new__(kind)
     for name, child in zip(keys, children, strict=True):
         object.__setattr__(made, name, child)

@@ -30,7 +30,7 @@ kernels that read it are re-pointed."""
 
 
 class Released(RuntimeError):
-    """A launch of a recording that was reset: another thread's doing, so the caller looks further."""
+    """A launch of a recording that another thread reset, so the caller looks further."""
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,10 @@ class Driver(Protocol):
     ) -> tuple[Graph, T]:
         """Record what `body` does, and return the graph with the body's result.
 
-        Nothing that the body did has happened afterwards: memory that existed before, and the random
-        state, are as they were. On any exception, everything is freed and the exception comes
-        through; where the device's refusal has no better name it is a
-        `CaptureError` OL109 raised from the original. Out of memory is OL111.
+        Nothing that the body did has happened afterwards: memory that existed before, and the
+        random state, are as they were. On any exception, everything is freed and the exception
+        comes through; where the device's refusal has no better name it is a `CaptureError` OL109
+        raised from the original. Out of memory is OL111.
 
         Tensors that the body's result refers to stay valid memory of the recording; all else that
         it allocated may be reused by later recordings of the pool.

@@ -106,9 +106,9 @@ def watching_seeds(refusal: Callable[[str], BaseException]) -> Generator[None]:
 def seeded_once(refusal: Callable[[], BaseException]) -> Generator[None]:
     """Raise `refusal` if the host's default generator is seeded meanwhile, and put it back.
 
-    `torch.manual_seed` runs where Dynamo has turned the interpreter's hooks off, so `watching_seeds`
-    does not see it; but it leaves its seed. For devices with generators of their own: draws from
-    the host's are not what a draw would have been.
+    `torch.manual_seed` runs where Dynamo has turned the interpreter's hooks off, so
+    `watching_seeds` does not see it; but it leaves its seed. For devices with generators of their
+    own: draws from the host's are not what a draw would have been.
     """
     state = torch.get_rng_state()
     seed = torch.default_generator.seed()

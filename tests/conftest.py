@@ -7,6 +7,8 @@ from collections.abc import Generator
 import pytest
 import torch
 
+from onelaunch.driver import emulated
+
 NEEDS = {"gpu": 1, "multi_gpu": 2}
 
 
@@ -16,6 +18,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="a test that skips for want of a GPU, or skips at all while marked gpu, fails instead",
     )
+
+
+def pytest_configure() -> None:
+    """Register the emulated device before the autograd engine starts, which counts the devices
+    once. Not beside CUDA: there it comes last, see below."""
+    if not torch.cuda.is_available():
+        emulated.install()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

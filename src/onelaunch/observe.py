@@ -280,6 +280,7 @@ class Observer(TorchDispatchMode):
         """A tensor of the recording's memory, other than those expected, that lives on after it."""
         # Views keep the tensor that they were made from.
         ids = {id(t) for t in expected} | {id(t._base) for t in expected}
+        ids |= {id(t) for t in self.written.values()}  # which this observer keeps
         storages = {self._storage(t) for t in expected if self._on_device(t)}
 
         def find() -> Tensor | None:

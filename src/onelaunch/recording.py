@@ -506,7 +506,7 @@ def _guarded(
         if slot.id in rebound:
             guarded.append((slot, value))
             continue
-        if not _matters(slot, value, before):
+        if not _matters(slot, value, before, slot.id in now):
             continue
         # A counter that the call advanced is not advanced by replays: it stays where it is now.
         guarded.append((slot, now.get(slot.id, value)))
@@ -539,13 +539,14 @@ _SMALL = 64
 """Items of a container whose plain values are compared one by one."""
 
 
-def _matters(slot: Slot, value: object, before: Walk) -> bool:
+def _matters(slot: Slot, value: object, before: Walk, changed: bool) -> bool:
     """Whether another value in this slot could lead the callable another way."""
     if isinstance(value, nn.Module):
         return True
     if id(slot.holder) in before.containers and before.containers[id(slot.holder)][2] > _SMALL:
-        return False
-    return before.is_read(slot) and (is_state(value) or callable(value))
+        return slot.key in before.names and before.is_read(slot)
+    # An object that the call itself replaces at each call would be another at the next.
+    return before.is_read(slot) and (is_state(value) or callable(value) or not changed)
 
 
 @dataclass(slots=True)

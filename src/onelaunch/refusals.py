@@ -61,9 +61,6 @@ REFUSALS: dict[str, Refusal] = {
     "aten::_linalg_check_errors": Refusal(
         "OL101", "the `_ex` form returns the error code as a tensor: torch.linalg.inv_ex(a)"
     ),
-    "aten::multinomial": Refusal(
-        "OL101", "(probabilities / torch.empty_like(probabilities).exponential_()).argmax(-1)"
-    ),
     "aten::normal.float_Tensor": Refusal("OL101", "mean + std * torch.randn_like(std)"),
     "aten::normal.Tensor_Tensor": Refusal("OL101", "mean + std * torch.randn_like(std)"),
     "aten::histc": Refusal("OL101", "torch.histc(x, bins, min=low, max=high)", _unbounded),

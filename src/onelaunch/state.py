@@ -7,73 +7,28 @@ there is part of what must be unchanged. `walk` finds the places (slots) and wha
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import gc
 import sys
 import sysconfig
+import threading
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from onelaunch.slots import MISSING, Slot
 from onelaunch.tree import Constant, is_plain
-
-Kind = Literal["item", "cell", "of"]
-"""How a slot is read: ``holder[key]``, ``holder.cell_contents`` or ``key(holder)``."""
 
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _UNWALKED = ("torch._", "torch.cuda", "torch.utils", "threading", "logging", "onelaunch")
 _STANDARD = (sysconfig.get_path("stdlib"), "<frozen")
-
-
-class Slot(NamedTuple):
-    """One place that holds a value: a dict entry, a list item, or a closure cell."""
-
-    kind: Kind
-    holder: Any
-    key: Any
-    name: str
-    owner: Any
-    """The object whose attribute the slot is, or None."""
-    via: Slot | None = None
-    """The slot that led here: its content is, or holds, this slot's holder."""
-
-    @property
-    def id(self) -> tuple[int, object]:
-        return (id(self.holder), self.key)
-
-    def read(self) -> object:
-        """What the slot holds, or `MISSING`."""
-        try:
-            if self.kind == "cell":
-                return self.holder.cell_contents
-            if self.kind == "of":
-                return self.key(self.holder)
-            return self.holder[self.key]
-        except (KeyError, IndexError, ValueError, TypeError):
-            return MISSING
-
-    def write(self, value: object) -> None:
-        """Put `value` in, as the callable did."""
-        if self.kind == "cell":
-            self.holder.cell_contents = value
-        elif value is MISSING:
-            del self.holder[self.key]
-        else:
-            self.holder[self.key] = value
-
-
-class _Missing:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-MISSING: Any = _Missing()
 
 
 @dataclass(slots=True)
@@ -124,9 +79,14 @@ class Walk:
         hooks = {id(entries) for entries in self.hooks}
         classes: dict[type, None] = {}
         for owner in owners:
+            if isinstance(owner, type):
+                classes[owner] = None
+                continue
             name, attributes = type(owner).__qualname__, vars(owner)
             yield Slot("of", owner, type, f"the class of a `{name}`", owner), type(owner)
-            yield Slot("of", owner, vars, f"`__dict__` of a `{name}`", owner), attributes
+            # A thread-local object has a dict for each thread.
+            how = "of" if type(owner).__dictoffset__ else "contents"
+            yield Slot(how, owner, vars, f"`__dict__` of a `{name}`", owner), attributes
             classes.update(dict.fromkeys(type(owner).__mro__))
             for kind in _MODULE_DICTS + _HOOKS if isinstance(owner, nn.Module) else ():
                 entries = attributes.get(kind)
@@ -166,9 +126,13 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
         seen.add(id(value))
         if isinstance(value, nn.Module) and id(value) not in tops:
             found.hooks += [value._forward_hooks, value._forward_pre_hooks]
+            hooks = [hook for entries in found.hooks[-2:] for hook in entries.values()]
+            queue.extend((f"a hook of {name}", hook, None) for hook in hooks)
         elif isinstance(value, types.FunctionType):
             found.names |= names_read(value.__code__)
             found.functions.append(value)
+        if isinstance(value, nn.Module):  # it may be a library's, whose functions are not read
+            found.names |= attributes_read(type(value))
         found.owned += [(attributes, value) for attributes in _dicts(value)]
         for slot in _slots(name, value, found):
             content = slot.read()
@@ -199,14 +163,48 @@ def _methods(kind: type) -> Iterator[tuple[Slot, object]]:
     """The methods of a class; of an installed one, which has hundreds, the forward alone."""
     if kind in (nn.Module, object):
         return
-    # A class shows its dict by a proxy; the dict itself can tell that it changes.
-    members = cast(dict[str, object], gc.get_referents(vars(kind))[0])
-    module = sys.modules.get(kind.__module__)
-    library = module is None or _is_library_module(module)
-    for key in ("forward",) if library else list(members):
+    members = _members(kind)
+    for key in ("forward",) if _is_library_class(kind) else list(members):
         member = members.get(key)
         if isinstance(member, types.FunctionType | property | staticmethod | classmethod):
             yield Slot("item", members, key, f"`{kind.__qualname__}.{key}`", kind), member
+
+
+def _members(kind: type) -> dict[str, object]:
+    """A class shows its dict by a proxy; the dict itself can tell that it changes."""
+    return cast(dict[str, object], gc.get_referents(vars(kind))[0])
+
+
+def _is_library_class(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    return module is None or _is_library_module(module)
+
+
+def _class_slots(kind: type) -> Iterator[Slot]:
+    """The attributes of somebody's class that are values."""
+    members = {} if _is_library_class(kind) else _members(kind)
+    for key, member in list(members.items()):
+        if not key.startswith("__") and not hasattr(type(member), "__get__"):
+            yield Slot("item", members, key, f"{kind.__qualname__}.{key}", kind)
+
+
+def _contents(name: str, value: Any, found: Walk) -> Iterator[Slot]:
+    """What is in a value that has neither items nor a dict: a set, an array, ``__slots__``."""
+    if isinstance(value, set):
+        held = cast(set[object], value)
+        found.containers[id(held)] = (held, name, len(held))
+        if is_plain(frozenset(held)):
+            yield Slot("contents", held, frozenset, f"what `{name}` holds", None)
+    elif isinstance(value, bytearray):
+        yield Slot("contents", value, bytes, name, None)
+    elif isinstance(value, contextvars.ContextVar):
+        yield Slot("contents", value, contextvars.ContextVar.get, name, None)
+    elif type(value).__module__ in ("numpy", "array") and len(memoryview(value).cast("B")) <= 1024:
+        yield Slot("contents", value, type(value).tobytes, name, None)
+    for kind in type(value).__mro__:
+        for key, member in list(vars(kind).items()) if not _is_library_class(kind) else ():
+            if isinstance(member, types.MemberDescriptorType):
+                yield Slot("contents", value, member.__get__, f"{name}.{key}", None)
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
@@ -222,7 +220,7 @@ def _slots(name: str, value: object, found: Walk) -> Iterator[Slot]:
     """The slots of one object."""
     if isinstance(value, nn.Module):
         yield from _module_slots(name, value)
-    elif isinstance(value, dict):
+    elif isinstance(value, dict | types.MappingProxyType):
         mapping = cast(dict[Any, object], value)
         found.containers[id(mapping)] = (mapping, name, len(mapping))
         for key in list(mapping):
@@ -243,9 +241,14 @@ def _slots(name: str, value: object, found: Walk) -> Iterator[Slot]:
     elif isinstance(value, tuple):
         for index in range(len(cast(tuple[object, ...], value))):
             yield Slot("item", value, index, f"{name}[{index}]", None)
+    elif isinstance(value, type):
+        yield from _class_slots(value)
     elif _is_object(value):
         for key in list(vars(value)):
             yield Slot("item", vars(value), key, f"{name}.{key}", value)
+        yield from _contents(name, value, found)
+    elif not isinstance(value, types.ModuleType | types.MethodType | Tensor):
+        yield from _contents(name, value, found)
 
 
 def _module_slots(name: str, module: nn.Module) -> Iterator[Slot]:
@@ -270,6 +273,8 @@ def _function_slots(name: str, fn: types.FunctionType) -> Iterator[Slot]:
         yield Slot("of", fn, keyword_defaults_of, f"{name}.__kwdefaults__", None)
     if _is_library(fn.__code__):
         return
+    for key in vars(fn).keys() - {"__wrapped__"}:
+        yield Slot("item", vars(fn), key, f"{name}.{key}", None)
     names = set(names_read(fn.__code__))
     for variable in names:
         if variable in fn.__globals__ and not variable.startswith("__"):
@@ -278,34 +283,45 @@ def _function_slots(name: str, fn: types.FunctionType) -> Iterator[Slot]:
                 if not _is_library_module(value):
                     for key in names & vars(value).keys():
                         yield Slot("item", vars(value), key, f"{variable}.{key}", None)
-            elif not isinstance(value, type):
+            else:
                 yield Slot("item", fn.__globals__, variable, variable, None)
 
 
 def _inside(name: str, value: object) -> Iterator[tuple[str, object]]:
     """What else an object leads to: the code that its class runs."""
-    wrapped = getattr(value, "__wrapped__", None) if not isinstance(value, nn.Module) else None
-    if wrapped is not None:
-        yield name, wrapped
+    if not isinstance(value, nn.Module | type):
+        wrapped = getattr(value, "__dict__", {}).get("__wrapped__") if _has_dict(value) else None
+        if wrapped is not None:
+            yield name, wrapped
     if isinstance(value, types.MethodType):
         # A method of a plain object reads its attributes as the class's code does.
         yield "self" if not isinstance(value.__self__, nn.Module) else "", value.__self__
         yield name, value.__func__
-    elif isinstance(value, nn.Module) or _is_object(value):
-        for kind in type(value).__mro__:
+    elif isinstance(value, type):
+        for kind in value.__mro__:
             if not kind.__module__.startswith(("torch", "builtins", "onelaunch")):
+                yield kind.__qualname__, kind
                 for key, member in vars(kind).items():
-                    function = isinstance(member, types.FunctionType)
+                    function = getattr(member, "fget", getattr(member, "__func__", member))
                     # The object is made: its `__init__` names all attributes and reads none.
-                    if function and key != "__init__" and not _is_library(member.__code__):
-                        yield member.__qualname__, member
+                    if isinstance(function, types.FunctionType) and key != "__init__":
+                        if not _is_library(function.__code__):
+                            yield function.__qualname__, function
+    elif not isinstance(value, types.ModuleType | types.FunctionType | Tensor):
+        yield type(value).__qualname__, type(value)
 
 
 def _is_object(value: object) -> bool:
     """Whether to read the attributes: an instance of somebody's class, with a `__dict__`."""
     if isinstance(value, type | types.ModuleType | types.FunctionType | types.MethodType | Tensor):
         return False
-    return hasattr(value, "__dict__") and not type(value).__module__.startswith(_UNWALKED)
+    return _has_dict(value) and not type(value).__module__.startswith(_UNWALKED)
+
+
+def _has_dict(value: object) -> bool:
+    """Whether there is a `__dict__`, asked of the class: `__getattr__` may do anything."""
+    kinds = type(value).__mro__
+    return isinstance(value, threading.local) or any("__dict__" in vars(k) for k in kinds)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -344,6 +360,8 @@ def _is_library(code: types.CodeType) -> bool:
 
 def _is_library_module(module: types.ModuleType) -> bool:
     file = getattr(module, "__file__", None)
+    if module.__name__ == "__main__":  # a notebook's has no file
+        return False
     return file is None or _is_installed(file)
 
 

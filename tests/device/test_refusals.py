@@ -16,7 +16,17 @@ from . import refusals
 COLUMN = Path(__file__).with_name("refusals_cuda.json")
 
 # Rows that the tape cannot give, and why.
+_SEEDED = "the contract refuses what a bare capture does not see: each replay draws on regardless"
+_ANSWERED = "the contract refuses what a bare capture freezes: the host has its answer already"
 DIFFERENCES = {
+    "to_cpu_non_blocking": _ANSWERED,
+    "equal": _ANSWERED,
+    "manual_seed": _SEEDED,
+    "device_manual_seed": _SEEDED,
+    "seed_between": _SEEDED,
+    "set_rng_state": _SEEDED,
+    "unregistered_generator": "onelaunch registers the generators that a callable reaches",
+    "where_host_number": "the tape takes a 0-dim host tensor for a number, as most kernels do",
     "pinned_to_device_non_blocking": "the emulated device has no pinned memory",
     "copy_from_pinned_non_blocking": "the emulated device has no pinned memory",
     "copy_to_pinned_non_blocking": "the emulated device has no pinned memory",

@@ -1,0 +1,68 @@
+"""The places that hold what a callable reads."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["item", "cell", "of", "contents"]
+"""How a slot is read: ``holder[key]``, ``holder.cell_contents`` or ``key(holder)``; the last as
+``"contents"`` where the guard's C does not know the key."""
+
+
+class Slot(NamedTuple):
+    """One place that holds a value: a dict entry, a list item, or a closure cell."""
+
+    kind: Kind
+    holder: Any
+    key: Any
+    name: str
+    owner: Any
+    """The object whose attribute the slot is, or None."""
+    via: Slot | None = None
+    """The slot that led here: its content is, or holds, this slot's holder."""
+
+    @property
+    def id(self) -> tuple[int, object]:
+        return (id(self.holder), self.key)
+
+    def read(self) -> object:
+        """What the slot holds, or `MISSING`."""
+        try:
+            if self.kind == "cell":
+                return self.holder.cell_contents
+            if self.kind in ("of", "contents"):
+                return self.key(self.holder)
+            return self.holder[self.key]
+        except (AttributeError, LookupError, ValueError, TypeError):
+            return MISSING
+
+    def write(self, value: object) -> None:
+        """Put `value` in, as the callable did."""
+        if self.kind == "cell":
+            self.holder.cell_contents = value
+        elif self.kind in ("of", "contents") or isinstance(self.owner, type):
+            self._assign(value)
+        elif value is MISSING:
+            del self.holder[self.key]
+        else:
+            self.holder[self.key] = value
+
+    def _assign(self, value: object) -> None:
+        """Write an attribute whose place is no dict that may be written: a class's, or a slot."""
+        member = getattr(self.key, "__self__", None)
+        if isinstance(member, types.MemberDescriptorType):
+            holder, name = self.holder, member.__name__
+        elif isinstance(self.owner, type):
+            holder, name = self.owner, self.key
+        else:
+            return  # what a set or an array holds is no tensor, and its changes stay
+        delattr(holder, name) if value is MISSING else setattr(holder, name, value)
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING: Any = _Missing()

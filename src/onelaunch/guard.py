@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.native import native
-from onelaunch.state import Slot, code_of, defaults_of, keyword_defaults_of
+from onelaunch.slots import Slot, code_of, defaults_of, keyword_defaults_of
 from onelaunch.tree import Constant, is_plain
 
 Reader = tuple[Callable[[], object], object]

@@ -66,3 +66,16 @@ class _Missing:
 
 
 MISSING: Any = _Missing()
+
+
+def code_of(fn: types.FunctionType) -> types.CodeType:
+    """The code of a function, which can be replaced in place."""
+    return fn.__code__
+
+
+def defaults_of(fn: types.FunctionType) -> tuple[Any, ...] | None:
+    return fn.__defaults__
+
+
+def keyword_defaults_of(fn: types.FunctionType) -> dict[str, Any] | None:
+    return fn.__kwdefaults__

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from onelaunch.slots import MISSING, Slot
+from onelaunch.slots import MISSING, Slot, code_of, defaults_of, keyword_defaults_of
 from onelaunch.tree import Constant, is_plain
 
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
@@ -144,19 +144,6 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
                 queue.append((slot.name, content, slot))
         queue.extend((*inside, via) for inside in _inside(name, value))
     return found
-
-
-def code_of(fn: types.FunctionType) -> types.CodeType:
-    """The code of a function, which can be replaced in place."""
-    return fn.__code__
-
-
-def defaults_of(fn: types.FunctionType) -> tuple[Any, ...] | None:
-    return fn.__defaults__
-
-
-def keyword_defaults_of(fn: types.FunctionType) -> dict[str, Any] | None:
-    return fn.__kwdefaults__
 
 
 def _methods(kind: type) -> Iterator[tuple[Slot, object]]:
@@ -304,9 +291,9 @@ def _inside(name: str, value: object) -> Iterator[tuple[str, object]]:
                 for key, member in vars(kind).items():
                     function = getattr(member, "fget", getattr(member, "__func__", member))
                     # The object is made: its `__init__` names all attributes and reads none.
-                    if isinstance(function, types.FunctionType) and key != "__init__":
-                        if not _is_library(function.__code__):
-                            yield function.__qualname__, function
+                    made_of = isinstance(function, types.FunctionType) and key != "__init__"
+                    if made_of and not _is_library(function.__code__):
+                        yield function.__qualname__, function
     elif not isinstance(value, types.ModuleType | types.FunctionType | Tensor):
         yield type(value).__qualname__, type(value)
 

@@ -1,0 +1,214 @@
+"""Table of state: numbers and objects that the callable reads, kept where no tensor is."""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import threading
+import types
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import assert_same, replays
+
+Rand = Callable[..., Tensor]
+Scale = tuple[Callable[[], float], Callable[[float], object]]
+CONTEXT: contextvars.ContextVar[float] = contextvars.ContextVar("CONTEXT")
+LOCAL = threading.local()
+
+
+class Settings:
+    scale = 2.0
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+
+@dataclasses.dataclass(slots=True)
+class SlottedData:
+    scale: float
+
+
+class Doubles:
+    def factor(self) -> float:
+        return 2.0
+
+
+class Triples:
+    def factor(self) -> float:
+        return 3.0
+
+
+def of_a_global_class() -> Scale:
+    Settings.scale = 2.0
+    return lambda: Settings.scale, lambda v: setattr(Settings, "scale", v)
+
+
+def of_a_local_class() -> Scale:
+    class Here:
+        scale = 2.0
+
+    return lambda: Here.scale, lambda v: setattr(Here, "scale", v)
+
+
+def of_a_class_method() -> Scale:
+    class Here:
+        scale = 2.0
+
+        @classmethod
+        def read(cls) -> float:
+            return cls.scale
+
+    here = Here()
+    return lambda: here.read(), lambda v: setattr(Here, "scale", v)
+
+
+def of_slots() -> Scale:
+    box = Slotted(2.0)
+    return lambda: box.scale, lambda v: setattr(box, "scale", v)
+
+
+def of_a_dataclass_with_slots() -> Scale:
+    box = {"data": SlottedData(2.0)}
+    return lambda: box["data"].scale, lambda v: setattr(box["data"], "scale", v)
+
+
+def of_a_set() -> Scale:
+    box = {2.0}
+    return lambda: next(iter(box)), lambda v: (box.clear(), box.add(v))
+
+
+def of_a_set_replaced() -> Scale:
+    box = types.SimpleNamespace(scales={2.0})
+    return lambda: next(iter(box.scales)), lambda v: setattr(box, "scales", {v})
+
+
+def of_an_empty_list_replaced() -> Scale:
+    box = types.SimpleNamespace(scales=[])
+    return lambda: sum(box.scales), lambda v: setattr(box, "scales", [v])
+
+
+def of_an_empty_tuple_replaced() -> Scale:
+    box = types.SimpleNamespace(scales=())
+    return lambda: sum(box.scales), lambda v: setattr(box, "scales", (v,))
+
+
+def of_an_object_without_attributes() -> Scale:
+    box: Any = types.SimpleNamespace(strategy=Doubles())
+    return lambda: box.strategy.factor(), lambda v: setattr(box, "strategy", Triples())
+
+
+def of_bytes() -> Scale:
+    box = bytearray([2])
+    return lambda: box[0], lambda v: box.__setitem__(0, int(v))
+
+
+def of_a_decimal() -> Scale:
+    box = {"scale": Decimal(2)}
+    return lambda: float(box["scale"]), lambda v: box.update(scale=Decimal(v))
+
+
+def of_a_read_only_dict() -> Scale:
+    inside = {"scale": 2.0}
+    box = types.MappingProxyType(inside)
+    return lambda: box["scale"], lambda v: inside.update(scale=v)
+
+
+def of_a_function() -> Scale:
+    def read() -> float:
+        return read.scale  # pyright: ignore
+
+    read.scale = 2.0  # pyright: ignore
+    return read, lambda v: setattr(read, "scale", v)
+
+
+def of_a_thread() -> Scale:
+    LOCAL.scale = 2.0
+    return lambda: LOCAL.scale, lambda v: setattr(LOCAL, "scale", v)
+
+
+def of_a_context() -> Scale:
+    CONTEXT.set(2.0)
+    return lambda: CONTEXT.get(), CONTEXT.set
+
+
+def of_a_big_dict() -> Scale:
+    box = dict.fromkeys([f"key{i}" for i in range(200)], 1.0) | {"scale": 2.0}
+    return lambda: box["scale"], lambda v: box.update(scale=v)
+
+
+def of_a_dict_behind_getattr() -> Scale:
+    class Reads:
+        def __init__(self) -> None:
+            self.__dict__["inside"] = {"scale": 2.0}
+
+        def __getattr__(self, name: str) -> float:
+            return self.__dict__["inside"][name]  # KeyError for all else
+
+    box = Reads()
+    return lambda: box.scale, lambda v: box.__dict__["inside"].update(scale=v)
+
+
+PLACES = {name: f for name, f in globals().items() if name.startswith("of_")}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_number_that_changes(rand: Rand, place: str) -> None:
+    read, write = PLACES[place]()
+
+    def f(x: Tensor) -> Tensor:
+        return x * read() + 1
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(4):
+            assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+        assert replays(fast) == 3
+        write(3.0)
+        for i in range(4):
+            assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+
+
+def test_a_class_attribute_of_a_module_that_is_a_number(rand: Rand) -> None:
+    class Scaled(nn.Module):
+        scale = 2.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale + type(self).scale
+
+    model = Scaled()
+    fast = ol.graph(model, warmup=1)
+    with torch.no_grad():
+        for scale in (2.0, 3.0, 2.0):
+            Scaled.scale = scale
+            for i in range(4):
+                assert_same(fast(rand(i, 3)), model(rand(i, 3)))
+    assert replays(fast) > 5
+
+
+def test_a_number_array_that_changes(rand: Rand) -> None:
+    numpy = pytest.importorskip("numpy")
+    box = {"array": numpy.array([2.0]), "number": numpy.float32(2.0)}
+
+    def f(x: Tensor) -> Tensor:
+        return x * float(box["array"][0]) + float(box["number"])
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for step in range(3):
+            box["array"][0] = 2.0 + step
+            box["number"] = numpy.float32(5.0 - step)
+            for i in range(4):
+                assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+    assert replays(fast) > 5

@@ -131,7 +131,9 @@ class Graphed(Generic[P, R]):
                 result = entry.call(args, kwargs)
                 if result is not MISS:
                     return result
-            return self._advance(driver, device, flat, args, kwargs)
+            result = self._advance(driver, device, flat, args, kwargs)
+        # An eager run holds no lock: threads of the callable's own may wait for each other.
+        return self.fn(*args, **kwargs) if result is MISS else result
 
     def _where(self, flat: Flat) -> tuple[Driver, torch.device]:
         """The driver and device: an accelerator's if any argument, parameter or buffer is there."""
@@ -148,10 +150,11 @@ class Graphed(Generic[P, R]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> R:
+        """Warm up or capture; `MISS` where the call is to run eagerly."""
         opaque = _opaque(flat)
         if opaque is not None:
             self._warn("OL302", f"{opaque}: runs eagerly")
-            return self.fn(*args, **kwargs)
+            return MISS
         spec = _spec(driver, flat, device)
         signature = self._signatures.get(spec)
         if signature is None:
@@ -159,26 +162,26 @@ class Graphed(Generic[P, R]):
                 raise self._mismatch(spec)
             if len(self._signatures) >= 4 * self.options.max_recordings:
                 self._warn("OL301", self._varying(spec))
-                return self.fn(*args, **kwargs)
+                return MISS
             signature = self._signatures[spec] = _Signature()
         if signature.eager is not None:
-            return self.fn(*args, **kwargs)
+            return MISS
         self._drop_stale(spec, signature)
         if signature.warm < self._warmup or get_ident() not in signature.threads:
             return self._warm(driver, device, signature, args, kwargs)
         if len(self._entries) >= self.options.max_recordings:
             self._warn("OL301", self._varying(spec))
-            return self.fn(*args, **kwargs)
+            return MISS
         try:
             entry = self._record(driver, device, spec, signature, flat)
         except NeedsGrad:
-            return self._ungraphed(signature, "OL303", "the outputs require grad", args, kwargs)
+            return self._ungraphed(signature, "OL303", "the outputs require grad")
         except CaptureError as error:
             if self.options.on_refusal == "raise":
                 raise
-            return self._ungraphed(signature, error.code, str(error), args, kwargs)
+            return self._ungraphed(signature, error.code, str(error))
         if self._over_budget(entry):
-            return self._ungraphed(signature, "OL304", f"{self._pool!r}", args, kwargs)
+            return self._ungraphed(signature, "OL304", f"{self._pool!r}")
         signature.warm = 0
         result = entry.call(args, kwargs)
         assert result is not MISS, "a recording does not fit the call that it was made for"
@@ -321,17 +324,10 @@ class Graphed(Generic[P, R]):
         ]
         return [self._root, *objects]
 
-    def _ungraphed(
-        self,
-        signature: _Signature,
-        code: str,
-        what: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> R:
+    def _ungraphed(self, signature: _Signature, code: str, what: str) -> Any:
         signature.eager = code
         self._warn(code, f"{what}: this signature runs eagerly")
-        return self.fn(*args, **kwargs)
+        return MISS
 
     def _over_budget(self, entry: _Entry) -> bool:
         limit = self._pool.max_bytes

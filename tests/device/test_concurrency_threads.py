@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import onelaunch as ol
 
@@ -155,3 +156,32 @@ def test_two_recordings_of_one_pool_on_two_streams(device: torch.device, rand: R
         torch.cuda.synchronize()
     for got, expected in results:
         assert_same(got, expected)
+
+
+def test_threads_that_wait_for_each_other_in_eager_calls(rand: Rand) -> None:
+    """A signature that runs eagerly runs without any lock."""
+    model, wait = nn.Linear(3, 3).to(rand(0, 1).device), [lambda: None]
+
+    def f(x: Tensor) -> Tensor:
+        wait[0]()
+        return model(x)
+
+    fast = ol.graph(f, warmup=1)
+    with pytest.warns(ol.GraphWarning, match="OL303"):
+        fast(rand(0, 2, 3))
+    barrier = threading.Barrier(2)
+    wait[0] = lambda: barrier.wait(10)
+    failed: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            fast(rand(1, 2, 3))
+        except threading.BrokenBarrierError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed

@@ -34,8 +34,21 @@ class _Forward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.forward(*args, **kwargs)
 
+    @property
+    def __wrapped__(self) -> Any:
+        """For `inspect.signature`, by which callers see which arguments a model takes."""
+        return self.module.forward
+
     def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
         return _Forward(copy.deepcopy(self.module, memo))
+
+
+class _Fabric(type):
+    """Whose classes, when called, make the module that they are twins of: `twin[:2]` of an
+    `nn.Sequential` makes another of its class."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls.__bases__[1](*args, **kwargs)
 
 
 class _Twin(nn.Module):
@@ -43,6 +56,10 @@ class _Twin(nn.Module):
 
     __slots__ = ("__graphed__",)
     __graphed__: Graphed[..., Any]
+
+    def __new__(cls) -> Any:
+        """An original, for what fills it itself: `DataParallel` makes replicas so."""
+        return object.__new__(cls.__bases__[1])
 
     def _get_name(self) -> str:
         return f"Graphed{type(self).__bases__[1].__name__}"
@@ -111,4 +128,5 @@ def _twin_class(kind: type[nn.Module]) -> type[_Twin]:
     for name in _HANDED_ON:
         if not hasattr(kind, name):
             members[name] = property(lambda twin, name=name: getattr(twin.__graphed__, name))
-    return cast(type[_Twin], type(f"Graphed{kind.__name__}", (_Twin, kind), members))
+    meta = _Fabric if type(kind) is type else type("_Fabric", (_Fabric, type(kind)), {})
+    return cast(type[_Twin], meta(f"Graphed{kind.__name__}", (_Twin, kind), members))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 from collections.abc import Callable
@@ -218,3 +219,26 @@ def test_share_across_two_graphed_modules(device: torch.device, rand: Rand) -> N
             assert_same(dict(model.state_dict()), dict(reference.state_dict()))
     assert replays(a) > 0
     assert replays(b) > 0
+
+
+def test_a_slice_and_a_replica_are_modules_of_the_original_class(rand: Rand) -> None:
+    model = nn.Sequential(nn.Tanh(), nn.ReLU(), nn.Sigmoid())
+    fast: Any = ol.graph(model, warmup=1)
+    with torch.no_grad():
+        part, replica = fast[:2], fast._replicate_for_data_parallel()
+        for i in range(4):
+            assert_same(fast(rand(i, 3)), model(rand(i, 3)))
+            assert_same(part(rand(i, 3)), model[:2](rand(i, 3)))
+            assert_same(replica(rand(i, 3)), model(rand(i, 3)))
+    assert type(part) is nn.Sequential
+
+
+def test_the_signature_of_forward_is_the_originals() -> None:
+    """Libraries look at it to see which arguments a model takes."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+            return x if mask is None else x * mask
+
+    model = Model()
+    assert inspect.signature(ol.graph(model).forward) == inspect.signature(model.forward)

@@ -8,6 +8,7 @@ there is part of what must be unchanged. `walk` finds the places (slots) and wha
 from __future__ import annotations
 
 import contextvars
+import dis
 import functools
 import gc
 import sys
@@ -28,6 +29,7 @@ from onelaunch.tree import Constant, is_plain
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _UNWALKED = ("torch._", "torch.cuda", "torch.utils", "threading", "logging", "onelaunch")
+_STORE_ATTR = dis.opmap["STORE_ATTR"]
 _STANDARD = (sysconfig.get_path("stdlib"), "<frozen")
 
 
@@ -318,6 +320,9 @@ def names_read(code: types.CodeType) -> frozenset[str]:
     Strings that could be names count too, for `getattr` and `hasattr`.
     """
     names = set(code.co_names)
+    if _STORE_ATTR in code.co_code[::2]:  # what is only stored is not read
+        steps = [step for step in dis.get_instructions(code) if step.opcode in dis.hasname]
+        names = {step.argval for step in steps if step.opname != "STORE_ATTR"}
     for constant in code.co_consts:
         if isinstance(constant, str) and constant.isidentifier():
             names.add(constant)

@@ -212,3 +212,17 @@ def test_a_number_array_that_changes(rand: Rand) -> None:
             for i in range(4):
                 assert_same(fast(rand(i, 3)), f(rand(i, 3)))
     assert replays(fast) > 5
+
+
+def test_an_attribute_that_is_only_stored_does_not_split_recordings(rand: Rand) -> None:
+    class Notes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.last_shape = x.shape
+            return x * 2
+
+    fast = ol.graph(Notes(), warmup=1)
+    with torch.no_grad():
+        for i in range(12):
+            n = 2 + i % 2
+            assert_same(fast(rand(i, n)), rand(i, n) * 2)
+    assert len(fast.recordings) == 2

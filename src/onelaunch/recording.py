@@ -261,6 +261,7 @@ class Recorder:
         ]
         observer = Observer(self.driver, self.device, device, host, displaced=displaced, held=held)
         args, kwargs = unflatten(tree, list(arguments))
+        places = [t.data_ptr() for t in arguments]
         if self.known is not None:
             result = self.fn(*args, **kwargs)
             observer.adopt(self.known, plan.tensors, plan.statics)
@@ -271,6 +272,8 @@ class Recorder:
             if observer.refused is not None:
                 raise observer.refused  # the callable caught it
         self._inspect_arguments(tree, (args, kwargs), arguments, plan)
+        if places != [t.data_ptr() for t in arguments]:
+            raise CaptureError("OL107", "an argument was given other memory")
         flat = flatten(result, "result", objects=True)
         _refuse_opaque(flat.tree)
         run.after = walk(self.roots)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import types
 from typing import Any, Literal, NamedTuple
 
+from torch import Tensor
+
 Kind = Literal["item", "cell", "of", "contents"]
 """How a slot is read: ``holder[key]``, ``holder.cell_contents`` or ``key(holder)``; the last as
 ``"contents"`` where the guard's C does not know the key."""
@@ -50,6 +52,9 @@ class Slot(NamedTuple):
 
     def _assign(self, value: object) -> None:
         """Write an attribute whose place is no dict that may be written: a class's, or a slot."""
+        if self.key is gradient_of:
+            self.holder.grad = None if value is MISSING else value
+            return
         member = getattr(self.key, "__self__", None)
         if isinstance(member, types.MemberDescriptorType):
             holder, name = self.holder, member.__name__
@@ -79,3 +84,10 @@ def defaults_of(fn: types.FunctionType) -> tuple[Any, ...] | None:
 
 def keyword_defaults_of(fn: types.FunctionType) -> dict[str, Any] | None:
     return fn.__kwdefaults__
+
+
+def gradient_of(t: Tensor) -> Tensor:
+    """Raises where there is none: the slot is empty."""
+    if not t.is_leaf or t.grad is None:
+        raise LookupError
+    return t.grad

@@ -8,7 +8,6 @@ there is part of what must be unchanged. `walk` finds the places (slots) and wha
 from __future__ import annotations
 
 import contextvars
-import dis
 import functools
 import gc
 import sys
@@ -23,13 +22,20 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from onelaunch.slots import MISSING, Slot, code_of, defaults_of, keyword_defaults_of
+from onelaunch.names import attributes_read, names_read
+from onelaunch.slots import (
+    MISSING,
+    Slot,
+    code_of,
+    defaults_of,
+    gradient_of,
+    keyword_defaults_of,
+)
 from onelaunch.tree import Constant, is_plain
 
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _UNWALKED = ("torch._", "torch.cuda", "torch.utils", "threading", "logging", "onelaunch")
-_STORE_ATTR = dis.opmap["STORE_ATTR"]
 _STANDARD = (sysconfig.get_path("stdlib"), "<frozen")
 
 
@@ -138,6 +144,10 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
         found.owned += [(attributes, value) for attributes in _dicts(value)]
         for slot in _slots(name, value, found):
             content = slot.read()
+            if isinstance(content, Tensor):
+                gradient = Slot("contents", content, gradient_of, f"{slot.name}.grad", None, slot)
+                if gradient.read() is not MISSING:
+                    found.held[gradient.id] = (gradient, gradient.read())
             if content is MISSING:
                 continue
             slot = slot._replace(via=via)
@@ -288,7 +298,8 @@ def _inside(name: str, value: object) -> Iterator[tuple[str, object]]:
         yield name, value.__func__
     elif isinstance(value, type):
         for kind in value.__mro__:
-            if not kind.__module__.startswith(("torch", "builtins", "onelaunch")):
+            # Of an installed dataclass the generated methods would name every attribute.
+            if not kind.__module__.startswith("builtins") and not _is_library_class(kind):
                 yield kind.__qualname__, kind
                 for key, member in vars(kind).items():
                     function = getattr(member, "fget", getattr(member, "__func__", member))
@@ -311,39 +322,6 @@ def _has_dict(value: object) -> bool:
     """Whether there is a `__dict__`, asked of the class: `__getattr__` may do anything."""
     kinds = type(value).__mro__
     return isinstance(value, threading.local) or any("__dict__" in vars(k) for k in kinds)
-
-
-@functools.lru_cache(maxsize=4096)
-def names_read(code: types.CodeType) -> frozenset[str]:
-    """The global and attribute names in a function's code, nested functions included.
-
-    Strings that could be names count too, for `getattr` and `hasattr`.
-    """
-    names = set(code.co_names)
-    if _STORE_ATTR in code.co_code[::2]:  # what is only stored is not read
-        steps = [step for step in dis.get_instructions(code) if step.opcode in dis.hasname]
-        names = {step.argval for step in steps if step.opname != "STORE_ATTR"}
-    for constant in code.co_consts:
-        if isinstance(constant, str) and constant.isidentifier():
-            names.add(constant)
-        if isinstance(constant, types.CodeType):
-            names |= names_read(constant)
-    return frozenset(names)
-
-
-@functools.lru_cache(maxsize=4096)
-def attributes_read(kind: type) -> frozenset[str]:
-    """The names that methods of a class, `__init__` apart, could read of an instance."""
-    names: set[str] = {"training", "forward"}
-    for parent in kind.__mro__:
-        if parent in (nn.Module, object):
-            continue
-        for key, member in vars(parent).items():
-            function = member.fget if isinstance(member, property) else member
-            function = getattr(function, "__func__", function)
-            if key != "__init__" and isinstance(function, types.FunctionType):
-                names |= names_read(function.__code__)
-    return frozenset(names)
 
 
 def _is_library(code: types.CodeType) -> bool:

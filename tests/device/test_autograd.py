@@ -138,3 +138,79 @@ def test_on_mismatch_error_does_not_apply_to_gradients(device: torch.device, ran
         fast(rand(0, 3, 4)).sum().backward()
     assert len(caught) == 1
     assert model.weight.grad is not None
+
+
+@pytest.mark.parametrize("mode", ["grad", "no grad"])
+def test_a_gradient_dropped_or_replaced_between_calls(rand: Rand, mode: str) -> None:
+    """The callable accumulates into `.grad`, which the caller resets as it pleases."""
+
+    def world() -> Any:
+        weight = nn.Parameter(rand(60, 4))
+
+        def f(x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                loss = (weight * weight * x).sum()
+                loss.backward()
+            return loss.detach()
+
+        return weight, f
+
+    (weight, f), (expected, eager) = world(), world()
+    fast = ol.graph(f, warmup=1)
+    with torch.set_grad_enabled(mode == "grad"):
+        for i in range(12):
+            for w in (weight, expected):
+                if i == 4:
+                    w.grad = None
+                if i == 8:
+                    w.grad = torch.ones_like(w)
+            try:
+                assert_same(fast(rand(i, 4)), eager(rand(i, 4)))
+            except ol.CaptureError:
+                return
+            assert_same(weight.grad, expected.grad)
+
+
+def test_a_gradient_read_and_replaced(rand: Rand) -> None:
+    weight = nn.Parameter(rand(60, 4))
+    weight.grad = rand(61, 4)
+
+    def f(x: Tensor) -> Tensor:
+        assert weight.grad is not None
+        return x * weight.grad
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(8):
+            if i == 4:
+                weight.grad = rand(62, 4)
+            assert_same(fast(rand(i, 4)), f(rand(i, 4)))
+
+
+def test_a_training_step_inside(rand: Rand) -> None:
+    def world() -> Any:
+        model = nn.Linear(4, 2).to(rand(0, 1).device)
+        with torch.no_grad():
+            model.weight.copy_(rand(60, 2, 4))
+            model.bias.copy_(rand(61, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return model, step
+
+    (model, step), (expected, eager) = world(), world()
+    fast = ol.graph(step, warmup=1)
+    for i in range(8):
+        try:
+            assert_same(fast(rand(i, 3, 4)), eager(rand(i, 3, 4)))
+        except ol.CaptureError:
+            return
+        for p, q in zip(model.parameters(), expected.parameters(), strict=True):
+            assert_same(p, q)
+            assert_same(p.grad, q.grad)

@@ -307,3 +307,15 @@ def test_requires_grad_switched_on_inside(rand: Rand) -> None:
         with torch.no_grad():
             for i in range(4):
                 assert_same(fast(*arguments(i)), eager(*arguments(i)))
+
+
+def test_an_argument_given_other_memory_is_refused(rand: Rand) -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        x.data = y
+        return x * 2
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        fast(rand(0, 3), rand(1, 3))
+        with pytest.raises(ol.CaptureError, match="OL107"):
+            fast(rand(0, 3), rand(1, 3))

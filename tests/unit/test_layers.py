@@ -14,7 +14,7 @@ LAYERS = {
     "pure": ("errors", "source", "refusals", "hostreads", "tree", "spec", "options"),
     "driver": ("driver",),
     "core": (
-        *("slots", "state", "native", "guard", "observe", "plan", "recording", "callpath"),
+        *("slots", "names", "state", "native", "guard", "observe", "plan", "recording", "callpath"),
         *("pool", "compiled", "graphed", "module", "entry"),
     ),
     "tools": ("bench",),

@@ -288,8 +288,8 @@ class Observer(TorchDispatchMode):
                 t = made()
                 if t is None or id(t) in ids:
                     continue
-                if not t._is_view() or self._storage(t) not in storages or _is_held(t):
-                    return t  # not merely a step between a tensor and a view of it
+                if _is_held(t):  # by Python; C++ keeps steps between a tensor and a view of it
+                    return t
             return None
 
         if find() is None:

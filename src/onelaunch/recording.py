@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from onelaunch.state import (
     Slot,
     Walk,
     changes,
+    is_library_class,
     is_state,
     restore,
     walk,
@@ -173,8 +175,10 @@ class Recorder:
                 return list(run.result) if self.static_outputs else []
 
             graph, statics = self.driver.capture(body, self.pool, generators)
-        except BaseException:
+        except BaseException as error:
             self._undo(run, slots_kept, before)
+            if isinstance(error, CaptureError):
+                _let_go(error)
             raise
         if run.again:
             graph.reset()
@@ -458,6 +462,13 @@ class Recorder:
         )
 
 
+def _let_go(error: BaseException | None) -> None:
+    """Have the frames of a refusal let go of their tensors, which are memory of the pool."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
 def _stray(observer: Observer, run: _Run, plan: Inputs) -> TensorSpec | None:
     """A tensor that was made in the run and lives on where no slot leads: a hook's list, a tensor's
     attribute, an iterator. No replay would renew it, and each would write over it."""
@@ -542,10 +553,24 @@ _SMALL = 64
 """Items of a container whose plain values are compared one by one."""
 
 
+_MODULES_OWN = frozenset(vars(nn.Module()))
+
+
+def _is_bookkeeping(slot: Slot) -> bool:
+    """Whether a slot holds what torch or a library notes about a module: sets of names, of which
+    each would cost 1 us at every call to compare, and a BERT has 235."""
+    if not isinstance(slot.owner, nn.Module):
+        return False
+    private = str(slot.key).startswith("_") and is_library_class(type(slot.owner))
+    return slot.key in _MODULES_OWN or private
+
+
 def _matters(slot: Slot, value: object, before: Walk, changed: bool) -> bool:
     """Whether another value in this slot could lead the callable another way."""
     if isinstance(value, nn.Module):
         return True
+    if slot.kind == "contents" and slot.via is not None and _is_bookkeeping(slot.via):
+        return False
     if id(slot.holder) in before.containers and before.containers[id(slot.holder)][2] > _SMALL:
         return slot.key in before.names and before.is_read(slot)
     # An object that the call itself replaces at each call would be another at the next.

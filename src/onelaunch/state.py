@@ -163,7 +163,7 @@ def _methods(kind: type) -> Iterator[tuple[Slot, object]]:
     if kind in (nn.Module, object):
         return
     members = _members(kind)
-    for key in ("forward",) if _is_library_class(kind) else list(members):
+    for key in ("forward",) if is_library_class(kind) else list(members):
         member = members.get(key)
         if isinstance(member, types.FunctionType | property | staticmethod | classmethod):
             yield Slot("item", members, key, f"`{kind.__qualname__}.{key}`", kind), member
@@ -174,14 +174,15 @@ def _members(kind: type) -> dict[str, object]:
     return cast(dict[str, object], gc.get_referents(vars(kind))[0])
 
 
-def _is_library_class(kind: type) -> bool:
+def is_library_class(kind: type) -> bool:
+    """Whether a class comes from an installed package."""
     module = sys.modules.get(kind.__module__)
     return module is None or _is_library_module(module)
 
 
 def _class_slots(kind: type) -> Iterator[Slot]:
     """The attributes of somebody's class that are values."""
-    members = {} if _is_library_class(kind) else _members(kind)
+    members = {} if is_library_class(kind) else _members(kind)
     for key, member in list(members.items()):
         if not key.startswith("__") and not hasattr(type(member), "__get__"):
             yield Slot("item", members, key, f"{kind.__qualname__}.{key}", kind)
@@ -201,7 +202,7 @@ def _contents(name: str, value: Any, found: Walk) -> Iterator[Slot]:
     elif type(value).__module__ in ("numpy", "array") and len(memoryview(value).cast("B")) <= 1024:
         yield Slot("contents", value, type(value).tobytes, name, None)
     for kind in type(value).__mro__:
-        for key, member in list(vars(kind).items()) if not _is_library_class(kind) else ():
+        for key, member in list(vars(kind).items()) if not is_library_class(kind) else ():
             if isinstance(member, types.MemberDescriptorType):
                 yield Slot("contents", value, member.__get__, f"{name}.{key}", None)
 
@@ -299,7 +300,7 @@ def _inside(name: str, value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, type):
         for kind in value.__mro__:
             # Of an installed dataclass the generated methods would name every attribute.
-            if not kind.__module__.startswith("builtins") and not _is_library_class(kind):
+            if not kind.__module__.startswith("builtins") and not is_library_class(kind):
                 yield kind.__qualname__, kind
                 for key, member in vars(kind).items():
                     function = getattr(member, "fget", getattr(member, "__func__", member))

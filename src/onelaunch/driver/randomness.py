@@ -104,17 +104,19 @@ def watching_seeds(refusal: Callable[[str], BaseException]) -> Generator[None]:
 
 @contextmanager
 def seeded_once(refusal: Callable[[], BaseException]) -> Generator[None]:
-    """Raise `refusal` if the host's default generator is seeded meanwhile, and put it back.
+    """Raise `refusal` if the host's default generator is seeded or drawn from meanwhile.
 
     `torch.manual_seed` runs where Dynamo has turned the interpreter's hooks off, so
-    `watching_seeds` does not see it; but it leaves its seed. For devices with generators of their
-    own: draws from the host's are not what a draw would have been.
+    `watching_seeds` does not see it; but it leaves another state, even where it sets the seed of
+    last time, for a number is drawn before. For devices with generators of their own, whose graphs
+    cannot repeat what the host draws. The state is put back.
     """
     state = torch.get_rng_state()
-    seed = torch.default_generator.seed()
+    torch.rand(())
+    drawn = torch.get_rng_state()
     try:
         yield
-        kept = torch.initial_seed() == seed
+        kept = torch.equal(torch.get_rng_state(), drawn)
     finally:
         torch.set_rng_state(state)
     if not kept:

@@ -281,7 +281,6 @@ class Observer(TorchDispatchMode):
         # Views keep the tensor that they were made from.
         ids = {id(t) for t in expected} | {id(t._base) for t in expected}
         ids |= {id(t) for t in self.written.values()}  # which this observer keeps
-        storages = {self._storage(t) for t in expected if self._on_device(t)}
 
         def find() -> Tensor | None:
             for made in self._made:

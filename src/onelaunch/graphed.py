@@ -14,21 +14,22 @@ from time import perf_counter
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
 
-from onelaunch.callpath import MISS, build_call, overlaps
+from onelaunch.callpath import MISS, build_call
 from onelaunch.compiled import compiled
 from onelaunch.driver.driver import Driver
-from onelaunch.driver.select import DEVICES, preserved_random_state, select
+from onelaunch.driver.select import preserved_random_state, select
 from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
 from onelaunch.options import Options
 from onelaunch.pool import Pool
-from onelaunch.recording import Captured, NeedsGrad, Recorder, Recording
-from onelaunch.spec import CallSpec, TensorSpec, ambient, default_device, modes
+from onelaunch.recorder import Recorder
+from onelaunch.recording import Captured, NeedsGrad, Recording, describe
+from onelaunch.signature import foreign, opaque, spec_of
+from onelaunch.spec import CallSpec, ambient
 from onelaunch.state import changes, walk
-from onelaunch.tree import Flat, call_constants, flatten, flatten_call, is_code, is_plain
+from onelaunch.tree import Flat, call_constants, flatten, flatten_call, is_plain
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -123,8 +124,7 @@ class Graphed(Generic[P, R]):
         driver, device = self._where(flat)
         if driver.capturing():
             return self.fn(*args, **kwargs)
-        foreign = _foreign(flat.tensors)
-        if foreign is not None:
+        if foreign(flat.tensors) is not None:
             return self.fn(*args, **kwargs)
         with driver.exclusive():
             for entry in self._entries:  # recorded by another thread in the meantime?
@@ -151,11 +151,11 @@ class Graphed(Generic[P, R]):
         kwargs: dict[str, Any],
     ) -> R:
         """Warm up or capture; `MISS` where the call is to run eagerly."""
-        opaque = _opaque(flat)
-        if opaque is not None:
-            self._warn("OL302", f"{opaque}: runs eagerly")
+        unequal = opaque(flat)
+        if unequal is not None:
+            self._warn("OL302", f"{unequal}: runs eagerly")
             return MISS
-        spec = _spec(driver, flat, device)
+        spec = spec_of(driver, flat, device)
         signature = self._signatures.get(spec)
         if signature is None:
             if self._entries and self.options.on_mismatch == "error":
@@ -184,7 +184,9 @@ class Graphed(Generic[P, R]):
             return self._ungraphed(signature, "OL304", f"{self._pool!r}")
         signature.warm = 0
         result = entry.call(args, kwargs)
-        assert result is not MISS, "a recording does not fit the call that it was made for"
+        if result is MISS:  # another thread changed what it relies on in the meantime
+            entry.captured.graph.reset()
+            return MISS
         self._entries = (entry, *self._entries)
         return result
 
@@ -310,7 +312,7 @@ class Graphed(Generic[P, R]):
         if signature.launches is not None:
             captured.launches, signature.launches = signature.launches, None
         call = build_call(captured, spec, self._name)
-        info = _describe(captured, spec, flat, why, signature)
+        info = describe(captured, spec, flat, why, signature.eager_us)
         captured.inputs.tensors = []
         entry = _Entry(call, spec, flat.paths, captured, info, captured.guard)
         if self.options.policy == "measure":
@@ -397,11 +399,11 @@ class Graphed(Generic[P, R]):
         driver, device = self._where(flat)
         if reason is not None or driver.capturing():
             raise CaptureError("OL109", f"cannot capture here: {reason or 'a capture is running'}")
-        opaque = _opaque(flat)
-        if opaque is not None:
-            raise CaptureError("OL302", opaque)
+        unequal = opaque(flat)
+        if unequal is not None:
+            raise CaptureError("OL302", unequal)
         with driver.exclusive():
-            spec = _spec(driver, flat, device)
+            spec = spec_of(driver, flat, device)
             signature = self._signatures.setdefault(spec, _Signature())
             if any(e.spec == spec and e.guard.check() for e in self._entries):
                 return
@@ -495,57 +497,3 @@ _functorch = _C._functorch.peek_interpreter_stack
 _forward_ad: Any = torch.autograd.forward_ad
 _anomaly = torch.is_anomaly_enabled
 _tracing = _C._get_tracing_state
-
-
-def _spec(driver: Driver, flat: Flat, device: torch.device) -> CallSpec:
-    here = [t for t in flat.tensors if t.device.type == device.type]
-    numbers = [i for i, t in enumerate(flat.tensors) if t.device.type == device.type]
-    shared = tuple((numbers[i], numbers[j], offset) for i, j, offset in overlaps(driver, here))
-    specs = tuple(TensorSpec.of(t) for t in flat.tensors)
-    return CallSpec(flat.tree, specs, shared, modes(), default_device())
-
-
-def _foreign(tensors: Sequence[Tensor]) -> Tensor | None:
-    """A tensor that is more than its memory: a subclass, sparse, quantized, a dual number."""
-    for t in tensors:
-        if t.layout is not torch.strided or t.is_quantized or t.device.type not in DEVICES:
-            return t
-        if (
-            type(t) not in (Tensor, nn.Parameter)
-            and type(t).__module__ != "onelaunch.driver.emulated"
-        ):
-            return t
-    return None
-
-
-def _opaque(flat: Flat) -> str | None:
-    """Which argument cannot be told equal to that of another call, or None."""
-    for path, constant in call_constants(flat.tree):
-        value = constant.value
-        known = is_plain(value) or is_code(value) or isinstance(value, nn.Module)
-        if not known and not hasattr(value, "__dict__"):
-            return f"`{path}` is a {type(value).__name__}"
-    return None
-
-
-def _describe(
-    captured: Captured, spec: CallSpec, flat: Flat, why: str, signature: _Signature
-) -> Recording:
-    names = [*flat.paths, *(slot.name for slot in captured.hidden)]
-    travels = list(captured.inputs.travels)
-    for group, how in zip(captured.inputs.groups, captured.graph.travels, strict=True):
-        for member in group.members:
-            travels[member] = how
-    return Recording(
-        spec=spec,
-        why=why,
-        inputs=dict(zip(names, travels, strict=True)),
-        outputs=[output.source for output in captured.outputs.made],
-        by_address=captured.guard.names(),
-        untraced=[str(TensorSpec.of(t)) for t in captured.untraced],
-        memory_bytes=captured.graph.memory_bytes,
-        capture_seconds=captured.seconds,
-        nodes=captured.graph.nodes,
-        eager_us=median(signature.eager_us[1:]) if len(signature.eager_us) > 1 else None,
-        _counter=lambda: captured.launches[0],
-    )

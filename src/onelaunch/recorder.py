@@ -1,0 +1,462 @@
+"""How a call is captured."""
+
+from __future__ import annotations
+
+import importlib
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from onelaunch.driver.driver import Capture, Driver, Graph
+from onelaunch.driver.driver import Pool as DevicePool
+from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_seeds
+from onelaunch.errors import CaptureError
+from onelaunch.guard import StateGuard
+from onelaunch.observe import Observer
+from onelaunch.plan import Inputs, Outputs, plan_inputs, plan_outputs, stage
+from onelaunch.recording import Captured, NeedsGrad, StateOutput
+from onelaunch.relied import relied_on
+from onelaunch.spec import TensorSpec, readers
+from onelaunch.state import (
+    MISSING,
+    Change,
+    Slot,
+    Walk,
+    changes,
+    restore,
+    walk,
+)
+from onelaunch.tree import Tree, constants, flatten, flatten_call, is_code, is_plain, unflatten
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one run of the body found."""
+
+    result: Any = None
+    inputs: Inputs | None = None
+    outputs: Outputs | None = None
+    tree: Tree | None = None
+    numbers: tuple[int, ...] = ()
+    state: list[StateOutput] = field(default_factory=lambda: cast(list[StateOutput], []))
+    found: list[Change] = field(default_factory=lambda: cast(list[Change], []))
+    after: Walk | None = None
+    again: list[Slot] = field(default_factory=lambda: cast(list[Slot], []))
+    """Slots that turned out to be inputs: the run is to be repeated with them as such."""
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Captures one call.
+
+    Args:
+        fn: what runs in the capture.
+        roots: where the state that `fn` reaches begins, named.
+        known: for code whose operations cannot be watched (Inductor's): what a watched eager run
+            of the same call read and wrote.
+    """
+
+    driver: Driver
+    device: torch.device
+    pool: DevicePool
+    fn: Callable[..., Any]
+    roots: Sequence[tuple[str, object]]
+    static_outputs: bool
+    rebind: bool
+    known: Observer | None = None
+
+    def record(self, tree: Tree, tensors: Sequence[Tensor]) -> Captured:
+        """Capture the call ``fn(*args, **kwargs)`` whose flattened form is given.
+
+        Nothing that the capture did remains, whether it succeeds or not, apart from the Python
+        effects of running `fn` once.
+        """
+        # Torch imports Dynamo when a dispatch mode first runs: 1 s, which is no part of a capture.
+        importlib.import_module("torch._dynamo")
+        started = time.perf_counter()
+        hidden: list[Slot] = []
+        while True:
+            captured = self._attempt(tree, tensors, hidden, started)
+            if captured is not None:
+                return captured
+
+    def _attempt(
+        self, tree: Tree, tensors: Sequence[Tensor], hidden: list[Slot], started: float
+    ) -> Captured | None:
+        before = walk(self.roots)
+        slots_kept = [_Kept.of(t) for _, t in before.tensors() if self._strided(t)]
+        held = self._held(before)
+        hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
+        pinned = set(held) - {self.driver.region(t).storage for t in hidden_tensors}
+        run = _Run()
+        observer: list[Observer] = []
+        try:
+            plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
+            generators = _generators(tree, before)
+
+            def body(capture: Capture) -> list[Tensor]:
+                watching = self._run(capture, plan, tree, hidden, before, held, run)
+                observer[:] = [watching]
+                assert run.outputs is not None
+                return list(run.result) if self.static_outputs else []
+
+            graph, statics = self.driver.capture(body, self.pool, generators)
+        except BaseException as error:
+            self._undo(run, slots_kept, before)
+            if isinstance(error, CaptureError):
+                _let_go(error)
+            raise
+        if run.again:
+            graph.reset()
+            self._undo(run, slots_kept, before)
+            hidden.extend(run.again)
+            return None
+        moved = [k for k in slots_kept if k.changed()]
+        if moved:
+            graph.reset()
+            shape = list(moved[0].tensor.shape)
+            self._undo(run, slots_kept, before)
+            raise CaptureError("OL107", f"a tensor of the callable's state became {shape}")
+        stray = _stray(observer[0], run, plan)
+        if stray is not None:
+            graph.reset()
+            self._undo(run, slots_kept, before)
+            raise CaptureError("OL105", f"somebody keeps a tensor made in the call, {stray}")
+        if self.rebind and not run.found:
+            graph = self._rebound_inputs(graph, plan, tree, before, held, observer[0], generators)
+        return self._finish(graph, statics, run, hidden, before, observer[0], held, started)
+
+    def _rebound_inputs(
+        self,
+        graph: Graph,
+        plan: Inputs,
+        tree: Tree,
+        before: Walk,
+        held: dict[int, list[Tensor]],
+        observer: Observer,
+        generators: Sequence[torch.Generator],
+    ) -> Graph:
+        """Have kernels read the inputs where the caller has them, as far as that is proven.
+
+        The callable is captured again for it, so it must have no Python effects of its own.
+        """
+        pinned = {self.driver.region(t).storage for ts in held.values() for t in ts}
+
+        def body(capture: Capture) -> None:
+            fresh = plan_inputs(self.driver, plan.tensors, self.device, pinned)
+            self._run(capture, fresh, tree, [], before, dict(held), _Run())
+
+        state = [t for t in observer.written.values() if not observer.known(t)]
+        try:
+            return self.driver.rebind(graph, body, self.pool, state, generators)
+        except CaptureError:
+            return graph  # it works as it is: the inputs are copied
+
+    def _strided(self, t: Tensor) -> bool:
+        return t.layout is torch.strided and t.device.type == self.device.type
+
+    def _held(self, before: Walk) -> dict[int, list[Tensor]]:
+        """storage -> tensors that the callable reaches by address."""
+        held: dict[int, list[Tensor]] = {}
+        for _, t in before.tensors():
+            if self._strided(t):
+                held.setdefault(self.driver.region(t).storage, []).append(t)
+        return held
+
+    def _run(
+        self,
+        capture: Capture,
+        plan: Inputs,
+        tree: Tree,
+        hidden: list[Slot],
+        before: Walk,
+        held: dict[int, list[Tensor]],
+        run: _Run,
+    ) -> Observer:
+        """The body: bring the inputs in, run the callable, take the outputs out."""
+        statics = stage(self.driver, capture, plan, self.device)
+        arguments = statics[: len(statics) - len(hidden)]
+        for slot, static in zip(hidden, statics[len(arguments) :], strict=True):
+            slot.write(static)
+        host = [t for t, how in zip(plan.tensors, plan.travels, strict=True) if how == "host"]
+        device = [
+            static
+            for static, how in zip(statics, plan.travels, strict=True)
+            if how not in ("host", "address")
+        ]
+        displaced = [
+            static
+            for static, t in zip(statics, plan.tensors, strict=True)
+            if any(static is d for d in device) and t.storage_offset() != static.storage_offset()
+        ]
+        observer = Observer(self.driver, self.device, device, host, displaced=displaced, held=held)
+        args, kwargs = unflatten(tree, list(arguments))
+        places = [t.data_ptr() for t in arguments]
+        if self.known is not None:
+            result = self.fn(*args, **kwargs)
+            observer.adopt(self.known, plan.tensors, plan.statics)
+        else:
+            seeds = watching_seeds(observer.refuse_seed)
+            with self._seeds_kept(), seeds, observer.host_reads(), observer:
+                result = self.fn(*args, **kwargs)
+            if observer.refused is not None:
+                raise observer.refused  # the callable caught it
+        self._inspect_arguments(tree, (args, kwargs), arguments, plan)
+        if places != [t.data_ptr() for t in arguments]:
+            raise CaptureError("OL107", "an argument was given other memory")
+        flat = flatten(result, "result", objects=True)
+        _refuse_opaque(flat.tree)
+        run.after = walk(self.roots)
+        run.found = changes(before, run.after)
+        run.again = self._read_and_rebound(run.found, hidden, observer, flat.tensors)
+        if run.again:
+            run.outputs = Outputs()
+            run.result = []
+            return observer
+        for storage, tensors in observer.external.items():
+            held.setdefault(storage, []).extend(tensors)
+        rebound = list(self._rebound(run.found, before))
+        trees = [flatten(value, slot.name) for slot, value in rebound]
+        every = [*flat.tensors, *(t for part in trees for t in part.tensors)]
+        run.inputs = plan
+        run.outputs = plan_outputs(self.driver, every, plan, observer, self.device, held)
+        if any(o.source == "own" and o.spec.requires_grad for o in run.outputs.made):
+            raise NeedsGrad
+        numbers = run.outputs.numbers
+        run.tree, run.numbers = flat.tree, tuple(numbers[id(t)] for t in flat.tensors)
+        run.state = [
+            StateOutput(slot, part.tree, tuple(numbers[id(t)] for t in part.tensors))
+            for (slot, _), part in zip(rebound, trees, strict=True)
+        ]
+        self._covered(run.after, every, observer)
+        run.result = list({id(t): t for t in every}.values())
+        self._output_ports(capture, plan, run.outputs, observer)
+        return observer
+
+    def _seeds_kept(self) -> AbstractContextManager[None]:
+        if self.device.type != "cuda":
+            return nullcontext()  # the tape compares the state that it records
+
+        def refusal() -> CaptureError:
+            place = seeding_line_of(self.fn)
+            what = "`torch.manual_seed`, or the like, in a capture"
+            return CaptureError("OL106", what, where=str(place) if place else None)
+
+        return seeded_once(refusal)
+
+    def _inspect_arguments(
+        self, tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs
+    ) -> None:
+        """Refuse what the callable did to its arguments other than write into tensors."""
+        flat = flatten_call(*now)
+        if flat.tree != tree or any(
+            a is not b for a, b in zip(flat.tensors, statics, strict=False)
+        ):
+            raise CaptureError("OL105", "the callable changed a container among its arguments")
+        for t, spec in zip(statics, plan.specs, strict=False):
+            if t.shape != spec.shape or t.stride() != spec.stride or t.dtype != spec.dtype:
+                raise CaptureError("OL107", f"an argument, {spec}, became {list(t.shape)}")
+
+    def _read_and_rebound(
+        self,
+        found: Sequence[Change],
+        hidden: Sequence[Slot],
+        observer: Observer,
+        results: Sequence[Tensor],
+    ) -> list[Slot]:
+        """Slots whose old tensor was read, returned or moved to another slot, and which hold a new
+        one now: recurrent state."""
+        known = {slot.id for slot in hidden}
+        passed = [*results, *(t for change in found for t in flatten(change.after).tensors)]
+        used = {self.driver.region(t).storage for t in passed if self._strided(t)}
+        used |= observer.external.keys()
+        return [
+            change.slot
+            for change in found
+            if isinstance(change.before, Tensor)
+            and change.slot.id not in known
+            and self._strided(change.before)
+            and self.driver.region(change.before).storage in used
+        ]
+
+    def _rebound(
+        self,
+        found: Sequence[Change],
+        before: Walk,
+    ) -> Iterator[tuple[Slot, object]]:
+        """The slots that each replay has to write, with what the capture put there."""
+        holders = {id(slot.holder) for slot, _ in before.held.values()}
+        holders |= set(before.containers)
+        for slot, old, new in found:
+            if id(slot.holder) not in holders:
+                continue  # a new container: rebuilt as a whole where its own slot is
+            tensors = flatten(new).tensors if new is not MISSING else []
+            if not tensors and not isinstance(old, Tensor):
+                continue  # a Python effect: it is not repeated
+            grown = old is MISSING and not isinstance(slot.holder, dict)
+            if new is MISSING or grown or isinstance(slot.holder, tuple):
+                raise CaptureError("OL105", f"`{slot.name}` grew, or lost, a tensor in the call")
+            yield slot, new
+
+    def _covered(self, after: Walk, every: Sequence[Tensor], observer: Observer) -> None:
+        """Refuse tensors of the recording that were stored where no replay will renew them."""
+        covered = {id(t) for t in every}
+        for slot, t in after.tensors():
+            if id(t) not in covered and self._strided(t) and observer.known(t):
+                raise CaptureError("OL105", f"`{slot.name}` keeps a tensor made in the call")
+
+    def _output_ports(
+        self, capture: Capture, plan: Inputs, outputs: Outputs, observer: Observer
+    ) -> None:
+        """Results to fresh memory, and written inputs back to where they came from."""
+        if not self.static_outputs:
+            for group in outputs.groups:
+                size = (group.stop - group.start,)
+                capture.output(self.driver.alias(group.example, torch.uint8, size, (1,), 0))
+        for index in written_groups(self.driver, plan, observer):
+            group = plan.groups[index]
+            if group.travel == "fill":
+                raise CaptureError("OL104", "a 0-dim host argument is written")
+            assert group.buffer is not None
+            example = plan.tensors[group.members[0]]
+            displacement = self.driver.region(example).start - group.region.start
+            if group.travel == "copy":
+                displacement = 0
+            capture.output(group.buffer, displacement)
+
+    def _undo(self, run: _Run, kept: Sequence[_Kept], before: Walk) -> None:
+        """Put back what a failed capture left in the callable's state."""
+        found = run.found or changes(before, walk(self.roots))
+        restore(c for c in found if isinstance(c.before, Tensor) or flatten(c.after).tensors)
+        for k in kept:
+            k.restore()
+
+    def _finish(
+        self,
+        graph: Graph,
+        statics: list[Tensor],
+        run: _Run,
+        hidden: list[Slot],
+        before: Walk,
+        observer: Observer,
+        held: dict[int, list[Tensor]],
+        started: float,
+    ) -> Captured:
+        assert run.inputs is not None
+        assert run.outputs is not None
+        assert run.tree is not None
+        # The slots are as before the call until a launch rebinds them.
+        rebound = {state.slot.id for state in run.state}
+        restore(change for change in run.found if change.slot.id in rebound)
+        written_slots = rebound | {slot.id for slot in hidden}
+        slots = relied_on(before, run.found, written_slots, observer, self.driver, self.device)
+        pinned = [
+            t
+            for t, how in zip(run.inputs.tensors, run.inputs.travels, strict=True)
+            if how == "address"
+        ]
+        external = [t for tensors in observer.external.values() for t in tensors]
+        external += [value for _, value in slots if isinstance(value, Tensor)]
+        unique = list({id(t): t for t in [*external, *pinned]}.values())
+        unmoved = [t for t in unique if self._strided(t)]
+        sized = {id(container): (container, names) for container, names in before.sized()}
+        guard = StateGuard(slots, unmoved, list(sized.values()), readers())
+        groups = written_groups(self.driver, run.inputs, observer)
+        written_inputs = sorted(m for g in groups for m in run.inputs.groups[g].members)
+        written = [t for t in observer.written.values() if not observer.known(t)]
+        run.inputs.statics = []
+        for group in run.inputs.groups:
+            group.buffer = None
+        for own in run.outputs.groups:
+            own.example = own.example.new_empty(0) if not self.static_outputs else own.example
+        observer.release()
+        return Captured(
+            driver=self.driver,
+            device=self.device,
+            graph=graph,
+            inputs=run.inputs,
+            hidden=list(hidden),
+            outputs=run.outputs,
+            tree=run.tree,
+            numbers=run.numbers,
+            state=run.state,
+            guard=guard,
+            written=written,
+            written_inputs=written_inputs,
+            statics=statics,
+            untraced=guard.untraced([t for t in external if not _is_input(t, pinned)]),
+            seconds=time.perf_counter() - started,
+        )
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Have the frames of a refusal let go of their tensors, which are memory of the pool."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _stray(observer: Observer, run: _Run, plan: Inputs) -> TensorSpec | None:
+    """A tensor that was made in the run and lives on where no slot leads: a hook's list, a tensor's
+    attribute, an iterator. No replay would renew it, and each would write over it."""
+    stray = observer.survivor([*run.result, *plan.statics])
+    return None if stray is None else TensorSpec.of(stray)
+
+
+def _is_input(t: Tensor, pinned: Sequence[Tensor]) -> bool:
+    return any(t is p for p in pinned)
+
+
+def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int]:
+    """The groups of inputs that the callable wrote into."""
+    return [
+        index
+        for index, group in enumerate(plan.groups)
+        if group.buffer is not None and driver.region(group.buffer).storage in observer.written
+    ]
+
+
+def _generators(tree: Tree, before: Walk) -> list[torch.Generator]:
+    """The generators that the callable reaches, each once."""
+    values = [constant.value for _, constant in constants(tree)]
+    values += [value for _, value in before.held.values()]
+    found = {id(g): g for g in values if isinstance(g, torch.Generator)}
+    return list(found.values())
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A tensor that existed before a capture, with where it was."""
+
+    tensor: Tensor
+    alias: Tensor
+    address: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    @staticmethod
+    def of(t: Tensor) -> _Kept:
+        return _Kept(t, t.detach(), t.data_ptr(), t.shape, t.stride())
+
+    def changed(self) -> bool:
+        t = self.tensor
+        return (t.data_ptr(), t.shape, t.stride()) != (self.address, self.shape, self.stride)
+
+    def restore(self) -> None:
+        if self.changed():
+            self.tensor.data = self.alias
+
+
+def _refuse_opaque(tree: Tree) -> None:
+    """Results must be tensors and plain values: anything else would be shared between calls."""
+    for _, constant in constants(tree):
+        value = constant.value
+        if not (is_plain(value) or is_code(value) or isinstance(value, nn.Module)):
+            kind = type(value)
+            raise CaptureError("OL108", f"the result holds a {kind.__module__}.{kind.__qualname__}")

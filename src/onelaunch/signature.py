@@ -1,0 +1,46 @@
+"""What of a call decides whether and what it can replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from onelaunch.callpath import overlaps
+from onelaunch.driver.driver import Driver
+from onelaunch.driver.select import DEVICES
+from onelaunch.spec import CallSpec, TensorSpec, default_device, modes
+from onelaunch.tree import Flat, call_constants, is_code, is_plain
+
+
+def spec_of(driver: Driver, flat: Flat, device: torch.device) -> CallSpec:
+    """The signature of a call whose arguments are flattened."""
+    here = [t for t in flat.tensors if t.device.type == device.type]
+    numbers = [i for i, t in enumerate(flat.tensors) if t.device.type == device.type]
+    shared = tuple((numbers[i], numbers[j], offset) for i, j, offset in overlaps(driver, here))
+    specs = tuple(TensorSpec.of(t) for t in flat.tensors)
+    return CallSpec(flat.tree, specs, shared, modes(), default_device())
+
+
+def foreign(tensors: Sequence[Tensor]) -> Tensor | None:
+    """A tensor that is more than its memory: a subclass, sparse, quantized, a dual number."""
+    for t in tensors:
+        if t.layout is not torch.strided or t.is_quantized or t.device.type not in DEVICES:
+            return t
+        if (
+            type(t) not in (Tensor, nn.Parameter)
+            and type(t).__module__ != "onelaunch.driver.emulated"
+        ):
+            return t
+    return None
+
+
+def opaque(flat: Flat) -> str | None:
+    """Which argument cannot be told equal to that of another call, or None."""
+    for path, constant in call_constants(flat.tree):
+        value = constant.value
+        known = is_plain(value) or is_code(value) or isinstance(value, nn.Module)
+        if not known and not hasattr(value, "__dict__"):
+            return f"`{path}` is a {type(value).__name__}"
+    return None

@@ -157,7 +157,7 @@ class Observer(TorchDispatchMode):
         self, func: Any, name: str, tensors: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
     ) -> None:
         if name == "aten::as_strided":
-            self._refuse_absolute(tensors[0])
+            self._refuse_absolute(*args, **kwargs)
         for t in tensors:
             if t.layout is not torch.strided:
                 raise refuse("OL109", f"{_spoken(name)} on a tensor of layout {t.layout}")
@@ -203,10 +203,22 @@ class Observer(TorchDispatchMode):
             and (self.is_constant(source) or self._reads.assigning > 0)
         )
 
-    def _refuse_absolute(self, t: Tensor) -> None:
-        """`as_strided` counts from the start of the storage, where the caller has other memory."""
-        if self._on_device(t) and self._storage(t) in self._displaced:
+    def _refuse_absolute(
+        self,
+        t: Tensor,
+        size: Sequence[int],
+        stride: Sequence[int],
+        storage_offset: int | None = None,
+    ) -> None:
+        """`as_strided` reaches the whole storage, where a recording has the argument alone."""
+        if not self._on_device(t) or self._storage(t) not in self._inputs:
+            return
+        if self._storage(t) in self._displaced:
             raise refuse("OL109", "as_strided on an argument that does not begin its storage")
+        first = t.storage_offset() if storage_offset is None else storage_offset
+        last = first + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        if 0 not in size and (last + 1) * t.element_size() > t.untyped_storage().nbytes():
+            raise refuse("OL109", "as_strided reaches beyond the argument")
 
     def _read(self, t: Tensor) -> None:
         if not self._on_device(t) or t.layout is not torch.strided or self.known(t):

@@ -140,6 +140,16 @@ def test_conj_and_neg_views_of_an_input(rand: Rand) -> None:
     )
 
 
+def test_as_strided_beyond_a_slice_is_refused(rand: Rand) -> None:
+    fast = ol.graph(lambda x: x.as_strided((6,), (1,)) + 0, warmup=1)
+    base = rand(0, 8)
+    with torch.no_grad():
+        fast(base[:3])
+        with pytest.raises(ol.CaptureError) as caught:
+            fast(base[:3])
+    assert caught.value.code == "OL109"
+
+
 def test_parameters_and_buffers_returned(device: torch.device, rand: Rand) -> None:
     class Gives(nn.Module):
         state: Tensor

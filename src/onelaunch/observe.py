@@ -59,7 +59,11 @@ class Observer(TorchDispatchMode):
         self._device = device
         self._save = save
         self._refuse = refuse
-        self._inputs = {driver.region(t).storage for t in inputs}
+        # storage -> where the inputs in it end
+        self._inputs: dict[int, int] = {}
+        for region in map(driver.region, inputs):
+            stop = self._inputs.get(region.storage, 0)
+            self._inputs[region.storage] = max(stop, region.stop)
         self._reads = HostReads(self._on_device, self._refuse_read)
         self._displaced = {driver.region(t).storage for t in displaced}
         self._held = held or {}
@@ -217,7 +221,8 @@ class Observer(TorchDispatchMode):
             raise refuse("OL109", "as_strided on an argument that does not begin its storage")
         first = t.storage_offset() if storage_offset is None else storage_offset
         last = first + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-        if 0 not in size and (last + 1) * t.element_size() > t.untyped_storage().nbytes():
+        stop = t.data_ptr() + (last + 1 - t.storage_offset()) * t.element_size()
+        if 0 not in size and stop > self._inputs[self._storage(t)]:
             raise refuse("OL109", "as_strided reaches beyond the argument")
 
     def _read(self, t: Tensor) -> None:

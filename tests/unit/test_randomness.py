@@ -1,0 +1,35 @@
+"""What a capture on a device with generators of its own sees of the host's random state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from onelaunch.driver.randomness import seeded_once
+
+
+class Seeded(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "act",
+    [lambda: torch.manual_seed(1), torch.seed, lambda: torch.rand(1)],
+    ids=["seeds", "reseeds", "draws"],
+)
+def test_a_seed_or_draw_is_seen_each_time(act: Callable[[], object]) -> None:
+    for _ in range(3):
+        state = torch.get_rng_state()
+        with pytest.raises(Seeded), seeded_once(Seeded):
+            act()
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_reading_the_seed_is_no_seeding() -> None:
+    seed = torch.initial_seed()
+    state = torch.get_rng_state()
+    with seeded_once(Seeded):
+        assert torch.initial_seed() == seed
+    assert torch.equal(torch.get_rng_state(), state)

@@ -16,6 +16,7 @@ from torch import Tensor
 from onelaunch.driver.driver import Driver, Released
 from onelaunch.plan import Output
 from onelaunch.recording import Captured
+from onelaunch.signature import overlaps
 from onelaunch.spec import CallSpec, TensorSpec, default_device
 from onelaunch.tree import Constant, Container, Leaf, Tree, build, flatten
 
@@ -226,22 +227,6 @@ def _check_memory(
     names = ", ".join(inputs[i] for i in movable)
     driver_name, fixed_name = source.name("driver", driver), source.name("fixed", fixed)
     source.miss_if(f"{checker}({driver_name}, ({names},), {fixed_name}) != {pattern}")
-
-
-def overlaps(
-    driver: Driver, tensors: Sequence[Tensor], fixed: Sequence[Tensor] = ()
-) -> tuple[tuple[int, int, int], ...]:
-    """Which tensors share memory: (i, j, bytes from the start of i to the start of j).
-
-    `j` counts on through `fixed`, whose members are compared with `tensors` only.
-    """
-    regions = [driver.region(t) for t in (*tensors, *fixed)]
-    return tuple(
-        (i, j, regions[j].start - regions[i].start)
-        for i in range(len(tensors))
-        for j in range(i + 1, len(regions))
-        if regions[i].overlaps(regions[j])
-    )
 
 
 def _launch(

@@ -37,7 +37,6 @@ class Observer(TorchDispatchMode):
         inputs: device tensors that are inputs of the recording.
         held: storage -> tensors over it that exist already and that the callable can reach.
         displaced: those of them that stand for memory in the middle of a storage.
-        host_inputs: host tensors among the arguments.
         save: keep a copy of memory that existed before, before its first write, for `restore`.
         refuse: raise for what cannot be captured; otherwise only watch.
     """
@@ -47,7 +46,6 @@ class Observer(TorchDispatchMode):
         driver: Driver,
         device: torch.device,
         inputs: Iterable[Tensor] = (),
-        host_inputs: Iterable[Tensor] = (),
         *,
         displaced: Iterable[Tensor] = (),
         held: Mapping[int, Sequence[Tensor]] | None = None,
@@ -68,9 +66,7 @@ class Observer(TorchDispatchMode):
         self._displaced = {driver.region(t).storage for t in displaced}
         self._held = held or {}
         self._produced: set[int] = set()
-        # Host storages whose values could differ in another call; those made from constants in
-        # the call itself are the same each time.
-        self._host_varying = {t.untyped_storage()._cdata for t in host_inputs}
+        # Host storages made in the call from constants: the same each time, unlike all others.
         self._host_constant: set[int] = set()
         self._host_blank: set[int] = set()
         # Views made in the run, of memory that is read by address.

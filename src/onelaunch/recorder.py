@@ -117,17 +117,11 @@ class Recorder:
             self._undo(run, slots_kept, before)
             hidden.extend(run.again)
             return None
-        moved = [k for k in slots_kept if k.changed()]
-        if moved:
-            graph.reset()
-            shape = list(moved[0].tensor.shape)
-            self._undo(run, slots_kept, before)
-            raise CaptureError("OL107", f"a tensor of the callable's state became {shape}")
-        stray = _stray(observer[0], run, plan)
-        if stray is not None:
+        error = _afterthought(slots_kept, observer[0], run, plan)
+        if error is not None:
             graph.reset()
             self._undo(run, slots_kept, before)
-            raise CaptureError("OL105", f"somebody keeps a tensor made in the call, {stray}")
+            raise error
         if self.rebind and not run.found:
             graph = self._rebound_inputs(graph, plan, tree, before, held, observer[0], generators)
         return self._finish(graph, statics, run, hidden, before, observer[0], held, started)
@@ -184,7 +178,6 @@ class Recorder:
         arguments = statics[: len(statics) - len(hidden)]
         for slot, static in zip(hidden, statics[len(arguments) :], strict=True):
             slot.write(static)
-        host = [t for t, how in zip(plan.tensors, plan.travels, strict=True) if how == "host"]
         device = [
             static
             for static, how in zip(statics, plan.travels, strict=True)
@@ -195,7 +188,7 @@ class Recorder:
             for static, t in zip(statics, plan.tensors, strict=True)
             if any(static is d for d in device) and t.storage_offset() != static.storage_offset()
         ]
-        observer = Observer(self.driver, self.device, device, host, displaced=displaced, held=held)
+        observer = Observer(self.driver, self.device, device, displaced=displaced, held=held)
         args, kwargs = unflatten(tree, list(arguments))
         places = [t.data_ptr() for t in arguments]
         if self.known is not None:
@@ -402,11 +395,24 @@ def _let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _stray(observer: Observer, run: _Run, plan: Inputs) -> TensorSpec | None:
-    """A tensor that was made in the run and lives on where no slot leads: a hook's list, a tensor's
-    attribute, an iterator. No replay would renew it, and each would write over it."""
+def _afterthought(
+    kept: Sequence[_Kept], observer: Observer, run: _Run, plan: Inputs
+) -> CaptureError | None:
+    """What is wrong with a capture that succeeded, or None.
+
+    A tensor of the callable's state was moved; or one that was made in the run lives on where no
+    slot leads: a hook's list, a tensor's attribute, an iterator. No replay would renew it, and each
+    would write over it.
+    """
+    for k in kept:
+        if k.changed():
+            shape = list(k.tensor.shape)
+            return CaptureError("OL107", f"a tensor of the callable's state became {shape}")
     stray = observer.survivor([*run.result, *plan.statics])
-    return None if stray is None else TensorSpec.of(stray)
+    if stray is None:
+        return None
+    what = f"somebody keeps a tensor made in the call, {TensorSpec.of(stray)}"
+    return CaptureError("OL105", what)
 
 
 def _is_input(t: Tensor, pinned: Sequence[Tensor]) -> bool:

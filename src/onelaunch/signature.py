@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from onelaunch.callpath import overlaps
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.select import DEVICES
 from onelaunch.spec import CallSpec, TensorSpec, default_device, modes
@@ -44,3 +43,19 @@ def opaque(flat: Flat) -> str | None:
         if not known and not hasattr(value, "__dict__"):
             return f"`{path}` is a {type(value).__name__}"
     return None
+
+
+def overlaps(
+    driver: Driver, tensors: Sequence[Tensor], fixed: Sequence[Tensor] = ()
+) -> tuple[tuple[int, int, int], ...]:
+    """Which tensors share memory: (i, j, bytes from the start of i to the start of j).
+
+    `j` counts on through `fixed`, whose members are compared with `tensors` only.
+    """
+    regions = [driver.region(t) for t in (*tensors, *fixed)]
+    return tuple(
+        (i, j, regions[j].start - regions[i].start)
+        for i in range(len(tensors))
+        for j in range(i + 1, len(regions))
+        if regions[i].overlaps(regions[j])
+    )

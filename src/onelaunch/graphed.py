@@ -20,6 +20,7 @@ from onelaunch.compiled import compiled
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.select import preserved_random_state, select
 from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
+from onelaunch.forward import BackwardInside, Forward
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
 from onelaunch.options import Options
@@ -29,6 +30,7 @@ from onelaunch.recording import Captured, NeedsGrad, Recording, describe
 from onelaunch.signature import foreign, opaque, spec_of
 from onelaunch.spec import CallSpec, ambient
 from onelaunch.state import changes, walk
+from onelaunch.training import WARMING, in_flight, inlining, trains
 from onelaunch.tree import Flat, call_constants, flatten, flatten_call, is_plain
 
 P = ParamSpec("P")
@@ -57,6 +59,8 @@ class _Signature:
     """What is known of a signature, recorded or not."""
 
     warm: int = 0
+    forward: bool = False
+    """Whether its results require grad, so that it is captured as a forward with a backward."""
     threads: set[int] = field(default_factory=lambda: cast(set[int], set()))
     """Who warmed up: cuBLAS and cuDNN make a handle for each thread, and not under capture."""
     eager: str | None = None
@@ -95,7 +99,7 @@ class Graphed(Generic[P, R]):
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() or (WARMING and get_ident() in WARMING):
             return self.fn(*args, **kwargs)
         if (
             _dispatch_modes()
@@ -167,15 +171,23 @@ class Graphed(Generic[P, R]):
         if signature.eager is not None:
             return MISS
         self._drop_stale(spec, signature)
-        if signature.warm < self._warmup or get_ident() not in signature.threads:
+        flying = in_flight(self._entries, spec)
+        if flying >= self.options.max_in_flight:
+            self._warn("OL305", f"{flying} forwards of `{self._name}` wait for their backward")
+            return MISS
+        cold = signature.warm < self._warmup and not flying
+        if cold or get_ident() not in signature.threads:
             return self._warm(driver, device, signature, args, kwargs)
         if len(self._entries) >= self.options.max_recordings:
             self._warn("OL301", self._varying(spec))
             return MISS
         try:
             entry = self._record(driver, device, spec, signature, flat)
-        except NeedsGrad:
-            return self._ungraphed(signature, "OL303", "the outputs require grad")
+        except NeedsGrad:  # not seen in the warm-up
+            signature.forward = True
+            return MISS
+        except BackwardInside:
+            return self._ungraphed(signature, "OL303", "a backward runs inside")
         except CaptureError as error:
             if self.options.on_refusal == "raise":
                 raise
@@ -208,15 +220,18 @@ class Graphed(Generic[P, R]):
                 lambda: self._watched(driver, device, signature, args, kwargs), device
             )
         else:
-            result = driver.warmup(lambda: self._callee(driver)(*args, **kwargs), device)
+            callee = self._callee(driver)
+            here = trains(callee, args, kwargs, self._roots(flatten_call(args, kwargs)))
+            with inlining():
+                run = functools.partial(callee, *args, **kwargs)
+                result = run() if here else driver.warmup(run, device)
         if measured:
             driver.synchronize(device)
             signature.eager_us.append((perf_counter() - started) * 1e6)
         signature.warm += 1
         signature.threads.add(get_ident())
         if self._wants_grad(driver, result, args, kwargs):
-            signature.eager = "OL303"
-            self._warn("OL303", "the outputs require grad: this signature runs eagerly")
+            signature.forward = True
         return result
 
     def _wants_grad(
@@ -272,7 +287,7 @@ class Graphed(Generic[P, R]):
         observer = Observer(driver, device, here, save=True, refuse=False)
         with preserved_random_state(device):
             try:
-                with observer:
+                with observer, inlining():
                     driver.warmup(lambda: self.fn(*args, **kwargs), device)
                 if self.options.compile:
                     signature.known = observer
@@ -298,15 +313,22 @@ class Graphed(Generic[P, R]):
     ) -> _Entry:
         why = signature.why or self._why(spec)
         callee = self._callee(driver)
+        forward = None
+        if signature.forward:
+            apart = functools.partial(self._pool.apart, driver, device)
+            raises = self.options.on_refusal == "raise"
+            top, stream = self._root[1], driver.new_stream(device)
+            forward = Forward(driver, device, stream, apart(), apart, top, raises)
         recorder = Recorder(
             driver=driver,
             device=device,
-            pool=self._pool.on(driver, device),
+            pool=forward.pool if forward else self._pool.on(driver, device),
             fn=callee,
             roots=self._roots(flat),
-            static_outputs=self.options.outputs == "static",
-            rebind=self.options.inputs == "rebind",
+            static_outputs=self.options.outputs == "static" and forward is None,
+            rebind=self.options.inputs == "rebind" and forward is None,
             known=signature.known if callee is not self.fn else None,
+            forward=forward,
         )
         captured = recorder.record(flat.tree, flat.tensors)
         if signature.launches is not None:
@@ -412,9 +434,13 @@ class Graphed(Generic[P, R]):
                 raise CaptureError("OL301", f"{len(self._entries)} recordings exist")
             try:
                 self._rehearse(driver, device, signature, args, kwargs)
-                entry = self._record(driver, device, spec, signature, flat)
-            except NeedsGrad:
-                raise CaptureError("OL303", "the outputs require grad") from None
+                try:
+                    entry = self._record(driver, device, spec, signature, flat)
+                except NeedsGrad:
+                    signature.forward = True
+                    entry = self._record(driver, device, spec, signature, flat)
+            except BackwardInside:
+                raise CaptureError("OL303", "a backward runs inside") from None
             if self._over_budget(entry):
                 raise CaptureError("OL304", f"{self._pool!r}")
             signature.eager = None

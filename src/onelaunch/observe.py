@@ -7,8 +7,9 @@ by address, which memory they write, and refuses what a replay would freeze, at 
 from __future__ import annotations
 
 import gc
+import traceback
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -110,6 +111,10 @@ class Observer(TorchDispatchMode):
         result = func(*args, **kwargs)
         self._produce(func, tensors, _tensors(result))
         return result
+
+    def made(self, t: Tensor) -> bool:
+        """Whether this memory was allocated in the run."""
+        return self._storage(t) in self._produced
 
     def _on_device(self, t: Tensor) -> bool:
         return t.device.type == self._device.type
@@ -289,8 +294,14 @@ class Observer(TorchDispatchMode):
         for storage, t in seen.written.items():
             self.written[stands_for.get(storage, storage)] = t
 
-    def survivor(self, expected: Sequence[Tensor]) -> Tensor | None:
-        """A tensor of the recording's memory, other than those expected, that lives on after it."""
+    def survivor(
+        self, expected: Sequence[Tensor], holders: Collection[int] = ()
+    ) -> Tensor | None:
+        """A tensor of the recording's memory, other than those expected, that lives on after it.
+
+        Args:
+            holders: the ids of objects that may hold it.
+        """
         # Views keep the tensor that they were made from.
         ids = {id(t) for t in expected} | {id(t._base) for t in expected}
         ids |= {id(t) for t in self.written.values()}  # which this observer keeps
@@ -300,7 +311,7 @@ class Observer(TorchDispatchMode):
                 t = made()
                 if t is None or id(t) in ids:
                     continue
-                if _is_held(t):  # by Python; C++ keeps steps between a tensor and a view of it
+                if _is_held(t, holders):  # by Python; C++ keeps steps between a tensor and a view of it
                     return t
             return None
 
@@ -333,9 +344,19 @@ def _tensors(value: Any) -> list[Tensor]:
     return [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
 
 
-def _is_held(t: Tensor) -> bool:
+def _is_held(t: Tensor, but: Collection[int]) -> bool:
     """Whether something in Python, other than a frame that runs, holds a tensor."""
-    return any(not isinstance(holder, FrameType) for holder in gc.get_referrers(t))
+    return any(
+        not isinstance(holder, FrameType) and id(holder) not in but
+        for holder in gc.get_referrers(t)
+    )
+
+
+def let_go(error: BaseException | None) -> None:
+    """Have the frames of a refusal let go of their tensors, which are memory of the pool."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _spoken(name: str) -> str:

@@ -142,7 +142,7 @@ def _static(driver: Driver, buffer: Tensor, t: Tensor, offset: int) -> Tensor:
     return static.requires_grad_(t.requires_grad) if t.requires_grad else static
 
 
-Source = Literal["argument", "view", "held", "held view", "own", "host constant"]
+Source = Literal["argument", "view", "held", "held view", "own", "own view", "host constant"]
 
 
 @dataclass(slots=True)
@@ -150,7 +150,8 @@ class Output:
     """One tensor of the result.
 
     `source` says whose memory it is: the very `argument` number `index`, a `view` of it, a tensor
-    that lives elsewhere (`held`) or a view of one, the recording's `own`, or a `host constant`.
+    that lives elsewhere (`held`) or a view of one, the recording's `own`, a view of the result
+    number `index` (`own view`: of one that comes out of a node of autograd), or a `host constant`.
     `offset` is in bytes, from the first element of what it views, or from its group's start.
     """
 
@@ -215,13 +216,13 @@ def plan_outputs(
             plan.made.append(Output("host constant", spec, tensor=t.clone()))
         else:
             plan.made.append(_place(driver, t, spec, inputs, storages, held))
-    for output, t in zip(plan.made, _unique(results), strict=True):
+    for output, t in zip(plan.made, unique(results), strict=True):
         if output.source == "own":
-            _own(driver, plan, output, t)
+            own(driver, plan, output, t)
     return plan
 
 
-def _unique(tensors: Sequence[Tensor]) -> list[Tensor]:
+def unique(tensors: Sequence[Tensor]) -> list[Tensor]:
     return list({id(t): t for t in tensors}.values())
 
 
@@ -259,7 +260,7 @@ def _place(
     return Output("own", spec, is_view=t._is_view())
 
 
-def _own(driver: Driver, plan: Outputs, output: Output, t: Tensor) -> None:
+def own(driver: Driver, plan: Outputs, output: Output, t: Tensor) -> None:
     """Put a result into the group of its storage."""
     region = driver.region(t)
     for index, group in enumerate(plan.groups):

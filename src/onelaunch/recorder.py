@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -13,13 +12,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from onelaunch.autograd import ForwardGraph
 from onelaunch.driver.driver import Capture, Driver, Graph
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_seeds
 from onelaunch.errors import CaptureError
+from onelaunch.forward import Forward
 from onelaunch.guard import StateGuard
-from onelaunch.observe import Observer
-from onelaunch.plan import Inputs, Outputs, plan_inputs, plan_outputs, stage
+from onelaunch.leaves import stand_in_for
+from onelaunch.observe import Observer, let_go
+from onelaunch.plan import Inputs, Outputs, plan_inputs, plan_outputs, stage, unique
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.relied import relied_on
 from onelaunch.spec import TensorSpec, readers
@@ -58,6 +60,7 @@ class Recorder:
     Args:
         fn: what runs in the capture.
         roots: where the state that `fn` reaches begins, named.
+        forward: where the results require grad: what of the capture is autograd's business.
         known: for code whose operations cannot be watched (Inductor's): what a watched eager run
             of the same call read and wrote.
     """
@@ -70,6 +73,7 @@ class Recorder:
     static_outputs: bool
     rebind: bool
     known: Observer | None = None
+    forward: Forward | None = None
 
     def record(self, tree: Tree, tensors: Sequence[Tensor]) -> Captured:
         """Capture the call ``fn(*args, **kwargs)`` whose flattened form is given.
@@ -104,20 +108,22 @@ class Recorder:
                 watching = self._run(capture, plan, tree, hidden, before, held, run)
                 observer[:] = [watching]
                 assert run.outputs is not None
-                return list(run.result) if self.static_outputs else []
+                return list(run.result) if self.static_outputs or self.forward else []
 
-            graph, statics = self.driver.capture(body, self.pool, generators)
+            stream = self.forward and self.forward.stream
+            graph, statics = self.driver.capture(body, self.pool, generators, stream)
         except BaseException as error:
             self._undo(run, slots_kept, before)
             if isinstance(error, CaptureError):
-                _let_go(error)
+                let_go(error)
             raise
         if run.again:
             graph.reset()
             self._undo(run, slots_kept, before)
             hidden.extend(run.again)
             return None
-        error = _afterthought(slots_kept, observer[0], run, plan)
+        holders = self.forward.holders if self.forward else ()
+        error = _afterthought(slots_kept, observer[0], run, plan, holders)
         if error is not None:
             graph.reset()
             self._undo(run, slots_kept, before)
@@ -175,6 +181,10 @@ class Recorder:
     ) -> Observer:
         """The body: bring the inputs in, run the callable, take the outputs out."""
         statics = stage(self.driver, capture, plan, self.device)
+        if self.forward is not None:
+            for index, how in enumerate(plan.travels):
+                if how == "address":
+                    statics[index] = stand_in_for(statics[index])
         arguments = statics[: len(statics) - len(hidden)]
         for slot, static in zip(hidden, statics[len(arguments) :], strict=True):
             slot.write(static)
@@ -191,12 +201,13 @@ class Recorder:
         observer = Observer(self.driver, self.device, device, displaced=displaced, held=held)
         args, kwargs = unflatten(tree, list(arguments))
         places = [t.data_ptr() for t in arguments]
+        around = nullcontext() if self.forward is None else self.forward.around(before, hidden)
         if self.known is not None:
             result = self.fn(*args, **kwargs)
             observer.adopt(self.known, plan.tensors, plan.statics)
         else:
             seeds = watching_seeds(observer.refuse_seed)
-            with self._seeds_kept(), seeds, observer.host_reads(), observer:
+            with self._seeds_kept(), seeds, observer.host_reads(), around, observer:
                 result = self.fn(*args, **kwargs)
             if observer.refused is not None:
                 raise observer.refused  # the callable caught it
@@ -204,6 +215,8 @@ class Recorder:
         if places != [t.data_ptr() for t in arguments]:
             raise CaptureError("OL107", "an argument was given other memory")
         flat = flatten(result, "result", objects=True)
+        if self.forward is not None:
+            self.forward.settle(observer, flat.tensors, arguments, plan)
         _refuse_opaque(flat.tree)
         run.after = walk(self.roots)
         run.found = changes(before, run.after)
@@ -216,10 +229,15 @@ class Recorder:
             held.setdefault(storage, []).extend(tensors)
         rebound = list(self._rebound(run.found, before))
         trees = [flatten(value, slot.name) for slot, value in rebound]
+        if self.forward is not None:
+            for part in trees:
+                part.tensors[:] = map(self.forward.real, part.tensors)
         every = [*flat.tensors, *(t for part in trees for t in part.tensors)]
         run.inputs = plan
         run.outputs = plan_outputs(self.driver, every, plan, observer, self.device, held)
-        if any(o.source == "own" and o.spec.requires_grad for o in run.outputs.made):
+        if self.forward is not None:
+            self.forward.plan(run.outputs, unique(every), plan, observer, held)
+        elif any(o.source == "own" and o.spec.requires_grad for o in run.outputs.made):
             raise NeedsGrad
         numbers = run.outputs.numbers
         run.tree, run.numbers = flat.tree, tuple(numbers[id(t)] for t in flat.tensors)
@@ -369,6 +387,10 @@ class Recorder:
         for own in run.outputs.groups:
             own.example = own.example.new_empty(0) if not self.static_outputs else own.example
         observer.release()
+        pair = None
+        if self.forward is not None:
+            pair = self.forward.pair
+            graph, statics = ForwardGraph(graph, pair), []
         return Captured(
             driver=self.driver,
             device=self.device,
@@ -385,18 +407,16 @@ class Recorder:
             statics=statics,
             untraced=guard.untraced([t for t in external if not _is_input(t, pinned)]),
             seconds=time.perf_counter() - started,
+            pair=pair,
         )
 
 
-def _let_go(error: BaseException | None) -> None:
-    """Have the frames of a refusal let go of their tensors, which are memory of the pool."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
-
-
 def _afterthought(
-    kept: Sequence[_Kept], observer: Observer, run: _Run, plan: Inputs
+    kept: Sequence[_Kept],
+    observer: Observer,
+    run: _Run,
+    plan: Inputs,
+    holders: Collection[int],
 ) -> CaptureError | None:
     """What is wrong with a capture that succeeded, or None.
 
@@ -408,7 +428,7 @@ def _afterthought(
         if k.changed():
             shape = list(k.tensor.shape)
             return CaptureError("OL107", f"a tensor of the callable's state became {shape}")
-    stray = observer.survivor([*run.result, *plan.statics])
+    stray = observer.survivor([*run.result, *plan.statics], holders)
     if stray is None:
         return None
     what = f"somebody keeps a tensor made in the call, {TensorSpec.of(stray)}"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from onelaunch.autograd import Pair
 from onelaunch.driver.driver import Driver, Graph
 from onelaunch.guard import StateGuard
 from onelaunch.plan import Inputs, Outputs
@@ -80,12 +81,14 @@ class Captured:
     """Under ``outputs="static"``: the captured tensors themselves."""
     untraced: list[Tensor]
     seconds: float
+    pair: Pair | None = None
+    """What joins the results to autograd, where they require grad."""
     launches: list[int] = field(default_factory=lambda: [0])
     """One number, counted up by the call path."""
 
 
 class NeedsGrad(Exception):
-    """The outputs require grad."""
+    """The outputs require grad: the capture is to be one of a forward."""
 
 
 def describe(

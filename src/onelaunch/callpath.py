@@ -81,6 +81,8 @@ def build_call(
     _check_memory(source, driver, captured, inputs)
     source.miss_if(f"not {source.name('state', captured.guard.check)}()")
     made = _launch(source, driver, captured, inputs, device)
+    for draw in captured.draws:
+        source.line(f"{source.name('draw', draw)}()")
     _effects(source, captured, inputs, made)
     source.line(f"return {_expression(source, captured.tree, [made[n] for n in captured.numbers])}")
     return source.compile("args, kwargs", label)

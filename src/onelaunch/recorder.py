@@ -82,7 +82,11 @@ class Recorder:
         started = time.perf_counter()
         hidden: list[Slot] = []
         while True:
-            captured = self._attempt(tree, tensors, hidden, started)
+            try:
+                captured = self._attempt(tree, tensors, hidden, started)
+            except CaptureError as error:
+                _let_go(error)
+                raise
             if captured is not None:
                 return captured
 
@@ -96,8 +100,8 @@ class Recorder:
         pinned = set(held) - {self.driver.region(t).storage for t in hidden_tensors}
         run = _Run()
         observer: list[Observer] = []
+        plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
         try:
-            plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
             generators = _generators(tree, before)
 
             def body(capture: Capture) -> list[Tensor]:
@@ -107,10 +111,9 @@ class Recorder:
                 return list(run.result) if self.static_outputs else []
 
             graph, statics = self.driver.capture(body, self.pool, generators)
-        except BaseException as error:
+        except BaseException:
             self._undo(run, slots_kept, before)
-            if isinstance(error, CaptureError):
-                _let_go(error)
+            plan.release()  # frames of the traceback refer to it for good
             raise
         if run.again:
             graph.reset()
@@ -196,7 +199,7 @@ class Recorder:
             observer.adopt(self.known, plan.tensors, plan.statics)
         else:
             seeds = watching_seeds(observer.refuse_seed)
-            with self._seeds_kept(), seeds, observer.host_reads(), observer:
+            with self._seeds_kept(observer), seeds, observer.host_reads(), observer:
                 result = self.fn(*args, **kwargs)
             if observer.refused is not None:
                 raise observer.refused  # the callable caught it
@@ -232,7 +235,7 @@ class Recorder:
         self._output_ports(capture, plan, run.outputs, observer)
         return observer
 
-    def _seeds_kept(self) -> AbstractContextManager[None]:
+    def _seeds_kept(self, observer: Observer) -> AbstractContextManager[None]:
         if self.device.type != "cuda":
             return nullcontext()  # the tape compares the state that it records
 
@@ -241,7 +244,11 @@ class Recorder:
             what = "`torch.manual_seed`, or the like, in a capture"
             return CaptureError("OL106", what, where=str(place) if place else None)
 
-        return seeded_once(refusal)
+        def redraw() -> None:
+            for draw in observer.draws:
+                draw()
+
+        return seeded_once(refusal, redraw)
 
     def _inspect_arguments(
         self, tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs
@@ -363,9 +370,7 @@ class Recorder:
         groups = written_groups(self.driver, run.inputs, observer)
         written_inputs = sorted(m for g in groups for m in run.inputs.groups[g].members)
         written = [t for t in observer.written.values() if not observer.known(t)]
-        run.inputs.statics = []
-        for group in run.inputs.groups:
-            group.buffer = None
+        run.inputs.release()
         for own in run.outputs.groups:
             own.example = own.example.new_empty(0) if not self.static_outputs else own.example
         observer.release()
@@ -382,6 +387,7 @@ class Recorder:
             guard=guard,
             written=written,
             written_inputs=written_inputs,
+            draws=observer.draws,
             statics=statics,
             untraced=guard.untraced([t for t in external if not _is_input(t, pinned)]),
             seconds=time.perf_counter() - started,

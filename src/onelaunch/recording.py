@@ -76,6 +76,8 @@ class Captured:
     written: list[Tensor]
     """Tensors outside the arguments that the graph writes."""
     written_inputs: list[int]
+    draws: list[Callable[[], object]]
+    """What the call draws from the host's default generator, and does not use."""
     statics: list[Tensor]
     """Under ``outputs="static"``: the captured tensors themselves."""
     untraced: list[Tensor]

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver import emulated
-from onelaunch.driver.arena import Arena
-from onelaunch.driver.backing import NAME, host, tensor_over
+from onelaunch.driver.arena import Arena, whole_segments
+from onelaunch.driver.backing import NAME, ORDINARY, block_of, host, tensor_over
 from onelaunch.driver.driver import Capture, Graph, Pool, Region, Released, Travel
 from onelaunch.driver.memory import ArenaMemory, HostMemory
 from onelaunch.driver.operators import Step
@@ -71,6 +71,13 @@ class TapePool:
         if self.arena is not None:
             return self.arena.reserved_bytes
         return sum(g.memory_bytes for g in self.graphs)
+
+    def kept_bytes(self, graph: Graph, tensors: Sequence[Tensor]) -> int:
+        """See `Pool.kept_bytes`. On the CPU a recording shares nothing with others."""
+        if self.arena is None:
+            return graph.memory_bytes
+        blocks = {id(b): b for b in map(block_of, _on_device(tensors)) if b.arena is self.arena}
+        return sum(block.nbytes for block in blocks.values())
 
     def memory(self) -> HostMemory:
         """Where the tensors of one more recording live."""
@@ -147,6 +154,9 @@ class TapeGraph:
         self._outputs = tape.outputs
         self._steps = steps
         pool.graphs.add(self)
+
+    driver_bytes = 0
+    """See `Graph.driver_bytes`: there is no driver beneath."""
 
     @property
     def nodes(self) -> int:
@@ -245,6 +255,18 @@ class TapeDriver:
         """Run: there is one stream."""
         return run()
 
+    def foresee(
+        self, run: Callable[[], T], device: torch.device, staged: Sequence[int]
+    ) -> tuple[T, int]:
+        """See `Driver.foresee`; plain CPU memory is not watched."""
+        if device.type != NAME:
+            return run(), 0
+        with ORDINARY.watched() as seen:
+            buffers = [ORDINARY.allocate(nbytes) for nbytes in staged]
+            result = run()
+            del buffers
+        return result, whole_segments(seen.peak_bytes)
+
     def capture(
         self,
         body: Callable[[Capture], T],
@@ -309,6 +331,10 @@ def _unknown_operator(error: NotImplementedError) -> CaptureError:
         "A higher-order operator was called, whose branches a recording would fix.",
         where=str(place) if place else None,
     )
+
+
+def _on_device(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t for t in tensors if isinstance(t, emulated.TapeTensor)]
 
 
 def on_host(t: Tensor) -> Tensor:

@@ -499,12 +499,14 @@ class Graphed(Generic[P, R]):
         Tensors returned by earlier calls stay valid, but for those of ``outputs="static"``.
         """
         with self._lock:
-            entries, self._entries = self._entries, ()
+            # Only the graphs: the last of a pool gives back what no static result holds any more.
+            graphs = [entry.captured.graph for entry in self._entries]
+            self._entries = ()
             self._signatures.clear()
             self._warned.clear()
             self._counts = Counts()
-            for entry in entries:
-                entry.captured.graph.reset()
+            for graph in graphs:
+                graph.reset()
 
     def _why(self, spec: CallSpec) -> str:
         for entry in self._entries:

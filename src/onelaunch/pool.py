@@ -1,10 +1,10 @@
 """Memory shared by recordings, and its budget.
 
 Recordings of one pool never run at once, and each replay brings its inputs in anew. So all memory
-that a capture used is free for the next capture of the pool, but for what a recording keeps: results
-under ``outputs="static"``. Evicting a recording frees what it kept; the memory that all share goes
-back to the device only with the pool's last recording, so a pool that has too much of it, because
-its recordings came smallest first, is emptied and begun anew.
+that a capture used is free for the next capture of the pool, but for what a recording keeps:
+results under ``outputs="static"``. Evicting a recording frees what it kept. The memory that all
+share goes back to the device only with the pool's last recording, so a pool that has too much of
+it, because its recordings came smallest first, is emptied and begun anew.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Captured:
     untraced: list[Tensor]
     seconds: float
     launches: list[int] = field(default_factory=lambda: [0, 0])
-    """How many, counted up by the call path; and where there is a `clock`, when the last one was."""
+    """How many, counted up by the call path; and when the last one was, by the `clock`."""
     clock: Callable[[], int] | None = None
 
 

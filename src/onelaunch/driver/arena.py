@@ -15,8 +15,6 @@ import mmap
 import threading
 import weakref
 from collections import deque
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,14 +49,6 @@ class Block:
 
 
 @dataclass
-class Watched:
-    """The most that was in use at once, above what was in use before."""
-
-    before_bytes: int
-    peak_bytes: int = 0
-
-
-@dataclass
 class _Segment:
     memory: mmap.mmap
     address: int
@@ -81,7 +71,6 @@ class Arena:
         # A block may be collected while this thread holds the lock, so it is only noted here.
         self._released: deque[tuple[int, int]] = deque()
         self._lock = threading.RLock()
-        self._watched: Watched | None = None
         _arenas.add(self)
 
     @property
@@ -115,19 +104,7 @@ class Arena:
                 self._free[address + size] = found - size
             if self._of_graphs:
                 ctypes.memset(address, 0xFF, size)
-            if self._watched is not None:
-                above = self.allocated_bytes - self._watched.before_bytes
-                self._watched.peak_bytes = max(self._watched.peak_bytes, above)
             return Block(self, address, size)
-
-    @contextmanager
-    def watched(self) -> Generator[Watched]:
-        """Note how much is in use at once; one at a time."""
-        self._watched = Watched(self.allocated_bytes)
-        try:
-            yield self._watched
-        finally:
-            self._watched = None
 
     def release(self, address: int, nbytes: int) -> None:
         """Take a block back, poisoned."""
@@ -152,7 +129,7 @@ class Arena:
                     self._segments.remove(segment)
 
     def _grow(self, size: int) -> None:
-        nbytes = whole_segments(size)
+        nbytes = -(-size // _SEGMENT_BYTES) * _SEGMENT_BYTES
         if _limit_bytes is not None and reserved_bytes() + nbytes > _limit_bytes:
             raise torch.OutOfMemoryError(
                 f"tape out of memory: {nbytes} bytes wanted, {reserved_bytes()} of "
@@ -178,11 +155,6 @@ class Arena:
                 merged[address] = self._free[address]
                 last = address
         self._free = merged
-
-
-def whole_segments(nbytes: int) -> int:
-    """What an arena reserves for so many bytes."""
-    return -(-nbytes // _SEGMENT_BYTES) * _SEGMENT_BYTES
 
 
 def reserved_bytes() -> int:

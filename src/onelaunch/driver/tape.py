@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
@@ -21,8 +22,8 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver import emulated
-from onelaunch.driver.arena import Arena, whole_segments
-from onelaunch.driver.backing import NAME, ORDINARY, block_of, host, tensor_over
+from onelaunch.driver.arena import Arena
+from onelaunch.driver.backing import NAME, apart, block_of, host, tensor_over
 from onelaunch.driver.driver import Capture, Graph, Pool, Region, Released, Travel
 from onelaunch.driver.memory import ArenaMemory, HostMemory
 from onelaunch.driver.operators import Step
@@ -62,13 +63,15 @@ class TapePool:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.lock = threading.RLock()
-        self.graphs: set[TapeGraph] = set()
+        self.capturing = False
+        self.graphs: weakref.WeakSet[TapeGraph] = weakref.WeakSet()
         self.arena = Arena(of_graphs=True) if device.type == NAME else None
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of the pool's arena, or of the storages of its recordings on the CPU."""
         if self.arena is not None:
+            self.trim()  # a recording may have gone without a reset
             return self.arena.reserved_bytes
         return sum(g.memory_bytes for g in self.graphs)
 
@@ -85,8 +88,9 @@ class TapePool:
 
     def trim(self) -> None:
         """Give back what no recording needs any more."""
-        if self.arena is not None and not self.graphs:
-            self.arena.trim()
+        with self.lock:
+            if self.arena is not None and not self.graphs and not self.capturing:
+                self.arena.trim()
 
 
 class _Port:
@@ -261,11 +265,13 @@ class TapeDriver:
         """See `Driver.foresee`; plain CPU memory is not watched."""
         if device.type != NAME:
             return run(), 0
-        with ORDINARY.watched() as seen:
-            buffers = [ORDINARY.allocate(nbytes) for nbytes in staged]
+        with apart() as arena:
+            buffers = [arena.allocate(nbytes) for nbytes in staged]
             result = run()
             del buffers
-        return result, whole_segments(seen.peak_bytes)
+        nbytes = arena.reserved_bytes
+        arena.trim()
+        return result, nbytes
 
     def capture(
         self,
@@ -278,11 +284,13 @@ class TapeDriver:
         if recording() is not None:
             raise CaptureError("OL109", "A capture was begun during a capture.")
         with pool.lock:
+            pool.capturing = True
             try:
                 return self._record(body, pool, generators)
             except torch.OutOfMemoryError as error:
                 raise CaptureError("OL111", str(error)) from error
             finally:
+                pool.capturing = False
                 pool.trim()
 
     def _record(

@@ -72,6 +72,8 @@ class CudaPool:
     @property
     def memory_bytes(self) -> int:
         """Bytes of device memory reserved for the pool now; walks all blocks of the allocator."""
+        if self._id is not None:
+            self.release()  # the last recording may have gone without a reset
         self.refresh()
         return self.ranges.nbytes
 
@@ -103,10 +105,12 @@ class CudaPool:
 
     def release(self) -> None:
         """Give the memory back to the device if no recording is left."""
-        if not self.recordings and not self.capturing:
+        with self.guard:
+            if self.recordings or self.capturing:
+                return
             self._id = None
             self.ranges.set([])
-            give_back(self.index)
+        give_back(self.index)
 
 
 def beside_captures() -> AbstractContextManager[None]:

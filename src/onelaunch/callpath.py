@@ -55,7 +55,9 @@ class _Source:
     def compile(self, signature: str, label: str) -> Callable[..., Any]:
         text = "\n".join([f"def call({signature}):", *self.lines])
         exec(compile(text, f"<onelaunch {label}>", "exec"), self.names)
-        return self.names["call"]
+        # Names that held the function would be a cycle, and keep a recording's memory till the
+        # next collection.
+        return self.names.pop("call")
 
 
 def build_call(
@@ -270,7 +272,10 @@ def _launch(
     source.line("return MISS", 2)
     for line in after:
         source.line(line)
-    source.line(f"{source.name('launches', captured.launches)}[0] += 1")
+    launches = source.name("launches", captured.launches)
+    source.line(f"{launches}[0] += 1")
+    if captured.clock is not None:
+        source.line(f"{launches}[1] = {source.name('clock', captured.clock)}()")
     return [
         names.get(number) or _caller_result(source, output, inputs)
         for number, output in enumerate(captured.outputs.made)

@@ -16,7 +16,7 @@ LAYERS = {
     "core": (
         *("slots", "names", "state", "native", "guard", "observe", "plan", "recording"),
         *("relied", "recorder", "callpath", "signature"),
-        *("pool", "compiled", "graphed", "module", "entry"),
+        *("stats", "pool", "compiled", "graphed", "module", "entry"),
     ),
     "tools": ("bench",),
     "edge": ("report", "cli", "__main__", "__init__"),

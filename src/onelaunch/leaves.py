@@ -126,7 +126,8 @@ def stand_in_for(t: Tensor) -> Tensor:
         alias.requires_grad_()
     if t.is_leaf and t.grad is not None:
         alias.grad = t.grad
-    alias.__dict__.update(t.__dict__)
+    for name, value in vars(t).items():  # marks that libraries leave on parameters
+        setattr(alias, name, value)
     return alias
 
 
@@ -233,9 +234,7 @@ def is_pure_view(t: Tensor) -> bool:
     return True
 
 
-def own_memory(
-    t: Tensor, observer: Observer, driver: Driver, taken: set[int]
-) -> Tensor:
+def own_memory(t: Tensor, observer: Observer, driver: Driver, taken: set[int]) -> Tensor:
     """`t`, or a copy where its memory is not its own: a gradient passed on, or given twice."""
     storage = driver.region(t).storage
     if t.numel() and (not observer.made(t) or storage in taken):

@@ -17,7 +17,7 @@ from onelaunch.driver.driver import Capture, Driver, Graph
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_seeds
 from onelaunch.errors import CaptureError
-from onelaunch.forward import Forward
+from onelaunch.forward import BackwardInside, Forward
 from onelaunch.guard import StateGuard
 from onelaunch.leaves import stand_in_for
 from onelaunch.observe import Observer, let_go
@@ -86,7 +86,11 @@ class Recorder:
         started = time.perf_counter()
         hidden: list[Slot] = []
         while True:
-            captured = self._attempt(tree, tensors, hidden, started)
+            try:
+                captured = self._attempt(tree, tensors, hidden, started)
+            except (CaptureError, NeedsGrad, BackwardInside) as error:
+                let_go(error)
+                raise
             if captured is not None:
                 return captured
 
@@ -100,8 +104,8 @@ class Recorder:
         pinned = set(held) - {self.driver.region(t).storage for t in hidden_tensors}
         run = _Run()
         observer: list[Observer] = []
+        plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
         try:
-            plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
             generators = _generators(tree, before)
 
             def body(capture: Capture) -> list[Tensor]:
@@ -112,10 +116,9 @@ class Recorder:
 
             stream = self.forward and self.forward.stream
             graph, statics = self.driver.capture(body, self.pool, generators, stream)
-        except BaseException as error:
+        except BaseException:
             self._undo(run, slots_kept, before)
-            if isinstance(error, CaptureError):
-                let_go(error)
+            plan.release()  # frames of the traceback refer to it for good
             raise
         if run.again:
             graph.reset()
@@ -206,9 +209,8 @@ class Recorder:
             result = self.fn(*args, **kwargs)
             observer.adopt(self.known, plan.tensors, plan.statics)
         else:
-            reads = self.forward is not None
-            seeds = watching_seeds(observer.refuse_seed, reads=reads)
-            with self._seeds_kept(), seeds, observer.host_reads(), around, observer:
+            seeds = watching_seeds(observer.refuse_seed, reads=self.forward is not None)
+            with self._seeds_kept(observer), seeds, observer.host_reads(), around, observer:
                 result = self.fn(*args, **kwargs)
             if observer.refused is not None:
                 raise observer.refused  # the callable caught it
@@ -251,7 +253,7 @@ class Recorder:
         self._output_ports(capture, plan, run.outputs, observer)
         return observer
 
-    def _seeds_kept(self) -> AbstractContextManager[None]:
+    def _seeds_kept(self, observer: Observer) -> AbstractContextManager[None]:
         if self.device.type != "cuda":
             return nullcontext()  # the tape compares the state that it records
 
@@ -260,7 +262,11 @@ class Recorder:
             what = "`torch.manual_seed`, or the like, in a capture"
             return CaptureError("OL106", what, where=str(place) if place else None)
 
-        return seeded_once(refusal)
+        def redraw() -> None:
+            for draw in observer.draws:
+                draw()
+
+        return seeded_once(refusal, redraw)
 
     def _inspect_arguments(
         self, tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs
@@ -388,11 +394,12 @@ class Recorder:
             for group in run.inputs.groups
         ]
         bumped_inputs = sorted(
-            m for g in groups if storages[g] in observer.counted for m in run.inputs.groups[g].members
+            m
+            for g in groups
+            if storages[g] in observer.counted
+            for m in run.inputs.groups[g].members
         )
-        run.inputs.statics = []
-        for group in run.inputs.groups:
-            group.buffer = None
+        run.inputs.release()
         for own in run.outputs.groups:
             own.example = own.example.new_empty(0) if not self.static_outputs else own.example
         observer.release()
@@ -415,6 +422,7 @@ class Recorder:
             written_inputs=written_inputs,
             bumped=bumped,
             bumped_inputs=bumped_inputs,
+            draws=observer.draws,
             statics=statics,
             untraced=guard.untraced([t for t in external if not _is_input(t, pinned)]),
             seconds=time.perf_counter() - started,

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
-from tests.device.conftest import device, rand, settled  # noqa: F401
 from tests.device.drop_in import assert_same, on_cpu_and_cuda
 from tests.device.training import Net, Rand, state_of
 
@@ -182,9 +181,7 @@ def test_what_torchs_refuses(device: torch.device, rand: Rand) -> None:
 
 @on_cpu_and_cuda
 @pytest.mark.parametrize("cache", [False, True])
-def test_autocast_with_and_without_its_cache(
-    device: torch.device, rand: Rand, cache: bool
-) -> None:
+def test_autocast_with_and_without_its_cache(device: torch.device, rand: Rand, cache: bool) -> None:
     model, other = Net(device), Net(device)
     with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=cache):
         if cache:

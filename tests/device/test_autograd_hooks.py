@@ -27,9 +27,7 @@ def test_hooks_on_results_arguments_and_parameters(device: torch.device, rand: R
         mine = seen.setdefault(id(next(model.parameters())), [])
         if i == 0:
             model.out.weight.register_hook(lambda g: (mine.append(g.clone()), g * 2)[1])
-            model.out.bias.register_post_accumulate_grad_hook(
-                lambda p: mine.append(p.grad.clone())
-            )
+            model.out.bias.register_post_accumulate_grad_hook(lambda p: mine.append(p.grad.clone()))
         model.zero_grad()
         x = rand(i, 5, 4).requires_grad_()
         x.register_hook(lambda g: (mine.append(g.clone()), None)[1])
@@ -94,9 +92,7 @@ def test_a_tensor_hook_inside_is_refused(device: torch.device, rand: Rand, metho
 
 
 @pytest.mark.parametrize("kind", ["itself", "view", "slice", "parameter", "view of a parameter"])
-def test_results_that_are_the_callers_memory(
-    device: torch.device, rand: Rand, kind: str
-) -> None:
+def test_results_that_are_the_callers_memory(device: torch.device, rand: Rand, kind: str) -> None:
     class Aliasing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -225,9 +221,7 @@ def test_a_backward_that_reads_on_the_host_is_refused(device: torch.device, rand
         losses(ol.graph(lambda x: Reads.apply(x).sum(), warmup=1, on_refusal="eager"))
 
 
-def test_an_argument_that_requires_grad_written_in_place(
-    device: torch.device, rand: Rand
-) -> None:
+def test_an_argument_that_requires_grad_written_in_place(device: torch.device, rand: Rand) -> None:
     fast = ol.graph(lambda x: x.mul_(2).sum(), warmup=1)
     fast(rand(0, 4).requires_grad_() * 1).backward()
     with pytest.raises(ol.CaptureError) as caught:

@@ -74,7 +74,8 @@ class _Watch:
     def __call__(self, frame: FrameType, event: str, called: Any) -> None:
         watched = event == "c_call" and called.__name__ in self.methods
         ours = watched and isinstance(getattr(called, "__self__", None), torch.Generator)
-        if ours and not _is_compiling(frame):
+        # A read is a checkpoint's, which Dynamo only steps around.
+        if ours and (called.__name__ in _GETTERS or not _is_compiling(frame)):
             raise self.refusal(called.__name__)
 
 
@@ -98,31 +99,37 @@ def watching_seeds(
     That finds the line, and the calls that leave the state as it was. It slows Python calls down
     (by about 0.3 us each), and does nothing while a profiler has the interpreter's hook.
     """
-    if sys.getprofile() is not None:
+    before = sys.getprofile()
+    if not (before is None or isinstance(before, _Watch)):
         yield
         return
     sys.setprofile(_Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS))
     try:
         yield
     finally:
-        sys.setprofile(None)
+        sys.setprofile(before)
 
 
 @contextmanager
-def seeded_once(refusal: Callable[[], BaseException]) -> Generator[None]:
-    """Raise `refusal` if the host's default generator is seeded or drawn from meanwhile.
+def seeded_once(
+    refusal: Callable[[], BaseException], redraw: Callable[[], None]
+) -> Generator[None]:
+    """Raise `refusal` if the host's default generator is seeded meanwhile.
 
     `torch.manual_seed` runs where Dynamo has turned the interpreter's hooks off, so
-    `watching_seeds` does not see it; but it leaves another state, even where it sets the seed of
-    last time, for a number is drawn before. For devices with generators of their own, whose graphs
-    cannot repeat what the host draws. The state is put back.
+    `watching_seeds` does not see it; but it leaves another state than `redraw`, which repeats what
+    was drawn, even where it sets the seed of last time, for a number is drawn before. For devices
+    with generators of their own, whose graphs cannot repeat a seeding. The state is put back.
     """
     state = torch.get_rng_state()
     torch.rand(())
     drawn = torch.get_rng_state()
     try:
         yield
-        kept = torch.equal(torch.get_rng_state(), drawn)
+        left = torch.get_rng_state()
+        torch.set_rng_state(drawn)
+        redraw()
+        kept = torch.equal(torch.get_rng_state(), left)
     finally:
         torch.set_rng_state(state)
     if not kept:

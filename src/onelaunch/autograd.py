@@ -345,10 +345,17 @@ def _changed(flight: Flight) -> str:
     )
 
 
-def _once(found: list[Tensor | None]) -> Sequence[Tensor | None]:
+class _Once(torch.autograd.Function):
     """Gradients that raise when somebody differentiates them again."""
-    message = str(GraphError("OL202", "a backward through the backward of a recording"))
-    refuse = _C._functions.DelayedError(message, len(found))
-    wanting = [None if g is None else g.detach().requires_grad_() for g in found]
-    made = refuse(*wanting)
-    return (made,) if isinstance(made, Tensor) else made
+
+    @staticmethod
+    def forward(ctx: Any, *found: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tuple([None if g is None else g.view_as(g) for g in found])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise GraphError("OL202", "a backward through the backward of a recording")
+
+
+def _once(found: list[Tensor | None]) -> Sequence[Tensor | None]:
+    return _Once.apply(*[None if g is None else g.detach().requires_grad_() for g in found])

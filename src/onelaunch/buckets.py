@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
@@ -127,7 +126,7 @@ class Buckets:
         """The sizes that minimise rows computed for observed requests, within a budget.
 
         Args:
-            histogram: size -> number of requests, as `Graphed.stats().traffic.histogram` keeps it.
+            histogram: size -> number of requests, as `Graphed.stats().sizes` has it.
                 Of one dimension; with several, fit each by itself.
             max_sizes: at most so many sizes.
             max_bytes: what the recordings of all sizes may take together; needs `bytes_of`.
@@ -194,38 +193,20 @@ class Buckets:
         return tuple(sizes[-1] for sizes in self.sizes)
 
 
-@dataclass
-class Traffic:
-    """The sizes that were asked for.
+def histogram(counts: Mapping[Sizes, int]) -> dict[int | Sizes, int]:
+    """Calls by size: a number where one dimension is bucketed, else a tuple."""
+    return {s[0] if len(s) == 1 else s: count for s, count in counts.items() if count}
 
-    Attributes:
-        histogram: size -> calls; a tuple of sizes with several bucketed dimensions.
-        padding_wasted: the share of the rows computed that were padding, 0 to 1, of the calls that
-            a bucket served.
-        overflowed: calls above the largest bucket.
-    """
 
-    histogram: dict[int | Sizes, int]
-    padding_wasted: float
-    overflowed: int
-
-    @staticmethod
-    def of(buckets: Buckets, counts: Mapping[Sizes, int]) -> Traffic:
-        """What the counts of the calls come to."""
-        real = computed = overflowed = 0
-        histogram: Counter[int | Sizes] = Counter()
-        for sizes, count in counts.items():
-            if not count:
-                continue
-            histogram[sizes[0] if len(sizes) == 1 else sizes] += count
-            bucket = buckets.choose(sizes)
-            if bucket is None:
-                overflowed += count
-            elif 0 not in sizes:
-                real += count * _volume(sizes)
-                computed += count * _volume(bucket)
-        wasted = 1 - real / computed if computed else 0.0
-        return Traffic(dict(histogram), wasted, overflowed)
+def padding(buckets: Buckets, counts: Mapping[Sizes, int]) -> float:
+    """The share of padding in the rows computed, 0 to 1, of calls that a bucket served."""
+    real = computed = 0
+    for sizes, count in counts.items():
+        bucket = buckets.choose(sizes)
+        if bucket is not None and 0 not in sizes:
+            real += count * _volume(sizes)
+            computed += count * _volume(bucket)
+    return 1 - real / computed if computed else 0.0
 
 
 def _volume(sizes: Sizes) -> int:

@@ -390,6 +390,16 @@ def _attention(call: Call, see: See) -> list[Tensor]:
     return [out, *(row.any().broadcast_to(r.shape) for r in call.results[1:])]
 
 
+def _by_row(call: Call, see: See) -> list[Tensor]:
+    """A fused layer of which no more is known than that it keeps the rows of a batch apart."""
+    t = call.args[0]
+    row = _any(see(t), range(1, t.dim()))
+    if any(bool(see(p).any()) for p in tensors((call.args[1:], call.kwargs)) if p is not t):
+        row = torch.ones_like(row)
+    out = call.results[0]
+    return [row.reshape([-1] + [1] * (out.dim() - 1)).broadcast_to(out.shape)]
+
+
 def _recurrent(call: Call, see: See) -> list[Tensor]:
     """`_cudnn_rnn`: rows of the batch by themselves; over time from the first on."""
     t = call.args[0]
@@ -462,6 +472,7 @@ FLOWS: dict[str, Flow] = _table(
     ("_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention", _attention),
     ("_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention", _attention),
     ("_scaled_dot_product_fused_attention_overrideable", _attention),
+    ("_transformer_encoder_layer_fwd _native_multi_head_attention", _by_row),
     ("_cudnn_rnn", _recurrent),
 )
 """Operation -> flow; by overload, by name, or by name without the underscore of in-place."""

@@ -287,7 +287,7 @@ class Spread(TorchDispatchMode):
         if packet in _KEEPS_LOW or packet in ("where", "masked_fill"):
             chosen = packet in ("where", "masked_fill")
             (low,) = flow(call, look.plane(_LOW)) if chosen else [_joined_low(call, look)]
-            low = low.to(self._memory.device) & (look.value(outputs[0]) <= LOW)
+            low = low.to(self._memory.device) & (look.value(outputs[0]) <= LOW / 2)
             bits[0] = bits[0] | low.to(torch.uint8) * _LOW
         elif packet == "exp":  # of the lowest it is 0
             gone = look.low(args[0]) & (look.value(outputs[0]) == 0)
@@ -343,19 +343,21 @@ class Spread(TorchDispatchMode):
             self.apart = Finding(left.name, None, _DIVERGES)
         return self.apart
 
-    def depends(self, t: Tensor, shape: Sequence[int]) -> bool:
-        """Whether the first elements of `t`, so many in each dimension, depend on padding."""
+    def depends(self, t: Tensor, part: tuple[slice, ...] = ()) -> bool:
+        """Whether an element of this part of `t` depends on padding."""
         bits = self._memory.of(t)
-        if bits is None:
-            return False
-        return bool((bits[tuple(slice(0, n) for n in shape)] & _PADDED).any())
+        return bits is not None and bool((bits[part] & _PADDED).any())
+
+    def made(self, t: Tensor) -> bool:
+        """Whether the memory of `t` was allocated in the run."""
+        return _storage(t) in self._made
 
     def written(self) -> list[Tensor]:
         """Tensors that existed before the run and were given values that depend on padding."""
         return [
             t
             for key, t in self._written.items()
-            if key not in self._roots and self.depends(t, t.shape)
+            if key not in self._roots and self.depends(t)
         ]
 
     def mutated(self, t: Tensor) -> bool:

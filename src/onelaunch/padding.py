@@ -30,7 +30,8 @@ class Request(NamedTuple):
 def parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
     """The names by which positional arguments can be named; none where nothing tells."""
     try:
-        found = inspect.signature(fn).parameters.values()
+        called = fn.forward if isinstance(fn, torch.nn.Module) else fn
+        found = inspect.signature(called).parameters.values()
     except (TypeError, ValueError):  # a callable of C
         return ()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

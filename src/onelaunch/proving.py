@@ -105,6 +105,29 @@ def prove(rehearsal: Rehearsal, buckets: Buckets, call: Request, flat: Flat, buc
     return _Proving(rehearsal, buckets, call, flat, bucket).prove()
 
 
+def prove_pieces(
+    rehearsal: Rehearsal, buckets: Buckets, call: Request, flat: Flat, place: int
+) -> Proof:
+    """Show that a call may be cut into pieces along the bucketed dimension number `place`.
+
+    Rows before a cut must not depend on those behind it, which padding shows, nor the other way.
+
+    Raises:
+        CaptureError: OL120, naming the operation, its line and the result.
+    """
+    proving = _Proving(rehearsal, buckets, call, flat, buckets.largest)
+    proof = proving.prove()
+    if not proof.follows:  # of one bucket with one size
+        proof.follows = proving.unpadded()
+    for number, follows in enumerate(proof.follows):
+        if not any((f.place, f.scale, f.more) == (place, 1, 0) for f in follows):
+            what = f"result {number} has no rows of its own for each piece"
+            raise CaptureError("OL120", what, fix='overflow="eager", or a larger bucket')
+    if not buckets.independent:
+        proving.check_pieces(proof, place)
+    return proof
+
+
 @dataclass(slots=True)
 class _Proving:
     rehearsal: Rehearsal
@@ -212,11 +235,51 @@ class _Proving:
         if big.dim() != small.dim() or any(s > b for b, s in zip(big.shape, small.shape, strict=True)):
             what = f"{name} is {list(small.shape)} at size {_shown(sizes)} and {list(big.shape)}"
             raise CaptureError("OL120", f"{what} padded to {_shown(self.bucket)}")
-        if spread.depends(big, small.shape):
+        real = tuple(slice(0, n) for n in small.shape)
+        if spread.depends(big, real):
             raise self._refusal(name, spread.blame(big))
-        part = big[tuple(slice(0, n) for n in small.shape)]
+        if big.shape != small.shape and not spread.made(big):
+            what = f"{name} is a view of an argument or parameter, and follows the size"
+            raise CaptureError("OL120", what, fix="return a `.clone()`")
+        part = big[real]
         if not _close(part, small):
             raise self._refusal(name, spread.blame(big), "its real rows came out different")
+
+    def unpadded(self) -> list[tuple[Follow, ...]]:
+        """Which dimensions follow the sizes of a bucket that needs no padding."""
+        sizes = [self.bucket]
+        sizes += [
+            tuple(b + (i == place) for i, b in enumerate(self.bucket))
+            for place in range(len(self.bucket))
+        ]
+        for each in sizes:
+            self.results[each] = self._real(each, None)
+        shapes = {s: [t.shape for t in r.tensors] for s, r in self.results.items()}
+        count = len(self.results[self.bucket].tensors)
+        return [self._found(i, {s: each[i] for s, each in shapes.items()}) for i in range(count)]
+
+    def check_pieces(self, proof: Proof, place: int) -> None:
+        """Refuse where rows depend on those before them."""
+        size = max(self.bucket[place], 2)
+        half = size // 2
+        trace = Trace()
+        whole = tuple(size if i == place else b for i, b in enumerate(self.bucket))
+        rest = tuple(size - half if i == place else b for i, b in enumerate(self.bucket))
+        self._real(rest, trace)
+        inputs = self._inputs(whole)
+        spread = Spread(self.rehearsal.device, trace.steps)
+        for t, how in zip(inputs, self.call.padded, strict=True):
+            dim = None if how is None else how.dims[place]
+            if dim is not None:
+                before = torch.zeros(t.shape, dtype=torch.bool)
+                before.narrow(dim, 0, half).fill_(True)
+                spread.mark(t, before, before)
+        result = self.rehearsal.run(inputs, spread)
+        self._check_run(spread, inputs)
+        for number, t in enumerate(result.tensors):
+            dim = next(f.dim for f in proof.follows[number] if f.place == place)
+            if spread.depends(t, (*[slice(None)] * dim, slice(half, None))):
+                raise self._refusal(f"result {number}", spread.blame(t))
 
     def _refusal(self, what: str, found: Finding, why: str | None = None) -> CaptureError:
         reason = found.reason or "it brings rows together"

@@ -1,6 +1,7 @@
 """onelaunch: a PyTorch callable as one CUDA-graph launch, right, and measured."""
 
 from onelaunch.bench import Comparison, compare
+from onelaunch.buckets import Buckets
 from onelaunch.entry import graph
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
 from onelaunch.graphed import Graphed
@@ -8,6 +9,7 @@ from onelaunch.pool import Pool
 from onelaunch.recording import Recording
 
 __all__ = [
+    "Buckets",
     "CaptureError",
     "Comparison",
     "GraphError",

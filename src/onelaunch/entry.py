@@ -7,6 +7,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from torch import nn
 
+from onelaunch.bucketed import graphed
+from onelaunch.buckets import Buckets
 from onelaunch.errors import GraphError
 from onelaunch.graphed import Graphed
 from onelaunch.module import graph_module
@@ -46,6 +48,7 @@ def graph(
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
     policy: Policy = "always",
+    buckets: Buckets | None = None,
 ) -> _Decorator: ...
 @overload
 def graph(
@@ -60,6 +63,7 @@ def graph(
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
     policy: Policy = "always",
+    buckets: Buckets | None = None,
 ) -> M: ...
 @overload
 def graph(
@@ -74,6 +78,7 @@ def graph(
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
     policy: Policy = "always",
+    buckets: Buckets | None = None,
 ) -> Graphed[P, R]: ...
 def graph(
     fn: Any = None,
@@ -87,6 +92,7 @@ def graph(
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
     policy: Policy = "always",
+    buckets: Buckets | None = None,
 ) -> Any:
     """The same callable, its device work as one launch.
 
@@ -111,6 +117,8 @@ def graph(
         on_refusal: what to do where `fn` cannot be captured: ``"raise"`` the `CaptureError`, or
             run that signature ``"eager"`` with one warning.
         policy: ``"measure"``: time the caller's own eager calls and replays, keep the faster.
+        buckets: sizes of a changing dimension that each get one recording; other sizes are padded
+            to the next, and the results cut back. See `Buckets`.
 
     Returns:
         A `Graphed`, or for a module its graphed twin. Both have `capture`, `recordings`,
@@ -138,6 +146,7 @@ def graph(
         on_mismatch=on_mismatch,
         on_refusal=on_refusal,
         policy=policy,
+        buckets=buckets,
     )
     if pool is not None and not isinstance(pool, Pool):
         raise GraphError("OL401", f"pool={pool!r}", fix="pool=ol.Pool(), or None")
@@ -155,4 +164,4 @@ def _graphed(fn: Any, options: Options, pool: Pool | None) -> Any:
         raise GraphError(
             "OL401", f"expected a callable, got a {type(fn).__name__}: {shown}", fix=fix
         )
-    return Graphed(fn, options, pool)
+    return graphed(fn, options, pool)

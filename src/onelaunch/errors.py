@@ -139,11 +139,23 @@ CATALOGUE: dict[str, Entry] = {
         "the recording's buffers do not fit beside what is allocated",
         "free memory, share a pool between callables (`pool=ol.Pool()`), or graph fewer shapes",
     ),
+    "OL120": Entry(
+        "padding would change a result",
+        "a bucket runs at a padded size, which is right only where real rows do not depend on "
+        "padded ones",
+        "mask the padding (an attention mask, `pad={...: 0}`), bucket another dimension, or assert "
+        "it: Buckets(..., independent=True)",
+    ),
     # 2xx: what a replay refuses.
     "OL201": Entry(
         "the call fits no recording",
         "a replay runs the captured kernels at the captured sizes",
         'drop on_mismatch="error", so that the new signature gets a recording of its own',
+    ),
+    "OL210": Entry(
+        "the call is larger than every bucket",
+        "no recording holds so many rows",
+        'add a larger size, or ask for overflow="eager" or overflow="chunk"',
     ),
     # 3xx: ran eagerly, with a warning.
     "OL301": Entry(
@@ -167,10 +179,20 @@ CATALOGUE: dict[str, Entry] = {
         "another recording would take the pool over its max_bytes",
         "raise max_bytes, or reset a recording that is no longer used",
     ),
+    "OL310": Entry(
+        "larger than every bucket",
+        "no recording holds so many rows",
+        'add a larger size, or ask for overflow="chunk"',
+    ),
     # 4xx: how onelaunch was called.
     "OL401": Entry(
         "bad argument to onelaunch",
         "the value is not one that this option takes",
         "see the documentation of the function",
+    ),
+    "OL402": Entry(
+        "arguments of different bucketed sizes",
+        "padded arguments grow to one bucket together, so they must have one size",
+        'say what is not padded, or where its rows are: Buckets(..., dims={"weight": None})',
     ),
 }

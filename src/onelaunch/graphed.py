@@ -166,7 +166,7 @@ class Graphed(Generic[P, R]):
         spec = spec_of(driver, flat, device)
         signature = self._signatures.get(spec)
         if signature is None:
-            if self._entries and self.options.on_mismatch == "error":
+            if self.options.on_mismatch == "error" and self._is_other(spec):
                 raise self._mismatch(spec)
             if len(self._signatures) >= 4 * self.options.max_recordings:
                 self._warn("OL301", self._varying(spec))
@@ -347,7 +347,7 @@ class Graphed(Generic[P, R]):
         if signature.launches is not None:
             captured.launches, signature.launches = signature.launches, None
         captured.clock = self._pool.clock
-        call = build_call(captured, spec, self._name)
+        call = self._call_of(captured, spec)
         kept = pool.kept_bytes(captured.graph, captured.statics)
         info = describe(captured, spec, flat, why, signature.eager_us, kept)
         captured.inputs.tensors = []
@@ -359,6 +359,13 @@ class Graphed(Generic[P, R]):
         if self.options.policy == "measure":
             entry.call = self._timed(entry, signature)
         return entry
+
+    def _call_of(self, captured: Captured, spec: CallSpec) -> Callable[..., Any]:
+        return build_call(captured, spec, self._name)
+
+    def _is_other(self, spec: CallSpec) -> bool:
+        """Whether a new signature is one too many under ``on_mismatch="error"``."""
+        return bool(self._entries)
 
     def _roots(self, flat: Flat) -> list[tuple[str, object]]:
         """Where the state that the callable reaches begins."""
@@ -546,10 +553,25 @@ class Graphed(Generic[P, R]):
         return f"<onelaunch.Graphed {self._name}, {len(self._entries)} recordings>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphed[P, R]:
-        return Graphed(copy.deepcopy(self.fn, memo), self.options)
+        return type(self)(copy.deepcopy(self.fn, memo), self.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Graphed, (self.fn, self.options)
+        return type(self), (self.fn, self.options)
+
+
+def surrounded() -> bool:
+    """Whether something ambient wants to see the operations of a call: see `ambient`."""
+    return torch.compiler.is_dynamo_compiling() or (
+        bool(
+            _dispatch_modes()
+            or _function_modes()
+            or _functorch() is not None
+            or _forward_ad._current_level >= 0
+            or _anomaly()
+            or _tracing() is not None
+        )
+        and ambient() is not None
+    )
 
 
 def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

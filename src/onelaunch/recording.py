@@ -86,6 +86,8 @@ class Captured:
     """Under ``outputs="static"``: the captured tensors themselves."""
     untraced: list[Tensor]
     seconds: float
+    bucket: tuple[int, ...] | None = None
+    """The sizes of its bucket, of a callable that has any."""
     launches: list[int] = field(default_factory=lambda: [0, 0])
     """How many, counted up by the call path; and when the last one was, by the `clock`."""
     clock: Callable[[], int] | None = None

@@ -11,12 +11,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = {
-    "pure": ("errors", "source", "refusals", "hostreads", "tree", "spec", "options"),
+    "pure": ("errors", "source", "refusals", "hostreads", "tree", "spec", "fitting", "buckets", "options"),
     "driver": ("driver",),
     "core": (
         *("slots", "names", "state", "native", "guard", "observe", "plan", "recording"),
         *("relied", "recorder", "callpath", "signature"),
-        *("stats", "pool", "compiled", "graphed", "module", "entry"),
+        *("flows", "independence", "padding", "proving"),
+        *("stats", "pool", "compiled", "graphed", "bucketed", "module", "entry"),
     ),
     "tools": ("bench",),
     "edge": ("report", "cli", "__main__", "__init__"),

@@ -29,6 +29,19 @@ memcpy cannot carry); by `fill_` before the launch (a 0-dim host tensor); or not
 kernels that read it are re-pointed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """How a tensor grows to a bucket's size, or shrinks from it.
+
+    Attributes:
+        dims: for each bucketed dimension the dimension of this tensor that follows it, or None.
+        fill: for each the value of the added rows; None repeats the last real row.
+    """
+
+    dims: tuple[int | None, ...]
+    fill: tuple[int | float | bool | None, ...]
+
+
 class Released(RuntimeError):
     """A launch of a recording that another thread reset, so the caller looks further."""
 

@@ -153,6 +153,8 @@ def one(name: str, seconds: float, tiny: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     scale = recordings.SMALL if tiny else recordings.Scale()
+    if tiny:
+        torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module=r"torch\.")  # advice of compilers
     with torch.no_grad():
         if name == "memory":

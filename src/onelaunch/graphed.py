@@ -17,6 +17,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 import torch
 
 from onelaunch.callpath import MISS, build_call
+from onelaunch.collection import no_collection
 from onelaunch.compiled import compiled
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.select import preserved_random_state, select
@@ -458,7 +459,7 @@ class Graphed(Generic[P, R]):
         unequal = opaque(flat)
         if unequal is not None:
             raise CaptureError("OL302", unequal)
-        with driver.exclusive():
+        with driver.exclusive(), no_collection():
             spec = spec_of(driver, flat, device)
             signature = self._signatures.setdefault(spec, _Signature())
             if any(e.spec == spec and e.guard.check() for e in self._entries):

@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.driver.driver import Driver, Region
-from onelaunch.driver.operators import operator
+from onelaunch.driver.operators import operator, tensors
 from onelaunch.errors import CaptureError
 from onelaunch.hostreads import HostReads
 from onelaunch.refusals import refusal
@@ -95,23 +94,23 @@ class Observer(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         name: str = func._schema.name
-        tensors = _tensors((args, kwargs))
+        given = tensors((args, kwargs))
         try:
             if name in _LIFTS:
-                self._lift(tensors)
+                self._lift(given)
             if self._refuse:
-                self._check(func, name, tensors, args, kwargs)
+                self._check(func, name, given, args, kwargs)
         except CaptureError as error:
             self.refused = self.refused or error
             raise
-        for t in tensors:
+        for t in given:
             self._read(t)
         for t in operator(func).written(args, kwargs):
             self._write(t)
         if name == "aten::copy_" and self._is_number(args):
             func, args, kwargs = torch.ops.aten.fill_.Scalar, (args[0], args[1].item()), {}
         result = func(*args, **kwargs)
-        self._produce(func, tensors, _tensors(result))
+        self._produce(func, given, tensors(result))
         return result
 
     def _on_device(self, t: Tensor) -> bool:
@@ -296,8 +295,8 @@ class Observer(TorchDispatchMode):
             for t, static in zip(originals, statics, strict=True)
             if self._on_device(t)
         }
-        for storage, tensors in seen.external.items():
-            self.external.setdefault(storage, []).extend(tensors)
+        for storage, held in seen.external.items():
+            self.external.setdefault(storage, []).extend(held)
         for storage, t in seen.written.items():
             self.written[stands_for.get(storage, storage)] = t
 
@@ -349,10 +348,6 @@ def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
 
 def _is_random(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
 
 
 def _is_held(t: Tensor) -> bool:

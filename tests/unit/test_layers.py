@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = {
     "pure": (
         "errors",
-        "source",
+        "source", "collection",
         "refusals",
         "hostreads",
         "tree",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import re
 import traceback
 import warnings
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from onelaunch.collection import no_collection
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.memory import CudaPool, borrowed
@@ -127,7 +127,7 @@ def record(
     caller = torch.cuda.current_stream(index)
     # A launch that draws random numbers waits until the capture is over: beginning it overwrites
     # the tensors that such a launch reads.
-    with torch.cuda.device(index), order.lock, _no_collection(), no_shared_caches():
+    with torch.cuda.device(index), order.lock, no_collection(), no_shared_caches():
         if caller.cuda_stream != order.last:
             order.move(caller.cuda_stream)
         stream.wait_stream(caller)
@@ -265,18 +265,6 @@ def _capture_nothing(stream: torch.cuda.Stream, generators: Sequence[torch.Gener
     anything(stream.device_index).zero_()
     graph.capture_end()
     graph.reset()
-
-
-@contextlib.contextmanager
-def _no_collection() -> Generator[None]:
-    """No garbage collection: it could run code that CUDA refuses under capture."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager

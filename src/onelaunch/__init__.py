@@ -7,16 +7,20 @@ from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
 from onelaunch.graphed import Graphed
 from onelaunch.pool import Pool
 from onelaunch.recording import Recording
+from onelaunch.stats import GraphStats, PoolStats, RecordingStats
 
 __all__ = [
     "Buckets",
     "CaptureError",
     "Comparison",
     "GraphError",
+    "GraphStats",
     "GraphWarning",
     "Graphed",
     "Pool",
+    "PoolStats",
     "Recording",
+    "RecordingStats",
     "ReplayError",
     "compare",
     "graph",

@@ -176,8 +176,8 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "OL304": Entry(
         "the pool is full",
-        "another recording would take the pool over its max_bytes",
-        "raise max_bytes, or reset a recording that is no longer used",
+        "its recording alone would take the pool over its max_bytes",
+        "raise max_bytes, or call with smaller sizes",
     ),
     "OL310": Entry(
         "larger than every bucket",

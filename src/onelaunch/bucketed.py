@@ -153,7 +153,9 @@ class Bucketed(Graphed[P, R]):
         if self._buckets.overflow == "error":
             raise ReplayError("OL210", what)
         places = [
-            i for i, (n, b) in enumerate(zip(call.sizes, self._buckets.largest, strict=True)) if n > b
+            i
+            for i, (n, b) in enumerate(zip(call.sizes, self._buckets.largest, strict=True))
+            if n > b
         ]
         if self._buckets.overflow == "chunk" and len(places) == 1:
             with driver.exclusive():
@@ -183,7 +185,9 @@ class Bucketed(Graphed[P, R]):
         for start in range(0, size, step):
             count = min(step, size - start)
             tensors = [
-                t if how is None or how.dims[place] is None else t.narrow(how.dims[place], start, count)
+                t
+                if how is None or how.dims[place] is None
+                else t.narrow(how.dims[place], start, count)
                 for t, how in zip(flat.tensors, call.padded, strict=True)
             ]
             args, kwargs = unflatten(flat.tree, tensors)
@@ -345,4 +349,3 @@ class _Way:
             for t, follows in zip(parts.tensors, self._job.proof.follows, strict=True)
         ]
         return unflatten(parts.tree, cuts)
-

@@ -354,11 +354,7 @@ class Spread(TorchDispatchMode):
 
     def written(self) -> list[Tensor]:
         """Tensors that existed before the run and were given values that depend on padding."""
-        return [
-            t
-            for key, t in self._written.items()
-            if key not in self._roots and self.depends(t)
-        ]
+        return [t for key, t in self._written.items() if key not in self._roots and self.depends(t)]
 
     def mutated(self, t: Tensor) -> bool:
         """Whether the run wrote into an argument."""

@@ -68,9 +68,7 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
     return Request(tuple(sizes), padded)
 
 
-def _common(
-    flat: Flat, stated: Sequence[object], dims: Sequence[int | None], place: int
-) -> int:
+def _common(flat: Flat, stated: Sequence[object], dims: Sequence[int | None], place: int) -> int:
     """The size that all arguments agree on."""
     named = [
         (path, t.shape[dim], given is not None)
@@ -152,9 +150,7 @@ def pad(t: Tensor, padded: Padded, bucket: Sizes, content: Number | None = None)
     return made
 
 
-def fill(
-    made: Tensor, padded: Padded, real: Sequence[int], content: Number | None = None
-) -> None:
+def fill(made: Tensor, padded: Padded, real: Sequence[int], content: Number | None = None) -> None:
     """Fill the rows of `made` beyond the sizes in `real`, whose own rows are in place."""
     for place, (dim, value) in enumerate(zip(padded.dims, padded.fill, strict=True)):
         if dim is None or real[dim] == made.shape[dim]:

@@ -39,6 +39,7 @@ class Member:
         used: launches so far, and when the last one was by the pool's clock.
         kept_bytes: what it keeps of the pool for itself.
         forget: takes the recording off its owner's table, so that nothing refers to its memory.
+        busy: whether something still waits for what the last launch left in it; then it stays.
     """
 
     part: DevicePool
@@ -46,6 +47,7 @@ class Member:
     used: list[int]
     kept_bytes: int
     forget: weakref.WeakMethod[Callable[[Member], None]]
+    busy: Callable[[], bool] = bool
 
     def evict(self) -> None:
         """Off the table, then freed. A thread that is about to launch it looks further."""
@@ -136,7 +138,10 @@ class Pool:
     @property
     def memory_bytes(self) -> int:
         """Bytes that the pool holds on all devices."""
-        return sum(pool.memory_bytes for pool in list(self._pools.values()))
+        return sum(part.memory_bytes for part in self._parts())
+
+    def _parts(self) -> list[DevicePool]:
+        return list(self._pools.values())
 
     def stats(self) -> PoolStats:
         """What the pool holds and what its recordings did.
@@ -213,20 +218,20 @@ class Pool:
         return sorted(found, key=lambda m: m.used[1])
 
     def _evict_oldest(self) -> bool:
-        """Evict the least recently used recording; False if there is none."""
-        members = self._by_age()
-        if not members:
+        """Evict the least recently used recording; False if there is none to evict."""
+        oldest = next((member for member in self._by_age() if not member.busy()), None)
+        if oldest is None:
             return False
-        members[0].evict()
+        oldest.evict()
         with self._lock:
-            self._members.discard(members[0])
+            self._members.discard(oldest)
         return True
 
     def _make_room(self, part: DevicePool, need_bytes: int) -> None:
         """Evict until the need fits into what the pool does not keep, and may still take."""
         assert self.max_bytes is not None
         while True:
-            reserved = sum(p.memory_bytes for p in self._pools.values() if p is not part)
+            reserved = sum(p.memory_bytes for p in self._parts() if p is not part)
             own = self._by_age(part)
             shared = part.memory_bytes if own else 0
             kept = sum(m.kept_bytes for m in own)

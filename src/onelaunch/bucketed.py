@@ -212,10 +212,10 @@ class Bucketed(Graphed[P, R]):
         captured.bucket = self._job.bucket
         return _Way(exact, self._buckets, self._names, self._job)
 
-    def _is_other(self, spec: CallSpec) -> bool:
+    def _alike(self) -> Sequence[Any]:
         assert self._job is not None
         bucket = self._job.bucket
-        return any(entry.captured.bucket == bucket for entry in self._entries)
+        return [entry for entry in self._entries if entry.captured.bucket == bucket]
 
     # What users ask of it.
 

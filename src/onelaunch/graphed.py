@@ -166,7 +166,7 @@ class Graphed(Generic[P, R]):
         spec = spec_of(driver, flat, device)
         signature = self._signatures.get(spec)
         if signature is None:
-            if self.options.on_mismatch == "error" and self._is_other(spec):
+            if self.options.on_mismatch == "error" and self._alike():
                 raise self._mismatch(spec)
             if len(self._signatures) >= 4 * self.options.max_recordings:
                 self._warn("OL301", self._varying(spec))
@@ -363,9 +363,9 @@ class Graphed(Generic[P, R]):
     def _call_of(self, captured: Captured, spec: CallSpec) -> Callable[..., Any]:
         return build_call(captured, spec, self._name)
 
-    def _is_other(self, spec: CallSpec) -> bool:
-        """Whether a new signature is one too many under ``on_mismatch="error"``."""
-        return bool(self._entries)
+    def _alike(self) -> Sequence[_Entry]:
+        """The recordings that a new signature differs from, under ``on_mismatch="error"``."""
+        return self._entries
 
     def _roots(self, flat: Flat) -> list[tuple[str, object]]:
         """Where the state that the callable reaches begins."""
@@ -525,7 +525,7 @@ class Graphed(Generic[P, R]):
         return f"{where}: {how}"
 
     def _mismatch(self, spec: CallSpec) -> ReplayError:
-        entry = self._entries[0]
+        entry = self._alike()[0]
         where, how = entry.spec.difference(spec, entry.paths)
         what = f"`{self._name}` was captured for {entry.spec}, got {spec}"
         return ReplayError("OL201", what, where=f"{where}: {how}")

@@ -7,7 +7,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from threading import get_ident
@@ -18,12 +18,13 @@ import torch
 
 from onelaunch.callpath import MISS, build_call
 from onelaunch.compiled import compiled
-from onelaunch.driver.driver import Driver
+from onelaunch.driver.driver import Driver, Varying
 from onelaunch.driver.select import preserved_random_state, select
 from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
 from onelaunch.options import Options
+from onelaunch.padding import Follow
 from onelaunch.pool import Comeback, Member, Pool
 from onelaunch.recorder import Recorder
 from onelaunch.recording import Captured, NeedsGrad, Recording, describe
@@ -342,6 +343,8 @@ class Graphed(Generic[P, R]):
             static_outputs=self.options.outputs == "static",
             rebind=self.options.inputs == "rebind",
             known=signature.known if callee is not self.fn else None,
+            varying=self._varying_arguments(),
+            follows=self._followed(),
         )
         captured = recorder.record(flat.tree, flat.tensors)
         if signature.launches is not None:
@@ -359,6 +362,14 @@ class Graphed(Generic[P, R]):
         if self.options.policy == "measure":
             entry.call = self._timed(entry, signature)
         return entry
+
+    def _varying_arguments(self) -> Mapping[int, Varying]:
+        """The arguments that may be smaller in a call than in the recording under way."""
+        return {}
+
+    def _followed(self) -> Sequence[tuple[Follow, ...]]:
+        """For each tensor of its result the dimensions that follow their sizes."""
+        return ()
 
     def _call_of(self, captured: Captured, spec: CallSpec) -> Callable[..., Any]:
         return build_call(captured, spec, self._name)

@@ -163,7 +163,9 @@ class Bucketed(Graphed[P, R]):
         if self._buckets.overflow == "error":
             raise ReplayError("OL210", what)
         places = [
-            i for i, (n, b) in enumerate(zip(call.sizes, self._buckets.largest, strict=True)) if n > b
+            i
+            for i, (n, b) in enumerate(zip(call.sizes, self._buckets.largest, strict=True))
+            if n > b
         ]
         if self._buckets.overflow == "chunk" and len(places) == 1:
             with driver.exclusive():
@@ -193,7 +195,9 @@ class Bucketed(Graphed[P, R]):
         for start in range(0, size, step):
             count = min(step, size - start)
             tensors = [
-                t if how is None or how.dims[place] is None else t.narrow(how.dims[place], start, count)
+                t
+                if how is None or how.dims[place] is None
+                else t.narrow(how.dims[place], start, count)
                 for t, how in zip(flat.tensors, call.padded, strict=True)
             ]
             args, kwargs = unflatten(flat.tree, tensors)
@@ -221,9 +225,7 @@ class Bucketed(Graphed[P, R]):
             job.varying = {}
             return super()._record(driver, device, *rest)
 
-    def _grown_inside(
-        self, driver: Driver, device: torch.device, job: _Job
-    ) -> dict[int, Varying]:
+    def _grown_inside(self, driver: Driver, device: torch.device, job: _Job) -> dict[int, Varying]:
         """How the recording takes each padded argument from the caller's memory; none where it
         cannot, and torch's operations pad before it."""
         tensors = job.padded().tensors
@@ -410,4 +412,3 @@ class _Way:
             for t, follows in zip(parts.tensors, self._job.proof.follows, strict=True)
         ]
         return unflatten(parts.tree, cuts)
-

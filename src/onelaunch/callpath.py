@@ -185,9 +185,7 @@ def _check_tensors(source: _Source, captured: Captured, inputs: Sequence[str]) -
         varying = {id(captured.inputs.tensors[i]): v for i, v in captured.inputs.varying.items()}
         sizes = [_fixed_sizes(t, varying.get(id(t))) for t in examples]
         strides = [[None] * t.dim() if id(t) in varying else list(t.stride()) for t in examples]
-    guards = _GUARDS.TensorGuards(
-        *examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
-    )
+    guards = _GUARDS.TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     source.miss_if(f"not {source.name('tensors', guards.check)}({', '.join(checked)})")
     for i in unlike:
         first = next(
@@ -369,8 +367,11 @@ def _sizes(output: Output) -> str:
     strides: list[str] = []
     number, factors = 1, list[str]()
     for size in reversed(sizes):
-        strides.append(" * ".join([str(number), *factors]) if number > 1 or not factors
-                       else " * ".join(factors))
+        strides.append(
+            " * ".join([str(number), *factors])
+            if number > 1 or not factors
+            else " * ".join(factors)
+        )
         if size.isdigit():
             number *= max(int(size), 1)
         else:

@@ -69,9 +69,7 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
     return Request(tuple(sizes), padded)
 
 
-def _common(
-    flat: Flat, stated: Sequence[object], dims: Sequence[int | None], place: int
-) -> int:
+def _common(flat: Flat, stated: Sequence[object], dims: Sequence[int | None], place: int) -> int:
     """The size that all arguments agree on."""
     named = [
         (path, t.shape[dim], given is not None)
@@ -179,9 +177,7 @@ def resized(t: Tensor, padded: Padded, sizes: Sizes) -> Tensor:
 def varying(t: Tensor, padded: Padded) -> Varying | None:
     """How the driver is to grow an argument to `t`; None where it cannot."""
     pairs = [
-        (dim, value)
-        for dim, value in zip(padded.dims, padded.fill, strict=True)
-        if dim is not None
+        (dim, value) for dim, value in zip(padded.dims, padded.fill, strict=True) if dim is not None
     ]
     pairs.sort(key=lambda pair: pair[0])
     values = {value for _, value in pairs if value is not None}

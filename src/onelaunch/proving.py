@@ -93,7 +93,9 @@ class Rehearsal:
         return flatten(result, "result", objects=True)
 
 
-def prove(rehearsal: Rehearsal, buckets: Buckets, call: Request, flat: Flat, bucket: Sizes) -> Proof:
+def prove(
+    rehearsal: Rehearsal, buckets: Buckets, call: Request, flat: Flat, bucket: Sizes
+) -> Proof:
     """Show that padding to `bucket` changes no real row, and learn how to cut.
 
     Args:
@@ -232,7 +234,9 @@ class _Proving:
         name = f"result {number}"
         if any(big is t for t in grown):
             return
-        if big.dim() != small.dim() or any(s > b for b, s in zip(big.shape, small.shape, strict=True)):
+        if big.dim() != small.dim() or any(
+            s > b for b, s in zip(big.shape, small.shape, strict=True)
+        ):
             what = f"{name} is {list(small.shape)} at size {_shown(sizes)} and {list(big.shape)}"
             raise CaptureError("OL120", f"{what} padded to {_shown(self.bucket)}")
         real = tuple(slice(0, n) for n in small.shape)
@@ -377,7 +381,12 @@ def _same_layout(t: Tensor, stride: Sequence[int]) -> bool:
     return t.numel() == 0 or all(n == 1 or a == b for n, a, b in pairs)
 
 
-_TOLERANCE = {torch.float64: 1e-6, torch.complex128: 1e-6, torch.float32: 1e-2, torch.complex64: 1e-2}
+_TOLERANCE = {
+    torch.float64: 1e-6,
+    torch.complex128: 1e-6,
+    torch.float32: 1e-2,
+    torch.complex64: 1e-2,
+}
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -113,9 +113,7 @@ class Capture(Protocol):
         """
         ...
 
-    def output(
-        self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None
-    ) -> None:
+    def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
         """Add an output port: at the end of each launch, copy `buffer` (uint8, shape (n,)) to
         address ``target.data_ptr() - displacement``, after everything recorded so far.
 

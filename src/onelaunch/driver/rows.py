@@ -9,7 +9,9 @@ from torch import Tensor
 Number = int | float | bool
 
 
-def grow(made: Tensor, t: Tensor, dims: Sequence[int | None], fill: Sequence[Number | None]) -> None:
+def grow(
+    made: Tensor, t: Tensor, dims: Sequence[int | None], fill: Sequence[Number | None]
+) -> None:
     """Write `t` to the first rows of the larger `made`, and fill the others.
 
     Args:

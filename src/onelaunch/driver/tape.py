@@ -170,9 +170,7 @@ class _Capture:
                 port.fill(source)
         self.inputs.append(port)
 
-    def output(
-        self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None
-    ) -> None:
+    def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
         """Add an output port; see `Capture.output`."""
         with _raw(), _no_functions():
             port = _RowPort(buffer, varying) if varying else _Port(buffer, displacement)

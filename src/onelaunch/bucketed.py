@@ -14,15 +14,17 @@ from torch import Tensor
 
 from onelaunch.buckets import Buckets, Sizes, histogram, padding
 from onelaunch.callpath import MISS
-from onelaunch.driver.driver import Driver
+from onelaunch.driver.driver import Driver, Padded, Varying
+from onelaunch.driver.rows import first_rows
 from onelaunch.errors import GraphError, ReplayError
 from onelaunch.graphed import Graphed, surrounded
 from onelaunch.options import Options
-from onelaunch.padding import Request, cut, pad, parameters, request, resized
+from onelaunch.padding import Follow, Request, cut, pad, parameters, request, resized, varying
+from onelaunch.plan import Unfit
 from onelaunch.pool import Pool
 from onelaunch.proving import Proof, Rehearsal, prove, prove_pieces
-from onelaunch.recording import Captured
-from onelaunch.signature import foreign, spec_of
+from onelaunch.recording import Bucket, Captured
+from onelaunch.signature import foreign, overlaps, spec_of
 from onelaunch.spec import CallSpec
 from onelaunch.stats import GraphStats
 from onelaunch.tree import Flat, flatten, flatten_call, unflatten
@@ -49,6 +51,8 @@ class _Job:
     flat: Flat
     bucket: Sizes
     proof: Proof = field(default_factory=Proof)
+    varying: dict[int, Varying] = field(default_factory=dict[int, Varying])
+    """The arguments that the recording itself grows."""
 
     def padded(self) -> Flat:
         """The call at the size of its bucket."""
@@ -111,12 +115,11 @@ class Bucketed(Graphed[P, R]):
         if bucket is None:
             return self._above(driver, device, call, flat, args, kwargs)
         with driver.exclusive():
-            for entry in self._entries:  # recorded by another thread in the meantime?
-                if entry.captured.bucket == bucket:
-                    result = entry.call(args, kwargs)
-                    if result is not MISS:
-                        self._index(call, flat)
-                        return result
+            for path in self._paths(bucket):  # recorded by another thread in the meantime?
+                result = path(args, kwargs)
+                if result is not MISS:
+                    self._index(call, flat)
+                    return result
             before, self._job = self._job, _Job(call, flat, bucket)
             try:
                 result = self._advance(driver, device, self._job.padded(), args, kwargs)
@@ -135,9 +138,16 @@ class Bucketed(Graphed[P, R]):
             self._ways, self._indexed = {}, entries
             self._read_sizes = _reader(call, flat)
         bucket = self._buckets.choose(call.sizes)
-        ways = [e.call for e in entries if e.captured.bucket == bucket]
+        assert bucket is not None
+        ways = self._paths(bucket)
         if self.options.policy == "always":  # a recording on trial changes its call path
             self._ways[call.sizes] = self._count(call.sizes), ways
+
+    def _paths(self, bucket: Sizes) -> list[Callable[..., Any]]:
+        """The call paths of a bucket's recordings: those that take arguments as they are first."""
+        entries = [e for e in self._entries if _serves(e, bucket)]
+        others = [e.captured.bucket.way for e in entries if e.captured.bucket is not None]
+        return [*(e.call for e in entries), *(way for way in others if way is not None)]
 
     def _above(
         self,
@@ -191,7 +201,7 @@ class Bucketed(Graphed[P, R]):
                 for t, how in zip(flat.tensors, call.padded, strict=True)
             ]
             args, kwargs = unflatten(flat.tree, tensors)
-            parts.append(flatten(self(*args, **kwargs), "result"))
+            parts.append(flatten(self(*args, **kwargs), "result", objects=True))
         whole: list[Tensor] = []
         for number in range(len(parts[0].tensors)):
             dim = next(f.dim for f in proof.follows[number] if f.place == place)
@@ -208,18 +218,61 @@ class Bucketed(Graphed[P, R]):
         assert job is not None
         rehearsal = self._rehearsal(driver, device, job.flat)
         job.proof = prove(rehearsal, self._buckets, job.call, job.flat, job.bucket)
-        return super()._record(driver, device, *rest)
+        job.varying = self._grown_inside(driver, device, job)
+        try:
+            return super()._record(driver, device, *rest)
+        except Unfit:
+            job.varying = {}
+            return super()._record(driver, device, *rest)
+
+    def _grown_inside(self, driver: Driver, device: torch.device, job: _Job) -> dict[int, Varying]:
+        """How the recording takes each padded argument from the caller's memory; none where it
+        cannot, and torch's operations pad before it."""
+        tensors = job.padded().tensors
+        wanted = {
+            index: varying(t, how)
+            for index, (t, how) in enumerate(zip(tensors, job.call.padded, strict=True))
+            if how is not None
+        }
+        fitting = {index: v for index, v in wanted.items() if v is not None}
+        least = self._buckets.smallest(job.bucket)
+        if (
+            len(fitting) < len(wanted)
+            or least == job.bucket
+            or job.proof.written
+            or self.options.inputs == "rebind"
+            or any(t.requires_grad for t in tensors)
+            or overlaps(driver, [t for t in tensors if t.device.type == device.type])
+            or not driver.varies(device)
+        ):
+            return {}
+        return fitting
+
+    def _varying_arguments(self) -> dict[int, Varying]:
+        assert self._job is not None
+        return self._job.varying
+
+    def _followed(self) -> Sequence[tuple[Follow, ...]]:
+        assert self._job is not None
+        return self._job.proof.follows if self._job.varying else ()
 
     def _call_of(self, captured: Captured, spec: CallSpec) -> Callable[..., Any]:
-        exact = super()._call_of(captured, spec)
-        assert self._job is not None
-        captured.bucket = self._job.bucket
-        return _Way(exact, self._buckets, self._names, self._job)
+        job = self._job
+        assert job is not None
+        least = self._buckets.smallest(job.bucket)
+        places = {index: _places(job.call.padded[index]) for index in job.varying}
+        captured.bucket = Bucket(job.bucket, least, places)
+        call = super()._call_of(captured, spec)
+        if least == job.bucket:
+            return call
+        way = _Way(call, self._buckets, self._names, job)
+        captured.bucket.way = way if job.varying else None
+        return call if job.varying else way
 
-    def _is_other(self, spec: CallSpec) -> bool:
+    def _alike(self) -> Sequence[Any]:
         assert self._job is not None
         bucket = self._job.bucket
-        return any(entry.captured.bucket == bucket for entry in self._entries)
+        return [entry for entry in self._entries if _serves(entry, bucket)]
 
     # What users ask of it.
 
@@ -285,6 +338,18 @@ class Bucketed(Graphed[P, R]):
         self._ways, self._indexed = {}, None
 
 
+def _serves(entry: Any, bucket: Sizes) -> bool:
+    served = entry.captured.bucket
+    return served is not None and served.sizes == bucket
+
+
+def _places(how: Padded | None) -> tuple[int, ...]:
+    """The bucketed dimensions that those of an argument follow, in the argument's order."""
+    assert how is not None
+    pairs = [(dim, place) for place, dim in enumerate(how.dims) if dim is not None]
+    return tuple(place for _, place in sorted(pairs))
+
+
 def _unread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
     raise LookupError("no call was seen yet")
 
@@ -333,16 +398,14 @@ class _Way:
         if result is MISS or call.sizes == job.bucket:
             return result
         for index in job.proof.written:
-            part = grown[index]
-            for dim, size in enumerate(flat.tensors[index].shape):
-                part = part.narrow(dim, 0, size)
-            flat.tensors[index].copy_(part)
+            real = flat.tensors[index]
+            real.copy_(first_rows(grown[index], real.shape))
         return self._cut(result, call.sizes, flat.tensors, grown)
 
     def _cut(
         self, result: Any, sizes: Sizes, given: Sequence[Tensor], grown: Sequence[Tensor]
     ) -> Any:
-        parts = flatten(result, "result")
+        parts = flatten(result, "result", objects=True)
         own = {id(g): t for g, t in zip(grown, given, strict=True)}
         cuts = [
             own[id(t)] if id(t) in own else cut(t, follows, sizes)

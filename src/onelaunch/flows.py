@@ -74,8 +74,7 @@ def is_pointwise(func: Any) -> bool:
 
 
 POINTWISE = frozenset(
-    "_to_copy copy clone floor_divide hardswish _prelu_kernel where detach alias masked_fill "
-    "log_sigmoid_forward lift_fresh lift _conj_physical".split()
+    ["_to_copy", "copy", "clone", "floor_divide", "hardswish", "_prelu_kernel", "where", "detach", "alias", "masked_fill", "log_sigmoid_forward", "lift_fresh", "lift", "_conj_physical"]
 )
 
 
@@ -412,7 +411,7 @@ def _recurrent(call: Call, see: See) -> list[Tensor]:
             row = row | see(state).any(-1).any(0)
             found = found | see(state).any(-1).any(0).unsqueeze(time)
     spread = any(bool(see(w).any()) for w in call.args[1])
-    spread = spread or call.argument("dropout", 0) and call.argument("train")
+    spread = spread or (call.argument("dropout", 0) and call.argument("train"))
     if bidirectional:
         steps = row.unsqueeze(time).broadcast_to(found.shape)
     else:

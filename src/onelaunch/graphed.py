@@ -7,7 +7,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from threading import get_ident
@@ -19,12 +19,13 @@ import torch
 from onelaunch.callpath import MISS, build_call
 from onelaunch.collection import no_collection
 from onelaunch.compiled import compiled
-from onelaunch.driver.driver import Driver
+from onelaunch.driver.driver import Driver, Varying
 from onelaunch.driver.select import preserved_random_state, select
 from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
 from onelaunch.options import Options
+from onelaunch.padding import Follow
 from onelaunch.pool import Comeback, Member, Pool
 from onelaunch.recorder import Recorder
 from onelaunch.recording import Captured, NeedsGrad, Recording, describe
@@ -167,7 +168,7 @@ class Graphed(Generic[P, R]):
         spec = spec_of(driver, flat, device)
         signature = self._signatures.get(spec)
         if signature is None:
-            if self.options.on_mismatch == "error" and self._is_other(spec):
+            if self.options.on_mismatch == "error" and self._alike():
                 raise self._mismatch(spec)
             if len(self._signatures) >= 4 * self.options.max_recordings:
                 self._warn("OL301", self._varying(spec))
@@ -343,6 +344,8 @@ class Graphed(Generic[P, R]):
             static_outputs=self.options.outputs == "static",
             rebind=self.options.inputs == "rebind",
             known=signature.known if callee is not self.fn else None,
+            varying=self._varying_arguments(),
+            follows=self._followed(),
         )
         captured = recorder.record(flat.tree, flat.tensors)
         if signature.launches is not None:
@@ -361,12 +364,20 @@ class Graphed(Generic[P, R]):
             entry.call = self._timed(entry, signature)
         return entry
 
+    def _varying_arguments(self) -> Mapping[int, Varying]:
+        """The arguments that may be smaller in a call than in the recording under way."""
+        return {}
+
+    def _followed(self) -> Sequence[tuple[Follow, ...]]:
+        """For each tensor of its result the dimensions that follow their sizes."""
+        return ()
+
     def _call_of(self, captured: Captured, spec: CallSpec) -> Callable[..., Any]:
         return build_call(captured, spec, self._name)
 
-    def _is_other(self, spec: CallSpec) -> bool:
-        """Whether a new signature is one too many under ``on_mismatch="error"``."""
-        return bool(self._entries)
+    def _alike(self) -> Sequence[_Entry]:
+        """The recordings that a new signature differs from, under ``on_mismatch="error"``."""
+        return self._entries
 
     def _roots(self, flat: Flat) -> list[tuple[str, object]]:
         """Where the state that the callable reaches begins."""
@@ -526,7 +537,7 @@ class Graphed(Generic[P, R]):
         return f"{where}: {how}"
 
     def _mismatch(self, spec: CallSpec) -> ReplayError:
-        entry = self._entries[0]
+        entry = self._alike()[0]
         where, how = entry.spec.difference(spec, entry.paths)
         what = f"`{self._name}` was captured for {entry.spec}, got {spec}"
         return ReplayError("OL201", what, where=f"{where}: {how}")

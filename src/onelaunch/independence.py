@@ -29,15 +29,13 @@ _KEEPS_LOW = ("add", "sub", "mul", "div", "_to_copy", "clone", "copy", "add_", "
 
 # Whether an operation of one trace is missing in that of another size says nothing: layout only.
 _LAYOUT = frozenset(
-    "clone copy copy_ _to_copy view _unsafe_view expand t transpose permute slice as_strided "
-    "unsqueeze squeeze select alias detach constant_pad_nd empty empty_strided empty_like "
-    "_reshape_alias reshape contiguous split split_with_sizes unbind lift_fresh".split()
+    ["clone", "copy", "copy_", "_to_copy", "view", "_unsafe_view", "expand", "t", "transpose", "permute", "slice", "as_strided", "unsqueeze", "squeeze", "select", "alias", "detach", "constant_pad_nd", "empty", "empty_strided", "empty_like", "_reshape_alias", "reshape", "contiguous", "split", "split_with_sizes", "unbind", "lift_fresh"]
 )
 _AHEAD = 8
 """How many layout operations a trace may have in between."""
 
 # Factories whose first elements are the same whatever the size.
-_PREFIX = frozenset("empty empty_strided empty_permuted zeros ones full arange eye".split())
+_PREFIX = frozenset(["empty", "empty_strided", "empty_permuted", "zeros", "ones", "full", "arange", "eye"])
 _STARTS = {
     "arange.start": (0,),
     "arange.start_step": (0, 2),

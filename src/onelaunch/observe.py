@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from onelaunch.driver.driver import Driver, Region
 from onelaunch.driver.operators import operator, tensors
@@ -255,8 +255,9 @@ class Observer(TorchDispatchMode):
         if self._save and region not in self._saved_regions:
             # Parts of a storage are saved as they are first written; `restore` goes backwards.
             self._saved_regions.add(region)
-            memory = self._driver.alias(t, torch.uint8, (region.stop - region.start,), (1,), 0)
-            self._saved.append((memory, memory.clone()))
+            with _disable_current_modes():  # others that watch are to see the callable alone
+                memory = self._driver.alias(t, torch.uint8, (region.stop - region.start,), (1,), 0)
+                self._saved.append((memory, memory.clone()))
 
     def _produce(self, func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         random = _is_random(func)

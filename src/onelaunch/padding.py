@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from onelaunch.buckets import Buckets, Key, Number, Sizes
-from onelaunch.driver.driver import Padded
+from onelaunch.driver.driver import Padded, Varying
+from onelaunch.driver.rows import first_rows, grow
 from onelaunch.errors import GraphError
 from onelaunch.tree import Flat
 
@@ -144,31 +145,9 @@ def pad(t: Tensor, padded: Padded, bucket: Sizes, content: Number | None = None)
     if torch.is_grad_enabled() and t.requires_grad:
         return _appended(t, padded, bucket)
     made = t.new_empty(0).new_empty_strided(shape, dense_stride(t, shape))
+    values = [content if value is None else value for value in padded.fill]
     with torch.no_grad():
-        _narrowed(made, padded, t.shape, 0).copy_(t)
-        fill(made, padded, t.shape, content)
-    return made
-
-
-def fill(made: Tensor, padded: Padded, real: Sequence[int], content: Number | None = None) -> None:
-    """Fill the rows of `made` beyond the sizes in `real`, whose own rows are in place."""
-    for place, (dim, value) in enumerate(zip(padded.dims, padded.fill, strict=True)):
-        if dim is None or real[dim] == made.shape[dim]:
-            continue
-        part = _narrowed(made, padded, real, place + 1)
-        rest = part.narrow(dim, real[dim], made.shape[dim] - real[dim])
-        value = content if value is None else value
-        if value is None:
-            rest.copy_(part.narrow(dim, real[dim] - 1, 1).expand_as(rest))
-        else:
-            rest.fill_(value)
-
-
-def _narrowed(made: Tensor, padded: Padded, real: Sequence[int], first: int) -> Tensor:
-    """The part of `made` with real sizes in the bucketed dimensions from number `first` on."""
-    for dim in padded.dims[first:]:
-        if dim is not None:
-            made = made.narrow(dim, 0, real[dim])
+        grow(made, t, padded.dims, values)
     return made
 
 
@@ -195,6 +174,19 @@ def resized(t: Tensor, padded: Padded, sizes: Sizes) -> Tensor:
     return made.new_empty(0).new_empty_strided(shape, dense_stride(t, shape)).copy_(made)
 
 
+def varying(t: Tensor, padded: Padded) -> Varying | None:
+    """How the driver is to grow an argument to `t`; None where it cannot."""
+    pairs = [
+        (dim, value) for dim, value in zip(padded.dims, padded.fill, strict=True) if dim is not None
+    ]
+    pairs.sort(key=lambda pair: pair[0])
+    values = {value for _, value in pairs if value is not None}
+    if not t.is_contiguous() or len(pairs) > 2 or len(values) > 1 or t.itemsize > 8:
+        return None
+    dims, fill = zip(*pairs, strict=True)
+    return Varying(tuple(t.shape), t.dtype, dims, fill)
+
+
 class Follow(NamedTuple):
     """A dimension of a result that is ``scale * size + more``, of bucketed dimension `place`."""
 
@@ -217,10 +209,7 @@ def cut(t: Tensor, follows: Sequence[Follow], sizes: Sizes) -> Tensor:
     shape = cut_shape(t.shape, follows, sizes)
     if shape == list(t.shape):
         return t
-    part = t
-    for dim, size in enumerate(shape):
-        if size != t.shape[dim]:
-            part = part.narrow(dim, 0, size)
+    part = first_rows(t, shape)
     if torch.is_grad_enabled() and t.requires_grad:
         return part.clone(memory_format=torch.preserve_format)
     made = t.new_empty(0).new_empty_strided(shape, dense_stride(t, shape))

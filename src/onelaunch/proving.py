@@ -90,7 +90,7 @@ class Rehearsal:
         if stored:
             what = f"`{stored[0].slot.name}` is given a tensor of the padded size"
             raise CaptureError("OL120", what, fix="return the tensor instead of storing it")
-        return flatten(result, "result")
+        return flatten(result, "result", objects=True)
 
 
 def prove(

@@ -71,7 +71,7 @@ class Buckets:
         outputs: Mapping[int, int | Sequence[int | None] | None] | None = None,
     ) -> None:
         several = not isinstance(dim, int)
-        places = tuple(cast(Sequence[int], dim)) if several else (cast(int, dim),)
+        places = (dim,) if isinstance(dim, int) else tuple(dim)
         if not places or not all(_is_int(d) and d >= 0 for d in places):
             raise GraphError("OL401", f"dim={dim!r}", fix="dim=0, or dim=(0, 1)")
         listed = tuple(cast(Sequence[Sequence[int]], sizes)) if several else (sizes,)

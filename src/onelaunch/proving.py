@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from onelaunch.padding import (
     Request,
     cut_shape,
     dense_stride,
+    each_once,
     extremes,
     pad,
     resized,
@@ -42,13 +43,11 @@ class Proof:
 
     Attributes:
         follows: for each tensor of the result, the dimensions that follow the sizes.
-        given: the results that are an argument itself: number of the tensor -> of the argument.
         written: the padded arguments that the callable writes into.
         tree: of the result.
     """
 
     follows: list[tuple[Follow, ...]] = field(default_factory=list[tuple[Follow, ...]])
-    given: dict[int, int] = field(default_factory=dict[int, int])
     written: tuple[int, ...] = ()
     tree: Tree | None = None
 
@@ -162,10 +161,11 @@ class _Proving:
         return list(zip(least, self.bucket, strict=True))
 
     def _inputs(self, sizes: Sizes) -> list[Tensor]:
-        return [
-            t.detach().clone() if how is None else resized(t, how, sizes)
-            for t, how in zip(self.flat.tensors, self.call.padded, strict=True)
-        ]
+        return each_once(
+            self.flat.tensors,
+            self.call.padded,
+            lambda t, how: t.detach().clone() if how is None else resized(t, how, sizes),
+        )
 
     def _real(self, sizes: Sizes, mode: TorchDispatchMode | None) -> Flat:
         try:
@@ -182,10 +182,12 @@ class _Proving:
         trace = Trace()
         real = self.results[sizes] = self._real(sizes, trace)
         inputs = self._inputs(sizes)
-        grown = [
-            t if how is None else pad(t, how, self.bucket, content)
-            for t, how, content in zip(inputs, self.call.padded, contents, strict=True)
-        ]
+        content = {id(t): c for t, c in zip(inputs, contents, strict=True)}
+        grown = each_once(
+            inputs,
+            self.call.padded,
+            lambda t, how: t if how is None else pad(t, how, self.bucket, content[id(t)]),
+        )
         if self.buckets.independent:
             return self.rehearsal.run(grown, None)
         spread = self._marked(grown, inputs, trace.steps)
@@ -398,7 +400,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
     if not a.numel():
         return True
     if not (a.is_floating_point() or a.is_complex()):
-        return bool(cast(Tensor, a == b).float().mean() > 0.5)
+        return bool((a == b).float().mean() > 0.5)
     tolerance = _TOLERANCE.get(a.dtype, 0.1)
     wide = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.detach().to("cpu", wide), b.detach().to("cpu", wide)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch import Tensor
 
-from onelaunch.buckets import Buckets, Sizes, histogram, padding
+from onelaunch.buckets import Buckets, Sizes, histogram, padding, volume
 from onelaunch.callpath import MISS
 from onelaunch.driver.driver import Driver, Padded, Varying
 from onelaunch.driver.rows import first_rows
@@ -33,7 +33,7 @@ from onelaunch.padding import (
 )
 from onelaunch.plan import Unfit
 from onelaunch.pool import Pool
-from onelaunch.proving import Proof, Rehearsal, prove, prove_pieces
+from onelaunch.proving import Known, Proof, Rehearsal, prove, prove_pieces
 from onelaunch.recording import Bucket, Captured
 from onelaunch.signature import foreign, overlaps, spec_of
 from onelaunch.spec import CallSpec
@@ -62,6 +62,8 @@ class _Job:
     flat: Flat
     bucket: Sizes
     proof: Proof = field(default_factory=Proof)
+    ahead: bool = False
+    """Whether no warm-up ran at the call's own size."""
     varying: dict[int, Varying] = field(default_factory=dict[int, Varying])
     """The arguments that the recording itself grows."""
 
@@ -99,6 +101,7 @@ class Bucketed(Graphed[P, R]):
         self._read_sizes: Callable[..., Sizes] = _unread
         self._job: _Job | None = None
         self._pieces: dict[CallSpec, Proof] = {}
+        self._known = Known()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if surrounded():
@@ -233,7 +236,10 @@ class Bucketed(Graphed[P, R]):
         job = self._job
         assert job is not None
         rehearsal = self._rehearsal(driver, device, job.flat)
-        job.proof = prove(rehearsal, self._buckets, job.call, job.flat, job.bucket)
+        job.proof = prove(rehearsal, self._buckets, job.call, job.flat, job.bucket, self._known)
+        if not job.ahead:  # what the warm-up needed at its own size
+            grown = volume(job.bucket) / volume(job.call.sizes)
+            signature.need_bytes = int(signature.need_bytes * grown)
         _refuse_shared(job.proof, job.flat)
         job.varying = self._grown_inside(driver, device, job)
         try:
@@ -307,7 +313,7 @@ class Bucketed(Graphed[P, R]):
         if bucket is None or 0 in call.sizes:
             raise ReplayError("OL210", f"no bucket for size {call.sizes}")
         with driver.exclusive():
-            before, self._job = self._job, _Job(call, flat, bucket)
+            before, self._job = self._job, _Job(call, flat, bucket, ahead=True)
             try:
                 args, kwargs = unflatten(flat.tree, self._job.padded().tensors)
                 super().capture(*args, **kwargs)

@@ -91,6 +91,14 @@ def _fixed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return tuple((type(v), v) for v in values if isinstance(v, kinds))
 
 
+def form(steps: Sequence[Step]) -> tuple[object, ...]:
+    """What of a run does not change with the size; hashable."""
+    return tuple(
+        (s.name, repr(s.fixed), tuple(map(len, s.inputs)), tuple(map(len, s.outputs)))
+        for s in steps
+    )
+
+
 class Trace(TorchDispatchMode):
     """Notes the operations of a run."""
 
@@ -203,6 +211,7 @@ class Spread(TorchDispatchMode):
         self._memory = _Memory(place)
         self._reference = reference
         self._next = 0
+        self.steps: list[Step] = []
         self._events: list[_Event] = []
         self._roots: set[int] = set()
         self._made: set[int] = set()
@@ -240,6 +249,7 @@ class Spread(TorchDispatchMode):
         old: dict[int, Tensor],
     ) -> None:
         step = _step(func, args, kwargs, result)
+        self.steps.append(step)
         real = self._counterpart(step)
         inputs = [t for t in tensors((args, kwargs)) if t.layout is torch.strided]
         outputs = [t for t in tensors(result) if t.layout is torch.strided]

@@ -11,7 +11,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = {
-    "pure": ("errors", "source", "refusals", "hostreads", "tree", "spec", "fitting", "buckets", "options"),
+    "pure": (
+        "errors",
+        "source",
+        "refusals",
+        "hostreads",
+        "tree",
+        "spec",
+        "fitting",
+        "buckets",
+        "options",
+    ),
     "driver": ("driver",),
     "core": (
         *("slots", "names", "state", "native", "guard", "observe", "plan", "recording"),

@@ -5,24 +5,35 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch import Tensor
 
-from onelaunch.buckets import Buckets, Sizes, histogram, padding
+from onelaunch.buckets import Buckets, Sizes, histogram, padding, volume
 from onelaunch.callpath import MISS
 from onelaunch.driver.driver import Driver, Padded, Varying
 from onelaunch.driver.rows import first_rows
-from onelaunch.errors import GraphError, ReplayError
+from onelaunch.driver.select import select
+from onelaunch.errors import CaptureError, GraphError, ReplayError
 from onelaunch.graphed import Graphed, surrounded
 from onelaunch.options import Options
-from onelaunch.padding import Follow, Request, cut, pad, parameters, request, resized, varying
+from onelaunch.padding import (
+    Follow,
+    Request,
+    cut,
+    each_once,
+    pad,
+    parameters,
+    request,
+    resized,
+    varying,
+)
 from onelaunch.plan import Unfit
 from onelaunch.pool import Pool
-from onelaunch.proving import Proof, Rehearsal, prove, prove_pieces
+from onelaunch.proving import Known, Proof, Rehearsal, prove, prove_pieces
 from onelaunch.recording import Bucket, Captured
 from onelaunch.signature import foreign, overlaps, spec_of
 from onelaunch.spec import CallSpec
@@ -51,13 +62,18 @@ class _Job:
     flat: Flat
     bucket: Sizes
     proof: Proof = field(default_factory=Proof)
+    ahead: bool = False
+    """Whether no warm-up ran at the call's own size."""
     varying: dict[int, Varying] = field(default_factory=dict[int, Varying])
     """The arguments that the recording itself grows."""
 
     def padded(self) -> Flat:
         """The call at the size of its bucket."""
-        pairs = zip(self.flat.tensors, self.call.padded, strict=True)
-        grown = [t if how is None else pad(t, how, self.bucket) for t, how in pairs]
+        grown = each_once(
+            self.flat.tensors,
+            self.call.padded,
+            lambda t, how: t if how is None else pad(t, how, self.bucket),
+        )
         return self.flat._replace(tensors=grown)
 
 
@@ -85,6 +101,7 @@ class Bucketed(Graphed[P, R]):
         self._read_sizes: Callable[..., Sizes] = _unread
         self._job: _Job | None = None
         self._pieces: dict[CallSpec, Proof] = {}
+        self._known = Known()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if surrounded():
@@ -194,14 +211,14 @@ class Bucketed(Graphed[P, R]):
         parts: list[Flat] = []
         for start in range(0, size, step):
             count = min(step, size - start)
-            tensors = [
-                t
-                if how is None or how.dims[place] is None
-                else t.narrow(how.dims[place], start, count)
-                for t, how in zip(flat.tensors, call.padded, strict=True)
-            ]
+            tensors = each_once(
+                flat.tensors,
+                call.padded,
+                lambda t, how, start=start, count=count: _piece(t, how, place, start, count),
+            )
             args, kwargs = unflatten(flat.tree, tensors)
-            parts.append(flatten(self(*args, **kwargs), "result", objects=True))
+            part = cast(Any, self)(*args, **kwargs)
+            parts.append(flatten(part, "result", objects=True))
         whole: list[Tensor] = []
         for number in range(len(parts[0].tensors)):
             dim = next(f.dim for f in proof.follows[number] if f.place == place)
@@ -213,17 +230,23 @@ class Bucketed(Graphed[P, R]):
     def _rehearsal(self, driver: Driver, device: torch.device, flat: Flat) -> Rehearsal:
         return Rehearsal(driver, device, self.fn, self._roots(flat), flat.tree)
 
-    def _record(self, driver: Driver, device: torch.device, *rest: Any) -> Any:
+    def _record(
+        self, driver: Driver, device: torch.device, spec: Any, signature: Any, flat: Flat
+    ) -> Any:
         job = self._job
         assert job is not None
         rehearsal = self._rehearsal(driver, device, job.flat)
-        job.proof = prove(rehearsal, self._buckets, job.call, job.flat, job.bucket)
+        job.proof = prove(rehearsal, self._buckets, job.call, job.flat, job.bucket, self._known)
+        if not job.ahead:  # what the warm-up needed at its own size
+            grown = volume(job.bucket) / volume(job.call.sizes)
+            signature.need_bytes = int(signature.need_bytes * grown)
+        _refuse_shared(job.proof, job.flat)
         job.varying = self._grown_inside(driver, device, job)
         try:
-            return super()._record(driver, device, *rest)
+            return super()._record(driver, device, spec, signature, flat)
         except Unfit:
             job.varying = {}
-            return super()._record(driver, device, *rest)
+            return super()._record(driver, device, spec, signature, flat)
 
     def _grown_inside(self, driver: Driver, device: torch.device, job: _Job) -> dict[int, Varying]:
         """How the recording takes each padded argument from the caller's memory; none where it
@@ -290,7 +313,7 @@ class Bucketed(Graphed[P, R]):
         if bucket is None or 0 in call.sizes:
             raise ReplayError("OL210", f"no bucket for size {call.sizes}")
         with driver.exclusive():
-            before, self._job = self._job, _Job(call, flat, bucket)
+            before, self._job = self._job, _Job(call, flat, bucket, ahead=True)
             try:
                 args, kwargs = unflatten(flat.tree, self._job.padded().tensors)
                 super().capture(*args, **kwargs)
@@ -320,7 +343,7 @@ class Bucketed(Graphed[P, R]):
                     for t, how in zip(flat.tensors, call.padded, strict=True)
                 ]
                 some, named = unflatten(flat.tree, tensors)
-                self.capture(*some, **named)
+                cast(Any, self).capture(*some, **named)
                 seconds, size = time.perf_counter() - started, self.memory_bytes
                 text = f"{self._name}: {seconds:.1f} s, {size / 1e6:.1f} MB"
                 progress.update(task, advance=1, description=text)
@@ -336,6 +359,23 @@ class Bucketed(Graphed[P, R]):
         super().reset()
         self._by_size.clear()
         self._ways, self._indexed = {}, None
+
+
+def _refuse_shared(proof: Proof, flat: Flat) -> None:
+    """Padding makes copies of arguments, which share no memory as the arguments may."""
+    if not proof.written:
+        return
+    driver, _ = select(flat.tensors)
+    shared = overlaps(driver, list({id(t): t for t in flat.tensors}.values()))
+    if shared:
+        what = f"`{flat.paths[shared[0][0]]}` is written, and shares memory with another argument"
+        raise CaptureError("OL120", what, fix="pass a `.clone()`")
+
+
+def _piece(t: Tensor, how: Padded | None, place: int, start: int, count: int) -> Tensor:
+    """So many rows of an argument, from one on, if it follows that bucketed dimension."""
+    dim = None if how is None else how.dims[place]
+    return t if dim is None else t.narrow(dim, start, count)
 
 
 def _serves(entry: Any, bucket: Sizes) -> bool:
@@ -397,6 +437,7 @@ class _Way:
         result = self._exact(some, named)
         if result is MISS or call.sizes == job.bucket:
             return result
+        _refuse_shared(job.proof, flat)
         for index in job.proof.written:
             real = flat.tensors[index]
             real.copy_(first_rows(grown[index], real.shape))

@@ -71,7 +71,7 @@ class Buckets:
         outputs: Mapping[int, int | Sequence[int | None] | None] | None = None,
     ) -> None:
         several = not isinstance(dim, int)
-        places = tuple(cast(Sequence[int], dim)) if several else (cast(int, dim),)
+        places = (dim,) if isinstance(dim, int) else tuple(dim)
         if not places or not all(_is_int(d) and d >= 0 for d in places):
             raise GraphError("OL401", f"dim={dim!r}", fix="dim=0, or dim=(0, 1)")
         listed = tuple(cast(Sequence[Sequence[int]], sizes)) if several else (sizes,)
@@ -185,7 +185,7 @@ class Buckets:
     def largest_first(self) -> Iterator[Sizes]:
         """Every bucket, the one with the most elements first: so one pool serves them best."""
         products = itertools.product(*(reversed(sizes) for sizes in self.sizes))
-        yield from sorted(products, key=_volume, reverse=True)
+        yield from sorted(products, key=volume, reverse=True)
 
     @property
     def largest(self) -> Sizes:
@@ -204,12 +204,13 @@ def padding(buckets: Buckets, counts: Mapping[Sizes, int]) -> float:
     for sizes, count in counts.items():
         bucket = buckets.choose(sizes)
         if bucket is not None and 0 not in sizes:
-            real += count * _volume(sizes)
-            computed += count * _volume(bucket)
+            real += count * volume(sizes)
+            computed += count * volume(bucket)
     return 1 - real / computed if computed else 0.0
 
 
-def _volume(sizes: Sizes) -> int:
+def volume(sizes: Sizes) -> int:
+    """Rows of that size: the product."""
     volume = 1
     for size in sizes:
         volume *= size

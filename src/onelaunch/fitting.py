@@ -34,7 +34,7 @@ class _Partial(NamedTuple):
     """Sizes chosen for all observed sizes up to one of them, and what they cost."""
 
     work: float
-    count: int
+    number: int
     nbytes: float
     seconds: float
     sizes: tuple[int, ...]
@@ -75,7 +75,7 @@ def fit(histogram: Mapping[int, int], budget: Budget) -> tuple[int, ...] | None:
                 # What is not limited is no reason to keep a path.
                 longer = _Partial(
                     p.work + work,
-                    p.count + (limited[0] is not None),
+                    p.number + (limited[0] is not None),
                     p.nbytes + (nbytes if limited[1] is not None else 0),
                     p.seconds + (seconds if limited[2] is not None else 0),
                     (*p.sizes, size),

@@ -32,6 +32,7 @@ class Call:
         name: of the overload: ``add.Tensor``.
         zero: where a tensor is 0 whatever the padding holds.
         low: where it is so low that a softmax gives 0, whatever the padding holds.
+        unknown: where a value depends on what the padding holds.
         value: a tensor's values, on the device of the planes.
     """
 
@@ -42,6 +43,7 @@ class Call:
     results: list[Tensor]
     zero: See
     low: See
+    unknown: See
     value: See
 
     def argument(self, name: str, default: Any = None) -> Any:
@@ -62,7 +64,7 @@ def flow_of(func: Any) -> Flow | None:
     name = str(func).removeprefix("aten.").removesuffix(".default")
     packet = name.partition(".")[0]
     found = FLOWS.get(name) or FLOWS.get(packet) or FLOWS.get(packet.removesuffix("_"))
-    if found is None and is_pointwise(func):
+    if found is None and is_pointwise(func) and not packet.startswith("_foreach"):
         return pointwise
     return found
 
@@ -74,8 +76,12 @@ def is_pointwise(func: Any) -> bool:
 
 
 POINTWISE = frozenset(
-    ["_to_copy", "copy", "clone", "floor_divide", "hardswish", "_prelu_kernel", "where", "detach", "alias", "masked_fill", "log_sigmoid_forward", "lift_fresh", "lift", "_conj_physical"]
+    {
+        *("_to_copy", "copy", "clone", "detach", "alias", "lift", "lift_fresh", "where"),
+        *("floor_divide", "hardswish", "_prelu_kernel", "masked_fill", "log_sigmoid_forward"),
+    }
 )
+"""Those that torch does not tag so."""
 
 
 def pointwise(call: Call, see: See) -> list[Tensor]:
@@ -326,37 +332,47 @@ def _indexed(call: Call, see: See) -> list[Tensor]:
     t, indices = call.args[0], call.args[1]
     values = tuple(slice(None) if i is None else call.value(i) for i in indices)
     found = see(t)[values]
+    return [found | _doubt(indices, see, found)]
+
+
+def _doubt(indices: Sequence[Tensor | None], see: See, picked: Tensor) -> Tensor:
+    """The planes of the indices, where what they pick lies; all of it for a mask."""
     given = [i for i in indices if i is not None]
-    doubt = torch.zeros((), dtype=torch.bool, device=found.device)
+    doubt = torch.zeros((), dtype=torch.bool, device=picked.device)
     if any(i.dtype in (torch.bool, torch.uint8) for i in given):
-        return [found | any(bool(see(i).any()) for i in given)]
+        for i in given:
+            doubt = doubt | see(i).any()
+        return doubt
     for i in given:
         doubt = doubt | see(i)
     places = [n for n, i in enumerate(indices) if i is not None]
     first = places[0] if places[-1] - places[0] + 1 == len(places) else 0
-    after = found.dim() - first - doubt.dim()
-    return [found | doubt.reshape((*doubt.shape, *[1] * after))]
+    after = picked.dim() - first - doubt.dim()
+    return doubt.reshape((*doubt.shape, *[1] * after))
 
 
 def _index_put(call: Call, see: See) -> list[Tensor]:
+    """What is put, where it is put; everything where a place is not certain."""
     t, indices, values = call.args[:3]
-    if any(bool(see(i).any()) for i in indices if i is not None):
-        return [torch.ones(t.shape, dtype=torch.bool, device=see(t).device)]
-    where = [None if i is None else call.value(i) for i in indices]
-    put = see(values).to(torch.uint8)
-    accumulate = bool(call.argument("accumulate", False))
-    old = see(t).to(torch.uint8)
-    found = torch.ops.aten.index_put(old, where, put, False).bool()
-    return [found | old.bool() if accumulate else found]
+    old = see(t)
+    if any(bool(call.unknown(i).any()) for i in indices if i is not None):
+        return [torch.ones_like(old)]
+    where = tuple(slice(None) if i is None else call.value(i) for i in indices)
+    picked = old[where]
+    put = see(values).broadcast_to(picked.shape) | _doubt(indices, see, picked)
+    found = old.clone()
+    found[where] = put
+    return [found | old if call.argument("accumulate", False) else found]
 
 
 def _scattered(call: Call, see: See) -> list[Tensor]:
     t, dim, index, source = call.args[:4]
-    if bool(see(index).any()):
+    if bool(call.unknown(index).any()):
         return [torch.ones(t.shape, dtype=torch.bool, device=see(t).device)]
-    old, put = see(t).to(torch.uint8), see(source).to(torch.uint8)
+    put = see(source)
+    put = put[tuple(slice(0, n) for n in index.shape)] if put.dim() else put
+    old, put = see(t).to(torch.uint8), (put | see(index)).to(torch.uint8)
     index = call.value(index)
-    put = put.broadcast_to(index.shape) if not isinstance(source, Tensor) else put
     if call.name.startswith(("scatter_add", "scatter_reduce")) or len(call.args) > 4:
         return [old.scatter_reduce(dim, index, put, "amax", include_self=True).bool()]
     return [old.scatter(dim, index, put).bool()]

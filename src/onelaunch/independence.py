@@ -29,13 +29,20 @@ _KEEPS_LOW = ("add", "sub", "mul", "div", "_to_copy", "clone", "copy", "add_", "
 
 # Whether an operation of one trace is missing in that of another size says nothing: layout only.
 _LAYOUT = frozenset(
-    ["clone", "copy", "copy_", "_to_copy", "view", "_unsafe_view", "expand", "t", "transpose", "permute", "slice", "as_strided", "unsqueeze", "squeeze", "select", "alias", "detach", "constant_pad_nd", "empty", "empty_strided", "empty_like", "_reshape_alias", "reshape", "contiguous", "split", "split_with_sizes", "unbind", "lift_fresh"]
+    {
+        *("clone", "copy", "copy_", "_to_copy", "contiguous", "constant_pad_nd", "lift_fresh"),
+        *("view", "_unsafe_view", "expand", "t", "transpose", "permute", "slice", "as_strided"),
+        *("unsqueeze", "squeeze", "select", "alias", "detach", "reshape", "_reshape_alias"),
+        *("split", "split_with_sizes", "unbind", "empty", "empty_strided", "empty_like"),
+    }
 )
 _AHEAD = 8
 """How many layout operations a trace may have in between."""
 
 # Factories whose first elements are the same whatever the size.
-_PREFIX = frozenset(["empty", "empty_strided", "empty_permuted", "zeros", "ones", "full", "arange", "eye"])
+_PREFIX = frozenset(
+    {"empty", "empty_strided", "empty_permuted", "zeros", "ones", "full", "arange", "eye"}
+)
 _STARTS = {
     "arange.start": (0,),
     "arange.start_step": (0, 2),
@@ -84,6 +91,14 @@ def _fixed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return tuple((type(v), v) for v in values if isinstance(v, kinds))
 
 
+def form(steps: Sequence[Step]) -> tuple[object, ...]:
+    """What of a run does not change with the size; hashable."""
+    return tuple(
+        (s.name, repr(s.fixed), tuple(map(len, s.inputs)), tuple(map(len, s.outputs)))
+        for s in steps
+    )
+
+
 class Trace(TorchDispatchMode):
     """Notes the operations of a run."""
 
@@ -98,6 +113,8 @@ class Trace(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
+        if _name(func) == "record_stream":
+            return result
         self.steps.append(_step(func, args, kwargs or {}, result))
         return result
 
@@ -116,7 +133,7 @@ class _Event:
 
 
 class Finding(NamedTuple):
-    """Why something depends on padding: the operation, its line, and a reason where one is known."""
+    """Why something depends on padding: the operation, its line, and the reason if it is known."""
 
     name: str
     place: Place | None
@@ -194,6 +211,7 @@ class Spread(TorchDispatchMode):
         self._memory = _Memory(place)
         self._reference = reference
         self._next = 0
+        self.steps: list[Step] = []
         self._events: list[_Event] = []
         self._roots: set[int] = set()
         self._made: set[int] = set()
@@ -213,6 +231,8 @@ class Spread(TorchDispatchMode):
         if operator(func).composite:
             with self:
                 return func.decompose(*args, **kwargs)
+        if _name(func) == "record_stream":  # says that it writes, and does not
+            return func(*args, **kwargs)
         written = operator(func).written(args, kwargs)
         old = {id(t): t.clone() for t in written if self._memory.of(t) is not None}
         result = func(*args, **kwargs)
@@ -229,6 +249,7 @@ class Spread(TorchDispatchMode):
         old: dict[int, Tensor],
     ) -> None:
         step = _step(func, args, kwargs, result)
+        self.steps.append(step)
         real = self._counterpart(step)
         inputs = [t for t in tensors((args, kwargs)) if t.layout is torch.strided]
         outputs = [t for t in tensors(result) if t.layout is torch.strided]
@@ -247,7 +268,9 @@ class Spread(TorchDispatchMode):
             for t, b in zip(outputs, bits, strict=True):
                 if any(t is other for other in targets) or _storage(t) not in given:
                     self._memory.put(t, b)
-            whole = torch.zeros((), dtype=torch.uint8, device=self._memory.device)
+            # What is written besides the results, or without any, takes after all of them.
+            start = 0 if bits else _ALL
+            whole = torch.full((), start, dtype=torch.uint8, device=self._memory.device)
             for b in bits:
                 whole = torch.maximum(whole, b.max()) if b.numel() else whole
             for t in written:
@@ -273,12 +296,20 @@ class Spread(TorchDispatchMode):
         look: _Look,
     ) -> list[Tensor]:
         flow = None if reason else flow_of(func)
+        name = _name(func)
+        unsure = look.plane(_UNKNOWN)
+        call = Call(
+            func, name, args, kwargs, list(outputs), look.zero, look.low, unsure, look.value
+        )
+        padded, unknown = list[Tensor](), list[Tensor]()
+        if flow is not None:
+            try:
+                padded, unknown = flow(call, look.plane(_PADDED)), flow(call, look.plane(_UNKNOWN))
+            except (RuntimeError, IndexError, TypeError, ValueError):
+                flow = None  # arguments of a form that the flow does not know: it spreads
         if flow is None:
             every = torch.tensor(_ALL, dtype=torch.uint8, device=self._memory.device)
             return [every.broadcast_to(t.shape) for t in outputs]
-        name = _name(func)
-        call = Call(func, name, args, kwargs, list(outputs), look.zero, look.low, look.value)
-        padded, unknown = flow(call, look.plane(_PADDED)), flow(call, look.plane(_UNKNOWN))
         bits = [self._joined(p, u) for p, u in zip(padded, unknown, strict=True)]
         bits += [bits[0].max().broadcast_to(t.shape) for t in outputs[len(bits) :]]
         packet = name.partition(".")[0]
@@ -371,11 +402,11 @@ class Spread(TorchDispatchMode):
             if event.reason:
                 return Finding(event.name, event.place, event.reason)
         for event in chain:  # from rows of their own to none
-            if event.after and all(float(a) == 1 for a in event.after[:1]):
-                if any(0 < float(b) < 1 for b in event.before):
-                    known = None if _known(event.name) else _STRANGE
-                    known = _TAKES if _packet(event.name) in _LAYOUT else known
-                    return Finding(event.name, event.place, known)
+            whole = bool(event.after) and float(event.after[0]) == 1
+            if whole and any(0 < float(b) < 1 for b in event.before):
+                known = None if _known(event.name) else _STRANGE
+                known = _TAKES if _packet(event.name) in _LAYOUT else known
+                return Finding(event.name, event.place, known)
         rising = [e for e in chain if e.after and e.before]
         last = max(
             rising,
@@ -476,7 +507,9 @@ class _Look:
 
     def value(self, t: Any) -> Tensor:
         """The values of a tensor, as they were before the operation."""
-        return self._old.get(id(t), t).detach().to(self._memory.device)
+        before = self._old.get(id(t))
+        known: Tensor = t if before is None else before
+        return known.detach().to(self._memory.device)
 
     def zero(self, t: Any) -> Tensor:
         """Where a tensor is 0 whatever the padding holds."""

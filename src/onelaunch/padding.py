@@ -163,6 +163,19 @@ def _appended(t: Tensor, padded: Padded, bucket: Sizes) -> Tensor:
     return t
 
 
+def each_once(
+    tensors: Sequence[Tensor],
+    padded: Sequence[Padded | None],
+    change: Callable[[Tensor, Padded | None], Tensor],
+) -> list[Tensor]:
+    """Each tensor changed; one that is given twice stays one."""
+    made: dict[tuple[int, Padded | None], Tensor] = {}
+    for t, how in zip(tensors, padded, strict=True):
+        if (id(t), how) not in made:
+            made[id(t), how] = change(t, how)
+    return [made[id(t), how] for t, how in zip(tensors, padded, strict=True)]
+
+
 def resized(t: Tensor, padded: Padded, sizes: Sizes) -> Tensor:
     """An example of another size: rows of `t` as they come, and again from the first on."""
     shape = bucket_shape(t, padded, sizes)

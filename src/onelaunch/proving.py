@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,13 +21,14 @@ from onelaunch.buckets import Buckets, Number, Sizes
 from onelaunch.driver.driver import Driver, Padded
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
-from onelaunch.independence import Finding, Spread, Step, Trace
+from onelaunch.independence import Finding, Spread, Step, Trace, form
 from onelaunch.observe import Observer
 from onelaunch.padding import (
     Follow,
     Request,
     cut_shape,
     dense_stride,
+    each_once,
     extremes,
     pad,
     resized,
@@ -42,13 +43,11 @@ class Proof:
 
     Attributes:
         follows: for each tensor of the result, the dimensions that follow the sizes.
-        given: the results that are an argument itself: number of the tensor -> of the argument.
         written: the padded arguments that the callable writes into.
         tree: of the result.
     """
 
     follows: list[tuple[Follow, ...]] = field(default_factory=list[tuple[Follow, ...]])
-    given: dict[int, int] = field(default_factory=dict[int, int])
     written: tuple[int, ...] = ()
     tree: Tree | None = None
 
@@ -93,8 +92,27 @@ class Rehearsal:
         return flatten(result, "result", objects=True)
 
 
+@dataclass(slots=True)
+class Known:
+    """What was followed before, for the next buckets of a callable: runs of the same operations
+    with the same numbers let rows through in the same way, so only their values are compared.
+
+    Attributes:
+        forms: of runs through which padding was followed, with the padded arguments they write.
+    """
+
+    forms: dict[tuple[object, ...], set[int]] = field(
+        default_factory=dict[tuple[object, ...], set[int]]
+    )
+
+
 def prove(
-    rehearsal: Rehearsal, buckets: Buckets, call: Request, flat: Flat, bucket: Sizes
+    rehearsal: Rehearsal,
+    buckets: Buckets,
+    call: Request,
+    flat: Flat,
+    bucket: Sizes,
+    known: Known | None = None,
 ) -> Proof:
     """Show that padding to `bucket` changes no real row, and learn how to cut.
 
@@ -104,7 +122,7 @@ def prove(
     Raises:
         CaptureError: OL120, naming the operation, its line and the result.
     """
-    return _Proving(rehearsal, buckets, call, flat, bucket).prove()
+    return _Proving(rehearsal, buckets, call, flat, bucket, known or Known()).prove()
 
 
 def prove_pieces(
@@ -137,6 +155,7 @@ class _Proving:
     call: Request
     flat: Flat
     bucket: Sizes
+    known: Known = field(default_factory=Known)
     results: dict[Sizes, Flat] = field(default_factory=dict[Sizes, Flat])
     written: set[int] = field(default_factory=set[int])
 
@@ -162,10 +181,11 @@ class _Proving:
         return list(zip(least, self.bucket, strict=True))
 
     def _inputs(self, sizes: Sizes) -> list[Tensor]:
-        return [
-            t.detach().clone() if how is None else resized(t, how, sizes)
-            for t, how in zip(self.flat.tensors, self.call.padded, strict=True)
-        ]
+        return each_once(
+            self.flat.tensors,
+            self.call.padded,
+            lambda t, how: t.detach().clone() if how is None else resized(t, how, sizes),
+        )
 
     def _real(self, sizes: Sizes, mode: TorchDispatchMode | None) -> Flat:
         try:
@@ -182,21 +202,40 @@ class _Proving:
         trace = Trace()
         real = self.results[sizes] = self._real(sizes, trace)
         inputs = self._inputs(sizes)
-        grown = [
-            t if how is None else pad(t, how, self.bucket, content)
-            for t, how, content in zip(inputs, self.call.padded, contents, strict=True)
-        ]
+        content = {id(t): c for t, c in zip(inputs, contents, strict=True)}
+        grown = each_once(
+            inputs,
+            self.call.padded,
+            lambda t, how: t if how is None else pad(t, how, self.bucket, content[id(t)]),
+        )
         if self.buckets.independent:
             return self.rehearsal.run(grown, None)
-        spread = self._marked(grown, inputs, trace.steps)
-        padded = self.rehearsal.run(grown, spread)
-        self._check_run(spread, grown)
+        spread, padded = self._padded(grown, inputs, trace.steps)
         if padded.tree != real.tree:
             what = "a result that is not a tensor changes with the size"
             raise CaptureError("OL120", what, fix="return tensors, or ask the tensor for its size")
         for number, (big, small) in enumerate(zip(padded.tensors, real.tensors, strict=True)):
             self._check_result(spread, number, big, small, sizes, grown)
         return padded
+
+    def _padded(
+        self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step]
+    ) -> tuple[Spread | None, Flat]:
+        """The padded run, and what was followed through it; None where that is known."""
+        first = (form(steps), self.call.padded)
+        if first in self.known.forms:
+            trace = Trace()
+            padded = self.rehearsal.run(grown, trace)
+            both = (form(steps), form(trace.steps), self.call.padded)
+            if both in self.known.forms:
+                self.written |= self.known.forms[both]
+                return None, padded
+        spread = self._marked(grown, real, steps)
+        padded = self.rehearsal.run(grown, spread)
+        self._check_run(spread, grown)
+        both = (form(steps), form(spread.steps), self.call.padded)
+        self.known.forms[first] = self.known.forms[both] = set(self.written)
+        return spread, padded
 
     def _marked(
         self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step]
@@ -224,7 +263,7 @@ class _Proving:
 
     def _check_result(
         self,
-        spread: Spread,
+        spread: Spread | None,
         number: int,
         big: Tensor,
         small: Tensor,
@@ -240,14 +279,18 @@ class _Proving:
             what = f"{name} is {list(small.shape)} at size {_shown(sizes)} and {list(big.shape)}"
             raise CaptureError("OL120", f"{what} padded to {_shown(self.bucket)}")
         real = tuple(slice(0, n) for n in small.shape)
-        if spread.depends(big, real):
-            raise self._refusal(name, spread.blame(big))
-        if big.shape != small.shape and not spread.made(big):
-            what = f"{name} is a view of an argument or parameter, and follows the size"
-            raise CaptureError("OL120", what, fix="return a `.clone()`")
-        part = big[real]
-        if not _close(part, small):
-            raise self._refusal(name, spread.blame(big), "its real rows came out different")
+        if spread is not None:
+            if spread.depends(big, real):
+                raise self._refusal(name, spread.blame(big))
+            if big.shape != small.shape and not spread.made(big):
+                what = f"{name} is a view of an argument or parameter, and follows the size"
+                raise CaptureError("OL120", what, fix="return a `.clone()`")
+        if not _close(big[real], small):
+            found = None if spread is None else spread.blame(big)
+            what = f"{name} has other real rows padded to {_shown(self.bucket)}"
+            what += f", last by `{found.name}`" if found else ""
+            where = str(found.place) if found and found.place else None
+            raise CaptureError("OL120", what, where=where)
 
     def unpadded(self) -> list[tuple[Follow, ...]]:
         """Which dimensions follow the sizes of a bucket that needs no padding."""
@@ -285,12 +328,11 @@ class _Proving:
             if spread.depends(t, (*[slice(None)] * dim, slice(half, None))):
                 raise self._refusal(f"result {number}", spread.blame(t))
 
-    def _refusal(self, what: str, found: Finding, why: str | None = None) -> CaptureError:
+    def _refusal(self, what: str, found: Finding) -> CaptureError:
         reason = found.reason or "it brings rows together"
-        operation = f"`{found.name}`: {reason}" if why is None else f"{why}, last by `{found.name}`"
         return CaptureError(
             "OL120",
-            f"{what} depends on padding to {_shown(self.bucket)}, by {operation}",
+            f"{what} depends on padding to {_shown(self.bucket)}, by `{found.name}`: {reason}",
             where=str(found.place) if found.place else None,
         )
 
@@ -398,7 +440,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
     if not a.numel():
         return True
     if not (a.is_floating_point() or a.is_complex()):
-        return bool(cast(Tensor, a == b).float().mean() > 0.5)
+        return bool((a == b).float().mean() > 0.5)
     tolerance = _TOLERANCE.get(a.dtype, 0.1)
     wide = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.detach().to("cpu", wide), b.detach().to("cpu", wide)

@@ -108,8 +108,8 @@ def host_and_wall(data: dict[str, Any], variant: str) -> str:
 def shapes(results: dict[str, Any]) -> str:
     """What sizes that vary cost, beside what it was to be."""
     rows = [
-        (target["what"], target["rule"], target["found"] + ("" if target["met"] else ", missed"))
-        for target in results["targets"]
+        (t["what"], t["rule"], t["found"] if t["met"] else f"{t['found']}, missed")
+        for t in results["targets"]
     ]
     head = ("what", "to reach", "found")
     return table(head, rows) + "\n" + caption(results, "", settled=True, dtype=None).lstrip()
@@ -162,8 +162,8 @@ def caption(
     versions = f"driver {here['driver']}, CUDA {here['cuda']}, torch {here['torch']}"
     tf32 = "TF32 off" if here["cudnn TF32"] == "off" else "TF32 on"
     doubt = "" if settled else " `~`: still moving by more than 2% when time was up."
-    modes = tf32 if dtype is None else f"{dtype}, {tf32}"
-    return f"{text}{doubt} {here['gpu'] or here['cpu']}, {versions}, {modes}.\n"
+    modes = "" if dtype is None else f", {dtype}, {tf32}"
+    return f"{text}{doubt} {here['gpu'] or here['cpu']}, {versions}{modes}.\n"
 
 
 def row_of(data: dict[str, Any], engine: str) -> dict[str, Any] | None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch import Tensor
 
 from onelaunch.buckets import Buckets, Sizes, histogram, padding, volume
@@ -91,8 +89,10 @@ class Bucketed(Graphed[P, R]):
         pool: Pool | None = None,
         root: tuple[str, object] | None = None,
     ) -> None:
-        super().__init__(fn, options, pool, root)
         assert options.buckets is not None
+        count = volume(tuple(len(sizes) for sizes in options.buckets.sizes))
+        most = max(options.max_recordings, count)
+        super().__init__(fn, replace(options, max_recordings=most), pool, root)
         self._buckets: Buckets = options.buckets
         self._names = parameters(fn)
         self._by_size: dict[Sizes, list[int]] = {}
@@ -332,6 +332,10 @@ class Bucketed(Graphed[P, R]):
         flat = flatten_call(args, kwargs)
         call = request(self._buckets, flat, self._names)
         every = list(self._buckets.largest_first())
+        # 0.1 s to import, for whoever asks for a progress bar.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         started = time.perf_counter()

@@ -293,6 +293,7 @@ class Graphed(Generic[P, R]):
                         driver, device, lambda: self.fn(*args, **kwargs), flat.tensors
                     )
                 signature.need_bytes = max(0, need - observer.saved_bytes)
+                signature.threads.add(get_ident())
                 if self.options.compile:
                     signature.known = observer
                     for _ in range(2):
@@ -316,13 +317,16 @@ class Graphed(Generic[P, R]):
         flat: Flat,
     ) -> _Entry | None:
         """A recording in the pool; None where the pool's `max_bytes` leaves no room for it."""
-        return self._pool.admit(
+        entry = self._pool.admit(
             driver,
             device,
             signature.need_bytes,
             lambda: self._captured(driver, device, spec, signature, flat),
             self,
         )
+        if entry is not None:
+            signature.launches = None
+        return entry
 
     def _captured(
         self,
@@ -349,7 +353,7 @@ class Graphed(Generic[P, R]):
         )
         captured = recorder.record(flat.tree, flat.tensors)
         if signature.launches is not None:
-            captured.launches, signature.launches = signature.launches, None
+            captured.launches = signature.launches
         captured.clock = self._pool.clock
         call = self._call_of(captured, spec)
         kept = pool.kept_bytes(captured.graph, captured.statics)

@@ -205,6 +205,8 @@ class Pool:
         return self._add(made, user)
 
     def _add(self, made: A, user: User) -> A:
+        if self.clock is not None:
+            made.member.used[1] = self.clock()  # a capture ahead is a use
         with self._lock:
             self._members.add(made.member)
             self._users.add(user)

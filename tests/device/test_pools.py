@@ -175,6 +175,41 @@ def test_it_comes_back_without_a_warmup(device: torch.device, rand: Rand, x: Ten
     assert (found.warmup_calls, found.eager_calls) == (2, 0)
 
 
+def test_one_captured_ahead_comes_back_without_a_warmup(
+    device: torch.device, rand: Rand, x: Tensor
+) -> None:
+    pool = ol.Pool(max_bytes=budget_for_two(x))
+    fast = [ol.graph(scaled(k), pool=pool, outputs="static") for k in range(3)]
+    for f in fast:
+        f.capture(x)
+    assert [len(f.recordings) for f in fast] == [0, 1, 1]
+    calls(fast[0], x, x * 0, 2)
+    assert fast[0].stats().replays == 2
+    assert pool.stats().warmup_calls == 0
+    assert [len(f.recordings) for f in fast] == [1, 0, 1]
+
+
+@on_accelerators
+def test_launches_count_on_where_the_pool_is_begun_anew(device: torch.device, rand: Rand) -> None:
+    """A recording that fits only into an empty pool is captured twice."""
+    small, large = rand(0, 1 << 18), rand(0, 1 << 22)
+
+    def f(x: Tensor) -> Tensor:
+        return ((x + 1) * 2).relu() + x
+
+    alone = ol.Pool()
+    largest = ol.graph(f, pool=alone, warmup=1)
+    largest.capture(large)
+    pool = ol.Pool(max_bytes=alone.memory_bytes + (1 << 20))
+    fast = ol.graph(f, pool=pool, warmup=1)
+    for i in range(4):
+        calls(fast, small, f(small), 2)
+        calls(fast, large, f(large), 2)
+        assert fast.stats().replays + fast.stats().warmup_calls == 4 * (i + 1)
+    assert len(fast.recordings) == 2
+    assert fast.stats().evictions >= 1
+
+
 def test_evictions_are_those_of_a_model(
     device: torch.device, rand: Rand, x: Tensor, at_once: None
 ) -> None:

@@ -258,8 +258,12 @@ def _slots(name: str, value: object, found: Walk) -> Iterator[Slot]:
         yield from _contents(name, value, found)
 
 
-_NOT_READ = ("_forward_", "_backward_", "_state_", "_load_state_", "_non_persistent_")
-"""Of a module's own attributes, hooks and what only saving and loading read."""
+_NOT_READ = frozenset(
+    key
+    for key in vars(nn.Module())
+    if key.startswith(("_forward_", "_backward_", "_state_", "_load_state_", "_non_persistent_"))
+)
+"""Of what `nn.Module` gives to each module: hooks, and what only saving and loading read."""
 
 
 def _module_slots(name: str, module: nn.Module) -> Iterator[Slot]:
@@ -271,7 +275,7 @@ def _module_slots(name: str, module: nn.Module) -> Iterator[Slot]:
             for key in cast(dict[str, object], entries):
                 yield Slot("item", entries, key, f"{prefix}{key}", module)
     for key in list(attributes):
-        if key not in _MODULE_DICTS and not key.startswith(_NOT_READ):
+        if key not in _MODULE_DICTS and key not in _NOT_READ:
             yield Slot("item", attributes, key, f"{prefix}{key}", module)
 
 

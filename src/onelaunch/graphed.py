@@ -251,7 +251,10 @@ class Graphed(Generic[P, R]):
         signature.threads.add(get_ident())
         if self._wants_grad(driver, result, args, kwargs):
             signature.forward = True
-            if self._callee(driver) is not self.fn:
+            if not torch.is_grad_enabled():
+                signature.eager = "OL303"
+                self._warn("OL303", "results require grad in no_grad mode: runs eagerly")
+            elif self._callee(driver) is not self.fn:
                 signature.eager = "OL303"
                 self._warn("OL303", "compile=True, and the results require grad: runs eagerly")
         return result

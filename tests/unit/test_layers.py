@@ -13,8 +13,7 @@ ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = {
     "pure": (
         "errors",
-        "collection",
-        "source",
+        "source", "collection",
         "refusals",
         "hostreads",
         "tree",
@@ -27,7 +26,7 @@ LAYERS = {
     "core": (
         *("slots", "names", "state", "native", "guard", "observe", "plan", "recording"),
         *("relied", "recorder", "callpath", "signature"),
-        *("flows", "independence", "padding", "proving"),
+        *("flows", "trace", "shadow", "independence", "padding", "proving", "way"),
         *("stats", "pool", "compiled", "graphed", "bucketed", "module", "entry"),
     ),
     "tools": ("bench",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -13,17 +13,13 @@ from torch import Tensor
 from onelaunch.buckets import Buckets, Sizes, histogram, padding, volume
 from onelaunch.callpath import MISS
 from onelaunch.driver.driver import Driver, Padded, Varying
-from onelaunch.driver.rows import first_rows
-from onelaunch.driver.select import select
-from onelaunch.errors import CaptureError, GraphError, ReplayError
+from onelaunch.errors import ReplayError
 from onelaunch.graphed import Graphed, surrounded
 from onelaunch.options import Options
 from onelaunch.padding import (
     Follow,
     Request,
-    cut,
     each_once,
-    pad,
     parameters,
     request,
     resized,
@@ -37,6 +33,7 @@ from onelaunch.signature import foreign, overlaps, spec_of
 from onelaunch.spec import CallSpec
 from onelaunch.stats import GraphStats
 from onelaunch.tree import Flat, flatten, flatten_call, unflatten
+from onelaunch.way import Job, Way, refuse_shared
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,29 +47,6 @@ def graphed(
 ) -> Graphed[P, R]:
     """The graphed callable for these options."""
     return (Graphed if options.buckets is None else Bucketed)(fn, options, pool, root)
-
-
-@dataclass(slots=True)
-class _Job:
-    """A call on its way to a recording."""
-
-    call: Request
-    flat: Flat
-    bucket: Sizes
-    proof: Proof = field(default_factory=Proof)
-    ahead: bool = False
-    """Whether no warm-up ran at the call's own size."""
-    varying: dict[int, Varying] = field(default_factory=dict[int, Varying])
-    """The arguments that the recording itself grows."""
-
-    def padded(self) -> Flat:
-        """The call at the size of its bucket."""
-        grown = each_once(
-            self.flat.tensors,
-            self.call.padded,
-            lambda t, how: t if how is None else pad(t, how, self.bucket),
-        )
-        return self.flat._replace(tensors=grown)
 
 
 class Bucketed(Graphed[P, R]):
@@ -99,7 +73,7 @@ class Bucketed(Graphed[P, R]):
         self._ways: dict[Sizes, tuple[list[int], list[Callable[..., Any]]]] = {}
         self._indexed: object = None
         self._read_sizes: Callable[..., Sizes] = _unread
-        self._job: _Job | None = None
+        self._job: Job | None = None
         self._pieces: dict[CallSpec, Proof] = {}
         self._known = Known()
 
@@ -137,7 +111,7 @@ class Bucketed(Graphed[P, R]):
                 if result is not MISS:
                     self._index(call, flat)
                     return result
-            before, self._job = self._job, _Job(call, flat, bucket)
+            before, self._job = self._job, Job(call, flat, bucket)
             try:
                 result = self._advance(driver, device, self._job.padded(), args, kwargs)
             finally:
@@ -240,15 +214,17 @@ class Bucketed(Graphed[P, R]):
         if not job.ahead:  # what the warm-up needed at its own size
             grown = volume(job.bucket) / volume(job.call.sizes)
             signature.need_bytes = int(signature.need_bytes * grown)
-        _refuse_shared(job.proof, job.flat)
-        job.varying = self._grown_inside(driver, device, job)
+        refuse_shared(job.proof, job.flat)
+        # Autograd has to see the padding and the cut: its node is of the bucket's size.
+        trained = getattr(signature, "forward", False)
+        job.varying = {} if trained else self._grown_inside(driver, device, job)
         try:
             return super()._record(driver, device, spec, signature, flat)
         except Unfit:
             job.varying = {}
             return super()._record(driver, device, spec, signature, flat)
 
-    def _grown_inside(self, driver: Driver, device: torch.device, job: _Job) -> dict[int, Varying]:
+    def _grown_inside(self, driver: Driver, device: torch.device, job: Job) -> dict[int, Varying]:
         """How the recording takes each padded argument from the caller's memory; none where it
         cannot, and torch's operations pad before it."""
         tensors = job.padded().tensors
@@ -288,7 +264,7 @@ class Bucketed(Graphed[P, R]):
         call = super()._call_of(captured, spec)
         if least == job.bucket:
             return call
-        way = _Way(call, self._buckets, self._names, job)
+        way = Way(call, self._buckets, self._names, job)
         captured.bucket.way = way if job.varying else None
         return call if job.varying else way
 
@@ -313,7 +289,7 @@ class Bucketed(Graphed[P, R]):
         if bucket is None or 0 in call.sizes:
             raise ReplayError("OL210", f"no bucket for size {call.sizes}")
         with driver.exclusive():
-            before, self._job = self._job, _Job(call, flat, bucket, ahead=True)
+            before, self._job = self._job, Job(call, flat, bucket, ahead=True)
             try:
                 args, kwargs = unflatten(flat.tree, self._job.padded().tensors)
                 super().capture(*args, **kwargs)
@@ -365,20 +341,9 @@ class Bucketed(Graphed[P, R]):
         self._ways, self._indexed = {}, None
 
 
-def _refuse_shared(proof: Proof, flat: Flat) -> None:
-    """Padding makes copies of arguments, which share no memory as the arguments may."""
-    if not proof.written:
-        return
-    driver, _ = select(flat.tensors)
-    shared = overlaps(driver, list({id(t): t for t in flat.tensors}.values()))
-    if shared:
-        what = f"`{flat.paths[shared[0][0]]}` is written, and shares memory with another argument"
-        raise CaptureError("OL140", what, fix="pass a `.clone()`")
-
-
 def _piece(t: Tensor, how: Padded | None, place: int, start: int, count: int) -> Tensor:
     """So many rows of an argument, from one on, if it follows that bucketed dimension."""
-    dim = None if how is None else how.dims[place]
+    dim = None if how is None else how.dim_of(place)
     return t if dim is None else t.narrow(dim, start, count)
 
 
@@ -390,8 +355,7 @@ def _serves(entry: Any, bucket: Sizes) -> bool:
 def _places(how: Padded | None) -> tuple[int, ...]:
     """The bucketed dimensions that those of an argument follow, in the argument's order."""
     assert how is not None
-    pairs = [(dim, place) for place, dim in enumerate(how.dims) if dim is not None]
-    return tuple(place for _, place in sorted(pairs))
+    return tuple(place for _, place in sorted(zip(how.dims, how.places, strict=True)))
 
 
 def _unread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
@@ -403,57 +367,10 @@ def _reader(call: Request, flat: Flat) -> Callable[..., Sizes]:
     found: list[str] = []
     for place in range(len(call.sizes)):
         for path, how in zip(flat.paths, call.padded, strict=True):
-            if how is not None and how.dims[place] is not None:
-                found.append(f"{path}.shape[{how.dims[place]}]")
+            dim = None if how is None else how.dim_of(place)
+            if dim is not None:
+                found.append(f"{path}.shape[{dim}]")
                 break
     names: dict[str, Any] = {}
     exec(f"def read(args, kwargs): return ({', '.join(found)},)", names)
     return names["read"]
-
-
-class _Way:
-    """The call path of a bucket: grow the arguments, run, return the real rows."""
-
-    __slots__ = ("_buckets", "_exact", "_job", "_names")
-
-    def __init__(
-        self, exact: Callable[..., Any], buckets: Buckets, names: Sequence[str], job: _Job
-    ) -> None:
-        self._exact = exact
-        self._buckets = buckets
-        self._names = names
-        # The example's memory goes; what matters is its form.
-        self._job = _Job(job.call, job.flat._replace(tensors=[]), job.bucket, job.proof)
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        job = self._job
-        flat = flatten_call(args, kwargs)
-        if flat.tree != job.flat.tree:
-            return MISS
-        try:
-            call = request(self._buckets, flat, self._names)
-        except GraphError:
-            return MISS
-        if call.padded != job.call.padded or self._buckets.choose(call.sizes) != job.bucket:
-            return MISS
-        grown = _Job(call, flat, job.bucket).padded().tensors
-        some, named = unflatten(flat.tree, list(grown))
-        result = self._exact(some, named)
-        if result is MISS or call.sizes == job.bucket:
-            return result
-        _refuse_shared(job.proof, flat)
-        for index in job.proof.written:
-            real = flat.tensors[index]
-            real.copy_(first_rows(grown[index], real.shape))
-        return self._cut(result, call.sizes, flat.tensors, grown)
-
-    def _cut(
-        self, result: Any, sizes: Sizes, given: Sequence[Tensor], grown: Sequence[Tensor]
-    ) -> Any:
-        parts = flatten(result, "result", objects=True)
-        own = {id(g): t for g, t in zip(grown, given, strict=True)}
-        cuts = [
-            own[id(t)] if id(t) in own else cut(t, follows, sizes)
-            for t, follows in zip(parts.tensors, self._job.proof.follows, strict=True)
-        ]
-        return unflatten(parts.tree, cuts)

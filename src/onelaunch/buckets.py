@@ -29,7 +29,8 @@ class Buckets:
             every combination is a bucket.
         dims: arguments whose dimension is another: ``{"mask": 1}``; None for an argument that is
             not padded. Named by parameter, by position, or by path (``"args[0]['x']"``). With
-            several dimensions a tuple, None where the argument lacks one.
+            several dimensions a tuple, None where the argument lacks one, and a tuple inside where
+            it has two: ``{"mask": (0, (2, 3))}`` of (batch, 1, length, length).
         pad: what fills the padding of an argument: ``{"mask": 0}``; with several dimensions also a
             tuple, as ``{"mask": (None, 0)}``. None, the default, repeats the last real row: zeros
             are not neutral everywhere.
@@ -53,7 +54,7 @@ class Buckets:
 
     dim: Sizes
     sizes: tuple[Sizes, ...]
-    dims: Mapping[Key, tuple[int | None, ...]] = field(hash=False)
+    dims: Mapping[Key, tuple[int | Sequence[int] | None, ...]] = field(hash=False)
     pad: Mapping[Key, tuple[Number | None, ...]] = field(hash=False)
     overflow: Overflow
     independent: bool
@@ -64,7 +65,7 @@ class Buckets:
         dim: int | Sequence[int] = 0,
         sizes: Sequence[int] | Sequence[Sequence[int]] = (),
         *,
-        dims: Mapping[Key, int | Sequence[int | None] | None] | None = None,
+        dims: Mapping[Key, int | Sequence[int | Sequence[int] | None] | None] | None = None,
         pad: Mapping[Key, Number | Sequence[Number | None] | None] | None = None,
         overflow: Overflow = "eager",
         independent: bool = False,

@@ -416,25 +416,32 @@ def _by_row(call: Call, see: See) -> list[Tensor]:
 
 
 def _recurrent(call: Call, see: See) -> list[Tensor]:
-    """`_cudnn_rnn`: rows of the batch by themselves; over time from the first on."""
+    """Recurrent layers: rows of the batch by themselves; over time from the first on."""
     t = call.args[0]
-    batch_first, bidirectional = call.argument("batch_first"), call.argument("bidirectional")
+    both_ways = call.argument("bidirectional") or call.argument("reverse", False)
+    batch_first = call.argument("batch_first") and call.name.startswith("_cudnn")
     time = 1 if batch_first else 0
     found = see(t).any(-1)
     row = found.any(time)
-    for state in (call.argument("hx"), call.argument("cx")):
+    for state in map(call.argument, ("hx", "cx", "hx_", "cx_")):
         if isinstance(state, Tensor):
-            row = row | see(state).any(-1).any(0)
-            found = found | see(state).any(-1).any(0).unsqueeze(time)
-    spread = any(bool(see(w).any()) for w in call.args[1])
+            begun = _any(see(state), [-1, *range(state.dim() - 2)]).reshape(-1)
+            row, found = row | begun, found | begun.unsqueeze(time)
+    weights = tensors(call.args[1:5])
+    weights = [w for w in weights if w is not call.argument("hx")]
+    spread = any(bool(see(w).any()) for w in weights)
     spread = spread or (call.argument("dropout", 0) and call.argument("train"))
-    if bidirectional:
+    if both_ways:
         steps = row.unsqueeze(time).broadcast_to(found.shape)
     else:
         steps = found.to(torch.int32).cumsum(time) > 0
     steps, row = steps | bool(spread), row | bool(spread)
     shapes = [r.shape for r in call.results]
-    states = [row.reshape(1, -1, 1).broadcast_to(s) for s in shapes[1:3] if len(s) == 3]
+    states = [
+        row.unsqueeze(-1).broadcast_to(s)
+        for s in shapes[1:3]
+        if s[-2:-1] == row.shape and row.dim()
+    ]
     rest = [row.any().broadcast_to(s) for s in shapes[1 + len(states) :]]
     return [steps.unsqueeze(-1).broadcast_to(shapes[0]), *states, *rest]
 
@@ -488,6 +495,6 @@ FLOWS: dict[str, Flow] = _table(
     ("_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention", _attention),
     ("_scaled_dot_product_fused_attention_overrideable", _attention),
     ("_transformer_encoder_layer_fwd _native_multi_head_attention", _by_row),
-    ("_cudnn_rnn", _recurrent),
+    ("_cudnn_rnn mkldnn_rnn_layer", _recurrent),
 )
 """Operation -> flow; by overload, by name, or by name without the underscore of in-place."""

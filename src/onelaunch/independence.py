@@ -10,113 +10,23 @@ there makes everything that it touches depend on the padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onelaunch.driver.operators import copy_bits, operator, tensors
-from onelaunch.flows import LOW, Call, flow_of, is_pointwise
+from onelaunch.driver.operators import operator, tensors
+from onelaunch.flows import LOW, Call, flow_of
+from onelaunch.shadow import Memory, storage_of
 from onelaunch.source import Place, user_frame
+from onelaunch.trace import AHEAD, LAYOUT, PREFIX, Step, name_of, step_of
 
 _PADDED, _UNKNOWN, _LOW = 1, 2, 4
 _ALL = _PADDED | _UNKNOWN
 
 _KEEPS_LOW = ("add", "sub", "mul", "div", "_to_copy", "clone", "copy", "add_", "sub_", "div_")
-
-# Whether an operation of one trace is missing in that of another size says nothing: layout only.
-_LAYOUT = frozenset(
-    {
-        *("clone", "copy", "copy_", "_to_copy", "contiguous", "constant_pad_nd", "lift_fresh"),
-        *("view", "_unsafe_view", "expand", "t", "transpose", "permute", "slice", "as_strided"),
-        *("unsqueeze", "squeeze", "select", "alias", "detach", "reshape", "_reshape_alias"),
-        *("split", "split_with_sizes", "unbind", "empty", "empty_strided", "empty_like"),
-    }
-)
-_AHEAD = 8
-"""How many layout operations a trace may have in between."""
-
-# Factories whose first elements are the same whatever the size.
-_PREFIX = frozenset(
-    {"empty", "empty_strided", "empty_permuted", "zeros", "ones", "full", "arange", "eye"}
-)
-_STARTS = {
-    "arange.start": (0,),
-    "arange.start_step": (0, 2),
-    "slice.Tensor": (1, 2, 4),
-    "select.int": (1, 2),
-    "full": (1,),
-    "select_scatter": (2, 3),
-    "slice_scatter": (2, 3, 5),
-}
-"""The arguments, by position, that must not change with the size."""
-
-
-class Step(NamedTuple):
-    """One operation of a run, as far as a run at another size must agree with it."""
-
-    name: str
-    fixed: tuple[Any, ...]
-    inputs: tuple[torch.Size, ...]
-    outputs: tuple[torch.Size, ...]
-
-
-def _step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Step:
-    name = _name(func)
-    shapes = tuple(t.shape for t in tensors((args, kwargs)))
-    outputs = tuple(t.shape for t in tensors(result))
-    return Step(_kind(name), _fixed(func, name, args, kwargs), shapes, outputs)
-
-
-def _name(func: Any) -> str:
-    return str(func).removeprefix("aten.").removesuffix(".default")
-
-
-def _kind(name: str) -> str:
-    return "attention" if name.startswith("_scaled_dot_product") else name
-
-
-def _fixed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The numbers of a call that must be the same at every size."""
-    if name in _STARTS:
-        found: list[Any] = [args[i] if i < len(args) else None for i in _STARTS[name]]
-        return tuple(0 if v is None else v for v in found)
-    if name == "lift_fresh" and args[0].device.type == "cpu" and args[0].numel() <= _AHEAD:
-        return (str(args[0].tolist()),)
-    values = [*args, *kwargs.values()]
-    kinds = (bool, float, int) if is_pointwise(func) else (bool, float)
-    return tuple((type(v), v) for v in values if isinstance(v, kinds))
-
-
-def form(steps: Sequence[Step]) -> tuple[object, ...]:
-    """What of a run does not change with the size; hashable."""
-    return tuple(
-        (s.name, repr(s.fixed), tuple(map(len, s.inputs)), tuple(map(len, s.outputs)))
-        for s in steps
-    )
-
-
-class Trace(TorchDispatchMode):
-    """Notes the operations of a run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps: list[Step] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if operator(func).composite:
-            with self:
-                return func.decompose(*args, **(kwargs or {}))
-        result = func(*args, **(kwargs or {}))
-        if _name(func) == "record_stream":
-            return result
-        self.steps.append(_step(func, args, kwargs or {}, result))
-        return result
 
 
 @dataclass(slots=True)
@@ -140,62 +50,6 @@ class Finding(NamedTuple):
     reason: str | None
 
 
-@dataclass(slots=True)
-class _Shadow:
-    storage: Any
-    bits: Tensor
-    itemsize: int
-
-
-@dataclass(slots=True)
-class _Memory:
-    """The shadow of every storage that has any bit."""
-
-    device: torch.device
-    shadows: dict[int, _Shadow] = field(default_factory=dict[int, _Shadow])
-
-    def of(self, t: Tensor) -> Tensor | None:
-        """The bits of the elements of `t`, uint8 of its shape; None if it never had any."""
-        key = _storage(t)
-        shadow = self.shadows.get(key)
-        if shadow is None:
-            return None
-        if shadow.itemsize != t.element_size():  # the memory seen as another dtype
-            bits = torch.full(
-                (_elements(t),),
-                int(shadow.bits.max()) if shadow.bits.numel() else 0,
-                dtype=torch.uint8,
-                device=self.device,
-            )
-            self.shadows[key] = shadow = _Shadow(shadow.storage, bits, t.element_size())
-        return shadow.bits.as_strided(t.shape, t.stride(), int(t.storage_offset()))
-
-    def put(self, t: Tensor, bits: Tensor) -> None:
-        """Set the bits of the elements of `t`."""
-        view = self.of(t)
-        if view is None:
-            blank = torch.zeros(_elements(t), dtype=torch.uint8, device=self.device)
-            storage = StorageWeakRef(t.untyped_storage())  # keeps its address from being reused
-            self.shadows[_storage(t)] = _Shadow(storage, blank, t.element_size())
-            view = self.of(t)
-        assert view is not None
-        copy_bits(view, bits.to(self.device).broadcast_to(t.shape))
-
-    def prune(self) -> None:
-        """Forget storages that are gone."""
-        gone = [key for key, shadow in self.shadows.items() if shadow.storage.expired()]
-        for key in gone:
-            del self.shadows[key]
-
-
-def _storage(t: Tensor) -> int:
-    return t.untyped_storage()._cdata
-
-
-def _elements(t: Tensor) -> int:
-    return -(-t.untyped_storage().nbytes() // t.element_size())
-
-
 class Spread(TorchDispatchMode):
     """Follows padding through a run at a padded size.
 
@@ -208,7 +62,7 @@ class Spread(TorchDispatchMode):
     def __init__(self, device: torch.device, reference: Sequence[Step]) -> None:
         super().__init__()
         place = device if device.type == "cuda" else torch.device("cpu")
-        self._memory = _Memory(place)
+        self._memory = Memory(place)
         self._reference = reference
         self._next = 0
         self.steps: list[Step] = []
@@ -221,7 +75,7 @@ class Spread(TorchDispatchMode):
 
     def mark(self, t: Tensor, padded: Tensor, unknown: Tensor) -> None:
         """Say which elements of an argument are padding, and of which the values may vary."""
-        self._roots.add(_storage(t))
+        self._roots.add(storage_of(t))
         self._memory.put(t, self._joined(padded, unknown))
 
     def __torch_dispatch__(
@@ -231,8 +85,12 @@ class Spread(TorchDispatchMode):
         if operator(func).composite:
             with self:
                 return func.decompose(*args, **kwargs)
-        if _name(func) == "record_stream":  # says that it writes, and does not
+        if name_of(func) == "record_stream":  # says that it writes, and does not
             return func(*args, **kwargs)
+        if torch.Tag.inplace_view in func.tags:  # metadata: the memory is as it was
+            result = func(*args, **kwargs)
+            self._counterpart(step_of(func, args, kwargs, result))
+            return result
         written = operator(func).written(args, kwargs)
         old = {id(t): t.clone() for t in written if self._memory.of(t) is not None}
         result = func(*args, **kwargs)
@@ -248,17 +106,17 @@ class Spread(TorchDispatchMode):
         written: Sequence[Tensor],
         old: dict[int, Tensor],
     ) -> None:
-        step = _step(func, args, kwargs, result)
+        step = step_of(func, args, kwargs, result)
         self.steps.append(step)
         real = self._counterpart(step)
         inputs = [t for t in tensors((args, kwargs)) if t.layout is torch.strided]
         outputs = [t for t in tensors(result) if t.layout is torch.strided]
-        given = {_storage(t) for t in inputs}
-        fresh = [t for t in outputs if _storage(t) not in given]
-        self._made |= {_storage(t) for t in fresh}
+        given = {storage_of(t) for t in inputs}
+        fresh = [t for t in outputs if storage_of(t) not in given]
+        self._made |= {storage_of(t) for t in fresh}
         for t in written:
-            if _storage(t) not in self._made:
-                self._written.setdefault(_storage(t), t)
+            if storage_of(t) not in self._made:
+                self._written.setdefault(storage_of(t), t)
         targets = [*fresh, *written]
         before = [bits for t in inputs if (bits := self._memory.of(t)) is not None]
         reason = _reason(func, step, real)
@@ -266,7 +124,7 @@ class Spread(TorchDispatchMode):
         if targets and (reason or look.any):
             bits = self._bits(func, args, kwargs, outputs, reason, look)
             for t, b in zip(outputs, bits, strict=True):
-                if any(t is other for other in targets) or _storage(t) not in given:
+                if any(t is other for other in targets) or storage_of(t) not in given:
                     self._memory.put(t, b)
             # What is written besides the results, or without any, takes after all of them.
             start = 0 if bits else _ALL
@@ -296,7 +154,7 @@ class Spread(TorchDispatchMode):
         look: _Look,
     ) -> list[Tensor]:
         flow = None if reason else flow_of(func)
-        name = _name(func)
+        name = name_of(func)
         unsure = look.plane(_UNKNOWN)
         call = Call(
             func, name, args, kwargs, list(outputs), look.zero, look.low, unsure, look.value
@@ -329,16 +187,16 @@ class Spread(TorchDispatchMode):
 
     def _counterpart(self, step: Step) -> Step | None:
         """The step of the run at the real size, or None where it has none."""
-        for ahead in range(_AHEAD):
+        for ahead in range(AHEAD):
             place = self._next + ahead
             if place >= len(self._reference):
                 break
             if self._reference[place].name == step.name:
                 self._next = place + 1
                 return self._reference[place]
-            if _packet(self._reference[place].name) not in _LAYOUT:
+            if _packet(self._reference[place].name) not in LAYOUT:
                 break
-        if _packet(step.name) not in _LAYOUT and self.apart is None:
+        if _packet(step.name) not in LAYOUT and self.apart is None:
             self.apart = Finding(step.name, user_frame(), _DIVERGES)
         return None
 
@@ -354,8 +212,8 @@ class Spread(TorchDispatchMode):
         event = _Event(
             name,
             user_frame(),
-            frozenset(_storage(t) for t in inputs),
-            frozenset(_storage(t) for t in outputs),
+            frozenset(storage_of(t) for t in inputs),
+            frozenset(storage_of(t) for t in outputs),
             [_share(b) for b in before],
             [_share(b) for b in after],
             reason,
@@ -367,7 +225,7 @@ class Spread(TorchDispatchMode):
     def finish(self) -> Finding | None:
         """The first operation in which the runs differ, or None."""
         rest = self._reference[self._next :]
-        left = next((s for s in rest if _packet(s.name) not in _LAYOUT), None)
+        left = next((s for s in rest if _packet(s.name) not in LAYOUT), None)
         if left is not None and self.apart is None:
             self.apart = Finding(left.name, None, _DIVERGES)
         return self.apart
@@ -379,7 +237,7 @@ class Spread(TorchDispatchMode):
 
     def made(self, t: Tensor) -> bool:
         """Whether the memory of `t` was allocated in the run."""
-        return _storage(t) in self._made
+        return storage_of(t) in self._made
 
     def written(self) -> list[Tensor]:
         """Tensors that existed before the run and were given values that depend on padding."""
@@ -387,11 +245,11 @@ class Spread(TorchDispatchMode):
 
     def mutated(self, t: Tensor) -> bool:
         """Whether the run wrote into an argument."""
-        return _storage(t) in self._written
+        return storage_of(t) in self._written
 
     def blame(self, t: Tensor) -> Finding:
         """The operation that made `t` depend on padding."""
-        wanted = {_storage(t)}
+        wanted = {storage_of(t)}
         chain: list[_Event] = []
         for event in reversed(self._events):
             if event.targets & wanted:
@@ -405,7 +263,7 @@ class Spread(TorchDispatchMode):
             whole = bool(event.after) and float(event.after[0]) == 1
             if whole and any(0 < float(b) < 1 for b in event.before):
                 known = None if _known(event.name) else _STRANGE
-                known = _TAKES if _packet(event.name) in _LAYOUT else known
+                known = _TAKES if _packet(event.name) in LAYOUT else known
                 return Finding(event.name, event.place, known)
         rising = [e for e in chain if e.after and e.before]
         last = max(
@@ -418,7 +276,9 @@ class Spread(TorchDispatchMode):
 
 _TAKES = "it takes a padded row"
 _STRANGE = "its effect on rows is not known"
-_DIVERGES = "the run at another size does not have it: the callable branches on the size"
+_DIVERGES = (
+    "the run at another size does not have it: the callable branches on the size, or on a value"
+)
 
 
 def _packet(name: str) -> str:
@@ -439,7 +299,7 @@ def _share(bits: Tensor) -> Tensor:
 
 
 def _same_place(a: Tensor, b: Tensor) -> bool:
-    same = _storage(a) == _storage(b) and a.storage_offset() == b.storage_offset()
+    same = storage_of(a) == storage_of(b) and a.storage_offset() == b.storage_offset()
     return same and a.shape == b.shape and a.stride() == b.stride()
 
 
@@ -454,7 +314,7 @@ def _reason(func: Any, step: Step, real: Step | None) -> str | None:
     random = torch.Tag.nondeterministic_seeded in func.tags and flow_of(func) is None
     if grown and random:
         return "random numbers are drawn for the padded rows too"
-    if grown and not step.inputs and packet not in _PREFIX and not random:
+    if grown and not step.inputs and packet not in PREFIX and not random:
         return "its values change with the size"
     return None
 
@@ -474,7 +334,7 @@ class _Look:
 
     def __init__(
         self,
-        memory: _Memory,
+        memory: Memory,
         old: dict[int, Tensor],
         inputs: Sequence[Tensor],
         real: Step | None,

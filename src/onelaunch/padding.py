@@ -49,32 +49,40 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
         GraphError: OL402, the arguments do not agree on a size.
     """
     stated = [_stated(buckets.dims, path, names) for path in flat.paths]
+    fills = [_stated(buckets.pad, path, names) for path in flat.paths]
     sizes: list[int] = []
-    dims: list[list[int | None]] = [[] for _ in flat.tensors]
+    grown: list[list[tuple[int, int, Number | None]]] = [[] for _ in flat.tensors]
     for place, default in enumerate(buckets.dim):
-        found: list[int | None] = []
-        for t, given in zip(flat.tensors, stated, strict=True):
-            dim = default if given is None else given[place]
-            found.append(dim if dim is not None and dim < t.dim() else None)
+        found = [
+            _dims_of(t, default if given is None else given[place])
+            for t, given in zip(flat.tensors, stated, strict=True)
+        ]
         size = _common(flat, stated, found, place)
         sizes.append(size)
-        for index, (t, dim) in enumerate(zip(flat.tensors, found, strict=True)):
-            dims[index].append(None if dim is None or t.shape[dim] != size else dim)
-    fills = [_stated(buckets.pad, path, names) for path in flat.paths]
-    nothing: tuple[Number | None, ...] = (None,) * len(buckets.dim)
+        for t, dims, fill, mine in zip(flat.tensors, found, fills, grown, strict=True):
+            value = None if fill is None else fill[place]
+            mine += [(dim, place, value) for dim in dims if t.shape[dim] == size]
     padded = tuple(
-        None if all(d is None for d in mine) else Padded(tuple(mine), fill or nothing)
-        for mine, fill in zip(dims, fills, strict=True)
+        Padded(*(tuple(part) for part in zip(*mine, strict=True))) if mine else None
+        for mine in grown
     )
     return Request(tuple(sizes), padded)
 
 
-def _common(flat: Flat, stated: Sequence[object], dims: Sequence[int | None], place: int) -> int:
+def _dims_of(t: Tensor, given: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The dimensions that a tensor has of those given."""
+    dims = () if given is None else (given,) if isinstance(given, int) else tuple(given)
+    return tuple(dim for dim in dims if dim < t.dim())
+
+
+def _common(
+    flat: Flat, stated: Sequence[object], dims: Sequence[tuple[int, ...]], place: int
+) -> int:
     """The size that all arguments agree on."""
     named = [
         (path, t.shape[dim], given is not None)
-        for path, t, dim, given in zip(flat.paths, flat.tensors, dims, stated, strict=True)
-        if dim is not None
+        for path, t, mine, given in zip(flat.paths, flat.tensors, dims, stated, strict=True)
+        for dim in mine
     ]
     if not named:
         fix = 'name the dimension of each argument: Buckets(..., dims={"x": 0})'
@@ -124,9 +132,8 @@ def dense_stride(t: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
 def bucket_shape(t: Tensor, padded: Padded, bucket: Sizes) -> list[int]:
     """The shape of an argument at the size of the bucket."""
     shape = list(t.shape)
-    for dim, size in zip(padded.dims, bucket, strict=True):
-        if dim is not None:
-            shape[dim] = size
+    for dim, place in zip(padded.dims, padded.places, strict=True):
+        shape[dim] = bucket[place]
     return shape
 
 
@@ -152,8 +159,9 @@ def pad(t: Tensor, padded: Padded, bucket: Sizes, content: Number | None = None)
 
 
 def _appended(t: Tensor, padded: Padded, bucket: Sizes) -> Tensor:
-    for dim, size, value in zip(padded.dims, bucket, padded.fill, strict=True):
-        if dim is None or t.shape[dim] == size:
+    for dim, place, value in zip(padded.dims, padded.places, padded.fill, strict=True):
+        size = bucket[place]
+        if t.shape[dim] == size:
             continue
         row = t.detach().narrow(dim, t.shape[dim] - 1, 1)
         row = row if value is None else torch.full_like(row, value)
@@ -181,18 +189,14 @@ def resized(t: Tensor, padded: Padded, sizes: Sizes) -> Tensor:
     shape = bucket_shape(t, padded, sizes)
     made = t.detach()
     for dim in padded.dims:
-        if dim is not None:
-            rows = torch.arange(shape[dim], device=t.device) % max(t.shape[dim], 1)
-            made = made.index_select(dim, rows)
+        rows = torch.arange(shape[dim], device=t.device) % max(t.shape[dim], 1)
+        made = made.index_select(dim, rows)
     return made.new_empty(0).new_empty_strided(shape, dense_stride(t, shape)).copy_(made)
 
 
 def varying(t: Tensor, padded: Padded) -> Varying | None:
     """How the driver is to grow an argument to `t`; None where it cannot."""
-    pairs = [
-        (dim, value) for dim, value in zip(padded.dims, padded.fill, strict=True) if dim is not None
-    ]
-    pairs.sort(key=lambda pair: pair[0])
+    pairs = sorted(zip(padded.dims, padded.fill, strict=True), key=lambda pair: pair[0])
     values = {value for _, value in pairs if value is not None}
     if not t.is_contiguous() or len(pairs) > 2 or len(values) > 1 or t.itemsize > 8:
         return None
@@ -235,6 +239,7 @@ def extremes(t: Tensor) -> tuple[Number, Number]:
         return False, True
     if t.is_complex():
         return 0, 1
+    t = t.detach()
     least, most = float(t.min()), float(t.max())
     if not t.is_floating_point():  # indices: of what there is
         return int(least), int(most)

@@ -21,7 +21,7 @@ from onelaunch.buckets import Buckets, Number, Sizes
 from onelaunch.driver.driver import Driver, Padded
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
-from onelaunch.independence import Finding, Spread, Step, Trace, form
+from onelaunch.independence import Finding, Spread
 from onelaunch.observe import Observer
 from onelaunch.padding import (
     Follow,
@@ -34,6 +34,7 @@ from onelaunch.padding import (
     resized,
 )
 from onelaunch.state import changes, walk
+from onelaunch.trace import Step, Trace, form
 from onelaunch.tree import Flat, Tree, flatten, unflatten
 
 
@@ -135,6 +136,10 @@ def prove_pieces(
     Raises:
         CaptureError: OL140, naming the operation, its line and the result.
     """
+    for path, how in zip(flat.paths, call.padded, strict=True):
+        if how is not None and how.places.count(place) > 1:
+            what = f"`{path}` has rows and columns, which cannot be cut into pieces"
+            raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
     proving = _Proving(rehearsal, buckets, call, flat, buckets.largest)
     proof = proving.prove()
     if not proof.follows:  # of one bucket with one size
@@ -316,7 +321,7 @@ class _Proving:
         inputs = self._inputs(whole)
         spread = Spread(self.rehearsal.device, trace.steps)
         for t, how in zip(inputs, self.call.padded, strict=True):
-            dim = None if how is None else how.dims[place]
+            dim = None if how is None else how.dim_of(place)
             if dim is not None:
                 before = torch.zeros(t.shape, dtype=torch.bool)
                 before.narrow(dim, 0, half).fill_(True)
@@ -412,7 +417,7 @@ def _unknown(outside: Tensor, small: Tensor, how: Padded) -> Tensor:
     """Of the padding, what repeats a real row: not where a constant was written on top."""
     where = outside.clone()
     for dim, value in zip(how.dims, how.fill, strict=True):
-        if dim is not None and value is not None:
+        if value is not None:
             real = small.shape[dim]
             where.narrow(dim, real, where.shape[dim] - real).fill_(False)
     return where

@@ -292,6 +292,25 @@ def test_dimensions_and_padding_by_argument(rand: Rand) -> None:
     assert len(fast.recordings) == 2
 
 
+def test_a_dimension_that_an_argument_has_twice(rand: Rand) -> None:
+    def f(x: Tensor, allowed: Tensor) -> Tensor:
+        scores = (x @ x.transpose(1, 2)).masked_fill(~allowed, float("-inf"))
+        return scores.softmax(-1) @ x
+
+    buckets = ol.Buckets(
+        dim=(0, 1),
+        sizes=((4,), (8,)),
+        dims={"allowed": (0, (1, 2))},
+        pad={"allowed": (None, False)},
+    )
+    fast = ol.graph(f, buckets=buckets, warmup=1)
+    for batch, length in ((3, 5), (3, 5), (4, 8), (2, 7)):
+        x = rand(batch, batch, length, 4)
+        allowed = torch.ones(batch, length, length).tril().bool().to(x.device)
+        same(fast(x, allowed), f(x, allowed), exact=False)
+    assert len(fast.recordings) == 1
+
+
 def test_a_broadcast_argument_is_left_alone(rand: Rand) -> None:
     fast = ol.graph(lambda x, y: x * y, buckets=BATCH, warmup=1)
     for n in (3, 3, 4, 7, 8, 8):

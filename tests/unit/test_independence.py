@@ -14,9 +14,10 @@ from examples.resnet import ResNet
 from onelaunch.buckets import Buckets
 from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError
-from onelaunch.independence import Spread, Trace
+from onelaunch.independence import Spread
 from onelaunch.padding import Follow, parameters, request
 from onelaunch.proving import Proof, Rehearsal, prove
+from onelaunch.trace import Trace
 from onelaunch.tree import flatten_call
 
 ROWS = Buckets(0, (4, 8))
@@ -132,6 +133,20 @@ def test_pooling_and_group_norm() -> None:
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Upsample(scale_factor=2))
     found = proof(model, torch.randn(3, 3, 24, 24), buckets=Buckets(0, (2, 4)))
     assert found.follows == [(Follow(0, 0, 1, 0),)]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers(kind: type[nn.RNNBase]) -> None:
+    x = torch.randn(3, 7, 6)
+    rows, steps = Buckets(0, (2, 4)), Buckets(1, (4, 8))
+    forward, both = kind(6, 4, batch_first=True), kind(6, 4, batch_first=True, bidirectional=True)
+    for model in (forward, both):
+        assert proof(lambda x, m=model: m(x)[0], x, buckets=rows).follows[0]
+    if kind is nn.LSTM:  # the others are an operation for each step, as many as there are steps
+        assert proof(lambda x: forward(x)[0] * 1, x, buckets=steps).follows[0]
+    for program in (lambda x: both(x)[0] * 1, lambda x: forward(x)[1][0] * 1):
+        with pytest.raises(CaptureError):  # from the end on; the last state
+            proof(program, x, buckets=steps)
 
 
 def test_an_encoder_of_torch() -> None:

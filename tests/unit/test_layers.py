@@ -13,8 +13,7 @@ ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = {
     "pure": (
         "errors",
-        "collection",
-        "source",
+        "source", "collection",
         "refusals",
         "hostreads",
         "tree",
@@ -28,7 +27,7 @@ LAYERS = {
         *("slots", "names", "state", "native", "guard", "observe", "plan", "recording"),
         *("leaves", "backward", "autograd", "forward", "training"),
         *("relied", "recorder", "callpath", "signature"),
-        *("flows", "independence", "padding", "proving"),
+        *("flows", "trace", "shadow", "independence", "padding", "proving", "way"),
         *("stats", "pool", "compiled", "graphed", "bucketed", "module", "entry", "callables"),
     ),
     "tools": ("bench",),

@@ -32,15 +32,21 @@ kernels that read it are re-pointed; or by a node that copies rows and adds what
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """How a tensor grows to a bucket's size, or shrinks from it.
+    """How a tensor grows to a bucket's size.
 
     Attributes:
-        dims: for each bucketed dimension the dimension of this tensor that follows it, or None.
+        dims: the dimensions that grow.
+        places: for each the number of the bucketed dimension that it follows.
         fill: for each the value of the added rows; None repeats the last real row.
     """
 
-    dims: tuple[int | None, ...]
+    dims: tuple[int, ...]
+    places: tuple[int, ...]
     fill: tuple[int | float | bool | None, ...]
+
+    def dim_of(self, place: int) -> int | None:
+        """The first dimension that follows the bucketed one of that number."""
+        return next((d for d, p in zip(self.dims, self.places, strict=True) if p == place), None)
 
 
 @dataclass(frozen=True, slots=True)

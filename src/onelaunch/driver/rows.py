@@ -9,25 +9,22 @@ from torch import Tensor
 Number = int | float | bool
 
 
-def grow(
-    made: Tensor, t: Tensor, dims: Sequence[int | None], fill: Sequence[Number | None]
-) -> None:
+def grow(made: Tensor, t: Tensor, dims: Sequence[int], fill: Sequence[Number | None]) -> None:
     """Write `t` to the first rows of the larger `made`, and fill the others.
 
     Args:
-        dims: the dimensions in which they differ; those that are None are passed over.
+        dims: the dimensions in which they may differ.
         fill: for each the value of the added rows; None repeats the last real one. Where two are
             beyond the real size, the later goes first.
     """
     first_rows(made, t.shape).copy_(t)
     for place, (dim, value) in enumerate(zip(dims, fill, strict=True)):
-        if dim is None or t.shape[dim] == made.shape[dim]:
+        if t.shape[dim] == made.shape[dim]:
             continue
         real = t.shape[dim]
         part = made
         for later in dims[place + 1 :]:
-            if later is not None:
-                part = part.narrow(later, 0, t.shape[later])
+            part = part.narrow(later, 0, t.shape[later])
         rest = part.narrow(dim, real, made.shape[dim] - real)
         if value is None:
             rest.copy_(part.narrow(dim, real - 1, 1).expand_as(rest))

@@ -116,6 +116,7 @@ class Bucketed(Graphed[P, R]):
                 result = self._advance(driver, device, self._job.padded(), args, kwargs)
             finally:
                 self._job = before
+            self._counts.eager_calls += result is MISS
         # An eager run holds no lock: threads of the callable's own may wait for each other.
         return self.fn(*args, **kwargs) if result is MISS else result
 
@@ -163,6 +164,7 @@ class Bucketed(Graphed[P, R]):
                 proof = self._proof_of_pieces(driver, device, call, flat, places[0])
             return self._in_pieces(proof, call, flat, places[0])
         self._warn("OL310", f"{what}: runs eagerly")
+        self._counts.eager_calls += 1
         return self.fn(*args, **kwargs)
 
     def _proof_of_pieces(

@@ -33,7 +33,7 @@ from onelaunch.padding import (
     pad,
     resized,
 )
-from onelaunch.state import changes, walk
+from onelaunch.state import Walk, changes, walk
 from onelaunch.trace import Step, Trace, form
 from onelaunch.tree import Flat, Tree, flatten, unflatten
 
@@ -68,12 +68,14 @@ class Rehearsal:
     fn: Callable[..., Any]
     roots: Sequence[tuple[str, object]]
     tree: Tree
+    before: Walk | None = None
+    """The state before the first run, and before each: every run puts it back."""
 
     def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
         """Run on these tensors; the result, flattened. Everything is put back as it was."""
         args, kwargs = unflatten(self.tree, list(inputs))
         here = [t for t in inputs if t.device.type == self.device.type]
-        before = walk(self.roots)
+        before = self.before = self.before or walk(self.roots)
         observer = Observer(self.driver, self.device, here, save=True, refuse=False)
         watched = contextlib.nullcontext() if mode is None else mode
         with torch.no_grad(), preserved_random_state(self.device):

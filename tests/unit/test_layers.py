@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = {
     "pure": (
         "errors",
-        "source", "collection",
+        "source",
+        "collection",
         "refusals",
         "hostreads",
         "tree",

@@ -83,6 +83,8 @@ def build_call(
     _check_default_device(source, spec)
     _check_memory(source, driver, captured, inputs)
     source.miss_if(f"not {source.name('state', captured.guard.check)}()")
+    if captured.dials.keys:
+        source.miss_if(f"not {source.name('numbers', captured.dials.current)}()")
     made = _launch(source, driver, captured, inputs, device)
     _effects(source, captured, inputs, made)
     source.line(f"return {_expression(source, captured.tree, [made[n] for n in captured.numbers])}")

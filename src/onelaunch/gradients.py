@@ -1,4 +1,4 @@
-"""`.grad` of the leaves that a callable reaches: rebound by its replays, and checked before them."""
+"""`.grad` of the leaves that a callable reaches: whose memory it is, and who rebinds it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from onelaunch.driver.driver import Driver
 from onelaunch.observe import Observer
 from onelaunch.slots import Slot, gradient_of, read_gradient
+
 
 def lasting_gradients(
     driver: Driver,

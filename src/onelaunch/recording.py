@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from onelaunch.dials import Dials
 from onelaunch.driver.driver import Driver, Graph
 from onelaunch.guard import StateGuard
 from onelaunch.plan import Inputs, Outputs
@@ -76,6 +78,9 @@ class Captured:
     written: list[Tensor]
     """Tensors outside the arguments that the graph writes."""
     written_inputs: list[int]
+    dials: Dials
+    optimizers: list[Optimizer]
+    """Those that step in the call."""
     statics: list[Tensor]
     """Under ``outputs="static"``: the captured tensors themselves."""
     untraced: list[Tensor]

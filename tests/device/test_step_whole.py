@@ -1,4 +1,4 @@
-"""What training steps hold besides: dropout, statistics, autocast, scalers, averages, two players."""
+"""What training steps hold besides: dropout, statistics, autocast, scalers, averages."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_scaler_that_finds_an_overflow(device: torch.device) -> None:
 def test_a_scaler_with_another_optimizer_is_refused(device: torch.device) -> None:
     job = scaled(device, sgd)
     before = [p.detach().clone() for p in job.model.parameters()]
-    with pytest.raises(ol.CaptureError, match="OL121.*SGD"):
+    with pytest.raises(ol.CaptureError, match=r"OL121.*SGD"):
         ol.graph(job.step)(*batch(0, device))
     assert_same([p.detach() for p in job.model.parameters()], before)
 

@@ -70,7 +70,7 @@ def test_terms_follow_their_numbers() -> None:
     assert book.evaluate([0.1, 0.01]) == book.values
 
 
-@pytest.mark.parametrize("decide", [bool, lambda n: n > 0, lambda n: n != 0, lambda n: -1 < n])
+@pytest.mark.parametrize("decide", [bool, lambda n: n > 0, lambda n: n != 0, lambda n: n >= 0.05])
 def test_a_decision_must_come_out_the_same(decide: object) -> None:
     assert callable(decide)
     book = Book()

@@ -145,10 +145,13 @@ class Steps:
 
     def refuse_schedule(self, found: Sequence[Change]) -> None:
         """Refuse a callable that itself changes the numbers of an optimizer that steps in it."""
-        groups = {id(g): o for o in self.optimizers for g in o.param_groups}
+        groups = {id(g): type(o).__name__ for o in self.optimizers for g in o.param_groups}
         for slot, old, new in found:
+            if isinstance(slot.owner, LRScheduler):
+                name = type(slot.owner).__name__
+                raise CaptureError("OL122", f"the callable steps a schedule, {name}")
             if id(slot.holder) in groups and type(new) in (float, int, tuple):
-                kind = type(groups[id(slot.holder)]).__name__
+                kind = groups[id(slot.holder)]
                 what = f"the callable sets `{slot.key}` of {kind} from {old} to {new}"
                 raise CaptureError("OL122", what)
 

@@ -226,7 +226,7 @@ def test_a_schedule_inside_is_refused(device: torch.device, every: int) -> None:
 
     fast = ol.graph(step, warmup=1)
     fast(*batch(0, device))
-    with pytest.raises(ol.CaptureError, match="OL122.*StepLR"):
+    with pytest.raises(ol.CaptureError, match=r"OL122.*StepLR"):
         fast(*batch(1, device))
 
 
@@ -241,7 +241,7 @@ def test_a_rate_set_inside_is_refused(device: torch.device) -> None:
 
     fast = ol.graph(step, warmup=1)
     fast(*batch(0, device))
-    with pytest.raises(ol.CaptureError, match="OL122.*`lr` of SGD"):
+    with pytest.raises(ol.CaptureError, match=r"OL122.*`lr` of SGD"):
         fast(*batch(1, device))
 
 

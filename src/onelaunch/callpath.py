@@ -58,7 +58,9 @@ class _Source:
     def compile(self, signature: str, label: str) -> Callable[..., Any]:
         text = "\n".join([f"def call({signature}):", *self.lines])
         exec(compile(text, f"<onelaunch {label}>", "exec"), self.names)
-        return self.names["call"]
+        # Names that held the function would be a cycle, and keep a recording's memory till the
+        # next collection.
+        return self.names.pop("call")
 
 
 def build_call(
@@ -86,6 +88,8 @@ def build_call(
     if captured.dials.keys:
         source.miss_if(f"not {source.name('numbers', captured.dials.current)}()")
     made = _launch(source, driver, captured, inputs, device)
+    for draw in captured.draws:
+        source.line(f"{source.name('draw', draw)}()")
     _effects(source, captured, inputs, made)
     source.line(f"return {_expression(source, captured.tree, [made[n] for n in captured.numbers])}")
     return source.compile("args, kwargs", label)
@@ -273,7 +277,10 @@ def _launch(
     source.line("return MISS", 2)
     for line in after:
         source.line(line)
-    source.line(f"{source.name('launches', captured.launches)}[0] += 1")
+    launches = source.name("launches", captured.launches)
+    source.line(f"{launches}[0] += 1")
+    if captured.clock is not None:
+        source.line(f"{launches}[1] = {source.name('clock', captured.clock)}()")
     if not captured.statics:  # those have the graph of the capture
         for number, output in enumerate(captured.outputs.made):
             if output.spent:

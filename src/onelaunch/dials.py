@@ -22,7 +22,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.hyperparameters import Book, unmistakable
 from onelaunch.names import names_read
 from onelaunch.observe import Observer
-from onelaunch.optimizers import refusal, settle, watching_steps
+from onelaunch.optimizers import parameters_of, refusal, settle, watching_steps
 from onelaunch.slots import Slot
 from onelaunch.source import is_users
 from onelaunch.state import Change, Walk
@@ -139,7 +139,7 @@ class Steps:
         for _, value in before.held.values():
             if not isinstance(value, Optimizer) or any(value is o for o in self.optimizers):
                 continue
-            if not any(writes(p) for group in value.param_groups for p in group["params"]):
+            if not any(map(writes, parameters_of(value))):
                 named = keys_read(before, value) | {"params"}
                 idle.update((id(group), named) for group in value.param_groups)
         named = keys_read(before)
@@ -388,7 +388,7 @@ def _proven(
 
 def _miniature(optimizer: Optimizer, device: torch.device) -> Optimizer:
     """An optimizer of the same class and options over parameters of its own."""
-    trial = cast(Optimizer, object.__new__(type(optimizer)))
+    trial = object.__new__(type(optimizer))
     vars(trial).update(vars(optimizer))
     vars(trial).pop("step", None)  # a scheduler's wrapper, bound to the original
     for name, value in vars(optimizer).items():
@@ -416,7 +416,7 @@ def _random(t: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _tensors(optimizer: Optimizer) -> list[Tensor]:
-    params = [p for group in optimizer.param_groups for p in group["params"]]
+    params = parameters_of(optimizer)
     states = [s for p in params for s in optimizer.state[p].values() if isinstance(s, Tensor)]
     return [*params, *states, *(p.grad for p in params if p.grad is not None)]
 

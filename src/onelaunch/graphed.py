@@ -6,6 +6,7 @@ import copy
 import functools
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -27,14 +28,15 @@ from onelaunch.observe import Observer
 from onelaunch.optimizers import Options as StepOptions
 from onelaunch.optimizers import refusal, settle, watching_steps
 from onelaunch.options import Options
-from onelaunch.pool import Pool
+from onelaunch.pool import Comeback, Member, Pool
 from onelaunch.recorder import Recorder
 from onelaunch.recording import Captured, NeedsGrad, Recording, describe
 from onelaunch.signature import foreign, opaque, spec_of
-from onelaunch.slots import gradient_of
+from onelaunch.slots import MISSING, gradient_of
 from onelaunch.spec import CallSpec, ambient
 from onelaunch.spent import is_spent
-from onelaunch.state import Walk, changes, walk
+from onelaunch.state import Change, Walk, changes, walk
+from onelaunch.stats import Counts, GraphStats, recording_stats
 from onelaunch.tree import Flat, call_constants, flatten, flatten_call, is_plain
 
 P = ParamSpec("P")
@@ -56,6 +58,7 @@ class _Entry:
     captured: Captured
     info: Recording
     guard: StateGuard
+    member: Member
 
 
 @dataclass(slots=True)
@@ -72,6 +75,9 @@ class _Signature:
     why: str | None = None
     launches: list[int] | None = None
     """The count of a recording that this signature's next one takes the place of."""
+    need_bytes: int = 0
+    """What a recording needs in a pool of its own, as far as a warm-up showed; or 0."""
+    comeback: Comeback = field(default_factory=Comeback)
     options: StepOptions | None = None
     """Of the optimizers that step in the last recording."""
     parts: dict[tuple[bool, ...], _Signature] | None = None
@@ -110,6 +116,7 @@ class Graphed(Generic[P, R]):
         self._entries: tuple[_Entry, ...] = ()
         self._signatures: dict[CallSpec, _Signature] = {}
         self._warned: set[str] = set()
+        self._counts = Counts()
         self._lock = threading.RLock()
         self._root = root or (getattr(fn, "__name__", "callable"), fn)
         self._compiled: Callable[..., Any] | None = None
@@ -153,6 +160,7 @@ class Graphed(Generic[P, R]):
                 if result is not MISS:
                     return result
             result = self._advance(driver, device, flat, args, kwargs)
+            self._counts.eager_calls += result is MISS
         # An eager run holds no lock: threads of the callable's own may wait for each other.
         return self.fn(*args, **kwargs) if result is MISS else result
 
@@ -187,7 +195,7 @@ class Graphed(Generic[P, R]):
             signature = self._signatures[spec] = _Signature()
         if signature.parts is not None:
             signature = signature.part(walk(self._roots(flat)))
-        if signature.eager is not None:
+        if signature.eager is not None or signature.comeback.waits():
             return MISS
         self._drop_stale(spec, signature)
         restless = signature.options.restless() if signature.options is not None else None
@@ -204,7 +212,7 @@ class Graphed(Generic[P, R]):
             return self._ungraphed(signature, "OL303", "the outputs require grad")
         except CaptureError as error:
             return self._refused(signature, error)
-        if self._over_budget(entry):
+        if entry is None:
             return self._ungraphed(signature, "OL304", f"{self._pool!r}")
         signature.warm = 0
         result = entry.call(args, kwargs)
@@ -252,11 +260,18 @@ class Graphed(Generic[P, R]):
                 )
         else:
             with self._stepping(signature) if callee is self.fn else nullcontext():
-                result = driver.warmup(lambda: callee(*args, **kwargs), device)
+                if signature.warm + 1 < self._warmup:
+                    result = driver.warmup(lambda: callee(*args, **kwargs), device)
+                else:  # the last: nothing is new any more
+                    inputs = flatten_call(args, kwargs).tensors
+                    result, signature.need_bytes = self._pool.warmup(
+                        driver, device, lambda: callee(*args, **kwargs), inputs
+                    )
         if measured:
             driver.synchronize(device)
             signature.eager_us.append((perf_counter() - started) * 1e6)
         signature.warm += 1
+        self._counts.warmup_calls += 1
         signature.threads.add(get_ident())
         if self._wants_grad(driver, result, args, kwargs):
             signature.eager = "OL303"
@@ -288,10 +303,15 @@ class Graphed(Generic[P, R]):
         tensors = flatten_call(args, kwargs).tensors
         here = [t for t in tensors if t.device.type == device.type]
         observer = Observer(driver, device, here, refuse=False)
+        roots = self._roots(flatten_call(args, kwargs))
+        before = walk(roots)
         with observer:
             result = self.fn(*args, **kwargs)
         observer.release()
-        signature.known = observer
+        if any(_creates_state(change) for change in changes(before, walk(roots))):
+            signature.warm -= 1  # an optimizer's first step: the next call shows what it reads
+        else:
+            signature.known = observer
         return result
 
     def _callee(self, driver: Driver) -> Callable[..., Any]:
@@ -318,7 +338,10 @@ class Graphed(Generic[P, R]):
         with preserved_random_state(device):
             try:
                 with self._stepping(signature), observer:
-                    driver.warmup(lambda: self.fn(*args, **kwargs), device)
+                    _, need = self._pool.warmup(
+                        driver, device, lambda: self.fn(*args, **kwargs), flat.tensors
+                    )
+                signature.need_bytes = max(0, need - observer.saved_bytes)
                 if self.options.compile:
                     signature.known = observer
                     for _ in range(2):
@@ -341,13 +364,31 @@ class Graphed(Generic[P, R]):
         spec: CallSpec,
         signature: _Signature,
         flat: Flat,
+    ) -> _Entry | None:
+        """A recording in the pool; None where the pool's `max_bytes` leaves no room for it."""
+        return self._pool.admit(
+            driver,
+            device,
+            signature.need_bytes,
+            lambda: self._captured(driver, device, spec, signature, flat),
+            self,
+        )
+
+    def _captured(
+        self,
+        driver: Driver,
+        device: torch.device,
+        spec: CallSpec,
+        signature: _Signature,
+        flat: Flat,
     ) -> _Entry:
         why = signature.why or self._why(spec)
+        pool = self._pool.on(driver, device)
         callee = self._callee(driver)
         recorder = Recorder(
             driver=driver,
             device=device,
-            pool=self._pool.on(driver, device),
+            pool=pool,
             fn=callee,
             roots=self._roots(flat),
             static_outputs=self.options.outputs == "static",
@@ -357,11 +398,17 @@ class Graphed(Generic[P, R]):
         captured = recorder.record(flat.tree, flat.tensors)
         if signature.launches is not None:
             captured.launches, signature.launches = signature.launches, None
+        captured.clock = self._pool.clock
         call = build_call(captured, spec, self._name)
-        info = describe(captured, spec, flat, why, signature.eager_us)
+        kept = pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
+        info = describe(captured, spec, flat, why, signature.eager_us, kept)
         captured.inputs.tensors = []
         signature.options = StepOptions(captured.optimizers, captured.dials.keys)
-        entry = _Entry(call, spec, flat.paths, captured, info, captured.guard)
+        self._counts.captures += 1
+        self._counts.capture_seconds += captured.seconds
+        forget = weakref.WeakMethod(self._evicted)
+        member = Member(pool, captured.graph, captured.launches, kept, forget)
+        entry = _Entry(call, spec, flat.paths, captured, info, captured.guard, member)
         if self.options.policy == "measure":
             entry.call = self._timed(entry, signature)
         return entry
@@ -378,12 +425,19 @@ class Graphed(Generic[P, R]):
         self._warn(code, f"{what}: this signature runs eagerly")
         return MISS
 
-    def _over_budget(self, entry: _Entry) -> bool:
-        limit = self._pool.max_bytes
-        if limit is None or self._pool.memory_bytes <= limit:
-            return False
-        entry.captured.graph.reset()
-        return True
+    def _evicted(self, member: Member) -> None:
+        """The pool takes a recording's room: its signature is captured again when it is called."""
+        with self._lock:
+            entry = next((e for e in self._entries if e.member is member), None)
+            if entry is None:
+                return
+            self._entries = tuple(e for e in self._entries if e is not entry)
+            self._counts.evictions += 1
+            signature = self._signatures.get(entry.spec)
+            if signature is not None:
+                signature.why, signature.launches = "evicted", entry.captured.launches
+                signature.warm = self._warmup
+                signature.comeback.evicted(entry.captured.launches[0])
 
     @property
     def _warmup(self) -> int:
@@ -404,7 +458,8 @@ class Graphed(Generic[P, R]):
                 self._remove(entry)
 
     def _remove(self, entry: _Entry) -> None:
-        self._entries = tuple(e for e in self._entries if e is not entry)
+        with self._lock:
+            self._entries = tuple(e for e in self._entries if e is not entry)
         entry.captured.graph.reset()
 
     def _timed(self, entry: _Entry, signature: _Signature) -> Callable[..., Any]:
@@ -464,7 +519,7 @@ class Graphed(Generic[P, R]):
                 entry = self._record(driver, device, spec, signature, flat)
             except NeedsGrad:
                 raise CaptureError("OL303", "the outputs require grad") from None
-            if self._over_budget(entry):
+            if entry is None:
                 raise CaptureError("OL304", f"{self._pool!r}")
             signature.eager = None
             self._entries = (entry, *self._entries)
@@ -479,17 +534,34 @@ class Graphed(Generic[P, R]):
         """Device bytes that the recordings hold, a shared pool counted once."""
         return self._pool.memory_bytes if self._entries else 0
 
+    def stats(self) -> GraphStats:
+        """What the recordings hold, and what the calls were. Costs microseconds, and no sync."""
+        entries, counts = self._entries, self._counts
+        gone = [s.launches[0] for s in list(self._signatures.values()) if s.launches is not None]
+        return GraphStats(
+            recordings=tuple(recording_stats(self._name, entry.info) for entry in entries),
+            captures=counts.captures,
+            capture_seconds=counts.capture_seconds,
+            replays=sum(entry.info.replays for entry in entries) + sum(gone),
+            evictions=counts.evictions,
+            warmup_calls=counts.warmup_calls,
+            eager_calls=counts.eager_calls,
+        )
+
     def reset(self) -> None:
         """Free every recording and forget every signature; the next calls warm up again.
 
         Tensors returned by earlier calls stay valid, but for those of ``outputs="static"``.
         """
         with self._lock:
-            entries, self._entries = self._entries, ()
+            # Only the graphs: the last of a pool gives back what no static result holds any more.
+            graphs = [entry.captured.graph for entry in self._entries]
+            self._entries = ()
             self._signatures.clear()
             self._warned.clear()
-            for entry in entries:
-                entry.captured.graph.reset()
+            self._counts = Counts()
+            for graph in graphs:
+                graph.reset()
 
     def _why(self, spec: CallSpec) -> str:
         for entry in self._entries:
@@ -535,6 +607,12 @@ class Graphed(Generic[P, R]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Graphed, (self.fn, self.options)
+
+
+def _creates_state(change: Change) -> bool:
+    """Whether a slot that was empty holds a tensor now, other than a gradient."""
+    new = change.before is MISSING and change.slot.key is not gradient_of
+    return new and isinstance(change.after, torch.Tensor)
 
 
 def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -151,16 +151,27 @@ def _single(how: Compute) -> Callable[[Number], Any]:
     return lambda self: self.book.compute(how, self, None)
 
 
+def _itself(self: Number) -> Number:
+    return self
+
+
+def _decides(self: Number) -> bool:
+    return self.book.decide(_truth, self, None)
+
+
 for _name in ("add", "sub", "mul", "truediv", "pow"):
     _how: Compute = getattr(operator, _name)
     setattr(Number, f"__{_name}__", _arithmetic(_how))
     setattr(Number, f"__r{_name}__", _arithmetic(_swapped(_how)))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Number, f"__{_name}__", _comparison(getattr(operator, _name)))
-Number.__neg__ = _single(_negate)
-Number.__abs__ = _single(_absolute)
-Number.__pos__ = lambda self: self
-Number.__bool__ = lambda self: self.book.decide(_truth, self, None)
+for _name, _method in (
+    ("neg", _single(_negate)),
+    ("abs", _single(_absolute)),
+    ("pos", _itself),
+    ("bool", _decides),
+):
+    setattr(Number, f"__{_name}__", _method)
 
 
 def unmistakable(value: float, generator: random.Random) -> float:

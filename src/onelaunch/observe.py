@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -76,6 +77,8 @@ class Observer(TorchDispatchMode):
         self._made: list[weakref.ref[Tensor]] = []
         self._saved: list[tuple[Tensor, Tensor]] = []
         self._saved_regions: set[Region] = set()
+        self.draws: list[Callable[[], object]] = []
+        """Draws from the host's default generator, whose place in the stream each call moves on."""
         self.refused: CaptureError | None = None
         """What was refused first, which the callable may have caught."""
         self.external: dict[int, list[Tensor]] = {}
@@ -174,14 +177,20 @@ class Observer(TorchDispatchMode):
             and not self._is_number(args)
             and bool(
                 (device and host)
-                or (
-                    device and target is not None and torch.device(target).type != self._device.type
-                )
-                or (host and target is not None and torch.device(target).type == self._device.type)
+                or (device and target is not None and not self._is_ours(target))
+                or (host and self._is_ours(target))
             )
         )
         if moves:
             raise refuse("OL103", f"{_spoken(name)} copies {_named(tensors[-1])} across")
+        if (
+            self._device.type != "cpu"
+            and not (device or self._is_ours(target))
+            and _is_random(func)
+        ):
+            if kwargs.get("generator") is not None:
+                raise refuse("OL104", f"{_spoken(name)} draws from a generator of the host's")
+            self.draws.append(partial(func, *args, **kwargs))
         for t in host:
             varying = t.untyped_storage()._cdata not in self._host_constant
             if device and (varying or t.dim()):
@@ -190,6 +199,9 @@ class Observer(TorchDispatchMode):
                 )
             if varying and refusal(func, args, kwargs) is not None:
                 raise refuse("OL104", f"{_spoken(name)} reads the value of host tensor {_named(t)}")
+
+    def _is_ours(self, device: torch.device | str | None) -> bool:
+        return device is not None and torch.device(device).type == self._device.type
 
     def _is_number(self, args: Sequence[Any]) -> bool:
         """``x[0] = 5``: a 0-dim host constant copied to the device, which a fill does too."""
@@ -248,7 +260,7 @@ class Observer(TorchDispatchMode):
             self._saved.append((memory, memory.clone()))
 
     def _produce(self, func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        random = torch.Tag.nondeterministic_seeded in func.tags
+        random = _is_random(func)
         for t in outputs:
             if t.layout is not torch.strided:
                 continue
@@ -293,7 +305,8 @@ class Observer(TorchDispatchMode):
         """A tensor of the recording's memory, other than those expected, that lives on after it."""
         # Views keep the tensor that they were made from.
         ids = {id(t) for t in expected} | {id(t._base) for t in expected}
-        ids |= {id(t) for t in self.written.values()}  # which this observer keeps
+        # What this observer keeps; cuDNN sets a tensor of its own over the weights' storage.
+        ids |= {id(t) for t in self.written.values()} | self._derived
 
         def find() -> Tensor | None:
             for made in self._made:
@@ -308,6 +321,11 @@ class Observer(TorchDispatchMode):
             return None
         gc.collect()  # it may be in a cycle that nobody holds
         return find()
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of the copies for `restore`."""
+        return sum(before.nbytes for _, before in self._saved)
 
     def release(self) -> None:
         """Forget what was made during the run, so that its memory can be used again."""
@@ -327,6 +345,10 @@ def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
     """A `CaptureError` at the line of user code that is running now."""
     place = user_frame()
     return CaptureError(code, what, where=str(place) if place else None, fix=fix)
+
+
+def _is_random(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _tensors(value: Any) -> list[Tensor]:

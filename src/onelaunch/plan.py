@@ -45,6 +45,12 @@ class Inputs:
     groups: list[Group]
     statics: list[Tensor] = field(default_factory=lambda: cast(list[Tensor], []))
 
+    def release(self) -> None:
+        """Let go of the recording's memory."""
+        self.statics = []
+        for group in self.groups:
+            group.buffer = None
+
 
 def plan_inputs(
     driver: Driver, tensors: Sequence[Tensor], device: torch.device, pinned: set[int]

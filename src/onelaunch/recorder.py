@@ -24,6 +24,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.gradients import lasting_gradients
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
+from onelaunch.optimizers import parameters_of
 from onelaunch.plan import Inputs, Outputs, plan_inputs, plan_outputs, stage
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.relied import relied_on
@@ -97,7 +98,11 @@ class Recorder:
         started = time.perf_counter()
         hidden: list[Slot] = []
         while True:
-            captured = self._attempt(tree, tensors, hidden, started)
+            try:
+                captured = self._attempt(tree, tensors, hidden, started)
+            except CaptureError as error:
+                _let_go(error)
+                raise
             if captured is not None:
                 return captured
 
@@ -111,8 +116,8 @@ class Recorder:
         pinned = set(held) - {self.driver.region(t).storage for t in hidden_tensors}
         run = _Run(steps=Steps(self._kept(before), self.device.type == "cuda"))
         observer: list[Observer] = []
+        plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
         try:
-            plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
             generators = _generators(tree, before)
 
             def body(capture: Capture) -> list[Tensor]:
@@ -122,10 +127,9 @@ class Recorder:
                 return [*(run.result if self.static_outputs else ()), *run.lasting]
 
             graph, statics = self.driver.capture(body, self.pool, generators)
-        except BaseException as error:
+        except BaseException:
             self._undo(run, slots_kept, before)
-            if isinstance(error, CaptureError):
-                _let_go(error)
+            plan.release()  # frames of the traceback refer to it for good
             raise
         if run.again:
             graph.reset()
@@ -249,7 +253,7 @@ class Recorder:
         else:
             seeds = watching_seeds(observer.refuse_seed)
             stepping = run.steps.watched(observer)
-            with self._seeds_kept(), seeds, stepping, observer.host_reads(), observer:
+            with self._seeds_kept(observer), seeds, stepping, observer.host_reads(), observer:
                 result = self.fn(*args, **kwargs)
             if observer.refused is not None:
                 raise observer.refused  # the callable caught it
@@ -292,7 +296,7 @@ class Recorder:
         self._output_ports(capture, plan, run.outputs, observer)
         return observer
 
-    def _seeds_kept(self) -> AbstractContextManager[None]:
+    def _seeds_kept(self, observer: Observer) -> AbstractContextManager[None]:
         if self.device.type != "cuda":
             return nullcontext()  # the tape compares the state that it records
 
@@ -301,7 +305,11 @@ class Recorder:
             what = "`torch.manual_seed`, or the like, in a capture"
             return CaptureError("OL106", what, where=str(place) if place else None)
 
-        return seeded_once(refusal)
+        def redraw() -> None:
+            for draw in observer.draws:
+                draw()
+
+        return seeded_once(refusal, redraw)
 
     def _inspect_arguments(
         self, tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs
@@ -390,6 +398,14 @@ class Recorder:
     def _writes(self, observer: Observer) -> Callable[[Tensor], bool]:
         return lambda t: self._strided(t) and self.driver.region(t).storage in observer.written
 
+    def _stepped(self, steps: Steps, before: Walk, observer: Observer) -> list[Optimizer]:
+        """The optimizers that step; of compiled code, those whose parameters it wrote."""
+        if self.known is None:
+            return steps.optimizers
+        writes = self._writes(observer)
+        found = {id(o): o for _, o in before.held.values() if isinstance(o, Optimizer)}
+        return [o for o in found.values() if any(map(writes, parameters_of(o)))]
+
     def _undo(self, run: _Run, kept: Sequence[_Kept], before: Walk) -> None:
         """Put back what a failed capture left in the callable's state."""
         found = run.found or changes(before, walk(self.roots))
@@ -432,9 +448,7 @@ class Recorder:
         groups = written_groups(self.driver, run.inputs, observer)
         written_inputs = sorted(m for g in groups for m in run.inputs.groups[g].members)
         written = [t for t in observer.written.values() if not observer.known(t)]
-        run.inputs.statics = []
-        for group in run.inputs.groups:
-            group.buffer = None
+        run.inputs.release()
         for own in run.outputs.groups:
             own.example = own.example.new_empty(0) if not self.static_outputs else own.example
         observer.release()
@@ -452,8 +466,10 @@ class Recorder:
             written=written,
             written_inputs=written_inputs,
             dials=Dials.none(),
-            optimizers=run.steps.optimizers,
+            optimizers=self._stepped(run.steps, before, observer),
+            draws=observer.draws,
             statics=statics,
+            lasting=run.lasting,
             untraced=guard.untraced([t for t in external if not _is_input(t, pinned)]),
             seconds=time.perf_counter() - started,
         )

@@ -131,6 +131,18 @@ def test_everything_works_after_a_capture_that_failed_half_way(
     assert replays(other) > 3
 
 
+def test_a_refusal_that_is_kept_keeps_no_memory(device: torch.device, rand: Rand) -> None:
+    fast: Any = ol.graph(lambda x: (x * 2).nonzero(), warmup=1)
+    x = rand(0, 64, 64)
+    with torch.no_grad():
+        fast(x)
+        start = allocated(device)
+        with pytest.raises(ol.CaptureError) as caught:
+            fast(x)
+        assert allocated(device) == start
+        assert caught.value.code == "OL102"
+
+
 def test_garbage_with_tensors_collected_during_a_capture(device: torch.device, rand: Rand) -> None:
     """Freeing device memory under capture can break the capture; cycles are freed when GC likes."""
 

@@ -14,22 +14,35 @@ class Seeded(Exception):
     pass
 
 
-@pytest.mark.parametrize(
-    "act",
-    [lambda: torch.manual_seed(1), torch.seed, lambda: torch.rand(1)],
-    ids=["seeds", "reseeds", "draws"],
-)
-def test_a_seed_or_draw_is_seen_each_time(act: Callable[[], object]) -> None:
+def nothing() -> None:
+    """What a body that draws nothing repeats."""
+
+
+@pytest.mark.parametrize("act", [lambda: torch.manual_seed(1), torch.seed], ids=["set", "any"])
+def test_a_seeding_is_seen_each_time(act: Callable[[], object]) -> None:
     for _ in range(3):
         state = torch.get_rng_state()
-        with pytest.raises(Seeded), seeded_once(Seeded):
+        with pytest.raises(Seeded), seeded_once(Seeded, nothing):
             act()
         assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_draws_are_told_from_seedings() -> None:
+    def draw() -> None:
+        torch.rand([])
+        torch.randn(3)
+
+    state = torch.get_rng_state()
+    with seeded_once(Seeded, draw):
+        draw()
+    with pytest.raises(Seeded), seeded_once(Seeded, nothing):
+        draw()
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_reading_the_seed_is_no_seeding() -> None:
     seed = torch.initial_seed()
     state = torch.get_rng_state()
-    with seeded_once(Seeded):
+    with seeded_once(Seeded, nothing):
         assert torch.initial_seed() == seed
     assert torch.equal(torch.get_rng_state(), state)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -185,6 +188,18 @@ def _by_parameter(
     return dict(inspect.signature(forward).bind(*args, **kwargs).arguments)
 
 
+def _survives(what: str, code: str) -> None:
+    """Run `code`, which does `what`, in a process of its own, where it may crash.
+
+    Raises:
+        RuntimeError: that process died of a signal.
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        raise RuntimeError(f"`{what}` of this build of PyTorch dies of {name}")
+
+
 @dataclass(frozen=True)
 class AOTInductor:
     """The exported program, compiled ahead of time into a shared library."""
@@ -203,6 +218,8 @@ class AOTInductor:
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "model.pt2")
             inductor.aoti_compile_and_package(exported, package_path=path)
+            load = f"import torch; torch._inductor.aoti_load_package({path!r})"
+            _survives("aoti_load_package", load)
             call: Callable[..., Any] = inductor.aoti_load_package(path)
         warm(call, workload)
         return Built(call)

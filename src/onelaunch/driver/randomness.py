@@ -103,20 +103,25 @@ def watching_seeds(refusal: Callable[[str], BaseException]) -> Generator[None]:
 
 
 @contextmanager
-def seeded_once(refusal: Callable[[], BaseException]) -> Generator[None]:
-    """Raise `refusal` if the host's default generator is seeded or drawn from meanwhile.
+def seeded_once(
+    refusal: Callable[[], BaseException], redraw: Callable[[], None]
+) -> Generator[None]:
+    """Raise `refusal` if the host's default generator is seeded meanwhile.
 
     `torch.manual_seed` runs where Dynamo has turned the interpreter's hooks off, so
-    `watching_seeds` does not see it; but it leaves another state, even where it sets the seed of
-    last time, for a number is drawn before. For devices with generators of their own, whose graphs
-    cannot repeat what the host draws. The state is put back.
+    `watching_seeds` does not see it; but it leaves another state than `redraw`, which repeats what
+    was drawn, even where it sets the seed of last time, for a number is drawn before. For devices
+    with generators of their own, whose graphs cannot repeat a seeding. The state is put back.
     """
     state = torch.get_rng_state()
     torch.rand(())
     drawn = torch.get_rng_state()
     try:
         yield
-        kept = torch.equal(torch.get_rng_state(), drawn)
+        left = torch.get_rng_state()
+        torch.set_rng_state(drawn)
+        redraw()
+        kept = torch.equal(torch.get_rng_state(), left)
     finally:
         torch.set_rng_state(state)
     if not kept:

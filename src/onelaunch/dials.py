@@ -135,6 +135,9 @@ class Steps:
             writes: whether the call wrote a tensor's memory.
         """
         turned = {(group, key) for group, key, _ in self.places}
+        # What is in an optimizer's state is as seldom written as an attribute of it.
+        states = {id(o.state): o for o in self.optimizers}
+        states.update((id(inner), o) for o in self.optimizers for inner in o.state.values())
         idle: dict[int, frozenset[str]] = {}
         for _, value in before.held.values():
             if not isinstance(value, Optimizer) or any(value is o for o in self.optimizers):
@@ -154,7 +157,11 @@ class Steps:
                 way = way.via
             return True
 
-        return [pair for pair in slots if counts(pair[0])]
+        return [
+            (slot._replace(owner=states.get(id(slot.holder), slot.owner)), value)
+            for slot, value in slots
+            if counts(slot)
+        ]
 
     def refuse_schedule(self, found: Sequence[Change]) -> None:
         """Refuse a callable that itself changes the numbers of an optimizer that steps in it."""

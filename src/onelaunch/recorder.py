@@ -443,7 +443,9 @@ class Recorder:
         unmoved = [t for t in unique if self._strided(t)]
         if self.known is None:  # of compiled code no step is seen
             slots = run.steps.relied_on(slots, before, self._writes(observer))
-        sized = {id(container): (container, names) for container, names in before.sized()}
+        # A scheduler writes to the groups at each step, and each would be looked into again then.
+        groups = {id(group) for o in run.steps.optimizers for group in o.param_groups}
+        sized = {id(c): (c, names) for c, names in before.sized() if id(c) not in groups}
         guard = StateGuard(slots, unmoved, list(sized.values()), readers())
         groups = written_groups(self.driver, run.inputs, observer)
         written_inputs = sorted(m for g in groups for m in run.inputs.groups[g].members)

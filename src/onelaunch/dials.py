@@ -48,12 +48,13 @@ Reached = frozenset[tuple[int, str, int | None]]
 
 
 def _places(group: dict[str, Any], without: Collection[str]) -> list[Place]:
-    """The numbers of a group that could be turned. Of a zero nothing could be found again."""
+    """The numbers of a group that could be turned. Zero is a branch of its own for all but the
+    learning rate, with which schedules begin and end."""
     places: list[Place] = []
     for key, value in group.items():
         if key in without or key == "params":
             continue
-        if _turns(value) or (key == "lr" and type(value) is int and value):
+        if _turns(value) or (key == "lr" and type(value) in (int, float) and math.isfinite(value)):
             places.append(Place(group, key, None))
         elif type(value) is tuple and all(map(_is_float, value)):
             places += [Place(group, key, i) for i, part in enumerate(value) if _turns(part)]

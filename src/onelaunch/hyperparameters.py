@@ -174,6 +174,9 @@ for _name, _method in (
     setattr(Number, f"__{_name}__", _method)
 
 
+_SOME = 0.0137
+
+
 def unmistakable(value: float, generator: random.Random) -> float:
-    """A number near `value`, nearer to zero, that occurs nowhere else."""
-    return value * (1 - generator.uniform(0.001, 0.008))
+    """A number near `value`, nearer to zero unless that is zero, that occurs nowhere else."""
+    return (value or _SOME) * (1 - generator.uniform(0.001, 0.008))

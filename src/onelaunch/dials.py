@@ -85,9 +85,10 @@ class Steps:
     places: dict[tuple[int, str, int | None], tuple[Place, Any]] = field(
         default_factory=lambda: cast(Any, {})
     )
-    _before: list[tuple[dict[str, Any], dict[str, Any]]] = field(
+    _before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = field(
         default_factory=lambda: cast(Any, [])
     )
+    """Groups, with what was in them, and what they got for the step."""
     _counts: dict[int, list[object]] = field(default_factory=lambda: cast(Any, {}))
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -101,10 +102,11 @@ class Steps:
             self.optimizers.append(optimizer)
         self._counts[id(optimizer)] = _counters(optimizer)
         for group in optimizer.param_groups:
-            self._before.append((group, dict(group)))
+            before = dict(group)
             if self.on_cuda and group.get("fused") and not group.get("capturable"):
                 group["capturable"] = True
             self._swap(group, self.kept(optimizer))
+            self._before.append((group, before, dict(group)))
 
     @contextmanager
     def watched(self, observer: Observer) -> Generator[None]:
@@ -192,17 +194,27 @@ class Steps:
 
     def after(self, optimizer: Optimizer) -> None:
         """It has stepped: put its own numbers back."""
+        counts = any(_differ(group, given) for group, _, given in self._before)
         self.restore()
-        if _counters(optimizer) != self._counts.pop(id(optimizer), None):
+        if counts or _counters(optimizer) != self._counts.pop(id(optimizer), None):
             kind = type(optimizer).__name__
             raise CaptureError("OL120", f"{kind} counts its steps in Python")
 
     def restore(self) -> None:
         """Put every optimizer's own numbers back; also after a step that raised."""
-        for group, before in reversed(self._before):
+        for group, before, _ in reversed(self._before):
             group.clear()
             group.update(before)
         self._before.clear()
+
+
+def _differ(group: dict[str, Any], given: dict[str, Any]) -> bool:
+    """Whether a step has put other numbers into its group."""
+    numbers = {key: value for key, value in group.items() if isinstance(value, int | float)}
+    return any(
+        value is not given.get(key) and repr(value) != repr(given.get(key))
+        for key, value in numbers.items()
+    )
 
 
 def _counters(optimizer: Optimizer) -> list[object]:

@@ -28,6 +28,7 @@ class Book:
 
     values: list[float] = field(default_factory=lambda: cast(list[float], []))
     _terms: list[tuple[Compute, Any, Any]] = field(default_factory=lambda: cast(Any, []))
+    _known: dict[str, int] = field(default_factory=lambda: cast(Any, {}))
     _outcomes: list[tuple[Compute, Any, Any, bool]] = field(default_factory=lambda: cast(Any, []))
     _leaves: int = 0
 
@@ -43,9 +44,13 @@ class Book:
         result = how(_plain(a), _plain(b))
         if type(result) is not float:
             return result  # a power may be complex
-        self._terms.append((how, self._operand(a), self._operand(b)))
-        self.values.append(result)
-        return Number.of(result, self, len(self.values) - 1)
+        term = how, self._operand(a), self._operand(b)
+        key = repr(term)  # in which 0.0 and -0.0 differ
+        if key not in self._known:  # an optimizer may compute it for each parameter anew
+            self._known[key] = len(self.values)
+            self._terms.append(term)
+            self.values.append(result)
+        return Number.of(result, self, self._known[key])
 
     def decide(self, how: Compute, a: Any, b: Any) -> bool:
         """The outcome of a comparison, which other values must not turn round."""

@@ -186,6 +186,23 @@ def test_averaged_model_outside(device: torch.device) -> None:
     assert_same(dict(averages[1].state_dict()), dict(averages[0].state_dict()))
 
 
+def test_averaged_model_inside_is_refused(device: torch.device) -> None:
+    """It counts in a tensor of the host, and asks whether that is zero."""
+    job = training(device, sgd)
+    average = AveragedModel(job.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = job.step(x, y)
+        average.update_parameters(job.model)
+        return loss
+
+    fast = ol.graph(step, warmup=1)
+    fast(*batch(0, device))
+    with pytest.raises(ol.CaptureError, match=r"OL10[14]") as caught:
+        fast(*batch(1, device))
+    assert "update_parameters" in str(caught.value.where)
+
+
 def test_two_players(device: torch.device) -> None:
     """A generator and a discriminator, each with its optimizer, in one callable."""
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+import threading
 
 import pytest
 import torch
 
-from onelaunch.driver.cuda.dial import FORMS, patterns_of, places
+from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.dial import FORMS, CudaDial, patterns_of, places
 from onelaunch.hyperparameters import Book, Number
 
 
@@ -47,6 +49,42 @@ def test_half_an_address_is_left_alone() -> None:
     address = low + b"\x5a\x7f\0\0"
     assert not list(places(block(address), patterns_of([0.011])))
     assert len(list(places(block(low + b"\1\2\3\4"), patterns_of([0.011])))) == 1
+
+
+class FakeKernel:
+    """A kernel node, and what its setter was called with."""
+
+    def __init__(self, *blocks: bytes) -> None:
+        self.blocks = [block(content) for content in blocks]
+        self.set: list[list[bytes]] = []
+
+    def setter(self, executable: int) -> nodes.Setter:
+        def apply(*arguments: object) -> tuple[int]:
+            assert arguments == (executable,)
+            self.set.append([b.raw for b in self.blocks])
+            return (0,)
+
+        return nodes.Setter(apply, (executable,), None)
+
+
+def test_a_dial_sets_the_kernels_that_hold_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = FakeKernel(struct.pack("<Qf", 7, 0.011), struct.pack("<d", 0.022))
+    other = FakeKernel(struct.pack("<Qf", 7, 0.5))
+    two = FakeKernel(struct.pack("<ff", -0.022, 3.0))
+    kernels = {1: one, 2: other, 3: two}
+    monkeypatch.setattr(nodes, "handles", lambda graph: [1, 2, 3, 4, 5])
+    monkeypatch.setattr(nodes, "kind", lambda node: "MEMCPY" if node == 4 else "KERNEL")
+    monkeypatch.setattr(nodes.KernelNode, "read", lambda node: kernels.get(node))
+    dial = CudaDial((10, 11), threading.Lock(), [0.011, 0.033, 0.022])
+    assert dial.found == {0, 2}
+    dial.write([1.0, 2.0, 4.0])
+    dial.write([8.0, 2.0, 16.0])
+    assert one.set == [
+        [struct.pack("<Qf", 7, 1.0), struct.pack("<d", 4.0)],
+        [struct.pack("<Qf", 7, 8.0), struct.pack("<d", 16.0)],
+    ]
+    assert two.set == [[struct.pack("<ff", -4.0, 3.0)], [struct.pack("<ff", -16.0, 3.0)]]
+    assert other.set == []
 
 
 def test_what_a_number_becomes() -> None:

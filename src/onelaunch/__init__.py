@@ -6,7 +6,9 @@ from onelaunch.callables import make_graphed_callables
 from onelaunch.entry import graph
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
 from onelaunch.graphed import Graphed
+from onelaunch.optimizers import capturable
 from onelaunch.pool import Pool
+from onelaunch.prefetch import prefetch
 from onelaunch.recording import Recording
 from onelaunch.stats import GraphStats, PoolStats, RecordingStats
 
@@ -23,7 +25,9 @@ __all__ = [
     "Recording",
     "RecordingStats",
     "ReplayError",
+    "capturable",
     "compare",
     "graph",
     "make_graphed_callables",
+    "prefetch",
 ]

@@ -272,6 +272,7 @@ class ForwardGraph:
         self._pair = pair
         self.travels: tuple[Travel, ...] = graph.travels
         self.launch = graph.launch
+        self.dial = graph.dial
 
     @property
     def nodes(self) -> int:

@@ -15,10 +15,13 @@ from torch import Tensor
 
 from onelaunch.autograd import Pair
 from onelaunch.driver.driver import Driver, Released, Varying
+from onelaunch.gradients import keeper
 from onelaunch.plan import Output
-from onelaunch.recording import Captured
+from onelaunch.recording import Captured, StateOutput
 from onelaunch.signature import overlaps
+from onelaunch.slots import gradient_of
 from onelaunch.spec import CallSpec, TensorSpec, default_device
+from onelaunch.spent import spend
 from onelaunch.tree import Constant, Container, Leaf, Tree, build, flatten
 
 
@@ -84,6 +87,8 @@ def build_call(
     _check_default_device(source, spec)
     _check_memory(source, driver, captured, inputs)
     source.miss_if(f"not {source.name('state', captured.guard.check)}()")
+    if captured.dials.keys:
+        source.miss_if(f"not {source.name('numbers', captured.dials.current)}()")
     if captured.pair is not None:  # the recording, if no other call has it in flight
         source.line(f"flight = {source.name('take', captured.pair.take)}()")
         source.miss_if("flight is None")
@@ -314,6 +319,10 @@ def _launch(
     _bump_written(source, captured, inputs)
     if captured.pair is not None:
         _attach(source, captured.pair, inputs, names)
+    if not captured.statics:  # those have the graph of the capture
+        for number, output in enumerate(captured.outputs.made):
+            if output.spent:
+                source.line(f"{names[number]} = {source.name('spend', spend)}({names[number]})")
     for number, output in enumerate(captured.outputs.made):
         if number not in names:
             names[number] = _caller_result(source, output, inputs, names)
@@ -467,17 +476,32 @@ def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor
 
 def _bump_written(source: _Source, captured: Captured, inputs: Sequence[str]) -> None:
     """Count the writes, as eager would have."""
-    written = [inputs[i] for i in captured.bumped_inputs]
-    written += [source.name("written", t) for t in captured.bumped]
-    for name in written:
+    for name in [inputs[i] for i in captured.bumped_inputs]:
         source.line(f"{source.name('bump', _bump)}({name})")
+    written = [t for t in captured.bumped if not t.is_inference()]
+    if written:
+        source.line(f"{source.name('count', _C._increment_version)}({source.name('all', written)})")
 
 
 def _rebind_slots(source: _Source, captured: Captured, made: Sequence[str]) -> None:
     """Put what the callable would have stored where it would have."""
+    kept = [state for state in captured.state if gradient_in(state, captured) is not None]
+    if kept:
+        gradients = [(state.slot.holder, gradient_in(state, captured)) for state in kept]
+        source.line(f"{source.name('gradients', keeper(gradients))}()")
     for state in captured.state:
+        if gradient_in(state, captured) is not None:
+            continue
         value = _expression(source, state.tree, [made[n] for n in state.numbers])
         source.line(f"{source.name('rebind', state.slot.write)}({value})")
+
+
+def gradient_in(state: StateOutput, captured: Captured) -> Tensor | None:
+    """The tensor that each replay writes where it is, if it is that which a slot gets."""
+    if state.slot.key is not gradient_of or not isinstance(state.tree, Leaf):
+        return None
+    output = captured.outputs.made[state.numbers[0]]
+    return output.tensor if output.lasts else None
 
 
 def _bump(t: Tensor) -> None:

@@ -8,6 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from threading import get_ident
@@ -15,6 +16,7 @@ from time import perf_counter
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
+from torch.optim import Optimizer
 
 from onelaunch.callpath import MISS, build_call
 from onelaunch.collection import no_collection
@@ -25,14 +27,18 @@ from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
 from onelaunch.forward import BackwardInside, Forward
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
+from onelaunch.optimizers import Options as StepOptions
+from onelaunch.optimizers import refusal, settle, watching_steps
 from onelaunch.options import Options
 from onelaunch.padding import Follow
 from onelaunch.pool import Comeback, Member, Pool
 from onelaunch.recorder import Recorder
 from onelaunch.recording import Captured, NeedsGrad, Recording, describe
 from onelaunch.signature import foreign, opaque, spec_of
+from onelaunch.slots import MISSING, gradient_of
 from onelaunch.spec import CallSpec, ambient
-from onelaunch.state import changes, walk
+from onelaunch.spent import is_spent
+from onelaunch.state import Change, Walk, changes, walk
 from onelaunch.stats import Counts, GraphStats, recording_stats
 from onelaunch.training import WARMING, in_flight, inlining, trains
 from onelaunch.tree import Flat, call_constants, flatten, flatten_call, is_plain
@@ -78,6 +84,21 @@ class _Signature:
     need_bytes: int = 0
     """What a recording needs in a pool of its own, as far as a warm-up showed; or 0."""
     comeback: Comeback = field(default_factory=Comeback)
+    options: StepOptions | None = None
+    """Of the optimizers that step in the last recording."""
+    parts: dict[tuple[bool, ...], _Signature] | None = None
+    """By which leaves have a gradient, once a recording was dropped because one was replaced."""
+
+    def part(self, walked: Walk) -> _Signature:
+        """The signature with the gradients of now, if they count."""
+        if self.parts is None:
+            return self
+        empty = tuple(t.grad is None for _, t in walked.tensors() if t.is_leaf and t.requires_grad)
+        if empty not in self.parts:  # the first goes on where this one was
+            part = _Signature(self.warm, threads=self.threads, why=self.why, launches=self.launches)
+            self.parts[empty] = part
+            self.warm, self.launches = 0, None
+        return self.parts[empty]
 
 
 class Graphed(Generic[P, R]):
@@ -178,9 +199,14 @@ class Graphed(Generic[P, R]):
                 self._warn("OL301", self._varying(spec))
                 return MISS
             signature = self._signatures[spec] = _Signature()
+        if signature.parts is not None:
+            signature = signature.part(walk(self._roots(flat)))
         if signature.eager is not None or signature.comeback.waits():
             return MISS
         self._drop_stale(spec, signature)
+        restless = signature.options.restless() if signature.options is not None else None
+        if restless is not None:
+            return self._refused(signature, CaptureError("OL123", f"{restless} changes"))
         flying = in_flight(self._entries, spec)
         if flying >= self.options.max_in_flight:
             self._warn("OL305", f"{flying} forwards of `{self._name}` wait for their backward")
@@ -199,9 +225,7 @@ class Graphed(Generic[P, R]):
         except BackwardInside:
             return self._ungraphed(signature, "OL303", "a backward runs inside")
         except CaptureError as error:
-            if self.options.on_refusal == "raise":
-                raise
-            return self._ungraphed(signature, error.code, str(error))
+            return self._refused(signature, error)
         if entry is None:
             return self._ungraphed(signature, "OL304", f"{self._pool!r}")
         signature.warm = 0
@@ -211,6 +235,23 @@ class Graphed(Generic[P, R]):
             return MISS
         self._entries = (entry, *self._entries)
         return result
+
+    def _refused(self, signature: _Signature, error: CaptureError) -> Any:
+        if self.options.on_refusal == "raise":
+            raise error
+        return self._ungraphed(signature, error.code, str(error))
+
+    def _stepping(self, signature: _Signature) -> AbstractContextManager[None]:
+        """Around a warm-up: refuse an optimizer before it steps, if no capture could hold it."""
+
+        def before(optimizer: Optimizer) -> None:
+            error = refusal(optimizer)
+            if error is None:
+                settle(optimizer)
+            elif signature.eager is None:
+                self._refused(signature, error)
+
+        return watching_steps(before)
 
     def _warm(
         self,
@@ -225,16 +266,18 @@ class Graphed(Generic[P, R]):
         if measured:
             driver.synchronize(device)
         started = perf_counter()
+        callee = self._callee(driver)
         if self.options.compile and signature.known is None:
-            result = driver.warmup(
-                lambda: self._watched(driver, device, signature, args, kwargs), device
-            )
+            with self._stepping(signature):
+                result = driver.warmup(
+                    lambda: self._watched(driver, device, signature, args, kwargs), device
+                )
         else:
-            callee = self._callee(driver)
             flat = flatten_call(args, kwargs)
             here = trains(callee, flat, self._roots(flat))
             run = functools.partial(callee, *args, **kwargs)
-            with inlining():
+            stepping = self._stepping(signature) if callee is self.fn else nullcontext()
+            with inlining(), stepping:
                 if here:
                     result = run()
                 elif signature.warm + 1 < self._warmup:
@@ -262,8 +305,9 @@ class Graphed(Generic[P, R]):
     def _wants_grad(
         self, driver: Driver, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """Whether new memory of a result requires grad; views of the caller's memory may."""
-        tensors = [t for t in flatten(result).tensors if t.grad_fn is not None]
+        """Whether new memory of a result requires grad, by a graph that a backward can still use;
+        views of the caller's memory may."""
+        tensors = [t for t in flatten(result).tensors if t.grad_fn is not None and not is_spent(t)]
         if not tensors:
             return False
         flat = flatten_call(args, kwargs)
@@ -283,10 +327,15 @@ class Graphed(Generic[P, R]):
         tensors = flatten_call(args, kwargs).tensors
         here = [t for t in tensors if t.device.type == device.type]
         observer = Observer(driver, device, here, refuse=False)
+        roots = self._roots(flatten_call(args, kwargs))
+        before = walk(roots)
         with observer:
             result = self.fn(*args, **kwargs)
         observer.release()
-        signature.known = observer
+        if any(_creates_state(change) for change in changes(before, walk(roots))):
+            signature.warm -= 1  # an optimizer's first step: the next call shows what it reads
+        else:
+            signature.known = observer
         return result
 
     def _callee(self, driver: Driver) -> Callable[..., Any]:
@@ -313,7 +362,7 @@ class Graphed(Generic[P, R]):
         with preserved_random_state(device):
             try:
                 run = functools.partial(self.fn, *args, **kwargs)
-                with observer, inlining():
+                with self._stepping(signature), observer, inlining():
                     if trains(self.fn, flat, self._roots(flat)):
                         result, need = run(), 0
                     else:
@@ -329,10 +378,11 @@ class Graphed(Generic[P, R]):
             finally:
                 observer.restore()
                 found = changes(before, walk(self._roots(flat)))
-        if found:
-            names = ", ".join(f"`{c.slot.name}`" for c in found[:3])
-            for change in reversed(found):
-                change.slot.write(change.before)
+        for change in reversed(found):
+            change.slot.write(change.before)
+        lasting = [c for c in found if c.slot.key is not gradient_of]
+        if lasting:
+            names = ", ".join(f"`{c.slot.name}`" for c in lasting[:3])
             raise CaptureError("OL110", f"the callable rebinds {names}")
         observer.release()
 
@@ -389,11 +439,12 @@ class Graphed(Generic[P, R]):
             captured.launches = signature.launches
         captured.clock = self._pool.clock
         call = self._call_of(captured, spec)
-        kept = pool.kept_bytes(captured.graph, captured.statics)
+        kept = pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
         if forward is not None:
             kept = pool.memory_bytes
         info = describe(captured, spec, flat, why, signature.eager_us, kept)
         captured.inputs.tensors = []
+        signature.options = StepOptions(captured.optimizers, captured.dials.keys)
         self._counts.captures += 1
         self._counts.capture_seconds += captured.seconds
         forget = weakref.WeakMethod(self._evicted)
@@ -457,6 +508,8 @@ class Graphed(Generic[P, R]):
             moved = entry.guard.moved() if entry.spec == spec else None
             if moved is not None:
                 signature.why = f"{moved} moved"
+                if moved.endswith(".grad") and signature.parts is None:
+                    signature.parts = {}
                 signature.launches = entry.captured.launches
                 self._remove(entry)
 
@@ -579,7 +632,9 @@ class Graphed(Generic[P, R]):
     def _why(self, spec: CallSpec) -> str:
         for entry in self._entries:
             if entry.spec == spec:
-                return f"state changed: {entry.guard.difference() or 'memory shared otherwise'}"
+                numbers = None if entry.captured.dials.current() else "an optimizer's numbers"
+                why = entry.guard.difference() or numbers or "memory shared otherwise"
+                return f"state changed: {why}"
         if not self._entries:
             return "first signature"
         where, how = self._entries[0].spec.difference(spec, self._entries[0].paths)
@@ -633,6 +688,12 @@ def surrounded() -> bool:
         )
         and ambient() is not None
     )
+
+
+def _creates_state(change: Change) -> bool:
+    """Whether a slot that was empty holds a tensor now, other than a gradient."""
+    new = change.before is MISSING and change.slot.key is not gradient_of
+    return new and isinstance(change.after, torch.Tensor)
 
 
 def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

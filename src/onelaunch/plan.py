@@ -184,6 +184,10 @@ class Output:
     is_view: bool = False
     follows: tuple[Follow, ...] = ()
     """The dimensions that follow the real sizes of a bucketed call."""
+    lasts: bool = False
+    """It is the recording's own memory, not copied, which each replay writes."""
+    spent: bool = False
+    """It requires grad, by a graph whose backward the callable itself has run."""
 
 
 @dataclass(slots=True)
@@ -213,12 +217,14 @@ def plan_outputs(
     observer: Observer,
     device: torch.device,
     held: dict[int, list[Tensor]],
+    lasting: set[int],
 ) -> Outputs:
     """Class every tensor of the results.
 
     Args:
         results: the tensors that the callable returned or stored.
         held: storage -> tensors that exist outside the recording.
+        lasting: ids of those that stay the recording's own memory, for each replay to write.
     """
     plan = Outputs()
     statics = {id(s): i for i, s in enumerate(inputs.statics)}
@@ -238,7 +244,10 @@ def plan_outputs(
                 raise refuse("OL104", f"a result, {spec}, is on the host and varies")
             plan.made.append(Output("host constant", spec, tensor=t.clone()))
         else:
-            plan.made.append(_place(driver, t, spec, inputs, storages, held))
+            output = _place(driver, t, spec, inputs, storages, held)
+            if output.source == "own" and id(t) in lasting:
+                output = Output("held", spec, tensor=t, lasts=True)
+            plan.made.append(output)
     for output, t in zip(plan.made, unique(results), strict=True):
         if output.source == "own":
             own(driver, plan, output, t)

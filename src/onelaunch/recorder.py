@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from onelaunch.autograd import ForwardGraph
+from onelaunch.dials import Dials, Reached, Steps, constants, dials, every_key, keys_read
 from onelaunch.driver.driver import Capture, Driver, Graph, Varying
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_seeds
 from onelaunch.errors import CaptureError
 from onelaunch.forward import BackwardInside, Forward
+from onelaunch.gradients import lasting_gradients
 from onelaunch.guard import StateGuard
 from onelaunch.leaves import stand_in_for
 from onelaunch.observe import Observer, let_go
+from onelaunch.optimizers import parameters_of
 from onelaunch.padding import Follow
 from onelaunch.plan import (
     Inputs,
@@ -34,7 +40,9 @@ from onelaunch.plan import (
 )
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.relied import relied_on
+from onelaunch.slots import gradient_of
 from onelaunch.spec import TensorSpec, readers
+from onelaunch.spent import is_spent
 from onelaunch.state import (
     MISSING,
     Change,
@@ -44,7 +52,8 @@ from onelaunch.state import (
     restore,
     walk,
 )
-from onelaunch.tree import Tree, constants, flatten, flatten_call, is_code, is_plain, unflatten
+from onelaunch.tree import Tree, flatten, flatten_call, is_code, is_plain, unflatten
+from onelaunch.tree import constants as tree_constants
 
 
 @dataclass(slots=True)
@@ -59,8 +68,11 @@ class _Run:
     state: list[StateOutput] = field(default_factory=lambda: cast(list[StateOutput], []))
     found: list[Change] = field(default_factory=lambda: cast(list[Change], []))
     after: Walk | None = None
+    lasting: list[Tensor] = field(default_factory=lambda: cast(list[Tensor], []))
+    """Gradients that each replay writes where they are."""
     again: list[Slot] = field(default_factory=lambda: cast(list[Slot], []))
     """Slots that turned out to be inputs: the run is to be repeated with them as such."""
+    steps: Steps = field(default_factory=Steps)
 
 
 @dataclass(slots=True)
@@ -88,6 +100,10 @@ class Recorder:
     """Arguments that may be smaller in a call than here."""
     follows: Sequence[tuple[Follow, ...]] = ()
     """For each tensor of the result the dimensions that follow their sizes."""
+    _constants: dict[int, tuple[frozenset[str], Reached]] = field(
+        default_factory=lambda: cast(Any, {})
+    )
+    """id of an optimizer -> see `dials.constants`."""
 
     def record(self, tree: Tree, tensors: Sequence[Tensor]) -> Captured:
         """Capture the call ``fn(*args, **kwargs)`` whose flattened form is given.
@@ -116,7 +132,7 @@ class Recorder:
         held = self._held(before)
         hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
         pinned = set(held) - {self.driver.region(t).storage for t in hidden_tensors}
-        run = _Run()
+        run = _Run(steps=Steps(self._kept(before), self.device.type == "cuda"))
         observer: list[Observer] = []
         plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
         plan.varying = dict(self.varying)
@@ -127,7 +143,8 @@ class Recorder:
                 watching = self._run(capture, plan, tree, hidden, before, held, run)
                 observer[:] = [watching]
                 assert run.outputs is not None
-                return list(run.result) if self.static_outputs or self.forward else []
+                kept = run.result if self.static_outputs or self.forward else ()
+                return [*kept, *run.lasting]
 
             stream = self.forward and self.forward.stream
             graph, statics = self.driver.capture(body, self.pool, generators, stream)
@@ -141,14 +158,50 @@ class Recorder:
             hidden.extend(run.again)
             return None
         holders = self.forward.holders if self.forward else ()
-        error = _afterthought(slots_kept, observer[0], run, plan, holders)
+        error = _afterthought(slots_kept, observer[0], run, plan, before, holders)
         if error is not None:
             graph.reset()
             self._undo(run, slots_kept, before)
             raise error
+        turned = self._turned(run.steps, graph)
+        if turned is None:
+            graph.reset()
+            self._undo(run, slots_kept, before)
+            return None
         if self.rebind and not run.found:
             graph = self._rebound_inputs(graph, plan, tree, before, held, observer[0], generators)
-        return self._finish(graph, statics, run, hidden, before, observer[0], held, started)
+        statics = statics[: len(statics) - len(run.lasting)]
+        captured = self._finish(graph, statics, run, hidden, before, observer[0], held, started)
+        captured.dials = turned
+        return captured
+
+    def _kept(self, before: Walk) -> Callable[[Optimizer], frozenset[str]]:
+        def kept(optimizer: Optimizer) -> frozenset[str]:
+            known = self._constants.get(id(optimizer))
+            return keys_read(before, optimizer) if known is None else known[0]
+
+        return kept
+
+    def _turned(self, steps: Steps, graph: Graph) -> Dials | None:
+        """What turns the numbers of the optimizers that stepped; None if the capture is to be
+        repeated, because some of them turned out to be constants."""
+        if not steps.places:
+            return Dials.none()
+        for optimizer in steps.optimizers:
+            if id(optimizer) not in self._constants:
+                kept = steps.kept(optimizer)
+                found = constants(self.driver, self.device, self.pool, optimizer, kept)
+                self._constants[id(optimizer)] = found
+                if found[0] != kept:
+                    return None
+        turned = dials(steps, graph)
+        if turned is not None and turned.current():
+            known = [(o, self._constants[id(o)][1]) for o in steps.optimizers]
+            if all(expected <= turned.reached((o,)) for o, expected in known):
+                return turned
+        for optimizer in steps.optimizers:
+            self._constants[id(optimizer)] = every_key(optimizer), frozenset()
+        return None
 
     def _rebound_inputs(
         self,
@@ -168,7 +221,8 @@ class Recorder:
 
         def body(capture: Capture) -> None:
             fresh = plan_inputs(self.driver, plan.tensors, self.device, pinned)
-            self._run(capture, fresh, tree, [], before, dict(held), _Run())
+            steps = Steps(every_key, self.device.type == "cuda")
+            self._run(capture, fresh, tree, [], before, dict(held), _Run(steps=steps))
 
         state = [t for t in observer.written.values() if not observer.known(t)]
         try:
@@ -225,7 +279,9 @@ class Recorder:
             observer.adopt(self.known, plan.tensors, plan.statics)
         else:
             seeds = watching_seeds(observer.refuse_seed, reads=self.forward is not None)
-            with self._seeds_kept(observer), seeds, observer.host_reads(), around, observer:
+            stepping = run.steps.watched(observer)
+            reads = observer.host_reads()
+            with self._seeds_kept(observer), seeds, stepping, reads, around, observer:
                 result = self.fn(*args, **kwargs)
             if observer.refused is not None:
                 raise observer.refused  # the callable caught it
@@ -238,6 +294,7 @@ class Recorder:
         _refuse_opaque(flat.tree)
         run.after = walk(self.roots)
         run.found = changes(before, run.after)
+        run.steps.refuse_schedule(run.found)
         run.again = self._read_and_rebound(run.found, hidden, observer, flat.tensors)
         if run.again:
             run.outputs = Outputs()
@@ -252,11 +309,15 @@ class Recorder:
                 part.tensors[:] = map(self.forward.real, part.tensors)
         every = [*flat.tensors, *(t for part in trees for t in part.tensors)]
         run.inputs = plan
-        run.outputs = plan_outputs(self.driver, every, plan, observer, self.device, held)
+        lasting: set[int] = set()
+        if self.forward is None:
+            lasting = lasting_gradients(self.driver, rebound, flat.tensors, self.device)
+        run.outputs = plan_outputs(self.driver, every, plan, observer, self.device, held, lasting)
+        run.lasting = [o.tensor for o in run.outputs.made if o.tensor is not None and o.lasts]
         if self.forward is not None:
             self.forward.plan(run.outputs, unique(every), plan, observer, held)
-        elif any(o.source == "own" and o.spec.requires_grad for o in run.outputs.made):
-            raise NeedsGrad
+        else:
+            _mark_spent(run.outputs, every)
         numbers = run.outputs.numbers
         for t, follows in zip(flat.tensors, self.follows, strict=False):
             output = run.outputs.made[numbers[id(t)]]
@@ -269,7 +330,8 @@ class Recorder:
             for (slot, _), part in zip(rebound, trees, strict=True)
         ]
         self._covered(run.after, every, observer)
-        run.result = list({id(t): t for t in every}.values())
+        lasting = {id(t) for t in run.lasting}
+        run.result = [t for t in unique(every) if id(t) not in lasting]
         self._output_ports(capture, plan, run.outputs, observer)
         return observer
 
@@ -331,7 +393,11 @@ class Recorder:
         """The slots that each replay has to write, with what the capture put there."""
         holders = {id(slot.holder) for slot, _ in before.held.values()}
         holders |= set(before.containers)
+        leaves = {id(t) for _, t in before.tensors()}
         for slot, old, new in found:
+            if slot.key is gradient_of and id(slot.holder) in leaves:
+                yield slot, new
+                continue
             if id(slot.holder) not in holders:
                 continue  # a new container: rebuilt as a whole where its own slot is
             tensors = flatten(new).tensors if new is not MISSING else []
@@ -369,6 +435,17 @@ class Recorder:
                 displacement = 0
             capture.output(group.buffer, displacement)
 
+    def _writes(self, observer: Observer) -> Callable[[Tensor], bool]:
+        return lambda t: self._strided(t) and self.driver.region(t).storage in observer.written
+
+    def _stepped(self, steps: Steps, before: Walk, observer: Observer) -> list[Optimizer]:
+        """The optimizers that step; of compiled code, those whose parameters it wrote."""
+        if self.known is None:
+            return steps.optimizers
+        writes = self._writes(observer)
+        found = {id(o): o for _, o in before.held.values() if isinstance(o, Optimizer)}
+        return [o for o in found.values() if any(map(writes, parameters_of(o)))]
+
     def _undo(self, run: _Run, kept: Sequence[_Kept], before: Walk) -> None:
         """Put back what a failed capture left in the callable's state."""
         found = run.found or changes(before, walk(self.roots))
@@ -404,7 +481,11 @@ class Recorder:
         external += [value for _, value in slots if isinstance(value, Tensor)]
         unique = list({id(t): t for t in [*external, *pinned]}.values())
         unmoved = [t for t in unique if self._strided(t)]
-        sized = {id(container): (container, names) for container, names in before.sized()}
+        if self.known is None:  # of compiled code no step is seen
+            slots = run.steps.relied_on(slots, before, self._writes(observer))
+        # A scheduler writes to the groups at each step, and each would be looked into again then.
+        groups = {id(group) for o in run.steps.optimizers for group in o.param_groups}
+        sized = {id(c): (c, names) for c, names in before.sized() if id(c) not in groups}
         guard = StateGuard(slots, unmoved, list(sized.values()), readers())
         groups = written_groups(self.driver, run.inputs, observer)
         written_inputs = sorted(m for g in groups for m in run.inputs.groups[g].members)
@@ -443,12 +524,24 @@ class Recorder:
             written_inputs=written_inputs,
             bumped=bumped,
             bumped_inputs=bumped_inputs,
+            dials=Dials.none(),
+            optimizers=self._stepped(run.steps, before, observer),
             draws=observer.draws,
             statics=statics,
+            lasting=run.lasting,
             untraced=guard.untraced([t for t in external if not _is_input(t, pinned)]),
             seconds=time.perf_counter() - started,
             pair=pair,
         )
+
+
+def _mark_spent(outputs: Outputs, results: Sequence[Tensor]) -> None:
+    """Tell results whose backward has run inside from those whose gradients are still wanted."""
+    for t in results:
+        output = outputs.made[outputs.numbers[id(t)]]
+        output.spent = output.source == "own" and is_spent(t)
+        if output.source == "own" and output.spec.requires_grad and not output.spent:
+            raise NeedsGrad
 
 
 def _afterthought(
@@ -456,6 +549,7 @@ def _afterthought(
     observer: Observer,
     run: _Run,
     plan: Inputs,
+    before: Walk,
     holders: Collection[int],
 ) -> CaptureError | None:
     """What is wrong with a capture that succeeded, or None.
@@ -468,11 +562,33 @@ def _afterthought(
         if k.changed():
             shape = list(k.tensor.shape)
             return CaptureError("OL107", f"a tensor of the callable's state became {shape}")
-    stray = observer.survivor([*run.result, *plan.statics], holders)
+    dropped = _dropped(run.found, before)
+    expected = [*run.result, *run.lasting, *plan.statics, *dropped]
+    stray = observer.survivor(expected, holders)
     if stray is None:
         return None
     what = f"somebody keeps a tensor made in the call, {TensorSpec.of(stray)}"
     return CaptureError("OL105", what)
+
+
+def _dropped(found: Sequence[Change], before: Walk) -> list[Tensor]:
+    """The tensors in containers that the callable replaced, and that only `before` still holds, as
+    a GradScaler does with what it found in each step."""
+    ours = {id(entry) for entry in (*before.held.values(), *before.containers.values(), *found)}
+    tensors: list[Tensor] = []
+    for change in found:
+        if isinstance(change.before, dict | list):
+            holders = gc.get_referrers(change.before)
+            if all(id(h) in ours or isinstance(h, FrameType) for h in holders):
+                tensors += _inside(change.before)
+    return tensors
+
+
+def _inside(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [t for part in cast(Sequence[object], parts) for t in _inside(part)]
 
 
 def _is_input(t: Tensor, pinned: Sequence[Tensor]) -> bool:
@@ -490,7 +606,7 @@ def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int
 
 def _generators(tree: Tree, before: Walk) -> list[torch.Generator]:
     """The generators that the callable reaches, each once."""
-    values = [constant.value for _, constant in constants(tree)]
+    values = [constant.value for _, constant in tree_constants(tree)]
     values += [value for _, value in before.held.values()]
     found = {id(g): g for g in values if isinstance(g, torch.Generator)}
     return list(found.values())
@@ -521,7 +637,7 @@ class _Kept:
 
 def _refuse_opaque(tree: Tree) -> None:
     """Results must be tensors and plain values: anything else would be shared between calls."""
-    for _, constant in constants(tree):
+    for _, constant in tree_constants(tree):
         value = constant.value
         if not (is_plain(value) or is_code(value) or isinstance(value, nn.Module)):
             kind = type(value)

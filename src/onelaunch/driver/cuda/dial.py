@@ -1,0 +1,124 @@
+"""Numbers in the arguments of recorded kernels: finding them, and writing others there."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from onelaunch.driver.cuda import nodes
+
+Form = Callable[[float], bytes]
+"""How a kernel holds a number: its own bytes, its negative's or its reciprocal's."""
+
+
+def _single(value: float) -> bytes:
+    return bytes(ctypes.c_float(value))
+
+
+def _double(value: float) -> bytes:
+    return bytes(ctypes.c_double(value))
+
+
+def _over(value: float) -> float:
+    return 1 / value if value else math.copysign(math.inf, value)
+
+
+def _rounded(value: float) -> float:
+    return ctypes.c_float(value).value
+
+
+FORMS: tuple[Form, ...] = (
+    _double,
+    _single,
+    lambda v: _double(-v),
+    lambda v: _single(-v),
+    lambda v: _double(_over(v)),
+    lambda v: _single(_over(v)),
+    lambda v: _single(_over(_rounded(v))),
+)
+"""The first that fits counts: the last two agree for most numbers."""
+
+
+class _Place(NamedTuple):
+    number: int
+    form: Form
+    word: ctypes.Array[ctypes.c_char]
+    """The bytes in place."""
+
+
+class CudaDial:
+    """The places in an executable graph that hold some numbers; see `Dial`."""
+
+    def __init__(
+        self, raw: tuple[int, int], lock: AbstractContextManager[Any], numbers: Sequence[float]
+    ) -> None:
+        graph, executable = raw
+        self._lock = lock
+        self._setters: list[nodes.Setter] = []
+        self._places: list[_Place] = []
+        patterns = patterns_of(numbers)
+        for node in nodes.handles(graph):
+            if nodes.kind(node) != "KERNEL":
+                continue
+            kernel = nodes.KernelNode.read(node)
+            if kernel is None:
+                continue
+            found = [p for block in kernel.blocks for p in places(block, patterns)]
+            if found:
+                self._places += found
+                self._setters.append(kernel.setter(executable))
+        self.found = frozenset(place.number for place in self._places)
+
+    def write(self, numbers: Sequence[float]) -> None:
+        """See `Dial.write`."""
+        with self._lock:
+            for number, form, word in self._places:
+                word.raw = form(numbers[number])
+            nodes.apply(self._setters)
+
+
+class Patterns(NamedTuple):
+    """The bytes to look for, and the first 4 of each as a number."""
+
+    whole: dict[bytes, tuple[int, Form]]
+    first: frozenset[int]
+
+
+def patterns_of(numbers: Sequence[float]) -> Patterns:
+    """What to look for to find some numbers."""
+    whole: dict[bytes, tuple[int, Form]] = {}
+    for form in FORMS:
+        for index, number in enumerate(numbers):
+            if number:
+                whole.setdefault(form(number), (index, form))
+    return Patterns(whole, frozenset(memoryview(p).cast("I")[0] for p in whole))
+
+
+def places(block: ctypes.Array[ctypes.c_char], patterns: Patterns) -> Iterator[_Place]:
+    """Where a block of arguments holds one of the patterns, in steps of 4 bytes."""
+    content = block.raw
+    # Most blocks hold none, and there are a million words in the kernels of a large model.
+    if patterns.first.isdisjoint(memoryview(content)[: len(content) // 4 * 4].cast("I")):
+        return
+    offset = 0
+    while offset + 4 <= len(content):
+        wide, narrow = content[offset : offset + 8], content[offset : offset + 4]
+        size = 8 if wide in patterns.whole and len(wide) == 8 else 4
+        found = patterns.whole.get(wide if size == 8 else narrow)
+        if found is not None and not (size == 4 and _is_address(content, offset)):
+            yield _Place(*found, (ctypes.c_char * size).from_buffer(block, offset))
+            offset += size
+        else:
+            offset += 4
+
+
+def _is_address(content: bytes, offset: int) -> bool:
+    """Whether 4 bytes are the lower half of what looks like an address."""
+    return (
+        offset % 8 == 0
+        and content[offset + 6 : offset + 8] == b"\0\0"
+        and (content[offset + 5 : offset + 6] in (b"\x7e", b"\x7f"))
+    )

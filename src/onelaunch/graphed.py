@@ -15,6 +15,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 
+from onelaunch import distributed
 from onelaunch.callpath import MISS, build_call
 from onelaunch.compiled import compiled
 from onelaunch.driver.driver import Driver
@@ -59,6 +60,8 @@ class _Signature:
     warm: int = 0
     threads: set[int] = field(default_factory=lambda: cast(set[int], set()))
     """Who warmed up: cuBLAS and cuDNN make a handle for each thread, and not under capture."""
+    least: int = 0
+    """Warm-up calls that what it reaches needs, whatever the option says."""
     eager: str | None = None
     """Why it runs eagerly for good, or None."""
     eager_us: list[float] = field(default_factory=lambda: cast(list[float], []))
@@ -167,7 +170,14 @@ class Graphed(Generic[P, R]):
         if signature.eager is not None:
             return MISS
         self._drop_stale(spec, signature)
-        if signature.warm < self._warmup or get_ident() not in signature.threads:
+        if signature.warm == 0 and not self._entries:
+            refused = self._spread(driver, signature, flat)
+            if refused is not None:
+                return self._ungraphed(signature, refused.code, str(refused))
+        if (
+            signature.warm < max(self._warmup, signature.least)
+            or get_ident() not in signature.threads
+        ):
             return self._warm(driver, device, signature, args, kwargs)
         if len(self._entries) >= self.options.max_recordings:
             self._warn("OL301", self._varying(spec))
@@ -189,6 +199,18 @@ class Graphed(Generic[P, R]):
             return MISS
         self._entries = (entry, *self._entries)
         return result
+
+    def _spread(self, driver: Driver, signature: _Signature, flat: Flat) -> CaptureError | None:
+        """What modules of several processes ask for, seen at the first call of a signature."""
+        reached = [value for _, value in walk(self._roots(flat)).held.values()]
+        signature.least = distributed.least_warmup(reached)
+        try:
+            distributed.refuse_step(reached, driver.name)
+        except CaptureError as error:
+            if self.options.on_refusal == "raise":
+                raise
+            return error
+        return None
 
     def _warm(
         self,

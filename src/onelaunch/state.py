@@ -38,7 +38,8 @@ _LISTED_ANEW = ("modules_buffers", "named_module_buffers")
 """Which DDP makes at each forward, of buffers that are reached without them."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _UNWALKED = ("torch._", "torch.cuda", "torch.utils", "threading", "logging", "onelaunch")
-_STANDARD = (sysconfig.get_path("stdlib"), "<frozen")
+_INSTALLED = (sysconfig.get_path("stdlib"), "<frozen", __file__.removesuffix("state.py"))
+"""Where code is nobody's own: the standard library's, and onelaunch's in a checkout too."""
 
 
 @dataclass(slots=True)
@@ -342,7 +343,7 @@ def _is_library_module(module: types.ModuleType) -> bool:
 
 
 def _is_installed(file: str) -> bool:
-    return "site-packages" in file or "dist-packages" in file or file.startswith(_STANDARD)
+    return "site-packages" in file or "dist-packages" in file or file.startswith(_INSTALLED)
 
 
 def _short(key: object) -> str:

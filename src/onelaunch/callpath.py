@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.driver import Driver, Released
+from onelaunch.gradients import keeper
 from onelaunch.plan import Output
-from onelaunch.recording import Captured
+from onelaunch.recording import Captured, StateOutput
 from onelaunch.signature import overlaps
+from onelaunch.slots import gradient_of
 from onelaunch.spec import CallSpec, TensorSpec, default_device
+from onelaunch.spent import spend
 from onelaunch.tree import Constant, Container, Leaf, Tree, build, flatten
 
 
@@ -271,6 +274,10 @@ def _launch(
     for line in after:
         source.line(line)
     source.line(f"{source.name('launches', captured.launches)}[0] += 1")
+    if not captured.statics:  # those have the graph of the capture
+        for number, output in enumerate(captured.outputs.made):
+            if output.spent:
+                source.line(f"{names[number]} = {source.name('spend', spend)}({names[number]})")
     return [
         names.get(number) or _caller_result(source, output, inputs)
         for number, output in enumerate(captured.outputs.made)
@@ -382,13 +389,28 @@ def _effects(
     source: _Source, captured: Captured, inputs: Sequence[str], made: Sequence[str]
 ) -> None:
     """What eager would have done besides: versions bumped, slots rebound."""
-    written = [inputs[i] for i in captured.written_inputs]
-    written += [source.name("written", t) for t in captured.written]
-    for name in written:
+    for name in [inputs[i] for i in captured.written_inputs]:
         source.line(f"{source.name('bump', _bump)}({name})")
+    written = [t for t in captured.written if not t.is_inference()]
+    if written:
+        source.line(f"{source.name('count', _C._increment_version)}({source.name('all', written)})")
+    kept = [state for state in captured.state if gradient_in(state, captured) is not None]
+    if kept:
+        gradients = [(state.slot.holder, gradient_in(state, captured)) for state in kept]
+        source.line(f"{source.name('gradients', keeper(gradients))}()")
     for state in captured.state:
+        if gradient_in(state, captured) is not None:
+            continue
         value = _expression(source, state.tree, [made[n] for n in state.numbers])
         source.line(f"{source.name('rebind', state.slot.write)}({value})")
+
+
+def gradient_in(state: StateOutput, captured: Captured) -> Tensor | None:
+    """The tensor that each replay writes where it is, if it is that which a slot gets."""
+    if state.slot.key is not gradient_of or not isinstance(state.tree, Leaf):
+        return None
+    output = captured.outputs.made[state.numbers[0]]
+    return output.tensor if output.source == "held" else None
 
 
 def _bump(t: Tensor) -> None:

@@ -29,6 +29,7 @@ from onelaunch.recorder import Recorder
 from onelaunch.recording import Captured, NeedsGrad, Recording, describe
 from onelaunch.signature import foreign, opaque, spec_of
 from onelaunch.spec import CallSpec, ambient
+from onelaunch.spent import is_spent
 from onelaunch.state import changes, walk
 from onelaunch.tree import Flat, call_constants, flatten, flatten_call, is_plain
 
@@ -244,8 +245,9 @@ class Graphed(Generic[P, R]):
     def _wants_grad(
         self, driver: Driver, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """Whether new memory of a result requires grad; views of the caller's memory may."""
-        tensors = [t for t in flatten(result).tensors if t.grad_fn is not None]
+        """Whether new memory of a result requires grad, by a graph that a backward can still use;
+        views of the caller's memory may."""
+        tensors = [t for t in flatten(result).tensors if t.grad_fn is not None and not is_spent(t)]
         if not tensors:
             return False
         flat = flatten_call(args, kwargs)

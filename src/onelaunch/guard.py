@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from onelaunch.native import native
-from onelaunch.slots import Slot, code_of, defaults_of, keyword_defaults_of
+from onelaunch.slots import (
+    Slot,
+    checker,
+    code_of,
+    defaults_of,
+    gradient_of,
+    keyword_defaults_of,
+)
 from onelaunch.tree import Constant, is_plain
 
 Reader = tuple[Callable[[], object], object]
@@ -92,7 +99,11 @@ class StateGuard:
         quick = native_guard.check
         if quick() is not True:
             return None  # a container that shows Python something else than it holds
-        rest = [i for i in self._watched if not _is_seen_by_c(self._slots[i])]
+        unseen = [i for i in self._watched if not _is_seen_by_c(self._slots[i])]
+        rest = [i for i in unseen if self._slots[i].key is not gradient_of]
+        same_gradients = checker(
+            [(self._slots[i].holder, _gradient(self._values[i])) for i in unseen if i not in rest]
+        )
         others = [p for p in self._places if not any(p.tensor is t for t in plain)]
 
         def settle() -> bool:
@@ -111,7 +122,7 @@ class StateGuard:
                 values[position] = content
             return quick() is True
 
-        if not rest and not others:
+        if not unseen and not others:
             return lambda: (found := quick()) is True or (found is None and settle())
 
         def check() -> bool:
@@ -119,7 +130,8 @@ class StateGuard:
             if found is not True and (found is False or not settle()):
                 return False
             return (
-                all(map(self._holds, rest))
+                same_gradients()
+                and all(map(self._holds, rest))
                 and all(place.kept() for place in others)
                 and (not others or self._same_grads())
             )
@@ -197,6 +209,10 @@ class StateGuard:
 def _fits(content: object, value: object) -> bool:
     """Whether `content` may stand where `value` stood: the same object, or a plain equal value."""
     return content is value or (is_plain(value) and Constant(value).matches(content))
+
+
+def _gradient(value: object) -> Tensor | None:
+    return value if isinstance(value, Tensor) else None
 
 
 def _is_seen_by_c(slot: Slot) -> bool:

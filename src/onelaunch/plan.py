@@ -166,6 +166,8 @@ class Output:
     offset: int = 0
     tensor: Tensor | None = None
     is_view: bool = False
+    spent: bool = False
+    """It requires grad, by a graph whose backward the callable itself has run."""
 
 
 @dataclass(slots=True)
@@ -195,12 +197,14 @@ def plan_outputs(
     observer: Observer,
     device: torch.device,
     held: dict[int, list[Tensor]],
+    lasting: set[int],
 ) -> Outputs:
     """Class every tensor of the results.
 
     Args:
         results: the tensors that the callable returned or stored.
         held: storage -> tensors that exist outside the recording.
+        lasting: ids of those that stay the recording's own memory, for each replay to write.
     """
     plan = Outputs()
     statics = {id(s): i for i, s in enumerate(inputs.statics)}
@@ -213,7 +217,9 @@ def plan_outputs(
             continue
         plan.numbers[id(t)] = len(plan.made)
         spec = TensorSpec.of(t)
-        if id(t) in statics:
+        if id(t) in lasting:
+            plan.made.append(Output("held", spec, tensor=t))
+        elif id(t) in statics:
             plan.made.append(Output("argument", spec, statics[id(t)]))
         elif t.device.type != device.type:
             if not observer.is_constant(t):

@@ -17,12 +17,14 @@ from onelaunch.driver.driver import Capture, Driver, Graph
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_seeds
 from onelaunch.errors import CaptureError
+from onelaunch.gradients import lasting_gradients
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
 from onelaunch.plan import Inputs, Outputs, plan_inputs, plan_outputs, stage
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.relied import relied_on
 from onelaunch.spec import TensorSpec, readers
+from onelaunch.spent import is_spent
 from onelaunch.state import (
     MISSING,
     Change,
@@ -47,6 +49,8 @@ class _Run:
     state: list[StateOutput] = field(default_factory=lambda: cast(list[StateOutput], []))
     found: list[Change] = field(default_factory=lambda: cast(list[Change], []))
     after: Walk | None = None
+    lasting: list[Tensor] = field(default_factory=lambda: cast(list[Tensor], []))
+    """Gradients that each replay writes where they are."""
     again: list[Slot] = field(default_factory=lambda: cast(list[Slot], []))
     """Slots that turned out to be inputs: the run is to be repeated with them as such."""
 
@@ -108,7 +112,7 @@ class Recorder:
                 watching = self._run(capture, plan, tree, hidden, before, held, run)
                 observer[:] = [watching]
                 assert run.outputs is not None
-                return list(run.result) if self.static_outputs else []
+                return [*(run.result if self.static_outputs else ()), *run.lasting]
 
             graph, statics = self.driver.capture(body, self.pool, generators)
         except BaseException:
@@ -127,6 +131,7 @@ class Recorder:
             raise error
         if self.rebind and not run.found:
             graph = self._rebound_inputs(graph, plan, tree, before, held, observer[0], generators)
+        statics = statics[: len(statics) - len(run.lasting)]
         return self._finish(graph, statics, run, hidden, before, observer[0], held, started)
 
     def _rebound_inputs(
@@ -221,9 +226,16 @@ class Recorder:
         trees = [flatten(value, slot.name) for slot, value in rebound]
         every = [*flat.tensors, *(t for part in trees for t in part.tensors)]
         run.inputs = plan
-        run.outputs = plan_outputs(self.driver, every, plan, observer, self.device, held)
-        if any(o.source == "own" and o.spec.requires_grad for o in run.outputs.made):
-            raise NeedsGrad
+        run.lasting = lasting_gradients(
+            self.driver, rebound, flat.tensors, observer, self.device
+        )
+        lasting = {id(t) for t in run.lasting}
+        run.outputs = plan_outputs(self.driver, every, plan, observer, self.device, held, lasting)
+        for t in every:
+            output = run.outputs.made[run.outputs.numbers[id(t)]]
+            output.spent = output.source == "own" and is_spent(t)
+            if output.source == "own" and output.spec.requires_grad and not output.spent:
+                raise NeedsGrad
         numbers = run.outputs.numbers
         run.tree, run.numbers = flat.tree, tuple(numbers[id(t)] for t in flat.tensors)
         run.state = [
@@ -231,7 +243,7 @@ class Recorder:
             for (slot, _), part in zip(rebound, trees, strict=True)
         ]
         self._covered(run.after, every, observer)
-        run.result = list({id(t): t for t in every}.values())
+        run.result = [t for t in {id(t): t for t in every}.values() if id(t) not in lasting]
         self._output_ports(capture, plan, run.outputs, observer)
         return observer
 
@@ -414,7 +426,7 @@ def _afterthought(
         if k.changed():
             shape = list(k.tensor.shape)
             return CaptureError("OL107", f"a tensor of the callable's state became {shape}")
-    stray = observer.survivor([*run.result, *plan.statics])
+    stray = observer.survivor([*run.result, *run.lasting, *plan.statics])
     if stray is None:
         return None
     what = f"somebody keeps a tensor made in the call, {TensorSpec.of(stray)}"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from onelaunch.driver.driver import Driver
 from onelaunch.observe import Observer
+from onelaunch.slots import MISSING, gradient_of
 from onelaunch.state import (
     Change,
     Slot,
@@ -59,9 +60,29 @@ def relied_on(
             continue
         # A counter that the call advanced is not advanced by replays: it stays where it is now.
         guarded.append((slot, now.get(slot.id, value)))
+    guarded += _empty_gradients(before, found, guarded)
     owners = {id(slot.owner): slot.owner for slot, _ in guarded if hasattr(slot.owner, "__dict__")}
     guarded.extend(before.ways(owners.values()))
     return _with_ways(guarded, before)
+
+
+def _empty_gradients(
+    before: Walk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
+) -> list[tuple[Slot, object]]:
+    """The leaves that had no gradient, where the callable accumulates any.
+
+    What it does with them depends on that: it stores where there is none, and adds where there is
+    one; an optimizer passes over leaves without.
+    """
+    touched = [change.slot for change in found] + [slot for slot, _ in guarded]
+    if not any(slot.key is gradient_of for slot in touched):
+        return []
+    leaves = {id(t): (slot, t) for slot, t in before.tensors() if t.requires_grad and t.is_leaf}
+    return [
+        (Slot("contents", t, gradient_of, f"{slot.name}.grad", None, slot), MISSING)
+        for slot, t in leaves.values()
+        if (id(t), gradient_of) not in before.held
+    ]
 
 
 def _with_ways(guarded: list[tuple[Slot, object]], before: Walk) -> list[tuple[Slot, object]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import types
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 Kind = Literal["item", "cell", "of", "contents"]
@@ -91,3 +94,15 @@ def gradient_of(t: Tensor) -> Tensor:
     if not t.is_leaf or t.grad is None:
         raise LookupError
     return t.grad
+
+
+read_gradient: Callable[[Tensor], Tensor | None] = torch._C.TensorBase.grad.__get__
+"""`leaf.grad` without Python's share of it: 0.05 us."""
+
+
+def checker(gradients: Sequence[tuple[Any, Tensor | None]]) -> Callable[[], bool]:
+    """What tells whether each leaf has the gradient given, or none where that is None: 0.05 us
+    for each."""
+    leaves = [leaf for leaf, _ in gradients]
+    expected = [gradient for _, gradient in gradients]
+    return lambda: all(map(operator.is_, map(read_gradient, leaves), expected))

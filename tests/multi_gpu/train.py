@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 tests/multi_gpu/train.py ddp-pair --out /tmp/reports
 
-Each rank writes its number and `.json`: how far its parameters are from eager's, and what was recorded.
+Each rank writes RANK.json: how far its parameters are from eager's, and what was recorded.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ LAYERS = {
     "driver": ("driver",),
     "core": (
         *("slots", "names", "state", "native", "guard", "observe", "plan", "recording"),
-        *("relied", "distributed", "recorder", "callpath", "signature"),
+        *("spent", "gradients", "relied", "distributed", "recorder", "callpath", "signature"),
         *("pool", "compiled", "graphed", "module", "entry"),
     ),
     "tools": ("bench",),

@@ -91,6 +91,8 @@ class Operator:
         self.is_constant = self.name == "aten::lift_fresh"
         self._arguments = func._schema.arguments
         self.outs = [a.name for a in self._arguments if a.is_out]
+        # Losses resize the memory that they are given for their result, twice, and warn of it.
+        self._reduces = any(a.name == "reduction" for a in self._arguments)
         self._writes = [
             (i, a.name)
             for i, a in enumerate(self._arguments)
@@ -146,7 +148,7 @@ class Operator:
         results: list[Tensor],
     ) -> Step | None:
         """A call that writes `targets`, if a trial gives the bits of `results`; else None."""
-        if self.random or self._writes or self.name in _UNDECLARED_WRITES:
+        if self.random or self._writes or self.name in _UNDECLARED_WRITES or self._reduces:
             return None
         args = self._numbers_as_tensors(args, results[0].dtype)
         for call, names in self._into:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import os
 from collections.abc import Callable
@@ -176,8 +177,12 @@ def main() -> None:
     parser.add_argument("way", choices=WAYS | REFUSED)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--out", type=Path, required=True, help="a folder that exists")
+    parser.add_argument("--seconds", type=int, default=100, help="after which it gives up")
     parser.add_argument("--keep", action="store_true", help="shut down with recordings alive")
     options = parser.parse_args()
+    faulthandler.dump_traceback_later(
+        options.seconds, exit=True
+    )  # a shut-down that hangs says where
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)

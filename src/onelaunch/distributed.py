@@ -7,7 +7,9 @@ gradients that a recording computes never pass through those.
 
 from __future__ import annotations
 
+import functools
 import sys
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,6 +27,13 @@ _STEP = (
     "graph the whole step: @ol.graph def step(x, y): optimizer.zero_grad(); "
     "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); return loss"
 )
+
+_WHOLE = (
+    "DistributedDataParallel(model) where the model fits one GPU; else run the step eagerly, with "
+    "ol.graph on the parts that are not sharded"
+)
+
+_SHARDED = ("FSDP1", "FSDP2")
 
 
 def refuse_module(module: nn.Module) -> None:
@@ -54,35 +63,59 @@ def refuse_pair(reached: Iterable[object]) -> None:
             raise CaptureError("OL112", _skipped(part), fix=_pair_fix(kind))
 
 
-def refuse_step(reached: Iterable[object], device: str) -> None:
-    """Refuse a callable that shards its parameters in a way that no recording can hold.
+def refuse_step(reached: Iterable[object]) -> None:
+    """Refuse a callable that shards its parameters: no recording can hold that in this version.
 
     Args:
         reached: what the callable reaches.
-        device: the type of the device that it runs on.
 
     Raises:
         CaptureError: OL112.
     """
-    for part in reached if _initialized() else ():
-        kind = spread(part)
-        name = type(part).__name__
-        if kind == "FSDP1":
-            fix = "torch.distributed.fsdp.fully_shard(model, reshard_after_forward=False)"
-            why = "it frees and allocates its flat parameters behind the dispatcher"
-            raise CaptureError("OL112", f"`{name}` in a recording", why=why, fix=fix)
-        if kind != "FSDP2":
-            continue
-        if device != "cuda":
-            why = "its all-gather allocates the storage of its parameters anew, where a recording "
-            why += "without CUDA's pools would still write to the old one"
-            fix = "run the step eagerly here, or on CUDA; DistributedDataParallel is recorded here"
-            raise CaptureError("OL112", f"`{name}` on {device}", why=why, fix=fix)
-        if _reshards(part):
-            why = "its parameters are freed after the forward and gathered a second time in the "
-            why += "backward, into memory that belongs to nobody in between"
-            fix = "fully_shard(module, reshard_after_forward=False), for the root and every part"
-            raise CaptureError("OL112", f"`{name}` reshards after forward", why=why, fix=fix)
+    parts = [part for part in reached if spread(part) in _SHARDED] if _initialized() else []
+    if parts:
+        why = "it frees and allocates the storage of its parameters in each step, and a recording "
+        why += "would go on writing to the memory of its capture"
+        if any(spread(part) == "FSDP2" and _reshards(part) for part in parts):
+            why += "; resharding after forward it does so twice"
+        what = f"`{type(parts[0]).__name__}` in a recording"
+        raise CaptureError("OL112", what, why=why, fix=_WHOLE)
+
+
+class _Shutdown:
+    """Frees recordings before process groups end.
+
+    NCCL waits in `destroy_process_group` until every graph that holds one of its kernels is gone,
+    which bare graphs hang at. So the function is wrapped, once a recording is made beside a
+    process group.
+    """
+
+    def __init__(self) -> None:
+        self._resets: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._wrapped = False
+
+    def watch(self, graphed: Any) -> None:
+        """Reset `graphed` before process groups are destroyed. Without any it does nothing."""
+        if not _initialized():
+            return
+        self._resets.add(graphed)
+        if self._wrapped:
+            return
+        self._wrapped = True
+        destroy = torch.distributed.destroy_process_group
+
+        @functools.wraps(destroy)
+        def reset_and_destroy(group: Any = None) -> None:
+            for each in list(self._resets):
+                each.reset()
+            destroy(group)
+
+        places: tuple[Any, ...] = (torch.distributed, torch.distributed.distributed_c10d)
+        for module in places:
+            module.destroy_process_group = reset_and_destroy
+
+
+shutdown = _Shutdown()
 
 
 def least_warmup(reached: Iterable[object]) -> int:
@@ -124,4 +157,4 @@ def _skipped(part: object) -> str:
 
 def _pair_fix(kind: str) -> str:
     inside = "DistributedDataParallel(ol.graph(module)), the graph inside"
-    return f"{inside}; or {_STEP}" if kind == "DDP" else _STEP
+    return f"{inside}; or {_STEP}" if kind == "DDP" else _WHOLE

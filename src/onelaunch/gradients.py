@@ -13,6 +13,7 @@ from onelaunch.driver.driver import Driver
 from onelaunch.observe import Observer
 from onelaunch.slots import Slot, gradient_of, read_gradient
 
+
 def lasting_gradients(
     driver: Driver,
     rebound: Sequence[tuple[Slot, object]],

@@ -172,7 +172,7 @@ class Graphed(Generic[P, R]):
             return MISS
         self._drop_stale(spec, signature)
         if signature.warm == 0 and not self._entries:
-            refused = self._spread(driver, signature, flat)
+            refused = self._spread(signature, flat)
             if refused is not None:
                 return self._ungraphed(signature, refused.code, str(refused))
         if (
@@ -201,12 +201,12 @@ class Graphed(Generic[P, R]):
         self._entries = (entry, *self._entries)
         return result
 
-    def _spread(self, driver: Driver, signature: _Signature, flat: Flat) -> CaptureError | None:
+    def _spread(self, signature: _Signature, flat: Flat) -> CaptureError | None:
         """What modules of several processes ask for, seen at the first call of a signature."""
         reached = [value for _, value in walk(self._roots(flat)).held.values()]
         signature.least = distributed.least_warmup(reached)
         try:
-            distributed.refuse_step(reached, driver.name)
+            distributed.refuse_step(reached)
         except CaptureError as error:
             if self.options.on_refusal == "raise":
                 raise
@@ -333,6 +333,7 @@ class Graphed(Generic[P, R]):
             known=signature.known if callee is not self.fn else None,
         )
         captured = recorder.record(flat.tree, flat.tensors)
+        distributed.shutdown.watch(self)
         if signature.launches is not None:
             captured.launches, signature.launches = signature.launches, None
         call = build_call(captured, spec, self._name)

@@ -226,9 +226,7 @@ class Recorder:
         trees = [flatten(value, slot.name) for slot, value in rebound]
         every = [*flat.tensors, *(t for part in trees for t in part.tensors)]
         run.inputs = plan
-        run.lasting = lasting_gradients(
-            self.driver, rebound, flat.tensors, observer, self.device
-        )
+        run.lasting = lasting_gradients(self.driver, rebound, flat.tensors, observer, self.device)
         lasting = {id(t) for t in run.lasting}
         run.outputs = plan_outputs(self.driver, every, plan, observer, self.device, held, lasting)
         for t in every:

@@ -55,15 +55,10 @@ def test_a_pair_inside_ddp(gpus: bool) -> None:
         assert report["replays"] >= 40
 
 
-def test_a_whole_step_over_fsdp2(gpus: bool) -> None:
-    """On CUDA as eager; the tape refuses it with the reason."""
+def test_a_whole_step_over_fsdp2_is_refused(gpus: bool) -> None:
     for report in torchrun("fsdp-step", gpus=gpus):
-        if gpus:
-            assert report["equal"], report
-            assert report["replays"] >= 40
-        else:
-            assert report["refused"] == "OL112"
-            assert "all-gather" in report["what"]
+        assert report["refused"] == "OL112"
+        assert "storage of its parameters" in report["what"]
 
 
 @pytest.mark.parametrize("way", ["pair-over-ddp", "function-over-ddp", "pair-over-fsdp"])
@@ -76,6 +71,7 @@ def test_a_pair_around_a_wrapper_is_refused(way: str) -> None:
 def test_resharding_after_forward_is_refused(gpus: bool) -> None:
     for report in torchrun("fsdp-reshard", gpus=gpus):
         assert report["refused"] == "OL112", report
+        assert "resharding after forward" in report["what"]
 
 
 def test_a_collective_writes_its_argument(gpus: bool) -> None:

@@ -84,8 +84,6 @@ def fsdp_step(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any
     from torch.distributed.fsdp import fully_shard
 
     model = network(device)
-    for part in (model[0], model[3]):
-        fully_shard(part, reshard_after_forward=False)
     fully_shard(model, reshard_after_forward=False)
     step = step_of(model, adam(model.parameters(), device))
     fast: Any = ol.graph(step) if graphed else step
@@ -180,9 +178,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=100, help="after which it gives up")
     parser.add_argument("--keep", action="store_true", help="shut down with recordings alive")
     options = parser.parse_args()
-    faulthandler.dump_traceback_later(
-        options.seconds, exit=True
-    )  # a shut-down that hangs says where
+    # A shut-down that hangs says where.
+    faulthandler.dump_traceback_later(options.seconds, exit=True)
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)

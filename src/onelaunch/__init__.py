@@ -4,6 +4,7 @@ from onelaunch.bench import Comparison, compare
 from onelaunch.entry import graph
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
 from onelaunch.graphed import Graphed
+from onelaunch.optimizers import capturable
 from onelaunch.pool import Pool
 from onelaunch.recording import Recording
 
@@ -16,6 +17,7 @@ __all__ = [
     "Pool",
     "Recording",
     "ReplayError",
+    "capturable",
     "compare",
     "graph",
 ]

@@ -83,6 +83,8 @@ def build_call(
     _check_default_device(source, spec)
     _check_memory(source, driver, captured, inputs)
     source.miss_if(f"not {source.name('state', captured.guard.check)}()")
+    if captured.dials.keys:
+        source.miss_if(f"not {source.name('numbers', captured.dials.current)}()")
     made = _launch(source, driver, captured, inputs, device)
     for draw in captured.draws:
         source.line(f"{source.name('draw', draw)}()")

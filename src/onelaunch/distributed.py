@@ -63,23 +63,21 @@ def refuse_pair(reached: Iterable[object]) -> None:
             raise CaptureError("OL112", _skipped(part), fix=_pair_fix(kind))
 
 
-def refuse_step(reached: Iterable[object]) -> None:
-    """Refuse a callable that shards its parameters: no recording can hold that in this version.
+def refused_step(reached: Iterable[object]) -> CaptureError | None:
+    """Why a callable that shards its parameters cannot be recorded, OL112; or None.
 
     Args:
         reached: what the callable reaches.
-
-    Raises:
-        CaptureError: OL112.
     """
     parts = [part for part in reached if spread(part) in _SHARDED] if _initialized() else []
-    if parts:
-        why = "it frees and allocates the storage of its parameters in each step, and a recording "
-        why += "would go on writing to the memory of its capture"
-        if any(spread(part) == "FSDP2" and _reshards(part) for part in parts):
-            why += "; resharding after forward it does so twice"
-        what = f"`{type(parts[0]).__name__}` in a recording"
-        raise CaptureError("OL112", what, why=why, fix=_WHOLE)
+    if not parts:
+        return None
+    why = "it frees and allocates the storage of its parameters in each step, and a recording "
+    why += "would go on writing to the memory of its capture"
+    if any(spread(part) == "FSDP2" and _reshards(part) for part in parts):
+        why += "; resharding after forward it does so twice"
+    what = f"`{type(parts[0]).__name__}` in a recording"
+    return CaptureError("OL112", what, why=why, fix=_WHOLE)
 
 
 class _Shutdown:

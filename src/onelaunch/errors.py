@@ -145,6 +145,28 @@ CATALOGUE: dict[str, Entry] = {
         "run: each process would train on its own gradients",
         "graph the module inside the wrapper, or the whole step with its backward and optimizer",
     ),
+    "OL120": Entry(
+        "optimizer that cannot be captured",
+        "its step reads or counts on the host, and a replay has no host: the captured count would "
+        "be repeated for ever",
+        "an optimizer with `capturable=True` or `fused=True`: `ol.capturable(optimizer)`",
+    ),
+    "OL121": Entry(
+        "GradScaler with an optimizer that is not fused",
+        "whether to step is decided on the host, by reading whether a gradient overflowed",
+        "a fused optimizer, which decides on the device: `fused=True`",
+    ),
+    "OL122": Entry(
+        "a schedule inside the callable",
+        "a replay has no host to compute the next number: the captured one would stay for ever",
+        "call `scheduler.step()` after the callable; what it sets is read at each call",
+    ),
+    "OL123": Entry(
+        "an optimizer's option that changes at every call",
+        "the recorded kernels hold it where it cannot be turned, so that each value would need a "
+        "recording of its own",
+        "keep it as it is, or call `optimizer.step()` after the callable",
+    ),
     # 2xx: what a replay refuses.
     "OL201": Entry(
         "the call fits no recording",

@@ -1,4 +1,4 @@
-"""`.grad` of the leaves that a callable reaches: rebound by its replays, and checked before them."""
+"""`.grad` of the leaves that a callable reaches: whose memory it is, and who rebinds it."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from threading import get_ident
@@ -14,6 +15,7 @@ from time import perf_counter
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
+from torch.optim import Optimizer
 
 from onelaunch import distributed
 from onelaunch.callpath import MISS, build_call
@@ -23,6 +25,8 @@ from onelaunch.driver.select import preserved_random_state, select
 from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
+from onelaunch.optimizers import Options as StepOptions
+from onelaunch.optimizers import refusal, settle, watching_steps
 from onelaunch.options import Options
 from onelaunch.pool import Pool
 from onelaunch.recorder import Recorder
@@ -30,7 +34,7 @@ from onelaunch.recording import Captured, NeedsGrad, Recording, describe
 from onelaunch.signature import foreign, opaque, spec_of
 from onelaunch.spec import CallSpec, ambient
 from onelaunch.spent import is_spent
-from onelaunch.state import changes, walk
+from onelaunch.state import Walk, changes, walk
 from onelaunch.tree import Flat, call_constants, flatten, flatten_call, is_plain
 
 P = ParamSpec("P")
@@ -70,6 +74,17 @@ class _Signature:
     why: str | None = None
     launches: list[int] | None = None
     """The count of a recording that this signature's next one takes the place of."""
+    options: StepOptions | None = None
+    """Of the optimizers that step in the last recording."""
+    parts: dict[tuple[bool, ...], _Signature] | None = None
+    """By which leaves have a gradient, once a recording was dropped because one was replaced."""
+
+    def part(self, walked: Walk) -> _Signature:
+        """The signature with the gradients of now, if they count."""
+        if self.parts is None:
+            return self
+        empty = tuple(t.grad is None for _, t in walked.tensors() if t.is_leaf and t.requires_grad)
+        return self.parts.setdefault(empty, _Signature(threads=self.threads))
 
 
 class Graphed(Generic[P, R]):
@@ -168,13 +183,18 @@ class Graphed(Generic[P, R]):
                 self._warn("OL301", self._varying(spec))
                 return MISS
             signature = self._signatures[spec] = _Signature()
+        if signature.parts is not None:
+            signature = signature.part(walk(self._roots(flat)))
         if signature.eager is not None:
             return MISS
         self._drop_stale(spec, signature)
         if signature.warm == 0 and not self._entries:
             refused = self._spread(signature, flat)
             if refused is not None:
-                return self._ungraphed(signature, refused.code, str(refused))
+                return self._refused(signature, refused)
+        restless = signature.options.restless() if signature.options is not None else None
+        if restless is not None:
+            return self._refused(signature, CaptureError("OL123", f"{restless} changes"))
         if (
             signature.warm < max(self._warmup, signature.least)
             or get_ident() not in signature.threads
@@ -188,9 +208,7 @@ class Graphed(Generic[P, R]):
         except NeedsGrad:
             return self._ungraphed(signature, "OL303", "the outputs require grad")
         except CaptureError as error:
-            if self.options.on_refusal == "raise":
-                raise
-            return self._ungraphed(signature, error.code, str(error))
+            return self._refused(signature, error)
         if self._over_budget(entry):
             return self._ungraphed(signature, "OL304", f"{self._pool!r}")
         signature.warm = 0
@@ -205,13 +223,24 @@ class Graphed(Generic[P, R]):
         """What modules of several processes ask for, seen at the first call of a signature."""
         reached = [value for _, value in walk(self._roots(flat)).held.values()]
         signature.least = distributed.least_warmup(reached)
-        try:
-            distributed.refuse_step(reached)
-        except CaptureError as error:
-            if self.options.on_refusal == "raise":
-                raise
-            return error
-        return None
+        return distributed.refused_step(reached)
+
+    def _refused(self, signature: _Signature, error: CaptureError) -> Any:
+        if self.options.on_refusal == "raise":
+            raise error
+        return self._ungraphed(signature, error.code, str(error))
+
+    def _stepping(self, signature: _Signature) -> AbstractContextManager[None]:
+        """Around a warm-up: refuse an optimizer before it steps, if no capture could hold it."""
+
+        def before(optimizer: Optimizer) -> None:
+            error = refusal(optimizer)
+            if error is None:
+                settle(optimizer)
+            elif signature.eager is None:
+                self._refused(signature, error)
+
+        return watching_steps(before)
 
     def _warm(
         self,
@@ -226,12 +255,15 @@ class Graphed(Generic[P, R]):
         if measured:
             driver.synchronize(device)
         started = perf_counter()
+        callee = self._callee(driver)
         if self.options.compile and signature.known is None:
-            result = driver.warmup(
-                lambda: self._watched(driver, device, signature, args, kwargs), device
-            )
+            with self._stepping(signature):
+                result = driver.warmup(
+                    lambda: self._watched(driver, device, signature, args, kwargs), device
+                )
         else:
-            result = driver.warmup(lambda: self._callee(driver)(*args, **kwargs), device)
+            with self._stepping(signature) if callee is self.fn else nullcontext():
+                result = driver.warmup(lambda: callee(*args, **kwargs), device)
         if measured:
             driver.synchronize(device)
             signature.eager_us.append((perf_counter() - started) * 1e6)
@@ -296,7 +328,7 @@ class Graphed(Generic[P, R]):
         observer = Observer(driver, device, here, save=True, refuse=False)
         with preserved_random_state(device):
             try:
-                with observer:
+                with self._stepping(signature), observer:
                     driver.warmup(lambda: self.fn(*args, **kwargs), device)
                 if self.options.compile:
                     signature.known = observer
@@ -339,6 +371,7 @@ class Graphed(Generic[P, R]):
         call = build_call(captured, spec, self._name)
         info = describe(captured, spec, flat, why, signature.eager_us)
         captured.inputs.tensors = []
+        signature.options = StepOptions(captured.optimizers, captured.dials.keys)
         entry = _Entry(call, spec, flat.paths, captured, info, captured.guard)
         if self.options.policy == "measure":
             entry.call = self._timed(entry, signature)
@@ -376,6 +409,8 @@ class Graphed(Generic[P, R]):
             moved = entry.guard.moved() if entry.spec == spec else None
             if moved is not None:
                 signature.why = f"{moved} moved"
+                if moved.endswith(".grad") and signature.parts is None:
+                    signature.parts = {}
                 signature.launches = entry.captured.launches
                 self._remove(entry)
 
@@ -470,7 +505,9 @@ class Graphed(Generic[P, R]):
     def _why(self, spec: CallSpec) -> str:
         for entry in self._entries:
             if entry.spec == spec:
-                return f"state changed: {entry.guard.difference() or 'memory shared otherwise'}"
+                numbers = None if entry.captured.dials.current() else "an optimizer's numbers"
+                why = entry.guard.difference() or numbers or "memory shared otherwise"
+                return f"state changed: {why}"
         if not self._entries:
             return "first signature"
         where, how = self._entries[0].spec.difference(spec, self._entries[0].paths)

@@ -12,7 +12,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from onelaunch.dials import Dials, Steps, constants, dials, every_key, keys_read
 from onelaunch.driver.driver import Capture, Driver, Graph
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_seeds
@@ -34,7 +36,8 @@ from onelaunch.state import (
     restore,
     walk,
 )
-from onelaunch.tree import Tree, constants, flatten, flatten_call, is_code, is_plain, unflatten
+from onelaunch.tree import Tree, flatten, flatten_call, is_code, is_plain, unflatten
+from onelaunch.tree import constants as tree_constants
 
 
 @dataclass(slots=True)
@@ -53,6 +56,7 @@ class _Run:
     """Gradients that each replay writes where they are."""
     again: list[Slot] = field(default_factory=lambda: cast(list[Slot], []))
     """Slots that turned out to be inputs: the run is to be repeated with them as such."""
+    steps: Steps = field(default_factory=Steps)
 
 
 @dataclass(slots=True)
@@ -74,6 +78,8 @@ class Recorder:
     static_outputs: bool
     rebind: bool
     known: Observer | None = None
+    _constants: dict[int, frozenset[str]] = field(default_factory=lambda: cast(Any, {}))
+    """id of an optimizer -> the keys of its groups whose numbers are constants of the recording."""
 
     def record(self, tree: Tree, tensors: Sequence[Tensor]) -> Captured:
         """Capture the call ``fn(*args, **kwargs)`` whose flattened form is given.
@@ -102,7 +108,7 @@ class Recorder:
         held = self._held(before)
         hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
         pinned = set(held) - {self.driver.region(t).storage for t in hidden_tensors}
-        run = _Run()
+        run = _Run(steps=Steps(self._kept(before), self.device.type == "cuda"))
         observer: list[Observer] = []
         plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
         try:
@@ -129,10 +135,40 @@ class Recorder:
             graph.reset()
             self._undo(run, slots_kept, before)
             raise error
+        turned = self._turned(run.steps, graph)
+        if turned is None:
+            graph.reset()
+            self._undo(run, slots_kept, before)
+            return None
         if self.rebind and not run.found:
             graph = self._rebound_inputs(graph, plan, tree, before, held, observer[0], generators)
         statics = statics[: len(statics) - len(run.lasting)]
-        return self._finish(graph, statics, run, hidden, before, observer[0], held, started)
+        captured = self._finish(graph, statics, run, hidden, before, observer[0], held, started)
+        captured.dials = turned
+        return captured
+
+    def _kept(self, before: Walk) -> Callable[[Optimizer], frozenset[str]]:
+        return lambda optimizer: self._constants.get(id(optimizer)) or keys_read(before, optimizer)
+
+    def _turned(self, steps: Steps, graph: Graph) -> Dials | None:
+        """What turns the numbers of the optimizers that stepped; None if the capture is to be
+        repeated, because some of them turned out to be constants."""
+        if not steps.places:
+            return Dials.none()
+        for optimizer in steps.optimizers:
+            if id(optimizer) not in self._constants:
+                kept = steps.kept(optimizer)
+                self._constants[id(optimizer)] = constants(
+                    self.driver, self.device, optimizer, kept
+                )
+                if self._constants[id(optimizer)] != kept:
+                    return None
+        turned = dials(steps, graph)
+        if turned is not None and turned.current():
+            return turned
+        for optimizer in steps.optimizers:
+            self._constants[id(optimizer)] = every_key(optimizer)
+        return None
 
     def _rebound_inputs(
         self,
@@ -152,7 +188,8 @@ class Recorder:
 
         def body(capture: Capture) -> None:
             fresh = plan_inputs(self.driver, plan.tensors, self.device, pinned)
-            self._run(capture, fresh, tree, [], before, dict(held), _Run())
+            steps = Steps(every_key, self.device.type == "cuda")
+            self._run(capture, fresh, tree, [], before, dict(held), _Run(steps=steps))
 
         state = [t for t in observer.written.values() if not observer.known(t)]
         try:
@@ -204,7 +241,8 @@ class Recorder:
             observer.adopt(self.known, plan.tensors, plan.statics)
         else:
             seeds = watching_seeds(observer.refuse_seed)
-            with self._seeds_kept(observer), seeds, observer.host_reads(), observer:
+            stepping = run.steps.watched(observer)
+            with self._seeds_kept(observer), seeds, stepping, observer.host_reads(), observer:
                 result = self.fn(*args, **kwargs)
             if observer.refused is not None:
                 raise observer.refused  # the callable caught it
@@ -215,6 +253,7 @@ class Recorder:
         _refuse_opaque(flat.tree)
         run.after = walk(self.roots)
         run.found = changes(before, run.after)
+        run.steps.refuse_schedule(run.found)
         run.again = self._read_and_rebound(run.found, hidden, observer, flat.tensors)
         if run.again:
             run.outputs = Outputs()
@@ -375,6 +414,7 @@ class Recorder:
         external += [value for _, value in slots if isinstance(value, Tensor)]
         unique = list({id(t): t for t in [*external, *pinned]}.values())
         unmoved = [t for t in unique if self._strided(t)]
+        slots = [pair for pair in slots if not run.steps.turns(pair[0])]
         sized = {id(container): (container, names) for container, names in before.sized()}
         guard = StateGuard(slots, unmoved, list(sized.values()), readers())
         groups = written_groups(self.driver, run.inputs, observer)
@@ -398,6 +438,8 @@ class Recorder:
             written=written,
             written_inputs=written_inputs,
             draws=observer.draws,
+            dials=Dials.none(),
+            optimizers=run.steps.optimizers,
             statics=statics,
             untraced=guard.untraced([t for t in external if not _is_input(t, pinned)]),
             seconds=time.perf_counter() - started,
@@ -446,7 +488,7 @@ def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int
 
 def _generators(tree: Tree, before: Walk) -> list[torch.Generator]:
     """The generators that the callable reaches, each once."""
-    values = [constant.value for _, constant in constants(tree)]
+    values = [constant.value for _, constant in tree_constants(tree)]
     values += [value for _, value in before.held.values()]
     found = {id(g): g for g in values if isinstance(g, torch.Generator)}
     return list(found.values())
@@ -477,7 +519,7 @@ class _Kept:
 
 def _refuse_opaque(tree: Tree) -> None:
     """Results must be tensors and plain values: anything else would be shared between calls."""
-    for _, constant in constants(tree):
+    for _, constant in tree_constants(tree):
         value = constant.value
         if not (is_plain(value) or is_code(value) or isinstance(value, nn.Module)):
             kind = type(value)

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from onelaunch.dials import Dials
 from onelaunch.driver.driver import Driver, Graph
 from onelaunch.guard import StateGuard
 from onelaunch.plan import Inputs, Outputs
@@ -78,6 +80,9 @@ class Captured:
     written_inputs: list[int]
     draws: list[Callable[[], object]]
     """What the call draws from the host's default generator, and does not use."""
+    dials: Dials
+    optimizers: list[Optimizer]
+    """Those that step in the call."""
     statics: list[Tensor]
     """Under ``outputs="static"``: the captured tensors themselves."""
     untraced: list[Tensor]

@@ -14,9 +14,9 @@ from torch import Tensor
 
 _AGAIN = "Trying to backward through the graph a second time"
 _MESSAGE = (
-    f"{_AGAIN} (or directly access saved tensors after they have already been freed). The callable "
-    "that returned this tensor ran the backward itself, in the same launch. To run it again, return "
-    "the tensor without calling backward inside."
+    f"{_AGAIN} (or directly access saved tensors after they have already been freed). The "
+    "callable that returned this tensor ran the backward itself, in the same launch. To run it "
+    "again, return the tensor without calling backward inside."
 )
 
 

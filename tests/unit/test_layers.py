@@ -14,7 +14,8 @@ LAYERS = {
     "pure": ("errors", "source", "refusals", "hostreads", "tree", "spec", "options"),
     "driver": ("driver",),
     "core": (
-        *("slots", "names", "state", "native", "guard", "observe", "plan", "recording"),
+        *("slots", "names", "state", "native", "guard", "observe", "plan"),
+        *("hyperparameters", "optimizers", "dials", "recording"),
         *("spent", "gradients", "relied", "distributed", "recorder", "callpath", "signature"),
         *("pool", "compiled", "graphed", "module", "entry"),
     ),

@@ -76,6 +76,18 @@ class Capture(Protocol):
         ...
 
 
+class Dial(Protocol):
+    """Numbers in a recording that can be turned; see `Graph.dial`."""
+
+    found: frozenset[int]
+    """Which of the numbers some recorded operation holds, by position."""
+
+    def write(self, numbers: Sequence[float]) -> None:
+        """Have every launch from the next one on use these numbers. Launches that are queued keep
+        theirs. 1 us for each kernel that holds one."""
+        ...
+
+
 class Graph(Protocol):
     """One instantiated recording."""
 
@@ -102,6 +114,14 @@ class Graph(Protocol):
 
         Raises:
             Released: the recording was reset.
+        """
+        ...
+
+    def dial(self, numbers: Sequence[float]) -> Dial | None:
+        """Find where the recorded operations hold these numbers: themselves, their negatives or
+        their reciprocals, in any precision. None where what is recorded cannot be changed.
+
+        The numbers must be unlike all others of the recording. Costs as much as the instantiation.
         """
         ...
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -66,6 +66,28 @@ class Memory(Protocol):
         ...
 
 
+class Numbered(NamedTuple):
+    """A step with numbers among its arguments, and what it takes to make it again with others."""
+
+    position: int
+    op: Operator
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    fresh: list[int]
+    targets: list[Tensor]
+
+    def numbers(self) -> list[float]:
+        """The numbers among the arguments."""
+        return [v for v in leaves((self.args, self.kwargs)) if type(v) is float]
+
+    def step(self, change: Callable[[Any], Any]) -> Step:
+        """The step with each of its arguments changed."""
+        args, kwargs = mapped(self.args, change), mapped(self.kwargs, change)
+        if not self.fresh:
+            return self.op.in_place(args, kwargs)
+        return functools.partial(copy_out, self.op.bound, args, kwargs, self.fresh, self.targets)
+
+
 class _Here(threading.local):
     recorder: Recorder | None = None
 
@@ -102,6 +124,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.memory = memory
         self.steps: list[Step] = []
+        self.numbered: list[Numbered] = []
         self.refused: CaptureError | None = None
         self._random = RandomState(generators)
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
@@ -156,6 +179,9 @@ class Recorder(TorchDispatchMode):
         if not op.idle and (fresh or written or not results):
             targets = [self.memory.fixed(placed[id(results[i])]) for i in fresh]
             self.steps.append(self._step(op, args, kwargs, results, fresh, targets))
+            if any(type(value) is float for value in leaves((args, kwargs))):
+                call = mapped(args, self._fixed), mapped(kwargs, self._fixed)
+                self.numbered.append(Numbered(len(self.steps) - 1, op, *call, fresh, targets))
         return mapped(result, lambda t: placed.get(id(t), t))
 
     def _step(

@@ -15,7 +15,7 @@ import functools
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from onelaunch.driver.backing import NAME, host, tensor_over
 from onelaunch.driver.driver import Capture, Graph, Pool, Region, Released, Travel
 from onelaunch.driver.memory import ArenaMemory, HostMemory
 from onelaunch.driver.operators import Step
-from onelaunch.driver.recorder import Recorder, recording, recording_with
+from onelaunch.driver.recorder import Numbered, Recorder, recording, recording_with
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
 from onelaunch.spec import TensorSpec
@@ -139,13 +139,14 @@ class _Capture:
 class TapeGraph:
     """One recording: calls with their arguments bound, in order."""
 
-    def __init__(self, pool: TapePool, memory_bytes: int, tape: _Capture, steps: list[Step]):
+    def __init__(self, pool: TapePool, memory_bytes: int, tape: _Capture, recorder: Recorder):
         self.travels: tuple[Travel, ...] = tuple(p.travel for p in tape.inputs)
         self.memory_bytes = memory_bytes
         self._pool = pool
         self._inputs = tape.inputs
         self._outputs = tape.outputs
-        self._steps = steps
+        self._steps: list[Step] = recorder.steps
+        self._numbered = recorder.numbered
         pool.graphs.add(self)
 
     @property
@@ -172,12 +173,46 @@ class TapeGraph:
             for step in self._steps:
                 step()
 
+    def dial(self, numbers: Sequence[float]) -> TapeDial:
+        """See `Graph.dial`."""
+        places = {value: i for i, value in reversed(list(enumerate(numbers)))}
+        return TapeDial(self._pool, self._steps, self._numbered, places)
+
     def reset(self) -> None:
         """Free the recording; a launch after that is an error. Idempotent."""
         with self._pool.lock:
-            self._steps, self._inputs, self._outputs = [], [], []
+            self._steps, self._inputs, self._outputs, self._numbered = [], [], [], []
             self._pool.graphs.discard(self)
             self._pool.trim()
+
+
+class TapeDial:
+    """Numbers among the arguments of recorded calls; see `Dial`."""
+
+    def __init__(
+        self,
+        pool: TapePool,
+        steps: list[Step],
+        numbered: Sequence[Numbered],
+        places: dict[float, int],
+    ) -> None:
+        self._pool, self._steps, self._places = pool, steps, places
+        held = [(call, places.keys() & call.numbers()) for call in numbered]
+        self._calls = [call for call, numbers in held if numbers]
+        self.found = frozenset(places[n] for _, numbers in held for n in numbers)
+
+    def write(self, numbers: Sequence[float]) -> None:
+        """Bind the calls to these numbers; see `Dial.write`."""
+
+        def change(value: Any) -> Any:
+            return numbers[self._places[value]] if self._is_one(value) else value
+
+        with self._pool.lock, _raw(), _no_functions():
+            for call in self._calls:
+                self._steps[call.position] = call.step(change)
+
+    def _is_one(self, value: Any) -> bool:
+        return type(value) is float and value in self._places
 
 
 class TapeDriver:
@@ -285,7 +320,7 @@ class TapeDriver:
         finally:
             torch.clear_autocast_cache()
             recorder.restore()
-        return TapeGraph(pool, memory.nbytes, tape, recorder.steps), result
+        return TapeGraph(pool, memory.nbytes, tape, recorder), result
 
     def rebind(
         self,

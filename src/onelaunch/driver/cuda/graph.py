@@ -11,6 +11,7 @@ from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
+from onelaunch.driver.cuda.dial import CudaDial
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias, beside_captures
 from onelaunch.driver.cuda.order import bindings, random_order
 from onelaunch.driver.cuda.record import Port, Recorded
@@ -132,6 +133,14 @@ class CudaGraph:
         if self._graph is None:
             raise Released(_GONE)
         return self._graph.raw_cuda_graph(), self._graph.raw_cuda_graph_exec()
+
+    def dial(self, numbers: Sequence[float]) -> CudaDial | None:
+        """See `Graph.dial`. None too where kernels read inputs directly: a launch then sets their
+        arguments from copies of its own."""
+        if not capabilities().rebind or self.wiring.directs:
+            return None
+        with torch.cuda.device(self.pool.index):
+            return CudaDial(self.raw, self.pool.order.lock, numbers)
 
     def reset(self) -> None:
         """See `Graph.reset`. The pool's memory goes back once nothing else refers to it."""

@@ -1,0 +1,374 @@
+"""What an optimizer's step in a capture reads from `param_groups`, turned at later calls."""
+
+from __future__ import annotations
+
+import math
+import operator
+import random
+from collections import defaultdict
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from onelaunch.driver.driver import Capture, Dial, Driver, Graph
+from onelaunch.errors import CaptureError
+from onelaunch.hyperparameters import Book, unmistakable
+from onelaunch.names import names_read
+from onelaunch.observe import Observer
+from onelaunch.optimizers import refusal, settle, watching_steps
+from onelaunch.slots import Slot
+from onelaunch.state import Change, Walk
+
+_LARGEST = 4
+"""Elements along each dimension of a parameter of a trial."""
+
+
+class Place(NamedTuple):
+    """Where a number of an optimizer is: ``group[key]``, or an item of the tuple there."""
+
+    group: dict[str, Any]
+    key: str
+    item: int | None
+
+    def read(self) -> Any:
+        value = self.group[self.key]
+        return value if self.item is None else value[self.item]
+
+
+def _places(group: dict[str, Any], without: Collection[str]) -> list[Place]:
+    """The numbers of a group that could be turned. Of a zero nothing could be found again."""
+    places: list[Place] = []
+    for key, value in group.items():
+        if key in without or key == "params":
+            continue
+        if _turns(value) or (key == "lr" and type(value) is int and value):
+            places.append(Place(group, key, None))
+        elif type(value) is tuple and all(map(_is_float, value)):
+            places += [Place(group, key, i) for i, part in enumerate(value) if _turns(part)]
+    return places
+
+
+def _is_float(value: Any) -> bool:
+    return type(value) is float
+
+
+def _turns(value: Any) -> bool:
+    return type(value) is float and value != 0 and math.isfinite(value)
+
+
+@dataclass(slots=True)
+class Steps:
+    """The optimizer steps of one capture.
+
+    Args:
+        kept: the keys of an optimizer's groups whose numbers stay constants of the recording.
+        on_cuda: torch refuses there a step that is not marked capturable, even a fused one.
+    """
+
+    kept: Callable[[Optimizer], frozenset[str]] = lambda _: frozenset()
+    on_cuda: bool = False
+    optimizers: list[Optimizer] = field(default_factory=lambda: cast(list[Optimizer], []))
+    book: Book = field(default_factory=Book)
+    places: dict[tuple[int, str, int | None], tuple[Place, Any]] = field(
+        default_factory=lambda: cast(Any, {})
+    )
+    _before: list[tuple[dict[str, Any], dict[str, Any]]] = field(
+        default_factory=lambda: cast(Any, [])
+    )
+    _counts: dict[int, list[object]] = field(default_factory=lambda: cast(Any, {}))
+    _random: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def before(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step: put numbers that can be told in the place of its own."""
+        error = refusal(optimizer)
+        if error is not None:
+            raise error
+        settle(optimizer)
+        if not any(optimizer is other for other in self.optimizers):
+            self.optimizers.append(optimizer)
+        self._counts[id(optimizer)] = _counters(optimizer)
+        for group in optimizer.param_groups:
+            self._before.append((group, dict(group)))
+            if self.on_cuda and group.get("fused") and not group.get("capturable"):
+                group["capturable"] = True
+            self._swap(group, self.kept(optimizer))
+
+    @contextmanager
+    def watched(self, observer: Observer) -> Generator[None]:
+        """Around the callable: see its optimizers step."""
+
+        def before(optimizer: Optimizer) -> None:
+            try:
+                self.before(optimizer)
+            except CaptureError as error:
+                observer.refused = observer.refused or error  # the callable may catch it
+                raise
+
+        try:
+            with watching_steps(before, self.after):
+                yield
+        finally:
+            self.restore()
+
+    def turns(self, slot: Slot) -> bool:
+        """Whether what a slot holds is a number that each call reads, or a tuple of them."""
+        keys = {(group, key) for group, key, _ in self.places}
+        return slot.id in keys or (slot.via is not None and slot.via.id in keys)
+
+    def refuse_schedule(self, found: Sequence[Change]) -> None:
+        """Refuse a callable that itself changes the numbers of an optimizer that steps in it."""
+        groups = {id(g): o for o in self.optimizers for g in o.param_groups}
+        for slot, old, new in found:
+            if id(slot.holder) in groups and type(new) in (float, int, tuple):
+                kind = type(groups[id(slot.holder)]).__name__
+                what = f"the callable sets `{slot.key}` of {kind} from {old} to {new}"
+                raise CaptureError("OL122", what)
+
+    def _swap(self, group: dict[str, Any], kept: Collection[str]) -> None:
+        for place in _places(group, kept):
+            at = (id(group), place.key, place.item)
+            if at not in self.places:
+                number = self.book.number(unmistakable(float(place.read()), self._random))
+                self.places[at] = (place, number)
+            number = self.places[at][1]
+            if place.item is None:
+                group[place.key] = number
+            else:
+                parts = list(group[place.key])
+                parts[place.item] = number
+                group[place.key] = tuple(parts)
+
+    def after(self, optimizer: Optimizer) -> None:
+        """It has stepped: put its own numbers back."""
+        self.restore()
+        if _counters(optimizer) != self._counts.pop(id(optimizer), None):
+            kind = type(optimizer).__name__
+            raise CaptureError("OL120", f"{kind} counts its steps in Python")
+
+    def restore(self) -> None:
+        """Put every optimizer's own numbers back; also after a step that raised."""
+        for group, before in reversed(self._before):
+            group.clear()
+            group.update(before)
+        self._before.clear()
+
+
+def _counters(optimizer: Optimizer) -> list[object]:
+    """The numbers that an optimizer keeps in Python."""
+    return [
+        value
+        for state in optimizer.state.values()
+        for value in (cast(dict[str, object], state).values() if isinstance(state, dict) else ())
+        if isinstance(value, int | float)
+    ]
+
+
+def keys_read(before: Walk, optimizer: Optimizer) -> frozenset[str]:
+    """The keys of its groups that code other than the optimizer's own names."""
+    own = {id(member) for kind in type(optimizer).__mro__ for member in vars(kind).values()}
+    names: set[str] = set()
+    for fn in before.functions:
+        inner = getattr(fn, "__wrapped__", fn)
+        if id(fn) not in own and id(inner) not in own:
+            names |= names_read(fn.__code__)
+    return frozenset(names)
+
+
+class Dials:
+    """The numbers of a recording's optimizers, and the places in it that hold what they lead to.
+
+    Attributes:
+        keys: (id of a group, key) of each number that is turned and not guarded.
+    """
+
+    def __init__(self, steps: Steps, dial: Dial | None, terms: Sequence[int]) -> None:
+        self._places = [place for place, _ in steps.places.values()]
+        self._book, self._dial, self._terms = steps.book, dial, terms
+        self.keys = {(id(place.group), place.key) for place in self._places}
+        self._values: list[float] | None = None
+        groups = {id(place.group): place.group for place in self._places}
+        self._fast: list[list[Any]] = []
+        for group in groups.values():
+            keys = list(dict.fromkeys(p.key for p in self._places if p.group is group))
+            # Of one key the getter would give the value itself.
+            self._fast.append([itemgetter(*keys, keys[0]), group, None])
+
+    @staticmethod
+    def none() -> Dials:
+        """Those of a recording without optimizers."""
+        return Dials(Steps(), None, ())
+
+    def current(self) -> bool:
+        """Have the recording use the numbers of now; whether it can.
+
+        0.2 us for each group whose numbers are the objects of the last call; where one has
+        changed, 0.2 us for each term and 1 us for each kernel.
+        """
+        try:
+            for read, group, seen in self._fast:
+                if seen is None or not all(map(operator.is_, read(group), seen)):
+                    return self._turn()
+        except LookupError:
+            return False
+        return True
+
+    def _turn(self) -> bool:
+        seen = [read(group) for read, group, _ in self._fast]
+        values = [place.read() for place in self._places]
+        if not all(type(value) in (float, int) for value in values):
+            return False
+        values = [float(value) for value in values]
+        if values != self._values:
+            terms = self._book.evaluate(values)
+            if terms is None:
+                return False
+            assert self._dial is not None
+            self._dial.write([terms[i] for i in self._terms])
+            self._values = values
+        for entry, now in zip(self._fast, seen, strict=True):
+            entry[2] = now
+        return True
+
+
+def every_key(optimizer: Optimizer) -> frozenset[str]:
+    """All keys of an optimizer's groups."""
+    return frozenset(key for group in optimizer.param_groups for key in group)
+
+
+def dials(steps: Steps, graph: Graph) -> Dials | None:
+    """What turns the numbers of a recording; None where they cannot be found in it."""
+    terms = _varying(steps)
+    dial = graph.dial([steps.book.values[i] for i in terms])
+    return None if dial is None else Dials(steps, dial, terms)
+
+
+def _varying(steps: Steps) -> list[int]:
+    """The terms that other numbers change: ``lr * 0`` is not one."""
+    book, generator = steps.book, random.Random(1)
+    numbers = [float(place.read()) for place, _ in steps.places.values()]
+    others = book.evaluate([unmistakable(number, generator) for number in numbers])
+    if others is None:
+        return list(range(len(book.values)))
+    return [i for i, (a, b) in enumerate(zip(book.values, others, strict=True)) if a != b]
+
+
+# Whether that is right, tried on parameters of a few elements.
+
+
+def constants(
+    driver: Driver, device: torch.device, optimizer: Optimizer, kept: Collection[str]
+) -> frozenset[str]:
+    """The keys, `kept` among them, whose numbers a recording of such an optimizer cannot turn.
+
+    The others were tried: a recorded step of a small optimizer of this kind, its numbers turned, is
+    eager's bit for bit. It is not where the step computes with a number in ways that cannot be
+    followed (`math.sqrt`, a tensor made of one). Costs a small capture, and one more for each key
+    where not all can be turned.
+    """
+    keys = {place.key for group in optimizer.param_groups for place in _places(group, kept)}
+    if _proven(driver, device, optimizer, kept):
+        return frozenset(kept)
+    good = {key for key in keys if _proven(driver, device, optimizer, {*kept, *keys - {key}})}
+    left = keys - good
+    if good and left and _proven(driver, device, optimizer, {*kept, *left}):
+        return frozenset({*kept, *left})
+    return frozenset({*kept, *keys})
+
+
+def _proven(
+    driver: Driver, device: torch.device, optimizer: Optimizer, kept: Collection[str]
+) -> bool:
+    trial = _miniature(optimizer, device)
+    settle(trial)
+
+    def twice() -> None:
+        trial.step()
+        trial.step()
+
+    driver.warmup(twice, device)
+    tensors = _tensors(trial)
+    saved = [t.detach().clone() for t in tensors]
+    steps = Steps(lambda _: frozenset(kept), device.type == "cuda")
+
+    def body(capture: Capture) -> None:
+        steps.before(trial)
+        try:
+            trial.step()
+        finally:
+            steps.restore()
+
+    graph, _ = driver.capture(body, driver.new_pool(device))
+    try:
+        found = dials(steps, graph)
+        generator = random.Random(2)
+        for place, _ in steps.places.values():
+            _write(place, unmistakable(float(place.read()), generator))
+        if found is None or not found.current():
+            return False
+        graph.launch((), ())
+        turned = [t.detach().clone() for t in tensors]
+        _put_back(tensors, saved)
+        driver.warmup(trial.step, device)
+        return all(map(_same, turned, tensors))
+    finally:
+        graph.reset()
+
+
+def _miniature(optimizer: Optimizer, device: torch.device) -> Optimizer:
+    """An optimizer of the same class and options over parameters of its own."""
+    trial = cast(Optimizer, object.__new__(type(optimizer)))
+    vars(trial).update(vars(optimizer))
+    vars(trial).pop("step", None)  # a scheduler's wrapper, bound to the original
+    for name, value in vars(optimizer).items():
+        if name.endswith("_hooks"):
+            vars(trial)[name] = type(value)()
+    vars(trial)["state"] = defaultdict(dict)
+    generator = torch.Generator().manual_seed(0)
+
+    def like(t: Tensor) -> torch.nn.Parameter:
+        made = torch.nn.Parameter(_random(t, generator).to(device))
+        made.grad = _random(t, generator).to(device)
+        return made
+
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        kinds = {(p.dtype, p.dim()): p for p in group["params"] if p.grad is not None}
+        groups.append({**group, "params": [like(p) for p in kinds.values()]})
+    vars(trial)["param_groups"] = groups
+    return trial
+
+
+def _random(t: Tensor, generator: torch.Generator) -> Tensor:
+    shape = [min(n, _LARGEST) for n in t.shape]
+    return torch.randn(shape, generator=generator).to(t.dtype)
+
+
+def _tensors(optimizer: Optimizer) -> list[Tensor]:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    states = [s for p in params for s in optimizer.state[p].values() if isinstance(s, Tensor)]
+    return [*params, *states]
+
+
+def _put_back(tensors: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for t, before in zip(tensors, saved, strict=True):
+            t.copy_(before)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.equal(a.detach().cpu(), b.detach().cpu()))
+
+
+def _write(place: Place, value: float) -> None:
+    if place.item is None:
+        place.group[place.key] = value
+    else:
+        parts = list(place.group[place.key])
+        parts[place.item] = value
+        place.group[place.key] = tuple(parts)

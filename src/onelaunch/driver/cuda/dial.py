@@ -1,0 +1,115 @@
+"""Numbers in the arguments of recorded kernels: finding them, and writing others there."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from onelaunch.driver.cuda import nodes
+
+Form = Callable[[float], bytes]
+"""How a kernel holds a number: its own bytes, its negative's or its reciprocal's."""
+
+
+def _single(value: float) -> bytes:
+    return bytes(ctypes.c_float(value))
+
+
+def _double(value: float) -> bytes:
+    return bytes(ctypes.c_double(value))
+
+
+def _over(value: float) -> float:
+    return 1 / value if value else math.copysign(math.inf, value)
+
+
+def _rounded(value: float) -> float:
+    return ctypes.c_float(value).value
+
+
+FORMS: tuple[Form, ...] = (
+    _double,
+    _single,
+    lambda v: _double(-v),
+    lambda v: _single(-v),
+    lambda v: _double(_over(v)),
+    lambda v: _single(_over(v)),
+    lambda v: _single(_over(_rounded(v))),
+)
+"""The first that fits counts: the last two agree for most numbers."""
+
+
+class _Place(NamedTuple):
+    number: int
+    form: Form
+    word: ctypes.Array[ctypes.c_char]
+    """The bytes in place."""
+
+
+class CudaDial:
+    """The places in an executable graph that hold some numbers; see `Dial`."""
+
+    def __init__(
+        self, raw: tuple[int, int], lock: AbstractContextManager[Any], numbers: Sequence[float]
+    ) -> None:
+        graph, executable = raw
+        self._lock = lock
+        self._setters: list[nodes.Setter] = []
+        self._places: list[_Place] = []
+        patterns = _patterns(numbers)
+        for node in nodes.handles(graph):
+            if nodes.kind(node) != "KERNEL":
+                continue
+            kernel = nodes.KernelNode.read(node)
+            if kernel is None:
+                continue
+            places = [p for block in kernel.blocks for p in _places(block, patterns)]
+            if places:
+                self._places += places
+                self._setters.append(kernel.setter(executable))
+        self.found = frozenset(place.number for place in self._places)
+
+    def write(self, numbers: Sequence[float]) -> None:
+        """See `Dial.write`."""
+        with self._lock:
+            for number, form, word in self._places:
+                word.raw = form(numbers[number])
+            nodes.apply(self._setters)
+
+
+def _patterns(numbers: Sequence[float]) -> dict[bytes, tuple[int, Form]]:
+    """The bytes to look for."""
+    patterns: dict[bytes, tuple[int, Form]] = {}
+    for form in FORMS:
+        for index, number in enumerate(numbers):
+            if number:
+                patterns.setdefault(form(number), (index, form))
+    return patterns
+
+
+def _places(
+    block: ctypes.Array[ctypes.c_char], patterns: dict[bytes, tuple[int, Form]]
+) -> Iterator[_Place]:
+    content = block.raw
+    offset = 0
+    while offset < len(content):
+        for size in (8, 4):
+            found = patterns.get(content[offset : offset + size])
+            if found is not None and not (size == 4 and _is_address(content, offset)):
+                word = (ctypes.c_char * size).from_buffer(block, offset)
+                yield _Place(*found, word)
+                offset += size - 4
+                break
+        offset += 4
+
+
+def _is_address(content: bytes, offset: int) -> bool:
+    """Whether 4 bytes are the lower half of what looks like an address."""
+    return (
+        offset % 8 == 0
+        and content[offset + 6 : offset + 8] == b"\0\0"
+        and (content[offset + 5 : offset + 6] in (b"\x7e", b"\x7f"))
+    )

@@ -1,0 +1,232 @@
+"""Optimizers that step inside a callable: which can be captured, and how to make them so."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from onelaunch.errors import CaptureError, GraphError
+from onelaunch.observe import refuse
+
+Stepper = TypeVar("Stepper", bound=Optimizer)
+
+_OUTSIDE = "graph the forward and backward, and call `optimizer.step()` after it"
+_NEVER: dict[str, tuple[str, str]] = {
+    "LBFGS": (
+        "evaluates its closure as often as a line search on the host decides",
+        "graph the closure instead: `optimizer.step(ol.graph(closure))`",
+    ),
+    "SparseAdam": (
+        "takes sparse gradients, whose sizes depend on data",
+        "dense gradients (`sparse=False`) and `torch.optim.Adam(..., capturable=True)`",
+    ),
+    "Adafactor": ("counts its steps on the host", _OUTSIDE),
+}
+"""Optimizers of torch that no option makes capturable: why, and what to write instead."""
+
+_READS_STEPS = ("Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "Adagrad")
+"""Optimizers that compute with the number of their steps: on the host, without an option."""
+
+_FUSED = ("Adam", "AdamW", "Adagrad")
+"""Those of them with a fused step, which keeps the number on the device."""
+
+
+def why_not(optimizer: Optimizer) -> tuple[str, str] | None:
+    """What in an optimizer's step a capture cannot repeat, and the line to write; None if nothing.
+
+    Knows the optimizers of torch. For others the capture itself tells.
+    """
+    kind = type(optimizer).__name__
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return None
+    if kind in _NEVER:
+        what, fix = _NEVER[kind]
+        return f"torch.optim.{kind} {what}", fix
+    for group in optimizer.param_groups:
+        host = all(p.device.type == "cpu" for p in group["params"])
+        if group.get("fused") or (group.get("capturable") and not host):
+            continue
+        if kind in _READS_STEPS or ("capturable" in group and not host):
+            return f"torch.optim.{kind} counts its steps on the host", _line(kind, group, host)
+    return None
+
+
+def _line(kind: str, group: dict[str, Any], host: bool) -> str:
+    if "capturable" in group and not host:
+        option = "capturable=True"
+    elif kind in _FUSED:
+        option = "fused=True"
+    else:
+        return f"on a CPU {_OUTSIDE}, or take torch.optim.Adam(..., fused=True)"
+    return f"torch.optim.{kind}(..., {option}), or `ol.capturable(optimizer)` before the first call"
+
+
+def refusal(optimizer: Optimizer) -> CaptureError | None:
+    """The error for an optimizer that is about to step in a callable; None if it may."""
+    found = why_not(optimizer)
+    if found is not None:
+        return refuse("OL120", found[0], fix=found[1])
+    if _is_scaled(optimizer):
+        kind = type(optimizer).__name__
+        fix = f"torch.optim.{kind}(..., fused=True)"
+        if "fused" not in optimizer.defaults:
+            fix = "call `scaler.step(optimizer)` after the callable"
+        return refuse("OL121", f"GradScaler.step with torch.optim.{kind}", fix=fix)
+    return None
+
+
+def _is_scaled(optimizer: Optimizer) -> bool:
+    """Whether a GradScaler that steps this optimizer has read on the host whether to."""
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    frame: FrameType | None = _caller()
+    while frame is not None:
+        if frame.f_code is torch.amp.GradScaler._maybe_opt_step.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _caller() -> FrameType | None:
+    return sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+
+
+StepHook = Callable[[Optimizer], None]
+
+
+@contextmanager
+def watching_steps(before: StepHook, after: StepHook | None = None) -> Generator[None]:
+    """Call `before` and `after` around every optimizer step of this thread."""
+    thread = threading.get_ident()
+
+    def pre(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() == thread:
+            before(optimizer)
+
+    def post(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if after is not None and threading.get_ident() == thread:
+            after(optimizer)
+
+    handles = [register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def settle(optimizer: Optimizer) -> None:
+    """Tell torch not to warn that a capturable optimizer steps in a warm-up, uncaptured."""
+    vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True
+
+
+class Options:
+    """The options of optimizers that are constants of a recording, watched for changes.
+
+    Args:
+        optimizers: those that step in the recorded call.
+        turned: (id of a group, key) of what each call reads.
+    """
+
+    def __init__(
+        self, optimizers: Sequence[Optimizer], turned: Collection[tuple[int, object]]
+    ) -> None:
+        self._optimizers, self._turned = optimizers, turned
+        self._values = self._read()
+        self._changes = 0
+
+    def _read(self) -> dict[tuple[int, str], object]:
+        return {
+            (id(group), key): value
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for key, value in group.items()
+            if (id(group), key) not in self._turned and type(value) in (int, float, tuple)
+        }
+
+    def restless(self) -> str | None:
+        """The name of an option that changed before this call and before the last, or None.
+
+        To be asked at each call that no recording fits.
+        """
+        now = self._read()
+        changed = [key for (_, key), value in now.items() if self._values.get((_, key)) != value]
+        self._values = now
+        self._changes = self._changes + 1 if changed else 0
+        if self._changes < 2:
+            return None
+        kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in self._optimizers}))
+        return f"`{changed[0]}` of {kinds}"
+
+
+def capturable(optimizer: Stepper) -> Stepper:
+    """Make an optimizer of torch capturable, in place: its options, and the state that it has.
+
+    On an accelerator: `capturable=True` in every group that knows it, `fused=True` for Adagrad,
+    and the state and a tensor learning rate moved from the host to the parameters' device. On a
+    CPU `fused=True`. SGD, Muon, and whatever can be captured already, stay as they are. The
+    values of the state do not change; the steps that follow are those of the new options, whose
+    results may differ from the old ones' in the last bits.
+
+    Args:
+        optimizer: with or without state.
+
+    Returns:
+        `optimizer` itself.
+
+    Raises:
+        CaptureError: OL120, no option makes this optimizer capturable.
+        GraphError: OL401, not an optimizer.
+
+    Example:
+        >>> import torch, onelaunch as ol
+        >>> layer = torch.nn.Linear(2, 2)
+        >>> optimizer = ol.capturable(torch.optim.Adam(layer.parameters()))
+        >>> optimizer.param_groups[0]["fused"]  # on a CPU
+        True
+    """
+    if not isinstance(optimizer, Optimizer):
+        what = f"expected an optimizer, got a {type(optimizer).__name__}"
+        raise GraphError("OL401", what, fix="ol.capturable(torch.optim.Adam(...))")
+    kind = type(optimizer).__name__
+    if kind in _NEVER:
+        what, fix = _NEVER[kind]
+        raise CaptureError("OL120", f"torch.optim.{kind} {what}", fix=fix)
+    for group in optimizer.param_groups:
+        _convert(optimizer, kind, group)
+    refused = why_not(optimizer)
+    if refused is not None:
+        raise CaptureError("OL120", refused[0], fix=refused[1])
+    settle(optimizer)
+    return optimizer
+
+
+def _convert(optimizer: Optimizer, kind: str, group: dict[str, Any]) -> None:
+    host = all(p.device.type == "cpu" for p in group["params"])
+    if host or kind == "Adagrad":
+        if kind in _FUSED and not group.get("fused"):
+            group["fused"], group["foreach"] = True, None
+            optimizer.defaults.update(fused=True, foreach=None)
+            vars(optimizer)["_step_supports_amp_scaling"] = kind != "Adagrad"
+    elif "capturable" in group:
+        group["capturable"] = optimizer.defaults["capturable"] = True
+    lr = group.get("lr")
+    for p in group["params"]:
+        if isinstance(lr, Tensor) and lr.device != p.device:
+            group["lr"] = lr = lr.to(p.device)
+        state = optimizer.state.get(p, {})
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.device != p.device:
+                state[key] = value.to(p.device)

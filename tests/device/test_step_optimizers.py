@@ -1,0 +1,254 @@
+"""Every optimizer of torch in a whole step: recorded, or refused before it steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import onelaunch as ol
+
+from .drop_in import assert_same, on_accelerators
+from .steps import as_eager, batch, small_model, training
+
+Make = Callable[[Any], Optimizer]
+O = torch.optim  # noqa: E741
+
+EVERYWHERE: dict[str, Make] = {
+    "SGD": lambda p: O.SGD(p, lr=0.1),
+    "SGD momentum": lambda p: O.SGD(p, lr=0.1, momentum=0.9, dampening=0.1),
+    "SGD nesterov": lambda p: O.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "SGD maximize": lambda p: O.SGD(p, lr=0.1, maximize=True),
+    "SGD foreach": lambda p: O.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    "SGD for loop": lambda p: O.SGD(p, lr=0.1, momentum=0.9, foreach=False),
+    "SGD fused": lambda p: O.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "Adam fused": lambda p: O.Adam(p, lr=0.01, fused=True),
+    "Adam fused amsgrad": lambda p: O.Adam(p, lr=0.01, fused=True, amsgrad=True, maximize=True),
+    "AdamW fused": lambda p: O.AdamW(p, lr=0.01, fused=True),
+}
+"""Captured as they are, on every device."""
+
+CAPTURABLE: dict[str, Make] = {
+    "Adadelta": lambda p: O.Adadelta(p, capturable=True, weight_decay=0.01),
+    "Adadelta for loop": lambda p: O.Adadelta(p, capturable=True, foreach=False),
+    "Adam": lambda p: O.Adam(p, lr=0.01, capturable=True),
+    "Adam for loop": lambda p: O.Adam(p, lr=0.01, capturable=True, foreach=False),
+    "Adam amsgrad": lambda p: O.Adam(p, capturable=True, amsgrad=True, weight_decay=0.01),
+    "Adam maximize": lambda p: O.Adam(p, capturable=True, maximize=True),
+    "AdamW": lambda p: O.AdamW(p, lr=0.01, capturable=True),
+    "AdamW for loop": lambda p: O.AdamW(p, lr=0.01, capturable=True, foreach=False),
+    "AdamW foreach": lambda p: O.AdamW(p, lr=0.01, capturable=True, foreach=True, amsgrad=True),
+    "Adamax": lambda p: O.Adamax(p, capturable=True, weight_decay=0.01),
+    "Adamax foreach": lambda p: O.Adamax(p, capturable=True, foreach=True),
+    "ASGD": lambda p: O.ASGD(p, capturable=True),
+    "ASGD foreach": lambda p: O.ASGD(p, capturable=True, foreach=True, weight_decay=0.01),
+    "NAdam": lambda p: O.NAdam(p, capturable=True, decoupled_weight_decay=True, weight_decay=0.1),
+    "NAdam foreach": lambda p: O.NAdam(p, capturable=True, foreach=True),
+    "RAdam": lambda p: O.RAdam(p, capturable=True, weight_decay=0.01),
+    "RAdam foreach": lambda p: O.RAdam(p, capturable=True, foreach=True),
+    "RMSprop": lambda p: O.RMSprop(p, capturable=True, momentum=0.9, centered=True),
+    "RMSprop for loop": lambda p: O.RMSprop(p, capturable=True, foreach=False, weight_decay=0.01),
+    "Rprop": lambda p: O.Rprop(p, capturable=True),
+    "Rprop foreach": lambda p: O.Rprop(p, capturable=True, foreach=True, maximize=True),
+}
+"""Captured with the option that they need."""
+
+COUNTS_ON_THE_HOST: dict[str, Make] = {
+    "Adagrad": lambda p: O.Adagrad(p),
+    "Adam": lambda p: O.Adam(p),
+    "AdamW": lambda p: O.AdamW(p),
+    "Adamax": lambda p: O.Adamax(p),
+    "ASGD": lambda p: O.ASGD(p),
+    "NAdam": lambda p: O.NAdam(p),
+    "RAdam": lambda p: O.RAdam(p),
+}
+"""Refused as they are, on every device."""
+
+COUNTS_BESIDE: dict[str, Make] = {
+    "Adadelta": lambda p: O.Adadelta(p),
+    "RMSprop": lambda p: O.RMSprop(p),
+    "Rprop": lambda p: O.Rprop(p),
+}
+"""They count on the host and never read it: refused on an accelerator, and fine on a CPU."""
+
+NEVER: dict[str, Make] = {
+    "Adafactor": lambda p: O.Adafactor(p),
+    "SparseAdam": lambda p: O.SparseAdam(list(p)),
+}
+
+
+def test_the_table_has_every_optimizer_of_torch() -> None:
+    tables = (EVERYWHERE, CAPTURABLE, COUNTS_ON_THE_HOST, COUNTS_BESIDE, NEVER)
+    known = {name.split()[0] for table in tables for name in table} | {"LBFGS", "Muon"}
+    kinds = {name for name, kind in vars(O).items() if isinstance(kind, type)}
+    assert known == kinds - {"Optimizer"}
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_captured_as_it_is(device: torch.device, name: str) -> None:
+    as_eager(lambda: training(device, EVERYWHERE[name]), device)
+
+
+@on_accelerators
+@pytest.mark.parametrize("name", CAPTURABLE)
+def test_captured_with_its_option(device: torch.device, name: str) -> None:
+    as_eager(lambda: training(device, CAPTURABLE[name]), device)
+
+
+def refused_before_it_steps(device: torch.device, make: Make) -> ol.CaptureError:
+    job = training(device, make)
+    before = [p.detach().clone() for p in job.model.parameters()]
+    fast = ol.graph(job.step)
+    with pytest.raises(ol.CaptureError) as caught:
+        fast(*batch(0, device))
+    assert_same([p.detach() for p in job.model.parameters()], before)
+    for state in job.optimizers[0].state.values():  # Adagrad has one from the beginning
+        assert state["step"] == 0
+    assert caught.value.code == "OL120"
+    assert type(job.optimizers[0]).__name__ in caught.value.what
+    assert "optimizer.step()" in str(caught.value.where)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", COUNTS_ON_THE_HOST)
+def test_refused_as_it_is_and_captured_when_made_capturable(
+    device: torch.device, name: str
+) -> None:
+    make = COUNTS_ON_THE_HOST[name]
+    error = refused_before_it_steps(device, make)
+    if device.type == "cpu" and "fused" not in make([nn.Parameter(torch.ones(2))]).defaults:
+        assert "after it" in error.fix
+        return
+    assert "ol.capturable(optimizer)" in error.fix
+    assert ("fused=True" if device.type == "cpu" or name == "Adagrad" else "capturable=True") in (
+        error.fix
+    )
+    as_eager(lambda: training(device, lambda p: ol.capturable(make(p))), device)
+
+
+@pytest.mark.parametrize("name", COUNTS_BESIDE)
+def test_refused_on_an_accelerator_alone(device: torch.device, name: str) -> None:
+    make = COUNTS_BESIDE[name]
+    if device.type == "cpu":
+        as_eager(lambda: training(device, make), device)
+    else:
+        assert "capturable=True" in refused_before_it_steps(device, make).fix
+    as_eager(lambda: training(device, lambda p: ol.capturable(make(p))), device)
+
+
+def test_what_no_option_helps(device: torch.device) -> None:
+    refused_before_it_steps(device, NEVER["Adafactor"])
+    for name, make in NEVER.items():
+        with pytest.raises(ol.CaptureError, match=name):
+            ol.capturable(make([nn.Parameter(torch.ones(2, device=device))]))
+
+
+def test_lbfgs(device: torch.device) -> None:
+    model = small_model(device)
+    optimizer = O.LBFGS(model.parameters(), max_iter=2)
+    loss = nn.MSELoss()
+
+    def step(x: Tensor, y: Tensor) -> Any:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            value = loss(model(x), y)
+            value.backward()
+            return value
+
+        return optimizer.step(closure)
+
+    with pytest.raises(ol.CaptureError, match="OL120.*LBFGS"):
+        ol.graph(step)(*batch(0, device))
+
+
+def test_muon(device: torch.device) -> None:
+    def job() -> Any:
+        found = training(device, lambda p: O.SGD(p, lr=0.1))
+        muon = O.Muon([found.model[0].weight, found.model[-1].weight], lr=0.02)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            muon.zero_grad()
+            loss = nn.functional.mse_loss(found.model(x), y)
+            loss.backward()
+            muon.step()
+            return loss
+
+        found.step, found.optimizers = step, [muon]
+        return found
+
+    as_eager(job, device)
+
+
+def test_refused_once_then_eager(device: torch.device) -> None:
+    job, expected = (training(device, lambda p: O.Adam(p)) for _ in range(2))
+    fast = ol.graph(job.step, on_refusal="eager")
+    with pytest.warns(ol.GraphWarning, match="OL120") as caught:
+        for i in range(5):
+            assert_same(fast(*batch(i, device)), expected.step(*batch(i, device)))
+    assert len(caught) == 1
+
+
+def test_an_optimizer_made_capturable_goes_on_where_it_was(device: torch.device) -> None:
+    """Eager steps, then `ol.capturable`, then recorded ones: as eager steps all the way."""
+    job, eager = (training(device, lambda p: O.Adam(p, lr=0.01)) for _ in range(2))
+    for i in range(3):
+        for one in (job, eager):
+            one.step(*batch(i, device))
+    for one in (job, eager):
+        before = {id(p): one.optimizers[0].state[p]["step"].item() for p in one.model.parameters()}
+        assert ol.capturable(one.optimizers[0]) is one.optimizers[0]
+        for p in one.model.parameters():
+            step = one.optimizers[0].state[p]["step"]
+            assert step.device == p.device
+            assert step.item() == before[id(p)] == 3
+    fast = ol.graph(job.step)
+    for i in range(3, 10):
+        assert_same(fast(*batch(i, device)), eager.step(*batch(i, device)))
+    assert_same(dict(job.model.state_dict()), dict(eager.model.state_dict()))
+    assert fast.recordings[0].replays == 4
+
+
+def test_capturable_takes_optimizers_only() -> None:
+    with pytest.raises(ol.GraphError, match="OL401"):
+        ol.capturable(nn.Linear(1, 1))  # pyright: ignore
+
+
+def test_an_optimizer_of_ones_own(device: torch.device) -> None:
+    class Sign(Optimizer):
+        def __init__(self, params: Any, lr: float, beta: float) -> None:
+            super().__init__(params, {"lr": lr, "beta": beta})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    state = self.state[p]
+                    if "m" not in state:
+                        state["m"] = torch.zeros_like(p)
+                    p.add_(state["m"].lerp(p.grad, 1 - group["beta"]).sign(), alpha=-group["lr"])
+                    state["m"].lerp_(p.grad, 0.01)
+
+    def schedule(i: int, job: Any) -> None:
+        job.optimizers[0].param_groups[0]["lr"] = 0.1 / (i + 1)
+
+    as_eager(lambda: training(device, lambda p: Sign(p, 0.1, 0.9)), device, between=schedule)
+
+
+def test_an_optimizer_that_counts_in_python_is_refused(device: torch.device) -> None:
+    class Decaying(Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    count = self.state[p]["n"] = self.state[p].get("n", 0) + 1
+                    p.sub_(p.grad, alpha=group["lr"] / count)
+
+    job = training(device, lambda p: Decaying(p, {"lr": 0.1}))
+    fast = ol.graph(job.step, warmup=1)
+    fast(*batch(0, device))
+    with pytest.raises(ol.CaptureError, match="OL120.*counts its steps in Python"):
+        fast(*batch(1, device))

@@ -40,31 +40,29 @@ def refuse_module(module: nn.Module) -> None:
     """Refuse a module that synchronises gradients itself, or has such a part.
 
     Raises:
-        GraphError: OL112.
+        GraphError: OL130.
     """
     for part in module.modules():
         kind = spread(part)
         if kind is not None:
-            raise GraphError("OL112", _skipped(part), fix=_pair_fix(kind))
+            raise GraphError("OL130", _skipped(part), fix=_pair_fix(kind))
 
 
-def refuse_pair(reached: Iterable[object]) -> None:
-    """Refuse a forward whose backward is outside the callable and would start collectives.
+def refused_pair(reached: Iterable[object]) -> CaptureError | None:
+    """Why a forward whose backward is outside the callable cannot be recorded, OL130; or None.
 
     Args:
         reached: what the callable reaches.
-
-    Raises:
-        CaptureError: OL112.
     """
     for part in reached if _initialized() else ():
         kind = spread(part)
         if kind is not None:
-            raise CaptureError("OL112", _skipped(part), fix=_pair_fix(kind))
+            return CaptureError("OL130", _skipped(part), fix=_pair_fix(kind))
+    return None
 
 
 def refused_step(reached: Iterable[object]) -> CaptureError | None:
-    """Why a callable that shards its parameters cannot be recorded, OL112; or None.
+    """Why a callable that shards its parameters cannot be recorded, OL130; or None.
 
     Args:
         reached: what the callable reaches.
@@ -77,7 +75,7 @@ def refused_step(reached: Iterable[object]) -> CaptureError | None:
     if any(spread(part) == "FSDP2" and _reshards(part) for part in parts):
         why += "; resharding after forward it does so twice"
     what = f"`{type(parts[0]).__name__}` in a recording"
-    return CaptureError("OL112", what, why=why, fix=_WHOLE)
+    return CaptureError("OL130", what, why=why, fix=_WHOLE)
 
 
 class _Shutdown:

@@ -139,7 +139,7 @@ CATALOGUE: dict[str, Entry] = {
         "the recording's buffers do not fit beside what is allocated",
         "free memory, share a pool between callables (`pool=ol.Pool()`), or graph fewer shapes",
     ),
-    "OL112": Entry(
+    "OL130": Entry(
         "a wrapper that synchronises gradients",
         "its collectives are started by hooks of autograd, which a recorded backward does not "
         "run: each process would train on its own gradients",

@@ -57,20 +57,20 @@ def test_a_pair_inside_ddp(gpus: bool) -> None:
 
 def test_a_whole_step_over_fsdp2_is_refused(gpus: bool) -> None:
     for report in torchrun("fsdp-step", gpus=gpus):
-        assert report["refused"] == "OL112"
+        assert report["refused"] == "OL130"
         assert "storage of its parameters" in report["what"]
 
 
 @pytest.mark.parametrize("way", ["pair-over-ddp", "function-over-ddp", "pair-over-fsdp"])
 def test_a_pair_around_a_wrapper_is_refused(way: str) -> None:
     for report in torchrun(way, gpus=False):
-        assert report["refused"] == "OL112", report
+        assert report["refused"] == "OL130", report
         assert "fix:" in report["what"]
 
 
 def test_resharding_after_forward_is_refused(gpus: bool) -> None:
     for report in torchrun("fsdp-reshard", gpus=gpus):
-        assert report["refused"] == "OL112", report
+        assert report["refused"] == "OL130", report
         assert "resharding after forward" in report["what"]
 
 

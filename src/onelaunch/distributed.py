@@ -87,14 +87,20 @@ class _Shutdown:
     """
 
     def __init__(self) -> None:
-        self._resets: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._callables: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Apart, for a recording may outlive its callable until cycles are collected.
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
         self._wrapped = False
 
-    def watch(self, graphed: Any) -> None:
-        """Reset `graphed` before process groups are destroyed. Without any it does nothing."""
+    def watch(self, graphed: Any, graph: Any) -> None:
+        """Reset a callable and its new recording before process groups are destroyed.
+
+        Does nothing where there is no process group.
+        """
         if not _initialized():
             return
-        self._resets.add(graphed)
+        self._callables.add(graphed)
+        self._graphs.add(graph)
         if self._wrapped:
             return
         self._wrapped = True
@@ -102,7 +108,7 @@ class _Shutdown:
 
         @functools.wraps(destroy)
         def reset_and_destroy(group: Any = None) -> None:
-            for each in list(self._resets):
+            for each in [*self._callables, *self._graphs]:
                 each.reset()
             destroy(group)
 

@@ -365,7 +365,7 @@ class Graphed(Generic[P, R]):
             known=signature.known if callee is not self.fn else None,
         )
         captured = recorder.record(flat.tree, flat.tensors)
-        distributed.shutdown.watch(self)
+        distributed.shutdown.watch(self, captured.graph)
         if signature.launches is not None:
             captured.launches, signature.launches = signature.launches, None
         call = build_call(captured, spec, self._name)

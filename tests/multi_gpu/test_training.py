@@ -41,10 +41,12 @@ def gpus(request: pytest.FixtureRequest) -> bool:
     return request.param == "nccl"
 
 
-def test_a_whole_step_over_ddp(gpus: bool) -> None:
+@pytest.mark.parametrize("recording", ["alive", "dropped"])
+def test_a_whole_step_over_ddp(gpus: bool, recording: str) -> None:
     """Eleven warm-up calls, then one recording; every rank has the parameters of eager's run, and
-    the process group ends with the recording alive."""
-    for report in torchrun("ddp-step", "--keep", gpus=gpus):
+    the process group ends whether the recording is alive or waits to be collected."""
+    options = ["--keep"] if recording == "alive" else []
+    for report in torchrun("ddp-step", *options, gpus=gpus):
         assert report["equal"], report
         assert report["replays"] == 50 - 11
 

@@ -35,11 +35,9 @@ def network(device: torch.device) -> nn.Sequential:
 
 
 def side_stream(device: torch.device) -> Any:
-    """DDP's own streams and events are made on a stream that is not the default one."""
-    return torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else _nothing()
-
-
-def _nothing() -> Any:
+    """Where DDP is made for a step that will be captured, as PyTorch's notes on graphs ask."""
+    if device.type == "cuda":
+        return torch.cuda.stream(torch.cuda.Stream())
     return contextlib.nullcontext()
 
 
@@ -62,8 +60,7 @@ def step_of(model: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer)
 
 
 def ddp(module: nn.Module, device: torch.device) -> DDP:
-    with side_stream(device):
-        return DDP(module, device_ids=[device.index] if device.type == "cuda" else None)
+    return DDP(module, device_ids=[device.index] if device.type == "cuda" else None)
 
 
 def ddp_pair(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]:
@@ -75,7 +72,9 @@ def ddp_pair(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]
 
 def ddp_step(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]:
     model = network(device)
-    step = step_of(ddp(model, device), adam(model.parameters(), device))
+    with side_stream(device):
+        wrapped = ddp(model, device)
+    step = step_of(wrapped, adam(model.parameters(), device))
     fast: Any = ol.graph(step) if graphed else step
     return model, fast, fast
 

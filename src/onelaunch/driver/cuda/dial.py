@@ -97,7 +97,8 @@ def _places(
     offset = 0
     while offset < len(content):
         for size in (8, 4):
-            found = patterns.get(content[offset : offset + size])
+            word_bytes = content[offset : offset + size]
+            found = patterns.get(word_bytes) if len(word_bytes) == size else None
             if found is not None and not (size == 4 and _is_address(content, offset)):
                 word = (ctypes.c_char * size).from_buffer(block, offset)
                 yield _Place(*found, word)

@@ -6,6 +6,7 @@ from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
 from onelaunch.graphed import Graphed
 from onelaunch.optimizers import capturable
 from onelaunch.pool import Pool
+from onelaunch.prefetch import prefetch
 from onelaunch.recording import Recording
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "capturable",
     "compare",
     "graph",
+    "prefetch",
 ]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from onelaunch.driver.driver import Capture, Dial, Driver, Graph
 from onelaunch.errors import CaptureError
@@ -23,6 +24,7 @@ from onelaunch.names import names_read
 from onelaunch.observe import Observer
 from onelaunch.optimizers import refusal, settle, watching_steps
 from onelaunch.slots import Slot
+from onelaunch.source import is_users
 from onelaunch.state import Change, Walk
 
 _LARGEST = 4
@@ -116,10 +118,30 @@ class Steps:
         finally:
             self.restore()
 
-    def turns(self, slot: Slot) -> bool:
-        """Whether what a slot holds is a number that each call reads, or a tuple of them."""
-        keys = {(group, key) for group, key, _ in self.places}
-        return slot.id in keys or (slot.via is not None and slot.via.id in keys)
+    def relied_on(
+        self, slots: Sequence[tuple[Slot, object]], before: Walk
+    ) -> list[tuple[Slot, object]]:
+        """`slots` without the numbers that each call reads, and without what only schedulers read,
+        and optimizers that do not step here: not what the callable's own code names."""
+        turned = {(group, key) for group, key, _ in self.places}
+        idle: dict[int, frozenset[str]] = {}
+        for _, value in before.held.values():
+            if isinstance(value, Optimizer) and not any(value is o for o in self.optimizers):
+                named = keys_read(before, value) | {"params"}
+                idle.update((id(group), named) for group in value.param_groups)
+        named = keys_read(before)
+
+        def counts(slot: Slot) -> bool:
+            way: Slot | None = slot
+            while way is not None:
+                if isinstance(way.owner, LRScheduler) and way.key not in named:
+                    return False
+                if way.id in turned or way.key not in idle.get(id(way.holder), (way.key,)):
+                    return False
+                way = way.via
+            return True
+
+        return [pair for pair in slots if counts(pair[0])]
 
     def refuse_schedule(self, found: Sequence[Change]) -> None:
         """Refuse a callable that itself changes the numbers of an optimizer that steps in it."""
@@ -169,13 +191,14 @@ def _counters(optimizer: Optimizer) -> list[object]:
     ]
 
 
-def keys_read(before: Walk, optimizer: Optimizer) -> frozenset[str]:
-    """The keys of its groups that code other than the optimizer's own names."""
-    own = {id(member) for kind in type(optimizer).__mro__ for member in vars(kind).values()}
+def keys_read(before: Walk, optimizer: Optimizer | None = None) -> frozenset[str]:
+    """What the user's code names, that of the optimizer's own class apart."""
+    kinds = () if optimizer is None else type(optimizer).__mro__
+    own = {id(member) for kind in kinds for member in vars(kind).values()}
     names: set[str] = set()
     for fn in before.functions:
         inner = getattr(fn, "__wrapped__", fn)
-        if id(fn) not in own and id(inner) not in own:
+        if is_users(fn.__code__.co_filename) and id(fn) not in own and id(inner) not in own:
             names |= names_read(fn.__code__)
     return frozenset(names)
 
@@ -352,7 +375,7 @@ def _random(t: Tensor, generator: torch.Generator) -> Tensor:
 def _tensors(optimizer: Optimizer) -> list[Tensor]:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     states = [s for p in params for s in optimizer.state[p].values() if isinstance(s, Tensor)]
-    return [*params, *states]
+    return [*params, *states, *(p.grad for p in params if p.grad is not None)]
 
 
 def _put_back(tensors: Sequence[Tensor], saved: Sequence[Tensor]) -> None:

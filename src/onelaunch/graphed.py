@@ -32,6 +32,7 @@ from onelaunch.pool import Pool
 from onelaunch.recorder import Recorder
 from onelaunch.recording import Captured, NeedsGrad, Recording, describe
 from onelaunch.signature import foreign, opaque, spec_of
+from onelaunch.slots import gradient_of
 from onelaunch.spec import CallSpec, ambient
 from onelaunch.spent import is_spent
 from onelaunch.state import Walk, changes, walk
@@ -84,7 +85,11 @@ class _Signature:
         if self.parts is None:
             return self
         empty = tuple(t.grad is None for _, t in walked.tensors() if t.is_leaf and t.requires_grad)
-        return self.parts.setdefault(empty, _Signature(threads=self.threads))
+        if empty not in self.parts:  # the first goes on where this one was
+            part = _Signature(self.warm, self.threads, why=self.why, launches=self.launches)
+            self.parts[empty] = part
+            self.warm, self.launches = 0, None
+        return self.parts[empty]
 
 
 class Graphed(Generic[P, R]):
@@ -337,10 +342,11 @@ class Graphed(Generic[P, R]):
             finally:
                 observer.restore()
                 found = changes(before, walk(self._roots(flat)))
-        if found:
-            names = ", ".join(f"`{c.slot.name}`" for c in found[:3])
-            for change in reversed(found):
-                change.slot.write(change.before)
+        for change in reversed(found):
+            change.slot.write(change.before)
+        lasting = [c for c in found if c.slot.key is not gradient_of]
+        if lasting:
+            names = ", ".join(f"`{c.slot.name}`" for c in lasting[:3])
             raise CaptureError("OL110", f"the callable rebinds {names}")
         observer.release()
 

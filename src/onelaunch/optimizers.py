@@ -143,15 +143,15 @@ class Options:
     def __init__(
         self, optimizers: Sequence[Optimizer], turned: Collection[tuple[int, object]]
     ) -> None:
-        self._optimizers, self._turned = optimizers, turned
+        self._groups = [(type(o).__name__, group) for o in optimizers for group in o.param_groups]
+        self._turned = turned
         self._values = self._read()
         self._changes = 0
 
-    def _read(self) -> dict[tuple[int, str], object]:
+    def _read(self) -> dict[tuple[int, str, str], object]:
         return {
-            (id(group), key): value
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
+            (id(group), key, kind): value
+            for kind, group in self._groups
             for key, value in group.items()
             if (id(group), key) not in self._turned and type(value) in (int, float, tuple)
         }
@@ -162,13 +162,13 @@ class Options:
         To be asked at each call that no recording fits.
         """
         now = self._read()
-        changed = [key for (_, key), value in now.items() if self._values.get((_, key)) != value]
+        changed = [place for place, value in now.items() if self._values.get(place) != value]
         self._values = now
         self._changes = self._changes + 1 if changed else 0
         if self._changes < 2:
             return None
-        kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in self._optimizers}))
-        return f"`{changed[0]}` of {kinds}"
+        _, key, kind = changed[0]
+        return f"`{key}` of {kind}"
 
 
 def capturable(optimizer: Stepper) -> Stepper:

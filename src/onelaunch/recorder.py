@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -25,6 +27,7 @@ from onelaunch.observe import Observer
 from onelaunch.plan import Inputs, Outputs, plan_inputs, plan_outputs, stage
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.relied import relied_on
+from onelaunch.slots import gradient_of
 from onelaunch.spec import TensorSpec, readers
 from onelaunch.spent import is_spent
 from onelaunch.state import (
@@ -130,7 +133,7 @@ class Recorder:
             self._undo(run, slots_kept, before)
             hidden.extend(run.again)
             return None
-        error = _afterthought(slots_kept, observer[0], run, plan)
+        error = _afterthought(slots_kept, observer[0], run, plan, before)
         if error is not None:
             graph.reset()
             self._undo(run, slots_kept, before)
@@ -342,7 +345,11 @@ class Recorder:
         """The slots that each replay has to write, with what the capture put there."""
         holders = {id(slot.holder) for slot, _ in before.held.values()}
         holders |= set(before.containers)
+        leaves = {id(t) for _, t in before.tensors()}
         for slot, old, new in found:
+            if slot.key is gradient_of and id(slot.holder) in leaves:
+                yield slot, new
+                continue
             if id(slot.holder) not in holders:
                 continue  # a new container: rebuilt as a whole where its own slot is
             tensors = flatten(new).tensors if new is not MISSING else []
@@ -414,7 +421,7 @@ class Recorder:
         external += [value for _, value in slots if isinstance(value, Tensor)]
         unique = list({id(t): t for t in [*external, *pinned]}.values())
         unmoved = [t for t in unique if self._strided(t)]
-        slots = [pair for pair in slots if not run.steps.turns(pair[0])]
+        slots = run.steps.relied_on(slots, before)
         sized = {id(container): (container, names) for container, names in before.sized()}
         guard = StateGuard(slots, unmoved, list(sized.values()), readers())
         groups = written_groups(self.driver, run.inputs, observer)
@@ -454,7 +461,7 @@ def _let_go(error: BaseException | None) -> None:
 
 
 def _afterthought(
-    kept: Sequence[_Kept], observer: Observer, run: _Run, plan: Inputs
+    kept: Sequence[_Kept], observer: Observer, run: _Run, plan: Inputs, before: Walk
 ) -> CaptureError | None:
     """What is wrong with a capture that succeeded, or None.
 
@@ -466,11 +473,32 @@ def _afterthought(
         if k.changed():
             shape = list(k.tensor.shape)
             return CaptureError("OL107", f"a tensor of the callable's state became {shape}")
-    stray = observer.survivor([*run.result, *run.lasting, *plan.statics])
+    dropped = _dropped(run.found, before)
+    stray = observer.survivor([*run.result, *run.lasting, *plan.statics, *dropped])
     if stray is None:
         return None
     what = f"somebody keeps a tensor made in the call, {TensorSpec.of(stray)}"
     return CaptureError("OL105", what)
+
+
+def _dropped(found: Sequence[Change], before: Walk) -> list[Tensor]:
+    """The tensors in containers that the callable replaced, and that only `before` still holds, as
+    a GradScaler does with what it found in each step."""
+    ours = {id(entry) for entry in (*before.held.values(), *before.containers.values(), *found)}
+    tensors: list[Tensor] = []
+    for change in found:
+        if isinstance(change.before, dict | list):
+            holders = gc.get_referrers(change.before)
+            if all(id(h) in ours or isinstance(h, FrameType) for h in holders):
+                tensors += _inside(change.before)
+    return tensors
+
+
+def _inside(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [t for part in cast(Sequence[object], parts) for t in _inside(part)]
 
 
 def _is_input(t: Tensor, pinned: Sequence[Tensor]) -> bool:

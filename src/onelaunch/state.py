@@ -63,7 +63,7 @@ class Walk:
     def is_read(self, slot: Slot) -> bool:
         """Whether the callable's code names what the slot holds, or holds what holds it."""
         if slot.owner is not None:
-            return slot.key in self.names or slot.key in attributes_read(type(slot.owner))
+            return slot.key in self.names or slot.key in unwalked_names(type(slot.owner))
         if id(slot.holder) in self.containers:
             return slot.via is None or self.is_read(slot.via)
         return True
@@ -73,7 +73,7 @@ class Walk:
         names given matter."""
         for attributes, owner in self.owned:
             outer = not isinstance(owner, nn.Module) or attributes is owner.__dict__
-            names = self.names | attributes_read(type(owner))
+            names = self.names | unwalked_names(type(owner))
             yield attributes, frozenset(names) if outer else None
         for slot, value in self.held.values():
             if id(value) in self.containers and self.is_read(slot):
@@ -130,7 +130,8 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
     seen: set[int] = set()
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
     queue: deque[tuple[str, object, Slot | None]] = deque((n, value, None) for n, value in roots)
-    while queue:
+    methods: list[tuple[str, types.FunctionType, Slot | None]] = []
+    while queue or _named(methods, found.names, queue):
         name, value, via = queue.popleft()
         if id(value) in seen or is_plain(value):
             continue
@@ -157,8 +158,24 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
             found.held[slot.id] = (slot, content)
             if not isinstance(content, Tensor):
                 queue.append((slot.name, content, slot))
-        queue.extend((*inside, via) for inside in _inside(name, value))
+        for inside_name, inside in _inside(name, value):
+            # Of a class only what the callable's code names: `fit` may read what `step` does not.
+            waits = isinstance(value, type) and isinstance(inside, types.FunctionType)
+            to = methods if waits else queue
+            to.append((inside_name, cast(Any, inside), via))
     return found
+
+
+def _named(
+    methods: list[tuple[str, types.FunctionType, Slot | None]],
+    names: set[str],
+    queue: deque[tuple[str, object, Slot | None]],
+) -> bool:
+    """Move the methods that are named by code read so far, or are called by Python, to `queue`."""
+    known = [m for m in methods if m[1].__name__ in names or m[1].__name__.startswith("__")]
+    methods[:] = [m for m in methods if m not in known]
+    queue.extend(known)
+    return bool(known)
 
 
 def _methods(kind: type) -> Iterator[tuple[Slot, object]]:
@@ -175,6 +192,19 @@ def _methods(kind: type) -> Iterator[tuple[Slot, object]]:
 def _members(kind: type) -> dict[str, object]:
     """A class shows its dict by a proxy; the dict itself can tell that it changes."""
     return cast(dict[str, object], gc.get_referents(vars(kind))[0])
+
+
+@functools.lru_cache(maxsize=1024)
+def unwalked_names(kind: type) -> frozenset[str]:
+    """The names that methods of a class could read of an instance, of those which `walk` does not
+    read: the methods of modules, and of classes of installed packages."""
+    if issubclass(kind, nn.Module):
+        return attributes_read(kind)
+    names: set[str] = set()
+    for parent in kind.__mro__:
+        if is_library_class(parent):
+            names |= attributes_read(parent)
+    return frozenset(names)
 
 
 def is_library_class(kind: type) -> bool:

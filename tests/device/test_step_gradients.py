@@ -1,0 +1,337 @@
+"""`.grad` around a whole step: set, dropped, kept, accumulated, inside and outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import assert_same, replays
+from .steps import Training, as_eager, batch, small_model, training
+
+SGD = torch.optim.SGD
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return SGD(params, lr=0.1, momentum=0.9)
+
+
+def changed(device: torch.device, step: Callable[[Training], Callable[..., Any]]) -> Training:
+    made = training(device, sgd)
+    made.step = step(made)
+    return made
+
+
+def loss_of(job: Training, x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.mse_loss(job.model(x), y)
+
+
+def test_the_loss_cannot_be_used_again(device: torch.device) -> None:
+    job = training(device, sgd)
+    fast = ol.graph(job.step)
+    for i in range(6):
+        loss = fast(*batch(i, device))
+        assert loss.requires_grad
+        assert not loss.is_leaf
+        assert loss.grad_fn is not None
+        assert loss.item() == loss.detach().item()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            (loss * 2 + 1).backward()
+        assert_same(loss.detach().clone(), loss.detach())
+    assert replays(fast) == 3
+
+
+def test_static_results_are_spent_too(device: torch.device) -> None:
+    job = training(device, sgd)
+    fast = ol.graph(job.step, outputs="static")
+    for i in range(6):
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            fast(*batch(i, device)).backward()
+
+
+def test_a_dictionary_of_losses(device: torch.device) -> None:
+    def step(job: Training) -> Callable[..., Any]:
+        def run(x: Tensor, y: Tensor) -> Any:
+            job.optimizers[0].zero_grad()
+            out = job.model(x)
+            parts = {"mse": nn.functional.mse_loss(out, y), "l1": nn.functional.l1_loss(out, y)}
+            sum(parts.values()).backward()
+            job.optimizers[0].step()
+            return {**parts, "out": out, "norm": out.detach().norm()}
+
+        return run
+
+    as_eager(lambda: changed(device, step), device)
+
+
+def test_a_graph_that_can_still_be_used_stays_usable(device: torch.device) -> None:
+    """`retain_graph=True`: the loss is no spent one, so its backward must work."""
+    job = training(device, sgd)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        job.optimizers[0].zero_grad()
+        loss = loss_of(job, x, y)
+        loss.backward(retain_graph=True)
+        return loss
+
+    fast = ol.graph(step)
+    with pytest.warns(ol.GraphWarning, match="OL303"):
+        fast(*batch(0, device))
+    for i in range(4):
+        loss = fast(*batch(i, device))
+        once = [p.grad.clone() for p in job.model.parameters()]
+        loss.backward()
+        for p, g in zip(job.model.parameters(), once, strict=True):
+            assert_same(p.grad, g * 2)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("where", ["inside", "outside", "at the end"])
+def test_zero_grad(device: torch.device, to_none: bool, where: str) -> None:
+    def step(job: Training) -> Callable[..., Any]:
+        optimizer = job.optimizers[0]
+
+        def run(x: Tensor, y: Tensor) -> Tensor:
+            if where == "inside":
+                optimizer.zero_grad(set_to_none=to_none)
+            loss = loss_of(job, x, y)
+            loss.backward()
+            optimizer.step()
+            if where == "at the end":
+                optimizer.zero_grad(set_to_none=to_none)
+            return loss
+
+        return run
+
+    def between(i: int, job: Training) -> None:
+        if where == "outside":
+            job.optimizers[0].zero_grad(set_to_none=to_none)
+
+    as_eager(lambda: changed(device, step), device, calls=9, between=between)
+
+
+def test_gradients_read_after_a_change_of_batch_size(device: torch.device) -> None:
+    fast, job = as_eager(
+        lambda: training(device, sgd),
+        device,
+        calls=20,
+        rows=lambda i: 5 + (i // 2) % 3,
+        recordings=3,
+        min_replays=11,
+    )
+    seen: list[set[int]] = []
+    for rows in (5, 6, 7, 5, 6, 7):
+        fast(*batch(0, device, rows))
+        seen.append({p.grad.data_ptr() for p in job.model.parameters()})
+    assert seen[:3] == seen[3:]  # each recording writes its own, without a copy
+    assert len(seen[0] | seen[1] | seen[2]) == 3 * len(seen[0])
+
+
+def test_a_gradient_that_was_kept(device: torch.device) -> None:
+    """The memory is the recording's: clone what is to outlast its next replay."""
+    job = training(device, sgd)
+    fast = ol.graph(job.step)
+    for i in range(5):
+        fast(*batch(i, device))
+    weight = job.model[0].weight
+    kept, copy = weight.grad, weight.grad.clone()
+    fast(*batch(6, device))
+    assert weight.grad is kept
+    assert not torch.equal(kept, copy)
+
+
+def test_a_gradient_that_is_also_a_result_is_fresh(device: torch.device) -> None:
+    def step(job: Training) -> Callable[..., Any]:
+        def run(x: Tensor, y: Tensor) -> Any:
+            job.optimizers[0].zero_grad()
+            loss = loss_of(job, x, y)
+            loss.backward()
+            return loss, job.model[0].weight.grad
+
+        return run
+
+    eager, job = (changed(device, step) for _ in range(2))
+    fast = ol.graph(job.step)
+    kept: list[Any] = []
+    for i in range(7):
+        got, expected = fast(*batch(i, device)), eager.step(*batch(i, device))
+        assert got[1] is job.model[0].weight.grad
+        kept.append((got, expected))
+    for got, expected in kept:
+        assert_same(got, expected)
+
+
+@pytest.mark.parametrize("micro", [2, 4])
+def test_accumulation_inside(device: torch.device, micro: int) -> None:
+    def step(job: Training) -> Callable[..., Any]:
+        def run(x: Tensor, y: Tensor) -> Tensor:
+            job.optimizers[0].zero_grad()
+            total = torch.zeros((), device=device)
+            for a, b in zip(x.chunk(micro), y.chunk(micro), strict=True):
+                loss = loss_of(job, a, b) / micro
+                loss.backward()
+                total = total + loss.detach()
+            job.optimizers[0].step()
+            return total
+
+        return run
+
+    as_eager(lambda: changed(device, step), device, rows=lambda i: 8)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_accumulation_outside(device: torch.device, to_none: bool) -> None:
+    """Forward and backward recorded; the optimizer steps at every fourth call, eagerly."""
+
+    def step(job: Training) -> Callable[..., Any]:
+        def run(x: Tensor, y: Tensor) -> Tensor:
+            loss = loss_of(job, x, y)
+            loss.backward()
+            return loss
+
+        return run
+
+    def between(i: int, job: Training) -> None:
+        if i and i % 4 == 0:
+            job.optimizers[0].step()
+            job.optimizers[0].zero_grad(set_to_none=to_none)
+
+    fast, _ = as_eager(
+        lambda: changed(device, step),
+        device,
+        calls=40,
+        between=between,
+        recordings=2,
+        min_replays=20,
+    )
+    before = replays(fast)
+    for i in range(1, 5):
+        fast(*batch(i, device))
+    assert replays(fast) == before + 4
+
+
+def test_the_step_itself_at_every_fourth_call(device: torch.device) -> None:
+    """Two callables, one that accumulates and one that accumulates and steps."""
+    jobs = [training(device, sgd) for _ in range(2)]
+
+    def pair(job: Training, graph: Callable[..., Any]) -> tuple[Any, Any]:
+        def accumulate(x: Tensor, y: Tensor) -> Tensor:
+            loss = loss_of(job, x, y)
+            loss.backward()
+            return loss
+
+        def finish(x: Tensor, y: Tensor) -> Tensor:
+            loss = accumulate(x, y)
+            job.optimizers[0].step()
+            job.optimizers[0].zero_grad()
+            return loss
+
+        return graph(accumulate), graph(finish)
+
+    eager, fast = pair(jobs[0], lambda f: f), pair(jobs[1], ol.graph)
+    for i in range(48):
+        which = i % 4 == 3
+        assert_same(fast[which](*batch(i, device)), eager[which](*batch(i, device)), f"call {i}")
+        assert_same(
+            [p.grad for p in jobs[1].model.parameters()],
+            [p.grad for p in jobs[0].model.parameters()],
+        )
+    assert_same(dict(jobs[1].model.state_dict()), dict(jobs[0].model.state_dict()))
+    assert replays(fast[0]) >= 12
+    assert replays(fast[1]) >= 5
+
+
+@pytest.mark.parametrize("norm", [2.0, float("inf")])
+def test_clipping(device: torch.device, norm: float) -> None:
+    def step(job: Training) -> Callable[..., Any]:
+        def run(x: Tensor, y: Tensor) -> Any:
+            job.optimizers[0].zero_grad()
+            loss = loss_of(job, x, y)
+            loss.backward()
+            total = nn.utils.clip_grad_norm_(job.model.parameters(), 0.1, norm_type=norm)
+            nn.utils.clip_grad_value_(job.model.parameters(), 0.05)
+            job.optimizers[0].step()
+            return loss, total
+
+        return run
+
+    as_eager(lambda: changed(device, step), device)
+
+
+def test_a_frozen_layer_and_an_unused_one(device: torch.device) -> None:
+    def job() -> Training:
+        made = training(device, sgd)
+        made.model[0].weight.requires_grad_(False)
+        made.model.unused = nn.Linear(2, 2, device=device)
+        made.model.forward = nn.Sequential(*list(made.model)[:3]).forward
+        made.optimizers = [SGD(made.model.parameters(), lr=0.1, weight_decay=0.1)]
+        optimizer, model = made.optimizers[0], made.model
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        made.step = step
+        return made
+
+    _, graphed = as_eager(job, device)
+    assert graphed.model.unused.weight.grad is None
+
+
+def test_a_layer_frozen_and_unfrozen_between(device: torch.device) -> None:
+    def between(i: int, job: Training) -> None:
+        if i in (5, 12):
+            job.model[0].requires_grad_(i == 12)
+            job.model[0].weight.grad = job.model[0].bias.grad = None
+
+    as_eager(
+        lambda: training(device, sgd),
+        device,
+        calls=20,
+        between=between,
+        recordings=None,
+        min_replays=8,
+    )
+
+
+def test_gradients_of_an_input(device: torch.device) -> None:
+    """An adversarial step: the input's own gradient is used inside."""
+    model, expected = (small_model(device) for _ in range(2))
+
+    def attack(model: nn.Module) -> Callable[..., Tensor]:
+        def run(x: Tensor, y: Tensor) -> Tensor:
+            x = x.detach().requires_grad_()
+            loss = nn.functional.mse_loss(model(x), y)
+            (gradient,) = torch.autograd.grad(loss, x)
+            return (x + 0.1 * gradient.sign()).detach()
+
+        return run
+
+    fast, eager = ol.graph(attack(model)), attack(expected)
+    for i in range(6):
+        assert_same(fast(*batch(i, device)), eager(*batch(i, device)))
+    assert replays(fast) == 3
+
+
+def test_an_optimizer_beside_that_eager_code_uses(device: torch.device) -> None:
+    """Whole steps, and eager ones in between, over the same parameters."""
+    jobs = [training(device, sgd) for _ in range(2)]
+    fast = ol.graph(jobs[1].step)
+    for i in range(14):
+        run = jobs[1].step if i % 5 == 4 else fast
+        assert_same(run(*batch(i, device)), jobs[0].step(*batch(i, device)))
+        assert_same(
+            [p.grad for p in jobs[1].model.parameters()],
+            [p.grad for p in jobs[0].model.parameters()],
+        )
+    assert replays(fast) >= 8

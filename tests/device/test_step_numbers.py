@@ -1,0 +1,291 @@
+"""Numbers in `param_groups`, changed between calls: as eager, by the same recording."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import Optimizer, lr_scheduler
+
+import onelaunch as ol
+
+from .drop_in import assert_same, replays
+from .steps import Training, as_eager, batch, training
+
+O = torch.optim  # noqa: E741
+Make = Callable[[Any], Optimizer]
+
+MAKES: dict[str, Make] = {
+    "SGD": lambda p: O.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "SGD nesterov": lambda p: O.SGD(p, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "Adam": lambda p: ol.capturable(O.Adam(p, lr=0.01, weight_decay=0.01)),
+    "AdamW": lambda p: ol.capturable(O.AdamW(p, lr=0.01, amsgrad=True)),
+    "Adam fused": lambda p: O.Adam(p, lr=0.01, fused=True),
+    "Adagrad": lambda p: ol.capturable(O.Adagrad(p, lr=0.05, lr_decay=0.01)),
+}
+
+SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=40),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=7),
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda i: 1 / (1 + i)),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 3, cycle_momentum=False),
+    "warm-up, then exponential": lambda o: lr_scheduler.SequentialLR(
+        o,
+        [lr_scheduler.LinearLR(o, total_iters=5), lr_scheduler.ExponentialLR(o, 0.9)],
+        milestones=[5],
+    ),
+}
+
+
+def scheduled(
+    device: torch.device, make: Make, schedule: Callable[[Optimizer], Any]
+) -> Callable[[], Training]:
+    def job() -> Training:
+        made = training(device, make)
+        made.others["scheduler"] = schedule(made.optimizers[0])
+        return made
+
+    return job
+
+
+def advance(i: int, job: Training) -> None:
+    if i:
+        job.others["scheduler"].step()
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_a_scheduler_makes_no_recordings(device: torch.device, name: str, optimizer: str) -> None:
+    job = scheduled(device, MAKES[optimizer], SCHEDULERS[name])
+    fast, graphed = as_eager(job, device, calls=14, between=advance)
+    assert all(type(group["lr"]) is float for group in graphed.optimizers[0].param_groups)
+    assert fast.recordings[0].replays == 11
+
+
+@pytest.mark.parametrize("name", MAKES)
+def test_every_number_by_hand(device: torch.device, name: str) -> None:
+    def turn(i: int, job: Training) -> None:
+        for group in job.optimizers[0].param_groups:
+            for key, value in list(group.items()):
+                if type(value) is float and value:
+                    group[key] = value * (0.9 + 0.01 * (i % 7))
+                elif key == "betas":
+                    group[key] = (0.9 - 0.01 * i, 0.99 + 0.0005 * i)
+
+    as_eager(lambda: training(device, MAKES[name]), device, calls=12, between=turn)
+
+
+def test_groups_of_their_own(device: torch.device) -> None:
+    def make(params: Any) -> Optimizer:
+        first, *rest = params
+        groups = [{"params": [first], "lr": 0.2}, {"params": rest, "weight_decay": 0.1}]
+        return O.SGD(groups, lr=0.1, momentum=0.9)
+
+    def turn(i: int, job: Training) -> None:
+        job.optimizers[0].param_groups[i % 2]["lr"] *= 0.8
+
+    as_eager(lambda: training(device, make), device, calls=10, between=turn)
+
+
+def test_a_rate_of_zero_and_back(device: torch.device) -> None:
+    def turn(i: int, job: Training) -> None:
+        job.optimizers[0].param_groups[0]["lr"] = 0.0 if i in (5, 6) else 0.1
+
+    as_eager(lambda: training(device, MAKES["SGD"]), device, calls=10, between=turn)
+
+
+def test_an_infinite_and_an_integer_rate(device: torch.device) -> None:
+    def turn(i: int, job: Training) -> None:
+        job.optimizers[0].param_groups[0]["lr"] = {5: 1, 7: math.inf}.get(i, 0.1)
+
+    as_eager(lambda: training(device, MAKES["SGD"]), device, calls=8, between=turn)
+
+
+def test_a_number_that_decides_what_runs(device: torch.device) -> None:
+    """Without weight decay other kernels run: another recording."""
+
+    def turn(i: int, job: Training) -> None:
+        job.optimizers[0].param_groups[0]["weight_decay"] = 0.0 if i >= 6 else 0.01
+
+    fast, _ = as_eager(
+        lambda: training(device, MAKES["SGD"]),
+        device,
+        calls=14,
+        between=turn,
+        recordings=2,
+        min_replays=7,
+    )
+    assert "an optimizer's numbers" in fast.recordings[0].why
+
+
+def test_a_flag_makes_another_recording(device: torch.device) -> None:
+    def turn(i: int, job: Training) -> None:
+        job.optimizers[0].param_groups[0]["maximize"] = i >= 6
+
+    as_eager(
+        lambda: training(device, MAKES["SGD"]),
+        device,
+        calls=14,
+        between=turn,
+        recordings=2,
+        min_replays=7,
+    )
+
+
+def test_a_tensor_learning_rate_is_read_where_it_is(device: torch.device) -> None:
+    def make(params: Any) -> Optimizer:
+        lr = torch.tensor(0.01, device=device)
+        if device.type == "cpu":
+            return O.Adam(params, lr=lr, fused=True)
+        return O.Adam(params, lr=lr, capturable=True)
+
+    def turn(i: int, job: Training) -> None:
+        job.optimizers[0].param_groups[0]["lr"].fill_(0.01 / (i + 1))
+
+    as_eager(lambda: training(device, make), device, between=turn)
+
+
+def test_a_rate_that_the_callable_returns(device: torch.device) -> None:
+    """The callable's own code reads it, so it is a constant of the recording."""
+
+    def job() -> Training:
+        made = training(device, MAKES["SGD"])
+        step, optimizer = made.step, made.optimizers[0]
+
+        def with_rate(x: Tensor, y: Tensor) -> Any:
+            loss = step(x, y)
+            return loss, optimizer.param_groups[0]["lr"]
+
+        made.step = with_rate
+        return made
+
+    def turn(i: int, job: Training) -> None:
+        job.optimizers[0].param_groups[0]["lr"] = 0.05 if i >= 6 else 0.1
+
+    as_eager(job, device, calls=14, between=turn, recordings=2, min_replays=7)
+
+
+def untraceable(params: Any) -> Optimizer:
+    class Rooted(Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.sub_(p.grad, alpha=math.sqrt(group["lr"]))
+                    p.mul_(1 - group["decay"])
+
+    return Rooted(params, {"lr": 0.01, "decay": 0.001})
+
+
+def test_a_number_that_cannot_be_followed_is_a_constant(device: torch.device) -> None:
+    def turn(i: int, job: Training) -> None:
+        group = job.optimizers[0].param_groups[0]
+        group["decay"] = 0.001 * (i + 1)  # turned
+        group["lr"] = 0.02 if i >= 7 else 0.01  # recorded anew
+
+    as_eager(
+        lambda: training(device, untraceable),
+        device,
+        calls=14,
+        between=turn,
+        recordings=2,
+        min_replays=7,
+    )
+
+
+def test_one_that_changes_at_every_call_is_refused_by_name(device: torch.device) -> None:
+    job, eager = (training(device, untraceable) for _ in range(2))
+    fast = ol.graph(job.step)
+
+    def call(i: int) -> None:
+        for one in (eager, job):
+            one.optimizers[0].param_groups[0]["lr"] = 0.01 / (1 + max(0, i - 5))
+        assert_same(fast(*batch(i, device)), eager.step(*batch(i, device)))
+
+    for i in range(7):  # the last of them runs eagerly, for its new number
+        call(i)
+    assert replays(fast) == 3
+    with pytest.raises(ol.CaptureError, match=r"OL123.*`lr` of Rooted"):
+        call(7)
+
+
+def test_a_schedule_inside_is_refused(device: torch.device) -> None:
+    job = training(device, MAKES["SGD"])
+    scheduler = lr_scheduler.StepLR(job.optimizers[0], 1)
+    inner = job.step
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = inner(x, y)
+        scheduler.step()
+        return loss
+
+    fast = ol.graph(step, warmup=1)
+    fast(*batch(0, device))
+    rate = job.optimizers[0].param_groups[0]["lr"]
+    with pytest.raises(ol.CaptureError, match=r"OL122.*`lr` of SGD"):
+        fast(*batch(1, device))
+    assert job.optimizers[0].param_groups[0]["lr"] in (rate, rate * 0.1)
+
+
+def test_state_dict_loaded_between(device: torch.device) -> None:
+    """New state tensors and new groups: recorded again, and right."""
+    saved: dict[int, Any] = {}
+
+    def reload(i: int, job: Training) -> None:
+        optimizer = job.optimizers[0]
+        if i == 4:
+            saved[id(job)] = {
+                "state": {
+                    k: {n: t.clone() if isinstance(t, Tensor) else t for n, t in v.items()}
+                    for k, v in optimizer.state_dict()["state"].items()
+                },
+                "param_groups": optimizer.state_dict()["param_groups"],
+            }
+        if i == 7:
+            optimizer.load_state_dict(saved[id(job)])
+
+    as_eager(
+        lambda: training(device, MAKES["Adam"]),
+        device,
+        calls=14,
+        between=reload,
+        recordings=None,
+        min_replays=6,
+    )
+
+
+def test_a_group_added_between(device: torch.device) -> None:
+    def job() -> Training:
+        made = training(device, lambda p: O.SGD(list(p)[:2], lr=0.1, momentum=0.9))
+        made.others["rest"] = list(made.model.parameters())[2:]
+        return made
+
+    def unfreeze(i: int, job: Training) -> None:
+        if i == 6:
+            job.optimizers[0].add_param_group({"params": job.others["rest"], "lr": 0.01})
+        job.optimizers[0].param_groups[-1]["lr"] *= 0.9
+
+    as_eager(job, device, calls=14, between=unfreeze, recordings=None, min_replays=6)
+
+
+def test_the_callables_own_numbers_stay_floats(device: torch.device) -> None:
+    """What the callable sees of the groups in the capture is what is there."""
+    seen: list[Any] = []
+    job = training(device, MAKES["SGD"])
+    inner, optimizer = job.step, job.optimizers[0]
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = inner(x, y)
+        seen.append([type(v) for v in optimizer.param_groups[0].values()])
+        return loss
+
+    fast = ol.graph(step)
+    for i in range(6):
+        fast(*batch(i, device))
+    assert len(seen) == 4
+    assert all(kinds == seen[0] for kinds in seen)
+    assert seen[0][:2] == [list, float]

@@ -1,0 +1,101 @@
+"""Numbers in the arguments of kernels, and what was computed from them."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+
+import pytest
+import torch
+
+from onelaunch.driver.cuda.dial import FORMS, patterns_of, places
+from onelaunch.hyperparameters import Book, Number
+
+
+def block(content: bytes) -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer(content, len(content))
+
+
+@pytest.mark.parametrize("value", [0.0123, -3.7e-9, 0.87654321])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("before", [0, 4, 8, 20])
+@pytest.mark.parametrize("after", [0, 4, 12])
+def test_found_and_written(value: float, form: object, before: int, after: int) -> None:
+    assert callable(form)
+    inner = form(value)
+    made = block(b"\1" * before + inner + b"\2" * after)
+    (found,) = places(made, patterns_of([0.5001, value]))
+    assert found.number == 1
+    found.word.raw = found.form(0.25)
+    assert made.raw == b"\1" * before + found.form(0.25) + b"\2" * after
+    # Which of two forms of the same bytes is found does not matter where they agree again.
+    assert len(found.word) == len(inner)
+
+
+def test_several_in_one_block() -> None:
+    made = block(struct.pack("<ffdQf", 0.011, -0.022, 0.033, 7, 1 / 0.011))
+    found = list(places(made, patterns_of([0.011, 0.022, 0.033])))
+    assert [place.number for place in found] == [0, 1, 2, 0]
+    for place, value in zip(found, (0.5, 0.25, 0.125, 0.5), strict=True):
+        place.word.raw = place.form(value)
+    assert made.raw == struct.pack("<ffdQf", 0.5, -0.25, 0.125, 7, 2.0)
+
+
+def test_half_an_address_is_left_alone() -> None:
+    low = struct.pack("<f", 0.011)
+    address = low + b"\x5a\x7f\0\0"
+    assert not list(places(block(address), patterns_of([0.011])))
+    assert len(list(places(block(low + b"\1\2\3\4"), patterns_of([0.011])))) == 1
+
+
+def test_what_a_number_becomes() -> None:
+    for form in FORMS:
+        assert form(0.0) is not None
+        assert len(form(1e300)) == len(form(0.1))
+    reciprocal = FORMS[5]
+    assert struct.unpack("<f", reciprocal(0.0)) == (math.inf,)
+    assert struct.unpack("<f", reciprocal(-0.0)) == (-math.inf,)
+
+
+def test_terms_follow_their_numbers() -> None:
+    book = Book()
+    lr, decay = book.number(0.1), book.number(0.01)
+    terms = [1 - lr * decay, -lr / 2, 2**decay, lr**2, abs(-decay), +lr, 3.0 - decay]
+    assert [float(t) for t in terms] == [1 - 0.1 * 0.01, -0.05, 2**0.01, 0.1**2, 0.01, 0.1, 2.99]
+    again = book.evaluate([0.3, 0.02])
+    assert again is not None
+    for expected in (1 - 0.3 * 0.02, -0.15, 2**0.02, 0.3**2, 0.02, 0.3, 3.0 - 0.02):
+        assert expected in again
+    assert book.evaluate([0.1, 0.01]) == book.values
+
+
+@pytest.mark.parametrize("decide", [bool, lambda n: n > 0, lambda n: n != 0, lambda n: n >= 0.05])
+def test_a_decision_must_come_out_the_same(decide: object) -> None:
+    assert callable(decide)
+    book = Book()
+    number = book.number(0.1)
+    assert decide(number) is True
+    assert book.evaluate([0.2]) == [0.2]
+    assert book.evaluate([0.0]) is None
+
+
+def test_what_cannot_be_computed() -> None:
+    book = Book()
+    1 / book.number(0.1)
+    assert book.evaluate([0.0]) is None
+    book = Book()
+    book.number(0.5) ** 0.5
+    assert book.evaluate([-1.0]) is None
+
+
+def test_a_number_is_a_float_to_torch() -> None:
+    t = torch.arange(3.0)
+    number = Book().number(0.25)
+    assert isinstance(number, float)
+    assert type(number) is Number
+    assert torch.equal(t.add(t, alpha=-number), t * 0.75)
+    assert torch.equal(number * t, t / 4)
+    assert torch.equal(1 - number**t, 1 - 0.25**t)
+    assert torch.equal(number / (t + 1), 0.25 / (t + 1))
+    assert hash(number) == hash(0.25)

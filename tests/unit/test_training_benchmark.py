@@ -101,7 +101,7 @@ def test_it_runs_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("check", long_training.CHECKS)
 def test_changing_batch_sizes_rates_and_accumulation(check: long_training.Check) -> None:
     """Once every size has its recording, none is made anew; the parameters are eager's."""
-    found = long_training.run_long(check, 300)
+    found = long_training.run_long(check, 800)
     assert found["parameters equal"], found
     assert found["losses equal"]
     assert found["recordings"] == found["recordings after a quarter"] > 0

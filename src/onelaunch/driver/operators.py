@@ -99,9 +99,6 @@ class Operator:
             if a.alias_info is not None and a.alias_info.is_write
         ]
         self.collective = func.namespace == "c10d"
-        if self.collective and self.name.partition(".")[0].endswith("_"):
-            # Their schemas declare no writes; each writes its first argument.
-            self._writes = [(0, self._arguments[0].name)]
 
     def in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """A call that writes the arguments it wrote in the capture, and gives nothing fresh."""
@@ -116,6 +113,9 @@ class Operator:
         found: list[Tensor] = []
         for i, name in self._writes:
             found += tensors(args[i] if i < len(args) else kwargs.get(name))
+        if self.collective and self.name.partition(".")[0].endswith("_"):
+            # Their schemas declare no writes; each writes its first argument.
+            found += tensors(args[0])
         training, indices = _UNDECLARED_WRITES.get(self.name, (0, ()))
         if indices and len(args) > training and args[training]:
             found += [args[i] for i in indices if args[i] is not None]

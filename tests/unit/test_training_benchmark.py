@@ -98,6 +98,11 @@ def test_it_runs_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert render.render(text, tmp_path) == text
 
 
+def test_a_table_without_results_is_left_alone(tmp_path: Path) -> None:
+    page = "<!-- begin:training-step -->\nNot yet.\n<!-- end:training-step -->\n"
+    assert render.render(page, tmp_path) == page
+
+
 @pytest.mark.parametrize("check", long_training.CHECKS)
 def test_changing_batch_sizes_rates_and_accumulation(check: long_training.Check) -> None:
     """Once every size has its recording, none is made anew; the parameters are eager's."""

@@ -412,7 +412,7 @@ def gradient_in(state: StateOutput, captured: Captured) -> Tensor | None:
     if state.slot.key is not gradient_of or not isinstance(state.tree, Leaf):
         return None
     output = captured.outputs.made[state.numbers[0]]
-    return output.tensor if output.source == "held" else None
+    return output.tensor if output.lasts else None
 
 
 def _bump(t: Tensor) -> None:

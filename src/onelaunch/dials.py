@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from onelaunch.driver.driver import Capture, Dial, Driver, Graph
+from onelaunch.driver.driver import Capture, Dial, Driver, Graph, Pool
 from onelaunch.errors import CaptureError
 from onelaunch.hyperparameters import Book, unmistakable
 from onelaunch.names import names_read
@@ -41,6 +41,10 @@ class Place(NamedTuple):
     def read(self) -> Any:
         value = self.group[self.key]
         return value if self.item is None else value[self.item]
+
+
+Reached = frozenset[tuple[int, str, int | None]]
+"""(number of a group, key, item) of numbers that recorded kernels hold."""
 
 
 def _places(group: dict[str, Any], without: Collection[str]) -> list[Place]:
@@ -119,14 +123,23 @@ class Steps:
             self.restore()
 
     def relied_on(
-        self, slots: Sequence[tuple[Slot, object]], before: Walk
+        self,
+        slots: Sequence[tuple[Slot, object]],
+        before: Walk,
+        writes: Callable[[Tensor], bool],
     ) -> list[tuple[Slot, object]]:
         """`slots` without the numbers that each call reads, and without what only schedulers read,
-        and optimizers that do not step here: not what the callable's own code names."""
+        and optimizers that do not step here: not what the callable's own code names.
+
+        Args:
+            writes: whether the call wrote a tensor's memory.
+        """
         turned = {(group, key) for group, key, _ in self.places}
         idle: dict[int, frozenset[str]] = {}
         for _, value in before.held.values():
-            if isinstance(value, Optimizer) and not any(value is o for o in self.optimizers):
+            if not isinstance(value, Optimizer) or any(value is o for o in self.optimizers):
+                continue
+            if not any(writes(p) for group in value.param_groups for p in group["params"]):
                 named = keys_read(before, value) | {"params"}
                 idle.update((id(group), named) for group in value.param_groups)
         named = keys_read(before)
@@ -145,10 +158,13 @@ class Steps:
 
     def refuse_schedule(self, found: Sequence[Change]) -> None:
         """Refuse a callable that itself changes the numbers of an optimizer that steps in it."""
-        groups = {id(g): o for o in self.optimizers for g in o.param_groups}
+        groups = {id(g): type(o).__name__ for o in self.optimizers for g in o.param_groups}
         for slot, old, new in found:
+            if isinstance(slot.owner, LRScheduler):
+                name = type(slot.owner).__name__
+                raise CaptureError("OL122", f"the callable steps a schedule, {name}")
             if id(slot.holder) in groups and type(new) in (float, int, tuple):
-                kind = type(groups[id(slot.holder)]).__name__
+                kind = groups[id(slot.holder)]
                 what = f"the callable sets `{slot.key}` of {kind} from {old} to {new}"
                 raise CaptureError("OL122", what)
 
@@ -227,6 +243,16 @@ class Dials:
         """Those of a recording without optimizers."""
         return Dials(Steps(), None, ())
 
+    def reached(self, optimizers: Sequence[Optimizer]) -> Reached:
+        """Which numbers some recorded kernel holds, or what was computed from them."""
+        assert self._dial is not None
+        leaves = {leaf for i in self._dial.found for leaf in self._book.leaves(self._terms[i])}
+        groups = {id(g): i for o in optimizers for i, g in enumerate(o.param_groups)}
+        places = [self._places[leaf] for leaf in leaves]
+        return frozenset(
+            (groups[id(p.group)], p.key, p.item) for p in places if id(p.group) in groups
+        )
+
     def current(self) -> bool:
         """Have the recording use the numbers of now; whether it can.
 
@@ -285,9 +311,14 @@ def _varying(steps: Steps) -> list[int]:
 
 
 def constants(
-    driver: Driver, device: torch.device, optimizer: Optimizer, kept: Collection[str]
-) -> frozenset[str]:
-    """The keys, `kept` among them, whose numbers a recording of such an optimizer cannot turn.
+    driver: Driver,
+    device: torch.device,
+    pool: Pool,
+    optimizer: Optimizer,
+    kept: Collection[str],
+) -> tuple[frozenset[str], Reached]:
+    """The keys, `kept` among them, whose numbers a recording of such an optimizer cannot turn; and
+    which of the others some kernel holds.
 
     The others were tried: a recorded step of a small optimizer of this kind, its numbers turned, is
     eager's bit for bit. It is not where the step computes with a number in ways that cannot be
@@ -295,18 +326,30 @@ def constants(
     where not all can be turned.
     """
     keys = {place.key for group in optimizer.param_groups for place in _places(group, kept)}
-    if _proven(driver, device, optimizer, kept):
-        return frozenset(kept)
-    good = {key for key in keys if _proven(driver, device, optimizer, {*kept, *keys - {key}})}
-    left = keys - good
-    if good and left and _proven(driver, device, optimizer, {*kept, *left}):
-        return frozenset({*kept, *left})
-    return frozenset({*kept, *keys})
+
+    def tried(without: Collection[str]) -> Reached | None:
+        try:
+            return _proven(driver, device, pool, optimizer, {*kept, *without})
+        except CaptureError:
+            return None
+
+    reached = tried(())
+    if reached is not None:
+        return frozenset(kept), reached
+    left = {key for key in keys if tried(keys - {key}) is None}
+    reached = tried(left)
+    if reached is None:
+        return frozenset({*kept, *keys}), frozenset()
+    return frozenset({*kept, *left}), reached
 
 
 def _proven(
-    driver: Driver, device: torch.device, optimizer: Optimizer, kept: Collection[str]
-) -> bool:
+    driver: Driver,
+    device: torch.device,
+    pool: Pool,
+    optimizer: Optimizer,
+    kept: Collection[str],
+) -> Reached | None:
     trial = _miniature(optimizer, device)
     settle(trial)
 
@@ -326,19 +369,19 @@ def _proven(
         finally:
             steps.restore()
 
-    graph, _ = driver.capture(body, driver.new_pool(device))
+    graph, _ = driver.capture(body, pool)
     try:
         found = dials(steps, graph)
         generator = random.Random(2)
         for place, _ in steps.places.values():
             _write(place, unmistakable(float(place.read()), generator))
         if found is None or not found.current():
-            return False
+            return None
         graph.launch((), ())
         turned = [t.detach().clone() for t in tensors]
         _put_back(tensors, saved)
         driver.warmup(trial.step, device)
-        return all(map(_same, turned, tensors))
+        return found.reached((trial,)) if all(map(_same, turned, tensors)) else None
     finally:
         graph.reset()
 

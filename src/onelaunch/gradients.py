@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.driver import Driver
-from onelaunch.observe import Observer
 from onelaunch.slots import Slot, gradient_of, read_gradient
 
 
@@ -18,10 +17,9 @@ def lasting_gradients(
     driver: Driver,
     rebound: Sequence[tuple[Slot, object]],
     results: Sequence[Tensor],
-    observer: Observer,
     device: torch.device,
-) -> list[Tensor]:
-    """The gradients made in the run that may stay the recording's own memory.
+) -> set[int]:
+    """The ids of gradients that may stay the recording's own memory, if they are that.
 
     They are not copied at each replay: a ResNet-50 has 161. Not among them is what the callable
     also returns or stores elsewhere, since that must outlast the next call.
@@ -29,11 +27,9 @@ def lasting_gradients(
     gradients = [t for slot, t in rebound if slot.key is gradient_of and isinstance(t, Tensor)]
     others = [t for slot, t in rebound if slot.key is not gradient_of and isinstance(t, Tensor)]
     taken = {driver.region(t).storage for t in (*results, *others) if _is_here(t, device)}
-    return [
-        t
-        for t in gradients
-        if _is_here(t, device) and observer.made(t) and driver.region(t).storage not in taken
-    ]
+    return {
+        id(t) for t in gradients if _is_here(t, device) and driver.region(t).storage not in taken
+    }
 
 
 def _is_here(t: Tensor, device: torch.device) -> bool:

@@ -71,6 +71,14 @@ class Book:
             return None
         return values if same and all(type(v) is float for v in values) else None
 
+    def leaves(self, index: int) -> set[int]:
+        """The numbers, by position, that a term was computed from."""
+        how, a, b = self._terms[index]
+        if how is _leaf:
+            return {a}
+        inner = [operand.index for operand in (a, b) if type(operand) is _Term]
+        return {leaf for term in inner for leaf in self.leaves(term)}
+
     def _operand(self, value: Any) -> Any:
         return _Term(value.index) if type(value) is Number and value.book is self else _plain(value)
 

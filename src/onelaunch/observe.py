@@ -125,10 +125,6 @@ class Observer(TorchDispatchMode):
         storage = self._storage(t)
         return storage in self._produced or storage in self._inputs
 
-    def made(self, t: Tensor) -> bool:
-        """Whether the run itself made this memory."""
-        return self._storage(t) in self._produced
-
     def refuse_seed(self, method: str) -> CaptureError:
         """The error for a generator that is seeded, or whose state is set, in the run."""
         error = refuse("OL106", f"`{method}` of a random generator in a capture")

@@ -166,6 +166,8 @@ class Output:
     offset: int = 0
     tensor: Tensor | None = None
     is_view: bool = False
+    lasts: bool = False
+    """It is the recording's own memory, not copied, which each replay writes."""
     spent: bool = False
     """It requires grad, by a graph whose backward the callable itself has run."""
 
@@ -217,16 +219,17 @@ def plan_outputs(
             continue
         plan.numbers[id(t)] = len(plan.made)
         spec = TensorSpec.of(t)
-        if id(t) in lasting:
-            plan.made.append(Output("held", spec, tensor=t))
-        elif id(t) in statics:
+        if id(t) in statics:
             plan.made.append(Output("argument", spec, statics[id(t)]))
         elif t.device.type != device.type:
             if not observer.is_constant(t):
                 raise refuse("OL104", f"a result, {spec}, is on the host and varies")
             plan.made.append(Output("host constant", spec, tensor=t.clone()))
         else:
-            plan.made.append(_place(driver, t, spec, inputs, storages, held))
+            output = _place(driver, t, spec, inputs, storages, held)
+            if output.source == "own" and id(t) in lasting:
+                output = Output("held", spec, tensor=t, lasts=True)
+            plan.made.append(output)
     for output, t in zip(plan.made, _unique(results), strict=True):
         if output.source == "own":
             _own(driver, plan, output, t)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from onelaunch.dials import Dials, Steps, constants, dials, every_key, keys_read
+from onelaunch.dials import Dials, Reached, Steps, constants, dials, every_key, keys_read
 from onelaunch.driver.driver import Capture, Driver, Graph
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_seeds
@@ -81,8 +81,10 @@ class Recorder:
     static_outputs: bool
     rebind: bool
     known: Observer | None = None
-    _constants: dict[int, frozenset[str]] = field(default_factory=lambda: cast(Any, {}))
-    """id of an optimizer -> the keys of its groups whose numbers are constants of the recording."""
+    _constants: dict[int, tuple[frozenset[str], Reached]] = field(
+        default_factory=lambda: cast(Any, {})
+    )
+    """id of an optimizer -> see `dials.constants`."""
 
     def record(self, tree: Tree, tensors: Sequence[Tensor]) -> Captured:
         """Capture the call ``fn(*args, **kwargs)`` whose flattened form is given.
@@ -151,7 +153,11 @@ class Recorder:
         return captured
 
     def _kept(self, before: Walk) -> Callable[[Optimizer], frozenset[str]]:
-        return lambda optimizer: self._constants.get(id(optimizer)) or keys_read(before, optimizer)
+        def kept(optimizer: Optimizer) -> frozenset[str]:
+            known = self._constants.get(id(optimizer))
+            return keys_read(before, optimizer) if known is None else known[0]
+
+        return kept
 
     def _turned(self, steps: Steps, graph: Graph) -> Dials | None:
         """What turns the numbers of the optimizers that stepped; None if the capture is to be
@@ -161,16 +167,17 @@ class Recorder:
         for optimizer in steps.optimizers:
             if id(optimizer) not in self._constants:
                 kept = steps.kept(optimizer)
-                self._constants[id(optimizer)] = constants(
-                    self.driver, self.device, optimizer, kept
-                )
-                if self._constants[id(optimizer)] != kept:
+                found = constants(self.driver, self.device, self.pool, optimizer, kept)
+                self._constants[id(optimizer)] = found
+                if found[0] != kept:
                     return None
         turned = dials(steps, graph)
         if turned is not None and turned.current():
-            return turned
+            known = [(o, self._constants[id(o)][1]) for o in steps.optimizers]
+            if all(expected <= turned.reached((o,)) for o, expected in known):
+                return turned
         for optimizer in steps.optimizers:
-            self._constants[id(optimizer)] = every_key(optimizer)
+            self._constants[id(optimizer)] = every_key(optimizer), frozenset()
         return None
 
     def _rebound_inputs(
@@ -268,9 +275,10 @@ class Recorder:
         trees = [flatten(value, slot.name) for slot, value in rebound]
         every = [*flat.tensors, *(t for part in trees for t in part.tensors)]
         run.inputs = plan
-        run.lasting = lasting_gradients(self.driver, rebound, flat.tensors, observer, self.device)
-        lasting = {id(t) for t in run.lasting}
+        lasting = lasting_gradients(self.driver, rebound, flat.tensors, self.device)
         run.outputs = plan_outputs(self.driver, every, plan, observer, self.device, held, lasting)
+        run.lasting = [o.tensor for o in run.outputs.made if o.tensor is not None and o.lasts]
+        lasting = {id(t) for t in run.lasting}
         for t in every:
             output = run.outputs.made[run.outputs.numbers[id(t)]]
             output.spent = output.source == "own" and is_spent(t)
@@ -386,6 +394,9 @@ class Recorder:
                 displacement = 0
             capture.output(group.buffer, displacement)
 
+    def _writes(self, observer: Observer) -> Callable[[Tensor], bool]:
+        return lambda t: self._strided(t) and self.driver.region(t).storage in observer.written
+
     def _undo(self, run: _Run, kept: Sequence[_Kept], before: Walk) -> None:
         """Put back what a failed capture left in the callable's state."""
         found = run.found or changes(before, walk(self.roots))
@@ -421,7 +432,8 @@ class Recorder:
         external += [value for _, value in slots if isinstance(value, Tensor)]
         unique = list({id(t): t for t in [*external, *pinned]}.values())
         unmoved = [t for t in unique if self._strided(t)]
-        slots = run.steps.relied_on(slots, before)
+        if self.known is None:  # of compiled code no step is seen
+            slots = run.steps.relied_on(slots, before, self._writes(observer))
         sized = {id(container): (container, names) for container, names in before.sized()}
         guard = StateGuard(slots, unmoved, list(sized.values()), readers())
         groups = written_groups(self.driver, run.inputs, observer)

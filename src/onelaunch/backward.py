@@ -90,7 +90,11 @@ class Backward:
                 ]
             if observer.refused is not None:
                 raise observer.refused
-            self.written = [t for t in observer.written.values() if not observer.known(t)]
+            self.written = [
+                t
+                for storage, t in observer.written.items()
+                if storage in observer.counted and not observer.known(t)
+            ]
             if not kept:
                 for g in made:
                     if g is not None:

@@ -403,8 +403,8 @@ def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor
 
 def _bump_written(source: _Source, captured: Captured, inputs: Sequence[str]) -> None:
     """Count the writes, as eager would have."""
-    written = [inputs[i] for i in captured.written_inputs]
-    written += [source.name("written", t) for t in captured.written]
+    written = [inputs[i] for i in captured.bumped_inputs]
+    written += [source.name("written", t) for t in captured.bumped]
     for name in written:
         source.line(f"{source.name('bump', _bump)}({name})")
 

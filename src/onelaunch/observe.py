@@ -83,6 +83,9 @@ class Observer(TorchDispatchMode):
         """storage -> the tensors over it that were read or written by address."""
         self.written: dict[int, Tensor] = {}
         """storage -> a tensor over it, for memory that existed before and was written."""
+        self.counted: set[int] = set()
+        """The storages whose version counters the writes advanced; not those of a BatchNorm's
+        statistics."""
 
     def __torch_dispatch__(
         self,
@@ -106,6 +109,9 @@ class Observer(TorchDispatchMode):
             self._read(t)
         for t in operator(func).written(args, kwargs):
             self._write(t)
+        for t in operator(func).declared(args, kwargs):
+            if self._on_device(t):
+                self.counted.add(self._storage(t))
         if name == "aten::copy_" and self._is_number(args):
             func, args, kwargs = torch.ops.aten.fill_.Scalar, (args[0], args[1].item()), {}
         result = func(*args, **kwargs)
@@ -293,6 +299,7 @@ class Observer(TorchDispatchMode):
             self.external.setdefault(storage, []).extend(tensors)
         for storage, t in seen.written.items():
             self.written[stands_for.get(storage, storage)] = t
+        self.counted |= {stands_for.get(storage, storage) for storage in seen.counted}
 
     def survivor(
         self, expected: Sequence[Tensor], holders: Collection[int] = ()

@@ -381,6 +381,14 @@ class Recorder:
         groups = written_groups(self.driver, run.inputs, observer)
         written_inputs = sorted(m for g in groups for m in run.inputs.groups[g].members)
         written = [t for t in observer.written.values() if not observer.known(t)]
+        bumped = [t for t in written if self.driver.region(t).storage in observer.counted]
+        storages = [
+            None if group.buffer is None else self.driver.region(group.buffer).storage
+            for group in run.inputs.groups
+        ]
+        bumped_inputs = sorted(
+            m for g in groups if storages[g] in observer.counted for m in run.inputs.groups[g].members
+        )
         run.inputs.statics = []
         for group in run.inputs.groups:
             group.buffer = None
@@ -404,6 +412,8 @@ class Recorder:
             guard=guard,
             written=written,
             written_inputs=written_inputs,
+            bumped=bumped,
+            bumped_inputs=bumped_inputs,
             statics=statics,
             untraced=guard.untraced([t for t in external if not _is_input(t, pinned)]),
             seconds=time.perf_counter() - started,

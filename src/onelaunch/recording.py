@@ -77,6 +77,9 @@ class Captured:
     written: list[Tensor]
     """Tensors outside the arguments that the graph writes."""
     written_inputs: list[int]
+    bumped: list[Tensor]
+    bumped_inputs: list[int]
+    """Those of both whose version counters eager advances."""
     statics: list[Tensor]
     """Under ``outputs="static"``: the captured tensors themselves."""
     untraced: list[Tensor]

@@ -15,6 +15,7 @@ LAYERS = {
     "driver": ("driver",),
     "core": (
         *("slots", "names", "state", "native", "guard", "observe", "plan", "recording"),
+        *("leaves", "backward", "autograd", "forward", "training"),
         *("relied", "recorder", "callpath", "signature"),
         *("pool", "compiled", "graphed", "module", "entry"),
     ),

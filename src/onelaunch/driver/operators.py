@@ -34,6 +34,7 @@ _UNDEFINED = frozenset(
 # Written without the schema saying so: operation to (argument of `training`, what it writes).
 _UNDECLARED_WRITES = {
     "aten::native_batch_norm": (5, (3, 4)),
+    "aten::cudnn_batch_norm": (5, (3, 4)),
     "aten::rrelu_with_noise": (4, (1,)),
 }
 
@@ -99,12 +100,17 @@ class Operator:
 
     def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         """The tensors among the arguments that the call writes."""
-        found: list[Tensor] = []
-        for i, name in self._writes:
-            found += tensors(args[i] if i < len(args) else kwargs.get(name))
+        found = self.declared(args, kwargs)
         training, indices = _UNDECLARED_WRITES.get(self.name, (0, ()))
         if indices and len(args) > training and args[training]:
             found += [args[i] for i in indices if args[i] is not None]
+        return found
+
+    def declared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Those that the schema names, and whose version counters the call advances."""
+        found: list[Tensor] = []
+        for i, name in self._writes:
+            found += tensors(args[i] if i < len(args) else kwargs.get(name))
         return found
 
     @functools.cached_property

@@ -151,6 +151,12 @@ CATALOGUE: dict[str, Entry] = {
         "results only",
         "work on a copy: `x = x.clone()` first, and return it",
     ),
+    "OL114": Entry(
+        "a tensor that requires grad, where no stand-in reaches",
+        "the capture needs a leaf of its own in the tensor's place, and no attribute, list, dict, "
+        "closure or global that is known leads to it",
+        "keep it in a module or a closure: `lambda x: f(weight, x)` instead of `partial(f, weight)`",
+    ),
     # 2xx: what a replay refuses.
     "OL201": Entry(
         "the call fits no recording",

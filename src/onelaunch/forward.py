@@ -81,11 +81,11 @@ class Forward:
             BackwardInside: a gradient was accumulated in the run.
         """
         assert self._stand_ins is not None
-        if self._stand_ins.accumulated() or any(t.grad is not None for t in arguments):
-            raise BackwardInside
         for t, spec in zip(arguments, plan.specs, strict=False):
             if t.requires_grad != spec.requires_grad or t.grad_fn is not None:
                 raise refuse("OL113", f"an argument, {spec}, is changed in place")
+        if self._stand_ins.accumulated() or any(t.grad is not None for t in arguments):
+            raise BackwardInside
         self._stand_ins.settle(observer)
         results[:] = map(self.real, results)
 
@@ -107,11 +107,10 @@ class Forward:
         arguments = [i for i, t in enumerate(inputs.statics) if id(t) in reached]
         stand_ins = [pair for pair in self._stand_ins.pairs() if id(pair[0]) in reached]
         reached -= {id(inputs.statics[i]) for i in arguments} | {id(s) for s, _ in stand_ins}
-        others = [t for t in graph.leaves if id(t) in reached]
-        for t in others:  # not in a slot that could be written: used as it is
-            if t.grad_fn is not None or t._backward_hooks:
-                raise CaptureError("OL112", f"a parameter of shape {list(t.shape)} has a hook")
-        leaves = [inputs.statics[i] for i in arguments] + [s for s, _ in stand_ins] + others
+        lost = next((t for t in graph.leaves if id(t) in reached), None)
+        if lost is not None:
+            raise CaptureError("OL114", f"a tensor of shape {list(lost.shape)} requires grad")
+        leaves = [inputs.statics[i] for i in arguments] + [s for s, _ in stand_ins]
         static = StaticGraph(self.driver, self.device, self.stream, made, leaves)
         pair = Pair(
             static=static,
@@ -119,7 +118,7 @@ class Forward:
             new_pool=self.new_pool,
             results=numbers,
             arguments=arguments,
-            parameters=[real for _, real in stand_ins] + others,
+            parameters=[real for _, real in stand_ins],
             watched_inputs=[],
             watched=[],
             watched_results=[],

@@ -50,27 +50,41 @@ class StandIns:
         inputs = {slot.id for slot in but}
         self._of: dict[int, Tensor] = {}
         self._real: dict[int, Tensor] = {}
-        self._slots: list[tuple[Slot, Tensor]] = []
+        self._slots: list[tuple[Slot, object, object]] = []
         for slot, t in before.tensors():
             if slot.id in inputs or t.device.type != device.type or not _is_plain(t):
                 continue
-            if isinstance(slot.holder, tuple) or slot.key is gradient_of:
-                continue  # what is in a tuple stays there
-            self._slots.append((slot, t))
+            if slot.key is gradient_of:
+                continue
             if id(t) not in self._of:
                 stand_in = stand_in_for(t)
                 self._of[id(t)] = stand_in
                 self._real[id(stand_in)] = t
+            if isinstance(slot.holder, tuple):
+                self._replace_tuple(slot)
+            else:
+                self._slots.append((slot, t, self._of[id(t)]))
+
+    def _replace_tuple(self, slot: Slot) -> None:
+        """Have a tuple of stand-ins take the place of the tuple that holds this slot."""
+        way, items = slot.via, cast(tuple[object, ...], slot.holder)
+        if way is None or way.read() is not items or isinstance(way.holder, tuple):
+            return
+        index = next((i for i, entry in enumerate(self._slots) if entry[1] is items), None)
+        now = list(cast(Any, items if index is None else self._slots.pop(index)[2]))
+        now[slot.key] = self._of[id(items[slot.key])]
+        replaced = tuple(now) if type(items) is tuple else cast(Any, type(items))(*now)
+        self._slots.append((way, items, replaced))
 
     def __enter__(self) -> StandIns:
-        for slot, t in self._slots:
-            slot.write(self._of[id(t)])
+        for slot, _, stand_in in self._slots:
+            slot.write(stand_in)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for slot, t in self._slots:
-            if slot.read() is self._of[id(t)]:
-                slot.write(t)
+        for slot, real, stand_in in self._slots:
+            if slot.read() is stand_in:
+                slot.write(real)
 
     def real(self, t: Tensor) -> Tensor:
         """The tensor that `t` stands for, or `t` itself."""

@@ -447,6 +447,12 @@ class Graphed(Generic[P, R]):
             self._entries = (entry, *self._entries)
 
     @property
+    def inputs_reached(self) -> int:
+        """How many arguments and parameters the newest recording hands a gradient to."""
+        pair = self._entries[0].captured.pair
+        return 0 if pair is None else len(pair.static.inputs)
+
+    @property
     def recordings(self) -> list[Recording]:
         """What was captured, the newest first."""
         return [entry.info for entry in self._entries]

@@ -17,7 +17,7 @@ LAYERS = {
         *("slots", "names", "state", "native", "guard", "observe", "plan", "recording"),
         *("leaves", "backward", "autograd", "forward", "training"),
         *("relied", "recorder", "callpath", "signature"),
-        *("pool", "compiled", "graphed", "module", "entry"),
+        *("pool", "compiled", "graphed", "module", "entry", "callables"),
     ),
     "tools": ("bench",),
     "edge": ("report", "cli", "__main__", "__init__"),

@@ -38,6 +38,17 @@ _UNDECLARED_WRITES = {
     "aten::rrelu_with_noise": (4, (1,)),
 }
 
+# Their ``out=`` form makes the unreduced loss in the result's memory, and warns that it does not fit.
+_RESIZING = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"),
+        "binary_cross_entropy",
+    )
+)
+
+_FUNCTIONAL_ONLY = _RESIZING | _UNDECLARED_WRITES.keys()
+
 # Methods that call exactly the operation of their name, when their other arguments are tensors.
 _IN_PLACE = frozenset(
     f"aten::{name}"
@@ -140,7 +151,7 @@ class Operator:
         results: list[Tensor],
     ) -> Step | None:
         """A call that writes `targets`, if a trial gives the bits of `results`; else None."""
-        if self.random or self._writes or self.name in _UNDECLARED_WRITES:
+        if self.random or self._writes or self.name in _FUNCTIONAL_ONLY:
             return None
         args = self._numbers_as_tensors(args, results[0].dtype)
         for call, names in self._into:

@@ -154,10 +154,13 @@ class Forward:
         pair.watched_inputs = [
             i
             for i, static in enumerate(inputs.statics)
-            if self._here(static) and region(static).storage in storages
+            if self._here(static)
+            and region(static).storage in storages
+            and not inputs.tensors[i].is_inference()
         ]
         external = {s: ts for s, ts in observer.external.items() if s in storages and s in held}
-        pair.watched = list({id(t): t for ts in external.values() for t in ts}.values())
+        unique = {id(t): t for ts in external.values() for t in ts if not t.is_inference()}
+        pair.watched = list(unique.values())
         pair.watched_results = [i for i, t in enumerate(made) if region(t).storage in storages]
 
     def _here(self, t: Tensor) -> bool:

@@ -287,8 +287,12 @@ class Graphed(Generic[P, R]):
         observer = Observer(driver, device, here, save=True, refuse=False)
         with preserved_random_state(device):
             try:
+                here_only = trains(self.fn, args, kwargs, self._roots(flat))
+                run = functools.partial(self.fn, *args, **kwargs)
                 with observer, inlining():
-                    driver.warmup(lambda: self.fn(*args, **kwargs), device)
+                    result: Any = run() if here_only else driver.warmup(run, device)
+                signature.forward = self._wants_grad(driver, result, args, kwargs)
+                del result
                 if self.options.compile:
                     signature.known = observer
                     for _ in range(2):

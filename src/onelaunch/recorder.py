@@ -206,7 +206,8 @@ class Recorder:
             result = self.fn(*args, **kwargs)
             observer.adopt(self.known, plan.tensors, plan.statics)
         else:
-            seeds = watching_seeds(observer.refuse_seed)
+            reads = self.forward is not None
+            seeds = watching_seeds(observer.refuse_seed, reads=reads)
             with self._seeds_kept(), seeds, observer.host_reads(), around, observer:
                 result = self.fn(*args, **kwargs)
             if observer.refused is not None:

@@ -23,6 +23,7 @@ from onelaunch.compiled import compiled
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.select import preserved_random_state, select
 from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
+from onelaunch.forward import BackwardInside, Forward
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
 from onelaunch.optimizers import Options as StepOptions
@@ -36,6 +37,7 @@ from onelaunch.slots import gradient_of
 from onelaunch.spec import CallSpec, ambient
 from onelaunch.spent import is_spent
 from onelaunch.state import Walk, changes, walk
+from onelaunch.training import WARMING, in_flight, inlining, trains
 from onelaunch.tree import Flat, call_constants, flatten, flatten_call, is_plain
 
 P = ParamSpec("P")
@@ -64,6 +66,8 @@ class _Signature:
     """What is known of a signature, recorded or not."""
 
     warm: int = 0
+    forward: bool = False
+    """Whether its results require grad, so that it is captured as a forward with a backward."""
     threads: set[int] = field(default_factory=lambda: cast(set[int], set()))
     """Who warmed up: cuBLAS and cuDNN make a handle for each thread, and not under capture."""
     least: int = 0
@@ -86,7 +90,9 @@ class _Signature:
             return self
         empty = tuple(t.grad is None for _, t in walked.tensors() if t.is_leaf and t.requires_grad)
         if empty not in self.parts:  # the first goes on where this one was
-            part = _Signature(self.warm, self.threads, why=self.why, launches=self.launches)
+            part = _Signature(
+                warm=self.warm, threads=self.threads, why=self.why, launches=self.launches
+            )
             self.parts[empty] = part
             self.warm, self.launches = 0, None
         return self.parts[empty]
@@ -119,7 +125,7 @@ class Graphed(Generic[P, R]):
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() or (WARMING and get_ident() in WARMING):
             return self.fn(*args, **kwargs)
         if (
             _dispatch_modes()
@@ -200,18 +206,23 @@ class Graphed(Generic[P, R]):
         restless = signature.options.restless() if signature.options is not None else None
         if restless is not None:
             return self._refused(signature, CaptureError("OL123", f"{restless} changes"))
-        if (
-            signature.warm < max(self._warmup, signature.least)
-            or get_ident() not in signature.threads
-        ):
+        flying = in_flight(self._entries, spec)
+        if flying >= self.options.max_in_flight:
+            self._warn("OL305", f"{flying} forwards of `{self._name}` wait for their backward")
+            return MISS
+        cold = signature.warm < max(self._warmup, signature.least) and not flying
+        if cold or get_ident() not in signature.threads:
             return self._warm(driver, device, signature, args, kwargs)
         if len(self._entries) >= self.options.max_recordings:
             self._warn("OL301", self._varying(spec))
             return MISS
         try:
             entry = self._record(driver, device, spec, signature, flat)
-        except NeedsGrad:
-            return self._ungraphed(signature, "OL303", "the outputs require grad")
+        except NeedsGrad:  # not seen in the warm-up
+            signature.forward = True
+            return MISS
+        except BackwardInside:
+            return self._ungraphed(signature, "OL303", "a backward runs inside")
         except CaptureError as error:
             return self._refused(signature, error)
         if self._over_budget(entry):
@@ -224,9 +235,12 @@ class Graphed(Generic[P, R]):
         self._entries = (entry, *self._entries)
         return result
 
+    def _reached(self, flat: Flat) -> list[object]:
+        return [value for _, value in walk(self._roots(flat)).held.values()]
+
     def _spread(self, signature: _Signature, flat: Flat) -> CaptureError | None:
         """What modules of several processes ask for, seen at the first call of a signature."""
-        reached = [value for _, value in walk(self._roots(flat)).held.values()]
+        reached = self._reached(flat)
         signature.least = distributed.least_warmup(reached)
         return distributed.refused_step(reached)
 
@@ -267,16 +281,22 @@ class Graphed(Generic[P, R]):
                     lambda: self._watched(driver, device, signature, args, kwargs), device
                 )
         else:
-            with self._stepping(signature) if callee is self.fn else nullcontext():
-                result = driver.warmup(lambda: callee(*args, **kwargs), device)
+            here = trains(callee, args, kwargs, self._roots(flatten_call(args, kwargs)))
+            stepping = self._stepping(signature) if callee is self.fn else nullcontext()
+            with stepping, inlining():
+                run = functools.partial(callee, *args, **kwargs)
+                result = run() if here else driver.warmup(run, device)
         if measured:
             driver.synchronize(device)
             signature.eager_us.append((perf_counter() - started) * 1e6)
         signature.warm += 1
         signature.threads.add(get_ident())
         if self._wants_grad(driver, result, args, kwargs):
-            signature.eager = "OL303"
-            self._warn("OL303", "the outputs require grad: this signature runs eagerly")
+            signature.forward = True
+            reached = self._reached(flatten_call(args, kwargs))
+            refused = distributed.refused_pair(reached)
+            if refused is not None:
+                self._refused(signature, refused)
         return result
 
     def _wants_grad(
@@ -333,8 +353,12 @@ class Graphed(Generic[P, R]):
         observer = Observer(driver, device, here, save=True, refuse=False)
         with preserved_random_state(device):
             try:
-                with self._stepping(signature), observer:
-                    driver.warmup(lambda: self.fn(*args, **kwargs), device)
+                here_only = trains(self.fn, args, kwargs, self._roots(flat))
+                run = functools.partial(self.fn, *args, **kwargs)
+                with self._stepping(signature), observer, inlining():
+                    result: Any = run() if here_only else driver.warmup(run, device)
+                signature.forward = self._wants_grad(driver, result, args, kwargs)
+                del result
                 if self.options.compile:
                     signature.known = observer
                     for _ in range(2):
@@ -360,15 +384,22 @@ class Graphed(Generic[P, R]):
     ) -> _Entry:
         why = signature.why or self._why(spec)
         callee = self._callee(driver)
+        forward = None
+        if signature.forward:
+            apart = functools.partial(self._pool.apart, driver, device)
+            raises = self.options.on_refusal == "raise"
+            top, stream = self._root[1], driver.new_stream(device)
+            forward = Forward(driver, device, stream, apart(), apart, top, raises)
         recorder = Recorder(
             driver=driver,
             device=device,
-            pool=self._pool.on(driver, device),
+            pool=forward.pool if forward else self._pool.on(driver, device),
             fn=callee,
             roots=self._roots(flat),
-            static_outputs=self.options.outputs == "static",
-            rebind=self.options.inputs == "rebind",
+            static_outputs=self.options.outputs == "static" and forward is None,
+            rebind=self.options.inputs == "rebind" and forward is None,
             known=signature.known if callee is not self.fn else None,
+            forward=forward,
         )
         captured = recorder.record(flat.tree, flat.tensors)
         distributed.shutdown.watch(self, captured.graph)
@@ -478,13 +509,23 @@ class Graphed(Generic[P, R]):
                 raise CaptureError("OL301", f"{len(self._entries)} recordings exist")
             try:
                 self._rehearse(driver, device, signature, args, kwargs)
-                entry = self._record(driver, device, spec, signature, flat)
-            except NeedsGrad:
-                raise CaptureError("OL303", "the outputs require grad") from None
+                try:
+                    entry = self._record(driver, device, spec, signature, flat)
+                except NeedsGrad:
+                    signature.forward = True
+                    entry = self._record(driver, device, spec, signature, flat)
+            except BackwardInside:
+                raise CaptureError("OL303", "a backward runs inside") from None
             if self._over_budget(entry):
                 raise CaptureError("OL304", f"{self._pool!r}")
             signature.eager = None
             self._entries = (entry, *self._entries)
+
+    @property
+    def inputs_reached(self) -> int:
+        """How many arguments and parameters the newest recording hands a gradient to."""
+        pair = self._entries[0].captured.pair
+        return 0 if pair is None else len(pair.static.inputs)
 
     @property
     def recordings(self) -> list[Recording]:

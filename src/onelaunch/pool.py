@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from onelaunch.driver.driver import Driver
@@ -35,11 +37,12 @@ class Pool:
             raise GraphError("OL401", f"max_bytes must be positive, got {max_bytes}")
         self.max_bytes = max_bytes
         self._pools: dict[tuple[str, torch.device], DevicePool] = {}
+        self._apart: weakref.WeakSet[DevicePool] = weakref.WeakSet()
 
     @property
     def memory_bytes(self) -> int:
         """Bytes that the pool holds on all devices."""
-        return sum(pool.memory_bytes for pool in self._pools.values())
+        return sum(pool.memory_bytes for pool in (*self._pools.values(), *self._apart))
 
     def on(self, driver: Driver, device: torch.device) -> DevicePool:
         """The pool's part on one device, made on first use. Internal."""
@@ -47,6 +50,15 @@ class Pool:
         if key not in self._pools:
             self._pools[key] = driver.new_pool(device)
         return self._pools[key]
+
+    def apart(self, driver: Driver, device: torch.device) -> DevicePool:
+        """Memory that no other recording uses, counted as this pool's. Internal.
+
+        What a forward saves for its backward must outlive every launch in between.
+        """
+        pool = driver.new_pool(device)
+        self._apart.add(pool)
+        return pool
 
     def __repr__(self) -> str:
         limit = "no limit" if self.max_bytes is None else f"at most {self.max_bytes}"

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from onelaunch.dials import Dials
+from onelaunch.autograd import Pair
 from onelaunch.driver.driver import Driver, Graph
 from onelaunch.guard import StateGuard
 from onelaunch.plan import Inputs, Outputs
@@ -83,16 +84,21 @@ class Captured:
     dials: Dials
     optimizers: list[Optimizer]
     """Those that step in the call."""
+    bumped: list[Tensor]
+    bumped_inputs: list[int]
+    """Those of both whose version counters eager advances."""
     statics: list[Tensor]
     """Under ``outputs="static"``: the captured tensors themselves."""
     untraced: list[Tensor]
     seconds: float
+    pair: Pair | None = None
+    """What joins the results to autograd, where they require grad."""
     launches: list[int] = field(default_factory=lambda: [0])
     """One number, counted up by the call path."""
 
 
 class NeedsGrad(Exception):
-    """The outputs require grad."""
+    """The outputs require grad: the capture is to be one of a forward."""
 
 
 def describe(

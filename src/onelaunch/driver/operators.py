@@ -39,8 +39,20 @@ _UNDEFINED = frozenset(
 # Written without the schema saying so: operation to (argument of `training`, what it writes).
 _UNDECLARED_WRITES = {
     "aten::native_batch_norm": (5, (3, 4)),
+    "aten::cudnn_batch_norm": (5, (3, 4)),
     "aten::rrelu_with_noise": (4, (1,)),
 }
+
+# Their ``out=`` form makes the unreduced loss in the result's memory, and warns that it does not fit.
+_RESIZING = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"),
+        "binary_cross_entropy",
+    )
+)
+
+_FUNCTIONAL_ONLY = _RESIZING | _UNDECLARED_WRITES.keys()
 
 # Methods that call exactly the operation of their name, when their other arguments are tensors.
 _IN_PLACE = frozenset(
@@ -110,15 +122,20 @@ class Operator:
 
     def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         """The tensors among the arguments that the call writes."""
-        found: list[Tensor] = []
-        for i, name in self._writes:
-            found += tensors(args[i] if i < len(args) else kwargs.get(name))
+        found = self.declared(args, kwargs)
         if self.collective and self.name.partition(".")[0].endswith("_"):
             # Their schemas declare no writes; each writes its first argument.
             found += tensors(args[0])
         training, indices = _UNDECLARED_WRITES.get(self.name, (0, ()))
         if indices and len(args) > training and args[training]:
             found += [args[i] for i in indices if args[i] is not None]
+        return found
+
+    def declared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Those that the schema names, and whose version counters the call advances."""
+        found: list[Tensor] = []
+        for i, name in self._writes:
+            found += tensors(args[i] if i < len(args) else kwargs.get(name))
         return found
 
     @functools.cached_property
@@ -148,7 +165,7 @@ class Operator:
         results: list[Tensor],
     ) -> Step | None:
         """A call that writes `targets`, if a trial gives the bits of `results`; else None."""
-        if self.random or self._writes or self.name in _UNDECLARED_WRITES or self._reduces:
+        if self.random or self._writes or self.name in _FUNCTIONAL_ONLY or self._reduces:
             return None
         args = self._numbers_as_tensors(args, results[0].dtype)
         for call, names in self._into:

@@ -82,6 +82,7 @@ class Pair:
         static: the forward's autograd graph.
         pool: of the forward.
         new_pool: makes memory that no other recording uses.
+        within: whether the pool that counts all this holds no more than it may.
         results: the numbers of the results that come out of the node.
         arguments: the numbers of the inputs that are inputs of the node.
         parameters: the tensors of the callable's state that are inputs of the node, after those.
@@ -95,6 +96,7 @@ class Pair:
     static: StaticGraph
     pool: Pool
     new_pool: Callable[[], Pool]
+    within: Callable[[], bool]
     results: list[int]
     arguments: list[int]
     parameters: list[Tensor]
@@ -103,7 +105,7 @@ class Pair:
     watched_results: list[int]
     saves: bool
     raises: bool
-    free: list[None] = field(default_factory=lambda: cast(list[None], [None]))
+    free: list[None] = field(default_factory=lambda: [None])
     retired: bool = False
     _kinds: dict[object, list[_Kind]] = field(default_factory=lambda: cast(Any, {}))
     _latest: _Kind | None = None
@@ -200,6 +202,10 @@ class Pair:
             pool = self.new_pool() if kept else self.pool
             with torch.no_grad():
                 backward = Backward(self.static, grads, pool, kept=kept)
+            if not self.within():
+                backward.graph.reset()
+                kind.refused = True
+                return None
             if kept:
                 kind.kept = backward
             else:
@@ -273,6 +279,12 @@ class ForwardGraph:
         """Bytes of the forward and of the backwards that were captured."""
         backwards = sum(b.graph.memory_bytes for b in self._pair.backwards())
         return self._graph.memory_bytes + backwards
+
+    @property
+    def driver_bytes(self) -> int:
+        """See `Graph.driver_bytes`."""
+        backwards = sum(b.graph.driver_bytes for b in self._pair.backwards())
+        return self._graph.driver_bytes + backwards
 
     def reset(self) -> None:
         """See `Graph.reset`."""

@@ -59,7 +59,9 @@ class _Source:
     def compile(self, signature: str, label: str) -> Callable[..., Any]:
         text = "\n".join([f"def call({signature}):", *self.lines])
         exec(compile(text, f"<onelaunch {label}>", "exec"), self.names)
-        return self.names["call"]
+        # Names that held the function would be a cycle, and keep a recording's memory till the
+        # next collection.
+        return self.names.pop("call")
 
 
 def build_call(
@@ -278,7 +280,10 @@ def _launch(
     source.line("return MISS", 2)
     for line in after:
         source.line(line)
-    source.line(f"{source.name('launches', captured.launches)}[0] += 1")
+    launches = source.name("launches", captured.launches)
+    source.line(f"{launches}[0] += 1")
+    if captured.clock is not None:
+        source.line(f"{launches}[1] = {source.name('clock', captured.clock)}()")
     _bump_written(source, captured, inputs)
     if captured.pair is not None:
         _attach(source, captured.pair, inputs, names)

@@ -155,7 +155,7 @@ CATALOGUE: dict[str, Entry] = {
         "a tensor that requires grad, where no stand-in reaches",
         "the capture needs a leaf of its own in the tensor's place, and no attribute, list, dict, "
         "closure or global that is known leads to it",
-        "keep it in a module or a closure: `lambda x: f(weight, x)` instead of `partial(f, weight)`",
+        "keep it in a module or a closure: `lambda x: f(w, x)` instead of `partial(f, w)`",
     ),
     "OL120": Entry(
         "optimizer that cannot be captured",
@@ -209,10 +209,10 @@ CATALOGUE: dict[str, Entry] = {
         "functools.partial",
     ),
     "OL303": Entry(
-        "a backward inside, and results that require grad",
-        "a callable that runs its own backward is captured as one step; its results have no "
-        "backward left",
-        "return `loss.detach()`",
+        "gradients that are not graphed",
+        "a callable that runs its own backward is captured as one step, whose results have no "
+        "backward left; and of Inductor's kernels the forward alone would be captured",
+        "return `loss.detach()` from a step; leave `compile` out where a backward follows",
     ),
     "OL304": Entry(
         "the pool is full",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from onelaunch.autograd import Pair
 from onelaunch.backward import StaticGraph
-from onelaunch.driver.driver import Driver, Pool
+from onelaunch.driver.driver import Driver
+from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.errors import CaptureError
 from onelaunch.leaves import (
     VIEWS,
@@ -24,6 +26,7 @@ from onelaunch.leaves import (
 )
 from onelaunch.observe import Observer, refuse
 from onelaunch.plan import Inputs, Outputs, own
+from onelaunch.pool import Pool
 from onelaunch.slots import Slot
 from onelaunch.state import Walk
 
@@ -37,22 +40,27 @@ class Forward:
     """The autograd side of one capture.
 
     Args:
-        stream: of this recording alone; eager backwards over the captured graph run on it too.
-        pool, new_pool: of this recording alone, and what makes more of them.
+        shared: where its memory is counted. What a forward saves for its backward must outlive
+            every launch in between, so that it has device pools of its own.
         top: the module that is graphed; hooks on it run outside.
         raises: whether a backward that cannot be captured is an error.
     """
 
     driver: Driver
     device: torch.device
-    stream: object
-    pool: Pool
-    new_pool: Callable[[], Pool]
+    shared: Pool
     top: object
     raises: bool
+    pool: DevicePool = field(init=False)
+    stream: object = field(init=False)
+    """Of this recording alone; eager backwards over the captured graph run on it too."""
     holders: set[int] = field(default_factory=lambda: cast(set[int], set()))
     _stand_ins: StandIns | None = None
     _pair: Pair | None = None
+
+    def __post_init__(self) -> None:
+        self.pool = self.shared.apart(self.driver, self.device)
+        self.stream = self.driver.new_stream(self.device)
 
     @property
     def pair(self) -> Pair:
@@ -122,7 +130,8 @@ class Forward:
         pair = Pair(
             static=static,
             pool=self.pool,
-            new_pool=self.new_pool,
+            new_pool=partial(self.shared.apart, self.driver, self.device),
+            within=self.shared.within,
             results=numbers,
             arguments=arguments,
             parameters=[real for _, real in stand_ins],

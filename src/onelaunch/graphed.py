@@ -6,6 +6,7 @@ import copy
 import functools
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from onelaunch.observe import Observer
 from onelaunch.optimizers import Options as StepOptions
 from onelaunch.optimizers import refusal, settle, watching_steps
 from onelaunch.options import Options
-from onelaunch.pool import Pool
+from onelaunch.pool import Comeback, Member, Pool
 from onelaunch.recorder import Recorder
 from onelaunch.recording import Captured, NeedsGrad, Recording, describe
 from onelaunch.signature import foreign, opaque, spec_of
@@ -37,6 +38,7 @@ from onelaunch.slots import gradient_of
 from onelaunch.spec import CallSpec, ambient
 from onelaunch.spent import is_spent
 from onelaunch.state import Walk, changes, walk
+from onelaunch.stats import Counts, GraphStats, recording_stats
 from onelaunch.training import WARMING, in_flight, inlining, trains
 from onelaunch.tree import Flat, call_constants, flatten, flatten_call, is_plain
 
@@ -59,6 +61,7 @@ class _Entry:
     captured: Captured
     info: Recording
     guard: StateGuard
+    member: Member
 
 
 @dataclass(slots=True)
@@ -79,6 +82,9 @@ class _Signature:
     why: str | None = None
     launches: list[int] | None = None
     """The count of a recording that this signature's next one takes the place of."""
+    need_bytes: int = 0
+    """What a recording needs in a pool of its own, as far as a warm-up showed; or 0."""
+    comeback: Comeback = field(default_factory=Comeback)
     options: StepOptions | None = None
     """Of the optimizers that step in the last recording."""
     parts: dict[tuple[bool, ...], _Signature] | None = None
@@ -119,6 +125,7 @@ class Graphed(Generic[P, R]):
         self._entries: tuple[_Entry, ...] = ()
         self._signatures: dict[CallSpec, _Signature] = {}
         self._warned: set[str] = set()
+        self._counts = Counts()
         self._lock = threading.RLock()
         self._root = root or (getattr(fn, "__name__", "callable"), fn)
         self._compiled: Callable[..., Any] | None = None
@@ -162,6 +169,7 @@ class Graphed(Generic[P, R]):
                 if result is not MISS:
                     return result
             result = self._advance(driver, device, flat, args, kwargs)
+            self._counts.eager_calls += result is MISS
         # An eager run holds no lock: threads of the callable's own may wait for each other.
         return self.fn(*args, **kwargs) if result is MISS else result
 
@@ -196,7 +204,7 @@ class Graphed(Generic[P, R]):
             signature = self._signatures[spec] = _Signature()
         if signature.parts is not None:
             signature = signature.part(walk(self._roots(flat)))
-        if signature.eager is not None:
+        if signature.eager is not None or signature.comeback.waits():
             return MISS
         self._drop_stale(spec, signature)
         if signature.warm == 0 and not self._entries:
@@ -225,7 +233,7 @@ class Graphed(Generic[P, R]):
             return self._ungraphed(signature, "OL303", "a backward runs inside")
         except CaptureError as error:
             return self._refused(signature, error)
-        if self._over_budget(entry):
+        if entry is None:
             return self._ungraphed(signature, "OL304", f"{self._pool!r}")
         signature.warm = 0
         result = entry.call(args, kwargs)
@@ -281,22 +289,33 @@ class Graphed(Generic[P, R]):
                     lambda: self._watched(driver, device, signature, args, kwargs), device
                 )
         else:
-            here = trains(callee, args, kwargs, self._roots(flatten_call(args, kwargs)))
+            flat = flatten_call(args, kwargs)
+            here = trains(callee, flat, self._roots(flat))
+            run = functools.partial(callee, *args, **kwargs)
             stepping = self._stepping(signature) if callee is self.fn else nullcontext()
             with stepping, inlining():
-                run = functools.partial(callee, *args, **kwargs)
-                result = run() if here else driver.warmup(run, device)
+                if here:
+                    result = run()
+                elif signature.warm + 1 < self._warmup:
+                    result = driver.warmup(run, device)
+                else:  # the last: nothing is new any more
+                    result, signature.need_bytes = self._pool.warmup(
+                        driver, device, run, flat.tensors
+                    )
         if measured:
             driver.synchronize(device)
             signature.eager_us.append((perf_counter() - started) * 1e6)
         signature.warm += 1
+        self._counts.warmup_calls += 1
         signature.threads.add(get_ident())
         if self._wants_grad(driver, result, args, kwargs):
             signature.forward = True
-            reached = self._reached(flatten_call(args, kwargs))
-            refused = distributed.refused_pair(reached)
+            refused = distributed.refused_pair(self._reached(flatten_call(args, kwargs)))
             if refused is not None:
                 self._refused(signature, refused)
+            elif callee is not self.fn:
+                signature.eager = "OL303"
+                self._warn("OL303", "compile=True, and the results require grad: runs eagerly")
         return result
 
     def _wants_grad(
@@ -353,12 +372,15 @@ class Graphed(Generic[P, R]):
         observer = Observer(driver, device, here, save=True, refuse=False)
         with preserved_random_state(device):
             try:
-                here_only = trains(self.fn, args, kwargs, self._roots(flat))
                 run = functools.partial(self.fn, *args, **kwargs)
                 with self._stepping(signature), observer, inlining():
-                    result: Any = run() if here_only else driver.warmup(run, device)
+                    if trains(self.fn, flat, self._roots(flat)):
+                        result, need = run(), 0
+                    else:
+                        result, need = self._pool.warmup(driver, device, run, flat.tensors)
                 signature.forward = self._wants_grad(driver, result, args, kwargs)
                 del result
+                signature.need_bytes = max(0, need - observer.saved_bytes)
                 if self.options.compile:
                     signature.known = observer
                     for _ in range(2):
@@ -381,19 +403,35 @@ class Graphed(Generic[P, R]):
         spec: CallSpec,
         signature: _Signature,
         flat: Flat,
+    ) -> _Entry | None:
+        """A recording in the pool; None where the pool's `max_bytes` leaves no room for it."""
+        return self._pool.admit(
+            driver,
+            device,
+            signature.need_bytes,
+            lambda: self._captured(driver, device, spec, signature, flat),
+            self,
+        )
+
+    def _captured(
+        self,
+        driver: Driver,
+        device: torch.device,
+        spec: CallSpec,
+        signature: _Signature,
+        flat: Flat,
     ) -> _Entry:
         why = signature.why or self._why(spec)
         callee = self._callee(driver)
         forward = None
         if signature.forward:
-            apart = functools.partial(self._pool.apart, driver, device)
             raises = self.options.on_refusal == "raise"
-            top, stream = self._root[1], driver.new_stream(device)
-            forward = Forward(driver, device, stream, apart(), apart, top, raises)
+            forward = Forward(driver, device, self._pool, self._root[1], raises)
+        pool = forward.pool if forward else self._pool.on(driver, device)
         recorder = Recorder(
             driver=driver,
             device=device,
-            pool=forward.pool if forward else self._pool.on(driver, device),
+            pool=pool,
             fn=callee,
             roots=self._roots(flat),
             static_outputs=self.options.outputs == "static" and forward is None,
@@ -405,11 +443,19 @@ class Graphed(Generic[P, R]):
         distributed.shutdown.watch(self, captured.graph)
         if signature.launches is not None:
             captured.launches, signature.launches = signature.launches, None
+        captured.clock = self._pool.clock
         call = build_call(captured, spec, self._name)
-        info = describe(captured, spec, flat, why, signature.eager_us)
+        kept = pool.kept_bytes(captured.graph, captured.statics)
+        if forward is not None:
+            kept = pool.memory_bytes
+        info = describe(captured, spec, flat, why, signature.eager_us, kept)
         captured.inputs.tensors = []
         signature.options = StepOptions(captured.optimizers, captured.dials.keys)
-        entry = _Entry(call, spec, flat.paths, captured, info, captured.guard)
+        self._counts.captures += 1
+        self._counts.capture_seconds += captured.seconds
+        forget = weakref.WeakMethod(self._evicted)
+        member = Member(pool, captured.graph, captured.launches, kept, forget)
+        entry = _Entry(call, spec, flat.paths, captured, info, captured.guard, member)
         if self.options.policy == "measure":
             entry.call = self._timed(entry, signature)
         return entry
@@ -426,12 +472,19 @@ class Graphed(Generic[P, R]):
         self._warn(code, f"{what}: this signature runs eagerly")
         return MISS
 
-    def _over_budget(self, entry: _Entry) -> bool:
-        limit = self._pool.max_bytes
-        if limit is None or self._pool.memory_bytes <= limit:
-            return False
-        entry.captured.graph.reset()
-        return True
+    def _evicted(self, member: Member) -> None:
+        """The pool takes a recording's room: its signature is captured again when it is called."""
+        with self._lock:
+            entry = next((e for e in self._entries if e.member is member), None)
+            if entry is None:
+                return
+            self._entries = tuple(e for e in self._entries if e is not entry)
+            self._counts.evictions += 1
+            signature = self._signatures.get(entry.spec)
+            if signature is not None:
+                signature.why, signature.launches = "evicted", entry.captured.launches
+                signature.warm = self._warmup
+                signature.comeback.evicted(entry.captured.launches[0])
 
     @property
     def _warmup(self) -> int:
@@ -452,7 +505,8 @@ class Graphed(Generic[P, R]):
                 self._remove(entry)
 
     def _remove(self, entry: _Entry) -> None:
-        self._entries = tuple(e for e in self._entries if e is not entry)
+        with self._lock:
+            self._entries = tuple(e for e in self._entries if e is not entry)
         entry.captured.graph.reset()
 
     def _timed(self, entry: _Entry, signature: _Signature) -> Callable[..., Any]:
@@ -516,7 +570,7 @@ class Graphed(Generic[P, R]):
                     entry = self._record(driver, device, spec, signature, flat)
             except BackwardInside:
                 raise CaptureError("OL303", "a backward runs inside") from None
-            if self._over_budget(entry):
+            if entry is None:
                 raise CaptureError("OL304", f"{self._pool!r}")
             signature.eager = None
             self._entries = (entry, *self._entries)
@@ -537,17 +591,34 @@ class Graphed(Generic[P, R]):
         """Device bytes that the recordings hold, a shared pool counted once."""
         return self._pool.memory_bytes if self._entries else 0
 
+    def stats(self) -> GraphStats:
+        """What the recordings hold, and what the calls were. Costs microseconds, and no sync."""
+        entries, counts = self._entries, self._counts
+        gone = [s.launches[0] for s in list(self._signatures.values()) if s.launches is not None]
+        return GraphStats(
+            recordings=tuple(recording_stats(self._name, entry.info) for entry in entries),
+            captures=counts.captures,
+            capture_seconds=counts.capture_seconds,
+            replays=sum(entry.info.replays for entry in entries) + sum(gone),
+            evictions=counts.evictions,
+            warmup_calls=counts.warmup_calls,
+            eager_calls=counts.eager_calls,
+        )
+
     def reset(self) -> None:
         """Free every recording and forget every signature; the next calls warm up again.
 
         Tensors returned by earlier calls stay valid, but for those of ``outputs="static"``.
         """
         with self._lock:
-            entries, self._entries = self._entries, ()
+            # Only the graphs: the last of a pool gives back what no static result holds any more.
+            graphs = [entry.captured.graph for entry in self._entries]
+            self._entries = ()
             self._signatures.clear()
             self._warned.clear()
-            for entry in entries:
-                entry.captured.graph.reset()
+            self._counts = Counts()
+            for graph in graphs:
+                graph.reset()
 
     def _why(self, spec: CallSpec) -> str:
         for entry in self._entries:

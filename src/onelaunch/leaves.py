@@ -126,7 +126,8 @@ def stand_in_for(t: Tensor) -> Tensor:
         alias.requires_grad_()
     if t.is_leaf and t.grad is not None:
         alias.grad = t.grad
-    alias.__dict__.update(t.__dict__)
+    for name, value in vars(t).items():  # marks that libraries leave on parameters
+        setattr(alias, name, value)
     return alias
 
 

@@ -19,7 +19,7 @@ from onelaunch.pool import Pool
 
 M = TypeVar("M", bound=nn.Module)
 
-_HANDED_ON = ("capture", "recordings", "memory_bytes", "reset")
+_HANDED_ON = ("capture", "recordings", "memory_bytes", "stats", "reset")
 
 
 class _Forward:

@@ -342,6 +342,11 @@ class Observer(TorchDispatchMode):
         gc.collect()  # it may be in a cycle that nobody holds
         return find()
 
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of the copies for `restore`."""
+        return sum(before.nbytes for _, before in self._saved)
+
     def release(self) -> None:
         """Forget what was made during the run, so that its memory can be used again."""
         self._made.clear()

@@ -1,26 +1,113 @@
-"""Memory shared by recordings."""
+"""Memory shared by recordings, and its budget.
+
+Recordings of one pool never run at once, and each replay brings its inputs in anew. So all memory
+that a capture used is free for the next capture of the pool, but for what a recording keeps:
+results under ``outputs="static"``. Evicting a recording frees what it kept. The memory that all
+share goes back to the device only with the pool's last recording, so a pool that has too much of
+it, because its recordings came smallest first, is emptied and begun anew.
+"""
 
 from __future__ import annotations
 
+import itertools
+import threading
 import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
-from onelaunch.driver.driver import Driver
+from onelaunch.driver.driver import Driver, Graph
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.errors import GraphError
+from onelaunch.stats import GraphStats, PoolStats
+
+T = TypeVar("T")
+
+_WORTH_LAUNCHES = 32
+"""A capture costs about as much as so many eager calls."""
+_LONGEST_WAIT = 1024
+
+
+@dataclass(eq=False)
+class Member:
+    """A recording as its pool sees it. Whoever calls the recording holds it; the pool does not.
+
+    Attributes:
+        used: launches so far, and when the last one was by the pool's clock.
+        kept_bytes: what it keeps of the pool for itself.
+        forget: takes the recording off its owner's table, so that nothing refers to its memory.
+    """
+
+    part: DevicePool
+    graph: Graph
+    used: list[int]
+    kept_bytes: int
+    forget: weakref.WeakMethod[Callable[[Member], None]]
+
+    def evict(self) -> None:
+        """Off the table, then freed. A thread that is about to launch it looks further."""
+        forget = self.forget()
+        if forget is not None:
+            forget(self)
+        self.graph.reset()
+
+
+@dataclass(slots=True)
+class Comeback:
+    """When a signature whose recording was evicted is captured again.
+
+    At once; but one that keeps being evicted before it was of much use runs eagerly for a while,
+    longer each time, so that recordings that cannot all be in the pool do not take turns in it.
+    """
+
+    early: int = 0
+    wait: int = 0
+    seen: int = 0
+
+    def evicted(self, launches: int) -> None:
+        """It went, after so many launches in all."""
+        self.early = self.early + 1 if launches - self.seen < _WORTH_LAUNCHES else 0
+        self.seen = launches
+        self.wait = min(2 ** (self.early + 1), _LONGEST_WAIT) if self.early > 1 else 0
+
+    def waits(self) -> bool:
+        """Whether this call is to run eagerly."""
+        self.wait = max(0, self.wait - 1)
+        return self.wait > 0
+
+
+class Admitted(Protocol):
+    """What a capture makes: something that holds a member."""
+
+    @property
+    def member(self) -> Member: ...
+
+
+A = TypeVar("A", bound=Admitted)
+
+
+class User(Protocol):
+    """A graphed callable."""
+
+    def stats(self) -> GraphStats: ...
 
 
 class Pool:
     """Device memory that many recordings of many callables share.
 
     Recordings of one pool never run at the same time: a launch waits, on the device, for the launch
-    before it. So their buffers may lie in the same memory, and the pool needs about what its
-    largest recording needs.
+    before it. So their buffers lie in the same memory, and the pool needs about what its largest
+    recording needs. Capture the largest first: the others then fit into its memory.
 
     Args:
-        max_bytes: a recording that would take the pool over this many bytes is given up again and
-            its signature runs eagerly, with one warning (OL304). None: no limit.
+        max_bytes: the pool reserves at most so many bytes, on all devices. What a recording will
+            need is foreseen from its warm-up. To make room the least recently used recordings are
+            evicted; they are captured again when they are called again. A signature that does not
+            fit at all runs eagerly, with one warning (OL304). None: no limit. A replay costs about
+            50 ns more where there is one.
 
     Example:
         >>> import onelaunch as ol
@@ -38,11 +125,33 @@ class Pool:
         self.max_bytes = max_bytes
         self._pools: dict[tuple[str, torch.device], DevicePool] = {}
         self._apart: weakref.WeakSet[DevicePool] = weakref.WeakSet()
+        self._members: weakref.WeakSet[Member] = weakref.WeakSet()
+        self._users: weakref.WeakSet[User] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        """Held while the sets are read or changed, and nothing else is done meanwhile."""
+        self.clock: Callable[[], int] | None = None
+        """What a call path marks a launch with: the order of the launches. Internal."""
+        if max_bytes is not None:
+            self.clock = itertools.count(1).__next__
 
     @property
     def memory_bytes(self) -> int:
         """Bytes that the pool holds on all devices."""
-        return sum(pool.memory_bytes for pool in (*self._pools.values(), *self._apart))
+        return sum(pool.memory_bytes for pool in self._parts())
+
+    def stats(self) -> PoolStats:
+        """What the pool holds and what its recordings did.
+
+        Costs a walk over the allocator's blocks, a millisecond or so, and no sync.
+        """
+        with self._lock:
+            users = list(self._users)
+        return PoolStats(self.memory_bytes, self.max_bytes, tuple(user.stats() for user in users))
+
+    def _parts(self) -> list[DevicePool]:
+        return [*self._pools.values(), *self._apart]
+
+    # For the core: all of it inside `Driver.exclusive`.
 
     def on(self, driver: Driver, device: torch.device) -> DevicePool:
         """The pool's part on one device, made on first use. Internal."""
@@ -59,6 +168,89 @@ class Pool:
         pool = driver.new_pool(device)
         self._apart.add(pool)
         return pool
+
+    def within(self) -> bool:
+        """Whether the pool holds no more than it may. Internal."""
+        return self.max_bytes is None or self.memory_bytes <= self.max_bytes
+
+    def warmup(
+        self, driver: Driver, device: torch.device, run: Callable[[], T], inputs: Sequence[Tensor]
+    ) -> tuple[T, int]:
+        """`Driver.warmup`, and the bytes that a recording will need; 0 where that is not known, or
+        of no interest. Internal."""
+        if self.max_bytes is None:
+            return driver.warmup(run, device), 0
+        staged = [t.untyped_storage().nbytes() for t in inputs if t.layout is torch.strided]
+        return driver.foresee(run, device, staged)
+
+    def admit(
+        self,
+        driver: Driver,
+        device: torch.device,
+        need_bytes: int,
+        capture: Callable[[], A],
+        user: User,
+    ) -> A | None:
+        """What `capture` makes, with room for it; None if it does not fit. Internal.
+
+        Args:
+            need_bytes: what it would need in a pool of its own; 0 where that is not known.
+            capture: called again if the first recording fits only without gaps between others.
+        """
+        if self.max_bytes is None:
+            return self._add(capture(), user)
+        if need_bytes > self.max_bytes:
+            return None
+        part = self.on(driver, device)
+        self._make_room(part, need_bytes)
+        alone = not self._by_age(part)
+        made = capture()
+        while self.memory_bytes > self.max_bytes and self._evict_oldest():
+            pass
+        if self.memory_bytes > self.max_bytes and not alone:
+            made.member.graph.reset()  # the pool is empty now, and has no gaps
+            del made
+            made, alone = capture(), True
+        if self.memory_bytes > self.max_bytes:
+            made.member.graph.reset()
+            return None
+        return self._add(made, user)
+
+    def _add(self, made: A, user: User) -> A:
+        with self._lock:
+            self._members.add(made.member)
+            self._users.add(user)
+        return made
+
+    def _by_age(self, part: DevicePool | None = None) -> list[Member]:
+        """The recordings, the least recently used first."""
+        with self._lock:
+            members = list(self._members)
+        found = [m for m in members if part is None or m.part is part]
+        return sorted(found, key=lambda m: m.used[1])
+
+    def _evict_oldest(self) -> bool:
+        """Evict the least recently used recording; False if there is none."""
+        members = self._by_age()
+        if not members:
+            return False
+        members[0].evict()
+        with self._lock:
+            self._members.discard(members[0])
+        return True
+
+    def _make_room(self, part: DevicePool, need_bytes: int) -> None:
+        """Evict until the need fits into what the pool does not keep, and may still take."""
+        assert self.max_bytes is not None
+        while True:
+            reserved = sum(p.memory_bytes for p in self._parts() if p is not part)
+            own = self._by_age(part)
+            shared = part.memory_bytes if own else 0
+            kept = sum(m.kept_bytes for m in own)
+            if reserved + max(shared, kept + need_bytes) <= self.max_bytes:
+                return
+            if not self._evict_oldest():
+                return
 
     def __repr__(self) -> str:
         limit = "no limit" if self.max_bytes is None else f"at most {self.max_bytes}"

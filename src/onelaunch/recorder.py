@@ -21,7 +21,7 @@ from onelaunch.driver.driver import Capture, Driver, Graph
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_seeds
 from onelaunch.errors import CaptureError
-from onelaunch.forward import Forward
+from onelaunch.forward import BackwardInside, Forward
 from onelaunch.gradients import lasting_gradients
 from onelaunch.guard import StateGuard
 from onelaunch.leaves import stand_in_for
@@ -103,7 +103,7 @@ class Recorder:
         while True:
             try:
                 captured = self._attempt(tree, tensors, hidden, started)
-            except CaptureError as error:
+            except (CaptureError, NeedsGrad, BackwardInside) as error:
                 let_go(error)
                 raise
             if captured is not None:
@@ -132,11 +132,9 @@ class Recorder:
 
             stream = self.forward and self.forward.stream
             graph, statics = self.driver.capture(body, self.pool, generators, stream)
-        except BaseException as error:
+        except BaseException:
             self._undo(run, slots_kept, before)
             plan.release()  # frames of the traceback refer to it for good
-            if isinstance(error, CaptureError):
-                let_go(error)
             raise
         if run.again:
             graph.reset()
@@ -495,11 +493,11 @@ class Recorder:
             guard=guard,
             written=written,
             written_inputs=written_inputs,
+            bumped=bumped,
+            bumped_inputs=bumped_inputs,
             draws=observer.draws,
             dials=Dials.none(),
             optimizers=run.steps.optimizers,
-            bumped=bumped,
-            bumped_inputs=bumped_inputs,
             statics=statics,
             untraced=guard.untraced([t for t in external if not _is_input(t, pinned)]),
             seconds=time.perf_counter() - started,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -42,6 +44,8 @@ class Recording:
     memory_bytes: int
     capture_seconds: float
     nodes: int
+    kept_bytes: int = 0
+    driver_bytes: int = 0
     eager_us: float | None = None
     replay_us: float | None = None
     _counter: Callable[[], int] = field(default=lambda: 0, repr=False)
@@ -79,6 +83,9 @@ class Captured:
     written: list[Tensor]
     """Tensors outside the arguments that the graph writes."""
     written_inputs: list[int]
+    bumped: list[Tensor]
+    bumped_inputs: list[int]
+    """Those of both whose version counters eager advances."""
     draws: list[Callable[[], object]]
     """What the call draws from the host's default generator, and does not use."""
     dials: Dials
@@ -93,8 +100,9 @@ class Captured:
     seconds: float
     pair: Pair | None = None
     """What joins the results to autograd, where they require grad."""
-    launches: list[int] = field(default_factory=lambda: [0])
-    """One number, counted up by the call path."""
+    launches: list[int] = field(default_factory=lambda: [0, 0])
+    """How many, counted up by the call path; and when the last one was, by the `clock`."""
+    clock: Callable[[], int] | None = None
 
 
 class NeedsGrad(Exception):
@@ -102,7 +110,12 @@ class NeedsGrad(Exception):
 
 
 def describe(
-    captured: Captured, spec: CallSpec, flat: Flat, why: str, eager_us: Sequence[float]
+    captured: Captured,
+    spec: CallSpec,
+    flat: Flat,
+    why: str,
+    eager_us: Sequence[float],
+    kept_bytes: int,
 ) -> Recording:
     """What is told of a recording; of `eager_us`, timed eager calls, the first was cold."""
     names = [*flat.paths, *(slot.name for slot in captured.hidden)]
@@ -120,6 +133,9 @@ def describe(
         memory_bytes=captured.graph.memory_bytes,
         capture_seconds=captured.seconds,
         nodes=captured.graph.nodes,
+        kept_bytes=kept_bytes,
+        driver_bytes=captured.graph.driver_bytes,
         eager_us=median(eager_us[1:]) if len(eager_us) > 1 else None,
-        _counter=lambda: captured.launches[0],
+        # Not of `captured`: who keeps this keeps no memory.
+        _counter=functools.partial(operator.getitem, captured.launches, 0),
     )

@@ -12,7 +12,7 @@ import torch
 from onelaunch.recording import Captured
 from onelaunch.spec import CallSpec
 from onelaunch.state import walk
-from onelaunch.tree import flatten_call
+from onelaunch.tree import Flat
 
 WARMING: list[int] = []
 """The threads that are in a warm-up. A graphed callable called inside one runs inlined, as it does
@@ -46,12 +46,7 @@ def in_flight(entries: Iterable[Entry], spec: CallSpec) -> int:
     )
 
 
-def trains(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    roots: Sequence[tuple[str, object]],
-) -> bool:
+def trains(fn: Callable[..., Any], call: Flat, roots: Sequence[tuple[str, object]]) -> bool:
     """Whether a call seems to be a forward whose backward will run outside.
 
     Its warm-up runs on the caller's own stream: an AccumulateGrad node lives on the stream where
@@ -64,5 +59,5 @@ def trains(
     found = walk(roots)
     if found.names & {"backward", "autograd"}:
         return False
-    tensors = [*flatten_call(args, kwargs).tensors, *(t for _, t in found.tensors())]
+    tensors = [*call.tensors, *(t for _, t in found.tensors())]
     return any(t.requires_grad for t in tensors)

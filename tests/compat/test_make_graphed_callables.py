@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
-from tests.device.conftest import device, rand, settled  # noqa: F401
 from tests.device.drop_in import assert_same, on_cpu_and_cuda
 from tests.device.training import Net, Rand, state_of
 

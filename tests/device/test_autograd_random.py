@@ -104,9 +104,11 @@ def test_gradients_of_random_modules(
             torch.manual_seed(seed + i)
             if clears != "never":
                 m.zero_grad(set_to_none=clears == "to none")
-            xs = [random_tensor(10 * i + k, 3, WIDTH, device=device) for k in range(takes)]
+            # One use of each: eager adds up the uses of a tensor in another order, and rounds.
+            names_of = losses * takes
+            xs = [random_tensor(10 * i + k, 3, WIDTH, device=device) for k in range(len(names_of))]
             xs = [x.requires_grad_(wants) for x in xs]
-            total = sum(LOSSES[name](m(x)) for name in losses for x in xs)
+            total = sum(LOSSES[name](m(x)) for name, x in zip(names_of, xs, strict=True))
             if wants or trained:
                 assert isinstance(total, Tensor)
                 with warnings.catch_warnings():

@@ -106,8 +106,8 @@ def test_out_of_memory_during_a_capture(
             torch.cuda.empty_cache()
             hog = torch.empty(1400 * mib, dtype=torch.uint8, device=device)
             before = allocated(device)
-            state = torch.cuda.get_rng_state(device)
             for _ in range(3):
+                state = torch.cuda.get_rng_state(device)
                 with pytest.raises(ol.CaptureError) as caught:
                     fast(x)
                 assert caught.value.code == "OL111"

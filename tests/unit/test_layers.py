@@ -17,7 +17,7 @@ LAYERS = {
         *("slots", "names", "state", "native", "guard", "observe", "plan"),
         *("hyperparameters", "optimizers", "dials", "leaves", "backward", "autograd"),
         *("recording", "forward", "training", "spent", "gradients", "relied", "distributed"),
-        *("recorder", "callpath", "signature", "pool", "compiled", "graphed", "module"),
+        *("recorder", "callpath", "signature", "stats", "pool", "compiled", "graphed", "module"),
         *("entry", "callables", "prefetch"),
     ),
     "tools": ("bench",),

@@ -10,7 +10,9 @@ on a device does, whoever holds it: autograd, `p.data = q`, or Python.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +26,24 @@ NAME = "tape"
 
 ORDINARY = Arena()
 """Where tensors live that no capture makes."""
+
+_of_thread = threading.local()
+
+
+def ordinary() -> Arena:
+    """Where this thread's new tensors live outside a capture."""
+    return getattr(_of_thread, "arena", ORDINARY)
+
+
+@contextmanager
+def apart() -> Generator[Arena]:
+    """Have this thread allocate in an arena of its own meanwhile, to see how much that takes."""
+    before, arena = ordinary(), Arena()
+    _of_thread.arena = arena
+    try:
+        yield arena
+    finally:
+        _of_thread.arena = before
 
 
 def device_storage(block: Block) -> torch.UntypedStorage:

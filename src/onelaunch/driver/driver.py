@@ -54,6 +54,10 @@ class Pool(Protocol):
         """Bytes of device memory that the pool holds now."""
         ...
 
+    def kept_bytes(self, graph: Graph, tensors: Sequence[Tensor]) -> int:
+        """What of it no later recording can use while `graph` and these tensors of it exist."""
+        ...
+
 
 class Capture(Protocol):
     """What a body may ask for while its operations are recorded."""
@@ -104,7 +108,12 @@ class Graph(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """Device bytes that the pool grew by for this recording, plus what the driver needs."""
+        """Device bytes that the pool grew by for this recording."""
+        ...
+
+    @property
+    def driver_bytes(self) -> int:
+        """Device bytes that the driver took for its own structures, outside the pool."""
         ...
 
     def launch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
@@ -191,6 +200,18 @@ class Driver(Protocol):
         On a `stream` of one's own it may run outside `exclusive()`.
 
         Tensors of the result are safe to use on the caller's stream.
+        """
+        ...
+
+    def foresee(
+        self, run: Callable[[], T], device: torch.device, staged: Sequence[int]
+    ) -> tuple[T, int]:
+        """`warmup`, and the bytes that a pool would hold for a recording of `run` alone.
+
+        Args:
+            staged: the bytes of each input buffer that the recording will have besides.
+
+        The second result is 0 where the driver cannot tell.
         """
         ...
 

@@ -25,7 +25,6 @@ from onelaunch.driver import arena
 from onelaunch.driver.arena import Arena, Block
 from onelaunch.driver.backing import (
     NAME,
-    ORDINARY,
     bind,
     block_of,
     contiguous_stride,
@@ -33,6 +32,7 @@ from onelaunch.driver.backing import (
     extent_bytes,
     host,
     host_over,
+    ordinary,
     tensor_over,
 )
 from onelaunch.driver.operators import Operator, copy_bits, mapped, operator, tensors
@@ -187,7 +187,7 @@ def run(
         call: what runs it on CPU tensors over the same memory, and places its fresh results.
         placer: where they go; the ordinary arena by default.
     """
-    placer = placer or Placer(ORDINARY)
+    placer = placer or Placer(ordinary())
     call = call or _calling(placer)
     given = tensors((args, kwargs))
     mine = [t for t in given if isinstance(t, TapeTensor)]

@@ -43,7 +43,7 @@ _UNDECLARED_WRITES = {
     "aten::rrelu_with_noise": (4, (1,)),
 }
 
-# Their ``out=`` form makes the unreduced loss in the result's memory, and warns that it does not fit.
+# Their ``out=`` form resizes the result to the unreduced loss on the way, and warns.
 _RESIZING = frozenset(
     f"aten::{name}"
     for name in (

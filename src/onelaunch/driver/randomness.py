@@ -74,7 +74,8 @@ class _Watch:
     def __call__(self, frame: FrameType, event: str, called: Any) -> None:
         watched = event == "c_call" and called.__name__ in self.methods
         ours = watched and isinstance(getattr(called, "__self__", None), torch.Generator)
-        if ours and not _is_compiling(frame):
+        # A read is a checkpoint's, which Dynamo only steps around.
+        if ours and (called.__name__ in _GETTERS or not _is_compiling(frame)):
             raise self.refusal(called.__name__)
 
 
@@ -98,14 +99,15 @@ def watching_seeds(
     That finds the line, and the calls that leave the state as it was. It slows Python calls down
     (by about 0.3 us each), and does nothing while a profiler has the interpreter's hook.
     """
-    if sys.getprofile() is not None:
+    before = sys.getprofile()
+    if not (before is None or isinstance(before, _Watch)):
         yield
         return
     sys.setprofile(_Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS))
     try:
         yield
     finally:
-        sys.setprofile(None)
+        sys.setprofile(before)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from onelaunch.driver import emulated
 from onelaunch.driver.arena import Arena
-from onelaunch.driver.backing import NAME, host, tensor_over
+from onelaunch.driver.backing import NAME, apart, block_of, host, tensor_over
 from onelaunch.driver.driver import Capture, Graph, Pool, Region, Released, Travel
 from onelaunch.driver.memory import ArenaMemory, HostMemory
 from onelaunch.driver.operators import Step
@@ -62,15 +63,24 @@ class TapePool:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.lock = threading.RLock()
-        self.graphs: set[TapeGraph] = set()
+        self.capturing = False
+        self.graphs: weakref.WeakSet[TapeGraph] = weakref.WeakSet()
         self.arena = Arena(of_graphs=True) if device.type == NAME else None
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of the pool's arena, or of the storages of its recordings on the CPU."""
         if self.arena is not None:
+            self.trim()  # a recording may have gone without a reset
             return self.arena.reserved_bytes
         return sum(g.memory_bytes for g in self.graphs)
+
+    def kept_bytes(self, graph: Graph, tensors: Sequence[Tensor]) -> int:
+        """See `Pool.kept_bytes`. On the CPU a recording shares nothing with others."""
+        if self.arena is None:
+            return graph.memory_bytes
+        blocks = {id(b): b for b in map(block_of, _on_device(tensors)) if b.arena is self.arena}
+        return sum(block.nbytes for block in blocks.values())
 
     def memory(self) -> HostMemory:
         """Where the tensors of one more recording live."""
@@ -78,8 +88,9 @@ class TapePool:
 
     def trim(self) -> None:
         """Give back what no recording needs any more."""
-        if self.arena is not None and not self.graphs:
-            self.arena.trim()
+        with self.lock:
+            if self.arena is not None and not self.graphs and not self.capturing:
+                self.arena.trim()
 
 
 class _Port:
@@ -148,6 +159,9 @@ class TapeGraph:
         self._steps: list[Step] = recorder.steps
         self._numbered = recorder.numbered
         pool.graphs.add(self)
+
+    driver_bytes = 0
+    """See `Graph.driver_bytes`: there is no driver beneath."""
 
     @property
     def nodes(self) -> int:
@@ -285,6 +299,20 @@ class TapeDriver:
         """Run: there is one stream."""
         return run()
 
+    def foresee(
+        self, run: Callable[[], T], device: torch.device, staged: Sequence[int]
+    ) -> tuple[T, int]:
+        """See `Driver.foresee`; plain CPU memory is not watched."""
+        if device.type != NAME:
+            return run(), 0
+        with apart() as arena:
+            buffers = [arena.allocate(nbytes) for nbytes in staged]
+            result = run()
+            del buffers
+        nbytes = arena.reserved_bytes
+        arena.trim()
+        return result, nbytes
+
     def capture(
         self,
         body: Callable[[Capture], T],
@@ -297,11 +325,13 @@ class TapeDriver:
         if recording() is not None:
             raise CaptureError("OL109", "A capture was begun during a capture.")
         with pool.lock:
+            pool.capturing = True
             try:
                 return self._record(body, pool, generators)
             except torch.OutOfMemoryError as error:
                 raise CaptureError("OL111", str(error)) from error
             finally:
+                pool.capturing = False
                 pool.trim()
 
     def _record(
@@ -350,6 +380,10 @@ def _unknown_operator(error: NotImplementedError) -> CaptureError:
         "A higher-order operator was called, whose branches a recording would fix.",
         where=str(place) if place else None,
     )
+
+
+def _on_device(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t for t in tensors if isinstance(t, emulated.TapeTensor)]
 
 
 def on_host(t: Tensor) -> Tensor:

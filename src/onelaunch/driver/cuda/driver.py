@@ -17,7 +17,7 @@ from onelaunch.driver.cuda.graph import CudaGraph
 from onelaunch.driver.cuda.memory import CudaPool
 from onelaunch.driver.cuda.order import bindings, capture_stream, device_index, new_stream
 from onelaunch.driver.cuda.rebind import rebind
-from onelaunch.driver.cuda.record import record
+from onelaunch.driver.cuda.record import no_shared_caches, record
 from onelaunch.driver.driver import Capture, Graph, Pool, Region
 from onelaunch.spec import TensorSpec
 
@@ -93,6 +93,24 @@ class CudaDriver:
             for part in _parts(t):
                 part.record_stream(caller)
         return result
+
+    def foresee(
+        self, run: Callable[[], T], device: torch.device, staged: Sequence[int]
+    ) -> tuple[T, int]:
+        """See `Driver.foresee`. The run is given memory of its own, so that what it takes can be
+        seen, as a capture is; the rest of it goes back to the device, which waits for the GPU."""
+        index = device_index(device)
+
+        def apart() -> tuple[T, memory.Apart]:
+            with no_shared_caches(), memory.apart(index) as seen:
+                buffers = [memory.empty(nbytes, torch.device("cuda", index)) for nbytes in staged]
+                result = run()
+                del buffers
+            return result, seen
+
+        result, seen = self.warmup(apart, device)
+        memory.give_back(index)
+        return result, seen.nbytes
 
     def capture(
         self,

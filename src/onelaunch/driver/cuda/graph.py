@@ -116,6 +116,7 @@ class CudaGraph:
         self.inputs = recorded.inputs
         self.outputs = recorded.outputs
         self.memory_bytes = memory_bytes
+        self.driver_bytes = recorded.driver_bytes
         self.travels: tuple[Travel, ...] = tuple(port.travel for port in self.inputs)
         self.wiring = Wiring()
         self.nodes = 0

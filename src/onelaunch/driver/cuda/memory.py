@@ -8,6 +8,7 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,8 @@ from onelaunch.driver.cuda.order import Order, bindings, device_index
 from onelaunch.driver.driver import Region
 
 _GUARD_BYTES = 1
+_BLOCK_BYTES = 512
+"""What the caching allocator rounds up to."""
 
 
 class Ranges:
@@ -69,8 +72,23 @@ class CudaPool:
     @property
     def memory_bytes(self) -> int:
         """Bytes of device memory reserved for the pool now; walks all blocks of the allocator."""
+        if self._id is not None:
+            self.release()  # the last recording may have gone without a reset
         self.refresh()
         return self.ranges.nbytes
+
+    def kept_bytes(self, graph: object, tensors: Sequence[Tensor]) -> int:
+        """See `Pool.kept_bytes`: a recording itself keeps nothing allocated."""
+        storages = {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+            for t in tensors
+            if t.is_cuda and t.layout is torch.strided
+        }
+        return sum(
+            -(-nbytes // _BLOCK_BYTES) * _BLOCK_BYTES
+            for start, nbytes in storages.items()
+            if self.ranges.overlaps(start, start + nbytes)
+        )
 
     def open(self) -> tuple[int, int]:
         """The id to begin a capture with; `guard` is held.
@@ -87,10 +105,12 @@ class CudaPool:
 
     def release(self) -> None:
         """Give the memory back to the device if no recording is left."""
-        if not self.recordings and not self.capturing:
+        with self.guard:
+            if self.recordings or self.capturing:
+                return
             self._id = None
             self.ranges.set([])
-            give_back(self.index)
+        give_back(self.index)
 
 
 def beside_captures() -> AbstractContextManager[None]:
@@ -116,12 +136,31 @@ def give_back(index: int) -> None:
         bindings._cuda_emptyCache()
 
 
+@dataclass
+class Apart:
+    """What was allocated in memory of its own; known at the end."""
+
+    nbytes: int = 0
+
+
 @contextlib.contextmanager
-def _pool_in_use(index: int) -> Generator[None]:
+def apart(index: int) -> Generator[Apart]:
+    """Have this thread allocate in memory of its own, and see how much of it is taken.
+
+    What outlives this stays where it is, apart from all else, and is given back once it is free.
+    """
+    found = Apart()
+    with _pool_in_use(index) as pool_id:
+        yield found
+        found.nbytes = sum(stop - start for start, stop in _segments(pool_id))
+
+
+@contextlib.contextmanager
+def _pool_in_use(index: int) -> Generator[tuple[int, int]]:
     pool_id = torch.cuda.graph_pool_handle()
     bindings._cuda_beginAllocateCurrentThreadToPool(index, pool_id)
     try:
-        yield
+        yield pool_id
     finally:
         bindings._cuda_endAllocateToPool(index, pool_id)
         bindings._cuda_releasePool(index, pool_id)
@@ -156,6 +195,19 @@ def alias(
     if start % dtype.itemsize:
         raise ValueError(f"{dtype} at byte {start} of a storage, not a multiple of its size")
     return made.set_(base.untyped_storage(), start // dtype.itemsize, tuple(size), tuple(stride))
+
+
+def borrowed(t: Tensor) -> Tensor:
+    """A tensor over the memory of `t` that does not keep it allocated; without autograd."""
+    storage = t.untyped_storage()
+    over = bindings._construct_storage_from_data_pointer(
+        storage.data_ptr(), t.device, storage.nbytes()
+    )
+    made = torch.empty(0, dtype=t.dtype, device=t.device)
+    made.set_(over, t.storage_offset(), tuple(t.shape), t.stride())
+    bindings._set_conj(made, t.is_conj())
+    bindings._set_neg(made, t.is_neg())
+    return made
 
 
 def empty(nbytes: int, device: torch.device) -> Tensor:

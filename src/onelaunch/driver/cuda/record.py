@@ -16,7 +16,7 @@ from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
-from onelaunch.driver.cuda.memory import CudaPool
+from onelaunch.driver.cuda.memory import CudaPool, borrowed
 from onelaunch.driver.cuda.order import anything, bindings, capture_stream, random_order
 from onelaunch.driver.driver import Travel
 from onelaunch.errors import CaptureError, GraphError
@@ -35,7 +35,8 @@ class Port:
         dtype: of the caller's tensor; of no use for an output.
         travel: how the bytes travel.
         node: the memcpy node; 0 where there is none.
-        buffer: the recording's memory, kept only where a launch needs it as a tensor.
+        buffer: the recording's memory, where a launch needs it as a tensor; not kept allocated, for
+            each launch brings its bytes anew.
     """
 
     address: int
@@ -66,9 +67,9 @@ class Recorder:
         """See `Capture.input`. Where the bindings are missing, ``"node"`` becomes ``"copy"``."""
         port = Port(buffer.data_ptr(), buffer.nbytes, displacement, source.dtype, travel)
         if travel != "node":
-            port.buffer = buffer
+            port.buffer = borrowed(buffer)
         elif not capabilities().memcpy_nodes:
-            port.travel, port.buffer = "copy", buffer
+            port.travel, port.buffer = "copy", borrowed(buffer)
         elif port.nbytes:
             port.node = self._copy_node(port.address, source.data_ptr() - displacement, port.nbytes)
         self.inputs.append(port)
@@ -79,7 +80,7 @@ class Recorder:
         """See `Capture.output`."""
         port = Port(buffer.data_ptr(), buffer.nbytes, displacement, buffer.dtype, "node")
         if not capabilities().memcpy_nodes:
-            port.travel, port.buffer = "copy", buffer
+            port.travel, port.buffer = "copy", borrowed(buffer)
         elif port.nbytes:
             # Captured towards other memory of the pool: a copy onto itself might be left out.
             elsewhere = torch.empty_like(buffer)
@@ -101,6 +102,7 @@ class Recorded:
     inputs: list[Port]
     outputs: list[Port]
     examples: list[Tensor]
+    driver_bytes: int
 
 
 def record(
@@ -126,7 +128,7 @@ def record(
     caller = torch.cuda.current_stream(index)
     # A launch that draws random numbers waits until the capture is over: beginning it overwrites
     # the tensors that such a launch reads.
-    with torch.cuda.device(index), order.lock, _no_collection(), _no_shared_caches():
+    with torch.cuda.device(index), order.lock, _no_collection(), no_shared_caches():
         if caller.cuda_stream != order.last:
             order.move(caller.cuda_stream)
         stream.wait_stream(caller)
@@ -134,7 +136,7 @@ def record(
             with torch.cuda.stream(stream):
                 pool_id = _begin(graph, pool, stream, generators)
                 try:
-                    result = _run(body, recorder, graph, stream)
+                    result, driver_bytes = _run(body, recorder, graph, stream)
                 except BaseException:
                     _recover(graph, stream, pool_id, generators)
                     raise
@@ -142,7 +144,8 @@ def record(
             caller.wait_stream(stream)
             if order.marked:
                 order.mark()
-    return Recorded(graph, recorder.inputs, recorder.outputs, recorder.examples), result
+    ports = recorder.inputs, recorder.outputs, recorder.examples
+    return Recorded(graph, *ports, driver_bytes), result
 
 
 def _begin(
@@ -168,12 +171,12 @@ def _run(
     recorder: Recorder,
     graph: torch.cuda.CUDAGraph,
     stream: torch.cuda.Stream,
-) -> T:
+) -> tuple[T, int]:
     try:
         result = body(recorder)
         torch.cuda.set_stream(stream)  # the body may have left another one
         _end(graph)
-        graph.instantiate()
+        driver_bytes = _instantiate(graph, recorder.index)
     except RuntimeError as error:
         explained = _explain(error)
         if explained is None:
@@ -183,7 +186,18 @@ def _run(
         raise explained from error
     finally:
         recorder.held.clear()
-    return result
+    return result, driver_bytes
+
+
+def _instantiate(graph: torch.cuda.CUDAGraph, index: int) -> int:
+    """Make the executable; returns the bytes that the driver took for it, in steps of 2 MiB.
+
+    What others take or free on the device meanwhile is counted in.
+    """
+    before, _ = torch.cuda.mem_get_info(index)
+    graph.instantiate()
+    after, _ = torch.cuda.mem_get_info(index)
+    return max(0, before - after)
 
 
 def _end(graph: torch.cuda.CUDAGraph) -> None:
@@ -267,7 +281,7 @@ def _no_collection() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _no_shared_caches() -> Generator[None]:
+def no_shared_caches() -> Generator[None]:
     """Let no cuBLAS workspace or autocast weight outlive the capture it was made in, or enter one.
 
     A workspace that two recordings share is freed by the first reset (pytorch#193402).

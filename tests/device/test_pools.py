@@ -1,0 +1,390 @@
+"""Pools: shared memory, budgets, eviction, and what `stats` says of it all."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+from onelaunch import pool as pool_module
+
+from .drop_in import allocated, assert_same, on_accelerators
+
+Rand = Callable[..., Tensor]
+
+
+def calls(fast: Any, x: Tensor, expected: Tensor, times: int = 1) -> None:
+    for _ in range(times):
+        assert_same(fast(x).clone(), expected)
+
+
+def scaled(k: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * k
+
+
+def budget_for_two(x: Tensor) -> int:
+    """Room for two recordings that keep a result like `x`, and not for three."""
+    pool = ol.Pool()
+    found: list[int] = []
+    kept = [ol.graph(scaled(k), pool=pool, warmup=1, outputs="static") for k in range(3)]
+    for fast in kept:
+        fast.capture(x)
+        found.append(pool.memory_bytes)
+    assert found[1] < found[2]
+    return (found[1] + found[2]) // 2
+
+
+@pytest.fixture(autouse=True)
+def no_grad() -> Any:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def x(device: torch.device, rand: Rand) -> Tensor:
+    """As large as it takes for the allocator to give it a segment of its own."""
+    return rand(0, 1 << (22 if device.type == "cuda" else 19))
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was evicted is captured again at once, however often."""
+    monkeypatch.setattr(pool_module, "_WORTH_LAUNCHES", 0)
+
+
+# Sharing.
+
+
+@on_accelerators
+def test_smaller_recordings_take_no_memory(device: torch.device, rand: Rand) -> None:
+    pool = ol.Pool()
+    weight = rand(9, 256, 256)
+    fast = ol.graph(lambda x: (x @ weight).relu() @ weight, pool=pool, warmup=1)
+    fast.capture(rand(0, 4096, 256))
+    largest = pool.memory_bytes
+    assert largest >= 4096 * 256 * 4 * 2
+    for rows in (2048, 512, 64, 1):
+        fast.capture(rand(0, rows, 256))
+    assert pool.memory_bytes == largest
+    assert pool.stats().kept_bytes == 0
+    assert [r.grown_bytes > 0 for r in fast.stats().recordings] == [False] * 4 + [True]
+    for rows in (1, 4096, 512):
+        x = rand(rows, rows, 256)
+        assert_same(fast(x), (x @ weight).relu() @ weight)
+
+
+@on_accelerators
+def test_a_recording_keeps_nothing_of_the_pool(device: torch.device, rand: Rand) -> None:
+    """Not the inputs, however they travel, nor what a slot is rebound to."""
+
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = torch.zeros(64, device=device)
+
+        def forward(self, x: Tensor, sparse: Tensor, scale: Tensor) -> Tensor:
+            self.last = self.last + x[0] * scale
+            return x * scale + sparse.sum() + self.last
+
+    pool = ol.Pool()
+    fast = ol.graph(Remembers(), pool=pool, warmup=1)
+    eager = Remembers()
+    for i in range(5):
+        args = rand(i, 8, 64), rand(i, 64, 1024)[:, :8], torch.tensor(float(i))
+        assert_same(fast(*args), eager(*args))
+    (recording,) = fast.recordings
+    assert set(recording.inputs.values()) == {"node", "copy", "fill"}
+    assert recording.replays == 4
+    if device.type == "tape":
+        (part,) = pool._pools.values()
+        assert part.arena.allocated_bytes == 0
+    else:
+        assert active_bytes(pool) == 0
+
+
+def active_bytes(pool: ol.Pool) -> int:
+    """What is allocated in a pool on a GPU."""
+    (part,) = pool._pools.values()
+    return sum(
+        s["active_size"]
+        for s in torch.cuda.memory_snapshot()
+        if tuple(s["segment_pool_id"]) == part._id
+    )
+
+
+@on_accelerators
+def test_static_results_are_kept(device: torch.device, rand: Rand) -> None:
+    pool = ol.Pool()
+    fast: Any = ol.graph(lambda x: (x + 1, x * 2), pool=pool, warmup=1, outputs="static")
+    fast.capture(rand(0, 1 << 20))
+    assert fast.stats().kept_bytes == 2 * 4 << 20
+    assert pool.stats().kept_bytes == fast.stats().recordings[0].kept_bytes
+    fast.reset()
+    assert pool.stats().kept_bytes == 0
+    assert pool.memory_bytes == 0
+
+
+# Budgets.
+
+
+def test_the_least_recently_used_goes(device: torch.device, rand: Rand, x: Tensor) -> None:
+    pool = ol.Pool(max_bytes=budget_for_two(x))
+    fast = [ol.graph(scaled(k), pool=pool, warmup=1, outputs="static") for k in range(3)]
+    calls(fast[0], x, x * 0, 3)
+    calls(fast[1], x, x * 1, 9)
+    calls(fast[0], x, x * 0)  # used less often, but later
+    calls(fast[2], x, x * 2, 3)
+    assert [len(f.recordings) for f in fast] == [1, 0, 1]
+    assert [f.stats().evictions for f in fast] == [0, 1, 0]
+    assert pool.stats().evictions == 1
+    assert 0 < pool.memory_bytes <= (pool.max_bytes or 0)
+    for k in (0, 2):
+        calls(fast[k], x, x * k, 2)
+
+
+def test_it_comes_back_without_a_warmup(device: torch.device, rand: Rand, x: Tensor) -> None:
+    ran = [0, 0, 0]
+
+    def counted(k: int) -> Callable[[Tensor], Tensor]:
+        def f(x: Tensor) -> Tensor:
+            ran[k] += 1
+            return x * k
+
+        return f
+
+    pool = ol.Pool(max_bytes=budget_for_two(x))
+    fast = [ol.graph(counted(k), pool=pool, warmup=2, outputs="static") for k in range(3)]
+    for k in range(3):
+        calls(fast[k], x, x * k, 5)
+    assert ran == [3, 3, 3]
+    assert len(fast[0].recordings) == 0
+    calls(fast[0], x, x * 0, 4)
+    assert ran == [4, 3, 3]
+    (recording,) = fast[0].recordings
+    assert recording.why == "evicted"
+    assert recording.replays == 7  # those before the eviction count
+    found = fast[0].stats()
+    assert (found.captures, found.evictions, found.replays) == (2, 1, 7)
+    assert (found.warmup_calls, found.eager_calls) == (2, 0)
+
+
+def test_evictions_are_those_of_a_model(
+    device: torch.device, rand: Rand, x: Tensor, at_once: None
+) -> None:
+    """Random calls of six recordings with room for two, against a list in order of use."""
+    dice = random.Random(0)
+    pool = ol.Pool(max_bytes=budget_for_two(x))
+    fast = [ol.graph(scaled(k), pool=pool, warmup=1, outputs="static") for k in range(6)]
+    for k in range(6):
+        calls(fast[k], x, x * k)
+    used: list[int] = []
+    for _ in range(60):
+        k = dice.randrange(6)
+        calls(fast[k], x, x * k)
+        used = [*(j for j in used if j != k), k][-2:]
+        assert [j for j in range(6) if fast[j].recordings] == sorted(used)
+        assert pool.memory_bytes <= (pool.max_bytes or 0)
+
+
+def test_eviction_leaves_the_others_as_they_are(
+    device: torch.device, rand: Rand, x: Tensor
+) -> None:
+    """Bit for bit, while new captures take the memory that was freed."""
+    pool = ol.Pool(max_bytes=budget_for_two(x))
+    weight, small = rand(1, 64, 64), rand(2, 64, 64)
+    kept: Any = ol.graph(lambda x: (x @ weight).tanh().sum(1), pool=pool, warmup=1)
+    expected = (small @ weight).tanh().sum(1)
+    calls(kept, small, expected, 3)
+    others = [ol.graph(scaled(k), pool=pool, warmup=1, outputs="static") for k in range(8)]
+    for k, other in enumerate(others):
+        calls(other, x, x * k, 3)
+        calls(kept, small, expected)
+    assert kept.stats().evictions == 0
+    assert pool.stats().evictions >= 5
+    for other in others:
+        other.reset()
+        calls(kept, small, expected)
+
+
+@on_accelerators
+def test_what_cannot_fit_is_not_captured(device: torch.device, rand: Rand, x: Tensor) -> None:
+    pool = ol.Pool(max_bytes=2 * x.nbytes)
+    ran: list[int] = []
+
+    def f(x: Tensor) -> Tensor:
+        ran.append(x.numel())
+        return (x * 2).exp() + x
+
+    fast = ol.graph(f, pool=pool, warmup=1)
+    small = rand(0, 1 << 10)
+    calls(fast, small, (small * 2).exp() + small, 3)
+    calls(fast, x, (x * 2).exp() + x)
+    with pytest.warns(ol.GraphWarning, match="OL304"):
+        calls(fast, x, (x * 2).exp() + x)
+    calls(fast, x, (x * 2).exp() + x)
+    assert ran.count(x.numel()) == 3  # and no fourth time, for a capture
+    assert len(fast.recordings) == 1
+    assert fast.stats().evictions == 0
+    assert fast.stats().eager_calls == 2
+    ahead = ol.graph(lambda x: (x * 2).exp() + x, pool=pool, warmup=1)
+    with pytest.raises(ol.CaptureError, match="OL304"):
+        ahead.capture(x)
+    assert ahead.stats().captures == 0
+
+
+@on_accelerators
+def test_gaps_between_recordings_are_closed(device: torch.device, rand: Rand) -> None:
+    """Smallest first, each takes new memory, until the pool is emptied and begun with a large one.
+
+    The budget has room for all of them, but only if they share."""
+    sizes = [1 << n for n in range(16, 23)]
+
+    def f(x: Tensor) -> Tensor:
+        return ((x + 1) * 2).relu() + x
+
+    alone = ol.Pool()
+    largest = ol.graph(f, pool=alone, warmup=1)
+    largest.capture(rand(0, sizes[-1]))
+    ample = ol.Pool()
+    loose = ol.graph(f, pool=ample, warmup=1)
+    for n in sizes:
+        loose.capture(rand(0, n))
+    budget = int(alone.memory_bytes * 1.1)
+    assert ample.memory_bytes > budget
+
+    pool = ol.Pool(max_bytes=budget)
+    fast = ol.graph(f, pool=pool, warmup=1)
+    inputs = [rand(n, n) for n in sizes]
+    for _ in range(4):
+        for x in inputs:
+            calls(fast, x, f(x), 2)
+            assert pool.memory_bytes <= budget
+    assert len(fast.recordings) == len(sizes)
+    found = fast.stats()
+    assert 0 < found.evictions <= 2 * len(sizes)
+    assert found.eager_calls == 0
+
+
+def test_recordings_that_take_turns_run_eagerly_in_between(
+    device: torch.device, rand: Rand, x: Tensor
+) -> None:
+    """Else each call would be a capture, many times the cost of an eager call."""
+    pool = ol.Pool(max_bytes=budget_for_two(x))
+    fast = [ol.graph(scaled(k), pool=pool, warmup=1, outputs="static") for k in range(4)]
+    expected = [x * k for k in range(4)]
+    for _ in range(24):
+        for k in range(4):
+            calls(fast[k], x, expected[k])
+    found = pool.stats()
+    assert found.captures < 40
+    assert found.eager_calls > 24
+    assert found.evictions == found.captures - len(found.recordings)
+
+
+def test_a_budget_is_kept_among_threads(
+    device: torch.device, rand: Rand, x: Tensor, at_once: None
+) -> None:
+    pool = ol.Pool(max_bytes=budget_for_two(x))
+    shared: Any = ol.graph(lambda x, k: x * k, pool=pool, warmup=1)
+    failed: list[BaseException] = []
+
+    def work(mine: int) -> None:
+        try:
+            with torch.no_grad():
+                own: Any = ol.graph(scaled(mine), pool=pool, warmup=1)
+                dice = random.Random(mine)
+                for i in range(12):
+                    calls(own, x, x * mine)
+                    k = float(dice.randrange(4))
+                    calls(lambda x, k=k: shared(x, k), x, x * k)
+                    if i == 6:
+                        own.reset()
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    assert pool.memory_bytes <= (pool.max_bytes or 0)
+
+
+def test_nothing_grows_while_recordings_come_and_go(
+    device: torch.device, rand: Rand, x: Tensor, at_once: None
+) -> None:
+    pool = ol.Pool(max_bytes=budget_for_two(x))
+    fast = [ol.graph(scaled(k), pool=pool, warmup=1, outputs="static") for k in range(4)]
+
+    def turn() -> tuple[int, int]:
+        for k in range(4):
+            calls(fast[k], x, x * k, 2)
+        return allocated(device), pool.memory_bytes
+
+    turn()
+    turn()
+    start = turn()
+    for _ in range(5):
+        assert turn() == start
+    assert pool.stats().evictions >= 20
+
+
+# What is told.
+
+
+def test_stats(device: torch.device, rand: Rand) -> None:
+    pool = ol.Pool()
+    fast = ol.graph(lambda x: x * 2, pool=pool, warmup=2, max_recordings=2)
+    model = ol.graph(nn.Linear(4, 4, device=device), pool=pool, warmup=1)
+    assert fast.stats().recordings == pool.stats().callables == ()
+    for i in range(5):
+        fast(rand(i, 3))
+        fast(rand(i, 4))
+        model(rand(i, 2, 4))
+    with pytest.warns(ol.GraphWarning, match="OL301"):
+        fast(rand(0, 5)), fast(rand(1, 5)), fast(rand(2, 5))
+    for i in range(2):
+        fast(rand(i, 5))
+    found = fast.stats()
+    assert [r.spec for r in found.recordings] == [r.spec for r in fast.recordings]
+    assert [r.replays for r in found.recordings] == [3, 3]
+    assert (found.captures, found.replays, found.evictions) == (2, 6, 0)
+    assert (found.warmup_calls, found.eager_calls) == (6, 3)
+    assert found.capture_seconds == sum(r.capture_seconds for r in fast.recordings) > 0
+    assert found.sizes == {}
+    assert found.padding == 0.0
+    both = pool.stats()
+    assert both.reserved_bytes == pool.memory_bytes == fast.memory_bytes
+    assert both.replays == 6 + 4
+    assert {r.callable for r in both.recordings} == {"<lambda>", "Linear"}
+    assert both.captures == 3
+    with pytest.raises(AttributeError):
+        found.replays = 7  # pyright: ignore[reportAttributeAccessIssue]
+    fast.reset()
+    assert fast.stats().replays == fast.stats().captures == 0
+    assert pool.stats().captures == 1
+    del model
+    assert len(pool.stats().callables) <= 2
+
+
+def test_a_pool_keeps_no_callable_alive(device: torch.device, rand: Rand) -> None:
+    pool = ol.Pool()
+
+    def used() -> None:
+        fast = ol.graph(lambda x: x * 2, pool=pool, warmup=1)
+        for i in range(3):
+            fast(rand(i, 4))
+        assert pool.stats().captures == 1
+
+    used()
+    allocated(device)  # collects
+    assert pool.stats().callables == ()
+    assert pool.memory_bytes == 0

@@ -194,7 +194,9 @@ def targets(part: str, workload: str, rows: Iterable[Row]) -> list[Target]:
             us for name, us in incumbents.items() if name in ("eager", "make_graphed_callables")
         ]
         judge("onelaunch", "1.01x the best of eager's kernels", min(same, default=None), 1.01)
-        judge("onelaunch-compile", "1.01x the best incumbent", best, 1.01)
+        ours = [name for name in walls if kinds[name] == "ours"]
+        fastest = min(ours, key=walls.__getitem__, default="onelaunch")
+        judge(fastest, "1.01x the best incumbent", best, 1.01)
     return found
 
 

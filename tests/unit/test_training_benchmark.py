@@ -51,7 +51,7 @@ def test_targets_of_pairs() -> None:
     slower = [*PAIR[:3], row("onelaunch", 203.0), row("onelaunch-compile", 182.0)]
     assert missed("pair", "resnet50", slower) == {
         ("onelaunch", "1.01x the best of eager's kernels"),
-        ("onelaunch-compile", "1.01x the best incumbent"),
+        ("onelaunch-compile", "1.01x the best incumbent"),  # the faster of the two
     }
 
 

@@ -82,6 +82,7 @@ class Pair:
         static: the forward's autograd graph.
         pool: of the forward.
         new_pool: makes memory that no other recording uses.
+        give_stream: lets the next recording have this one's stream.
         within: whether the pool that counts all this holds no more than it may.
         results: the numbers of the results that come out of the node.
         arguments: the numbers of the inputs that are inputs of the node.
@@ -97,6 +98,7 @@ class Pair:
     pool: Pool
     new_pool: Callable[[], Pool]
     within: Callable[[], bool]
+    give_stream: Callable[[], object]
     results: list[int]
     arguments: list[int]
     parameters: list[Tensor]
@@ -235,6 +237,8 @@ class Pair:
 
     def retire(self) -> None:
         """Free the backward recordings. A flight that is under way runs its backward eagerly."""
+        if self.saves and not self.retired and not self.in_flight:
+            self.give_stream()  # otherwise a backward may still run on it
         self.retired = True
         for backward in self.backwards():
             backward.graph.reset()
@@ -345,10 +349,17 @@ def _changed(flight: Flight) -> str:
     )
 
 
-def _once(found: list[Tensor | None]) -> Sequence[Tensor | None]:
+class _Once(torch.autograd.Function):
     """Gradients that raise when somebody differentiates them again."""
-    message = str(GraphError("OL202", "a backward through the backward of a recording"))
-    refuse = _C._functions.DelayedError(message, len(found))
-    wanting = [None if g is None else g.detach().requires_grad_() for g in found]
-    made = refuse(*wanting)
-    return (made,) if isinstance(made, Tensor) else made
+
+    @staticmethod
+    def forward(ctx: Any, *found: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tuple([None if g is None else g.view_as(g) for g in found])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise GraphError("OL202", "a backward through the backward of a recording")
+
+
+def _once(found: list[Tensor | None]) -> Sequence[Tensor | None]:
+    return _Once.apply(*[None if g is None else g.detach().requires_grad_() for g in found])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -107,14 +108,18 @@ class Backward:
         self._made = made if kept else []
         self._targets = [] if kept else [None if g is None else _maker(driver, g) for g in made]
         self._storages = [g.untyped_storage()._cdata for g in self._made if g is not None]
-        self._unused = self.counts()
+        self._unused = self._counts()
+        if any(count > 1 for count in self._unused):
+            gc.collect()  # what a cycle held would be missed later
+            self._unused = self._counts()
 
-    def counts(self) -> list[int]:
+    def _counts(self) -> list[int]:
+        """How many tensors there are over each gradient's memory."""
         return list(map(_use_count, self._storages))
 
     def available(self) -> bool:
         """Whether nobody holds the gradients that the launch before gave."""
-        return not self._kept or list(map(_use_count, self._storages)) == self._unused
+        return not self._kept or self._counts() == self._unused
 
     def run(self, grads: Gradients) -> list[Tensor | None]:
         """Launch. Raises `Released` where the recording was reset."""

@@ -211,7 +211,8 @@ CATALOGUE: dict[str, Entry] = {
     "OL303": Entry(
         "gradients that are not graphed",
         "a callable that runs its own backward is captured as one step, whose results have no "
-        "backward left; and of Inductor's kernels the forward alone would be captured",
+        "backward left; of Inductor's kernels the forward alone would be captured; and a callable "
+        "that turns grad mode on for itself does what its caller did not ask for",
         "return `loss.detach()` from a step; leave `compile` out where a backward follows",
     ),
     "OL304": Entry(

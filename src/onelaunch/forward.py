@@ -60,7 +60,8 @@ class Forward:
 
     def __post_init__(self) -> None:
         self.pool = self.shared.apart(self.driver, self.device)
-        self.stream = self.driver.new_stream(self.device)
+        spare = _spare(self.driver, self.device)
+        self.stream = spare.pop() if spare else self.driver.new_stream(self.device)
 
     @property
     def pair(self) -> Pair:
@@ -132,6 +133,7 @@ class Forward:
             pool=self.pool,
             new_pool=partial(self.shared.apart, self.driver, self.device),
             within=self.shared.within,
+            give_stream=partial(_spare(self.driver, self.device).append, self.stream),
             results=numbers,
             arguments=arguments,
             parameters=[real for _, real in stand_ins],
@@ -181,6 +183,14 @@ class Forward:
 
     def _here(self, t: Tensor) -> bool:
         return t.layout is torch.strided and t.device.type == self.device.type and bool(t.numel())
+
+
+_spares: dict[tuple[str, torch.device], list[object]] = {}
+
+
+def _spare(driver: Driver, device: torch.device) -> list[object]:
+    """Streams of recordings that are gone: the device would keep each for ever."""
+    return _spares.setdefault((driver.name, device), [])
 
 
 def _through_node(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> list[int]:

@@ -313,6 +313,9 @@ class Graphed(Generic[P, R]):
             refused = distributed.refused_pair(self._reached(flatten_call(args, kwargs)))
             if refused is not None:
                 self._refused(signature, refused)
+            elif not torch.is_grad_enabled():
+                signature.eager = "OL303"
+                self._warn("OL303", "results require grad in no_grad mode: runs eagerly")
             elif callee is not self.fn:
                 signature.eager = "OL303"
                 self._warn("OL303", "compile=True, and the results require grad: runs eagerly")

@@ -40,9 +40,11 @@ class Entry(Protocol):
 def in_flight(entries: Iterable[Entry], spec: CallSpec) -> int:
     """How many recordings of a signature, fit for the state as it is, wait for a backward."""
     return sum(
-        entry.spec == spec and entry.captured.pair is not None and entry.captured.pair.in_flight
+        entry.captured.pair is not None
+        and entry.captured.pair.in_flight
+        and entry.spec == spec
+        and entry.captured.guard.check()
         for entry in entries
-        if entry.captured.guard.check()
     )
 
 
@@ -57,7 +59,7 @@ def trains(fn: Callable[..., Any], call: Flat, roots: Sequence[tuple[str, object
     if not torch.is_grad_enabled():
         return False
     found = walk(roots)
-    if found.names & {"backward", "autograd"}:
+    if any("backward" in name or name == "autograd" for name in found.names):
         return False
     tensors = [*call.tensors, *(t for _, t in found.tensors())]
     return any(t.requires_grad for t in tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -295,3 +296,41 @@ def test_a_step_that_runs_its_backward_and_returns_a_loss_is_right(
         except ol.CaptureError:
             return
         assert_same(state_of(model), state_of(other))
+
+
+def test_grad_mode_turned_on_inside_runs_eagerly(device: torch.device, rand: Rand) -> None:
+    model, other = Net(device), Net(device)
+
+    def f(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return model(x)
+
+    def step(fast: Any, i: int) -> None:
+        model.zero_grad()
+        y = fast(rand(i, 5, 4))
+        assert y.requires_grad
+        with torch.enable_grad():
+            loss_of(y).backward()
+            other.zero_grad()
+            loss_of(other(rand(i, 5, 4))).backward()
+        assert_same(state_of(model), state_of(other))
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        with pytest.warns(ol.GraphWarning, match="OL303"):
+            step(fast, 0)
+        for i in range(1, 4):
+            step(fast, i)
+
+
+def test_a_pool_that_is_too_small(device: torch.device, rand: Rand) -> None:
+    model, other = Net(device), Net(device)
+    fast = ol.graph(model, warmup=1, pool=ol.Pool(max_bytes=64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        for i in range(6):
+            for m in (fast, other):
+                m.zero_grad()
+                loss_of(m(rand(i, 5, 4))).backward()
+            assert_same(state_of(model), state_of(other))
+    assert not fast.recordings

@@ -290,6 +290,10 @@ class ForwardGraph:
         backwards = sum(b.graph.driver_bytes for b in self._pair.backwards())
         return self._graph.driver_bytes + backwards
 
+    def dial(self, numbers: Sequence[float]) -> Dial | None:
+        """See `Graph.dial`."""
+        return self._graph.dial(numbers)
+
     def reset(self) -> None:
         """See `Graph.reset`."""
         self._graph.reset()

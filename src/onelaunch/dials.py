@@ -22,7 +22,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.hyperparameters import Book, unmistakable
 from onelaunch.names import names_read
 from onelaunch.observe import Observer
-from onelaunch.optimizers import refusal, settle, watching_steps
+from onelaunch.optimizers import parameters_of, refusal, settle, watching_steps
 from onelaunch.slots import Slot
 from onelaunch.source import is_users
 from onelaunch.state import Change, Walk
@@ -48,12 +48,13 @@ Reached = frozenset[tuple[int, str, int | None]]
 
 
 def _places(group: dict[str, Any], without: Collection[str]) -> list[Place]:
-    """The numbers of a group that could be turned. Of a zero nothing could be found again."""
+    """The numbers of a group that could be turned. Zero is a branch of its own for all but the
+    learning rate, with which schedules begin and end."""
     places: list[Place] = []
     for key, value in group.items():
         if key in without or key == "params":
             continue
-        if _turns(value) or (key == "lr" and type(value) is int and value):
+        if _turns(value) or (key == "lr" and type(value) in (int, float) and math.isfinite(value)):
             places.append(Place(group, key, None))
         elif type(value) is tuple and all(map(_is_float, value)):
             places += [Place(group, key, i) for i, part in enumerate(value) if _turns(part)]
@@ -84,9 +85,10 @@ class Steps:
     places: dict[tuple[int, str, int | None], tuple[Place, Any]] = field(
         default_factory=lambda: cast(Any, {})
     )
-    _before: list[tuple[dict[str, Any], dict[str, Any]]] = field(
+    _before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = field(
         default_factory=lambda: cast(Any, [])
     )
+    """Groups, with what was in them, and what they got for the step."""
     _counts: dict[int, list[object]] = field(default_factory=lambda: cast(Any, {}))
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -100,10 +102,11 @@ class Steps:
             self.optimizers.append(optimizer)
         self._counts[id(optimizer)] = _counters(optimizer)
         for group in optimizer.param_groups:
-            self._before.append((group, dict(group)))
+            before = dict(group)
             if self.on_cuda and group.get("fused") and not group.get("capturable"):
                 group["capturable"] = True
             self._swap(group, self.kept(optimizer))
+            self._before.append((group, before, dict(group)))
 
     @contextmanager
     def watched(self, observer: Observer) -> Generator[None]:
@@ -135,11 +138,14 @@ class Steps:
             writes: whether the call wrote a tensor's memory.
         """
         turned = {(group, key) for group, key, _ in self.places}
+        # What is in an optimizer's state is as seldom written as an attribute of it.
+        states = {id(o.state): o for o in self.optimizers}
+        states.update((id(inner), o) for o in self.optimizers for inner in o.state.values())
         idle: dict[int, frozenset[str]] = {}
         for _, value in before.held.values():
             if not isinstance(value, Optimizer) or any(value is o for o in self.optimizers):
                 continue
-            if not any(writes(p) for group in value.param_groups for p in group["params"]):
+            if not any(map(writes, parameters_of(value))):
                 named = keys_read(before, value) | {"params"}
                 idle.update((id(group), named) for group in value.param_groups)
         named = keys_read(before)
@@ -154,7 +160,11 @@ class Steps:
                 way = way.via
             return True
 
-        return [pair for pair in slots if counts(pair[0])]
+        return [
+            (slot._replace(owner=states.get(id(slot.holder), slot.owner)), value)
+            for slot, value in slots
+            if counts(slot)
+        ]
 
     def refuse_schedule(self, found: Sequence[Change]) -> None:
         """Refuse a callable that itself changes the numbers of an optimizer that steps in it."""
@@ -184,17 +194,27 @@ class Steps:
 
     def after(self, optimizer: Optimizer) -> None:
         """It has stepped: put its own numbers back."""
+        counts = any(_differ(group, given) for group, _, given in self._before)
         self.restore()
-        if _counters(optimizer) != self._counts.pop(id(optimizer), None):
+        if counts or _counters(optimizer) != self._counts.pop(id(optimizer), None):
             kind = type(optimizer).__name__
             raise CaptureError("OL120", f"{kind} counts its steps in Python")
 
     def restore(self) -> None:
         """Put every optimizer's own numbers back; also after a step that raised."""
-        for group, before in reversed(self._before):
+        for group, before, _ in reversed(self._before):
             group.clear()
             group.update(before)
         self._before.clear()
+
+
+def _differ(group: dict[str, Any], given: dict[str, Any]) -> bool:
+    """Whether a step has put other numbers into its group."""
+    numbers = {key: value for key, value in group.items() if isinstance(value, int | float)}
+    return any(
+        value is not given.get(key) and repr(value) != repr(given.get(key))
+        for key, value in numbers.items()
+    )
 
 
 def _counters(optimizer: Optimizer) -> list[object]:
@@ -388,7 +408,7 @@ def _proven(
 
 def _miniature(optimizer: Optimizer, device: torch.device) -> Optimizer:
     """An optimizer of the same class and options over parameters of its own."""
-    trial = cast(Optimizer, object.__new__(type(optimizer)))
+    trial = object.__new__(type(optimizer))
     vars(trial).update(vars(optimizer))
     vars(trial).pop("step", None)  # a scheduler's wrapper, bound to the original
     for name, value in vars(optimizer).items():
@@ -416,7 +436,7 @@ def _random(t: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _tensors(optimizer: Optimizer) -> list[Tensor]:
-    params = [p for group in optimizer.param_groups for p in group["params"]]
+    params = parameters_of(optimizer)
     states = [s for p in params for s in optimizer.state[p].values() if isinstance(s, Tensor)]
     return [*params, *states, *(p.grad for p in params if p.grad is not None)]
 

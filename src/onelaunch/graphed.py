@@ -34,10 +34,10 @@ from onelaunch.pool import Comeback, Member, Pool
 from onelaunch.recorder import Recorder
 from onelaunch.recording import Captured, NeedsGrad, Recording, describe
 from onelaunch.signature import foreign, opaque, spec_of
-from onelaunch.slots import gradient_of
+from onelaunch.slots import MISSING, gradient_of
 from onelaunch.spec import CallSpec, ambient
 from onelaunch.spent import is_spent
-from onelaunch.state import Walk, changes, walk
+from onelaunch.state import Change, Walk, changes, walk
 from onelaunch.stats import Counts, GraphStats, recording_stats
 from onelaunch.training import WARMING, in_flight, inlining, trains
 from onelaunch.tree import Flat, call_constants, flatten, flatten_call, is_plain
@@ -346,10 +346,15 @@ class Graphed(Generic[P, R]):
         tensors = flatten_call(args, kwargs).tensors
         here = [t for t in tensors if t.device.type == device.type]
         observer = Observer(driver, device, here, refuse=False)
+        roots = self._roots(flatten_call(args, kwargs))
+        before = walk(roots)
         with observer:
             result = self.fn(*args, **kwargs)
         observer.release()
-        signature.known = observer
+        if any(_creates_state(change) for change in changes(before, walk(roots))):
+            signature.warm -= 1  # an optimizer's first step: the next call shows what it reads
+        else:
+            signature.known = observer
         return result
 
     def _callee(self, driver: Driver) -> Callable[..., Any]:
@@ -448,7 +453,7 @@ class Graphed(Generic[P, R]):
             captured.launches, signature.launches = signature.launches, None
         captured.clock = self._pool.clock
         call = build_call(captured, spec, self._name)
-        kept = pool.kept_bytes(captured.graph, captured.statics)
+        kept = pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
         if forward is not None:
             kept = pool.memory_bytes
         info = describe(captured, spec, flat, why, signature.eager_us, kept)
@@ -667,6 +672,12 @@ class Graphed(Generic[P, R]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Graphed, (self.fn, self.options)
+
+
+def _creates_state(change: Change) -> bool:
+    """Whether a slot that was empty holds a tensor now, other than a gradient."""
+    new = change.before is MISSING and change.slot.key is not gradient_of
+    return new and isinstance(change.after, torch.Tensor)
 
 
 def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -28,6 +28,7 @@ class Book:
 
     values: list[float] = field(default_factory=lambda: cast(list[float], []))
     _terms: list[tuple[Compute, Any, Any]] = field(default_factory=lambda: cast(Any, []))
+    _known: dict[str, int] = field(default_factory=lambda: cast(Any, {}))
     _outcomes: list[tuple[Compute, Any, Any, bool]] = field(default_factory=lambda: cast(Any, []))
     _leaves: int = 0
 
@@ -43,9 +44,13 @@ class Book:
         result = how(_plain(a), _plain(b))
         if type(result) is not float:
             return result  # a power may be complex
-        self._terms.append((how, self._operand(a), self._operand(b)))
-        self.values.append(result)
-        return Number.of(result, self, len(self.values) - 1)
+        term = how, self._operand(a), self._operand(b)
+        key = repr(term)  # in which 0.0 and -0.0 differ
+        if key not in self._known:  # an optimizer may compute it for each parameter anew
+            self._known[key] = len(self.values)
+            self._terms.append(term)
+            self.values.append(result)
+        return Number.of(result, self, self._known[key])
 
     def decide(self, how: Compute, a: Any, b: Any) -> bool:
         """The outcome of a comparison, which other values must not turn round."""
@@ -151,18 +156,32 @@ def _single(how: Compute) -> Callable[[Number], Any]:
     return lambda self: self.book.compute(how, self, None)
 
 
+def _itself(self: Number) -> Number:
+    return self
+
+
+def _decides(self: Number) -> bool:
+    return self.book.decide(_truth, self, None)
+
+
 for _name in ("add", "sub", "mul", "truediv", "pow"):
     _how: Compute = getattr(operator, _name)
     setattr(Number, f"__{_name}__", _arithmetic(_how))
     setattr(Number, f"__r{_name}__", _arithmetic(_swapped(_how)))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Number, f"__{_name}__", _comparison(getattr(operator, _name)))
-Number.__neg__ = _single(_negate)
-Number.__abs__ = _single(_absolute)
-Number.__pos__ = lambda self: self
-Number.__bool__ = lambda self: self.book.decide(_truth, self, None)
+for _name, _method in (
+    ("neg", _single(_negate)),
+    ("abs", _single(_absolute)),
+    ("pos", _itself),
+    ("bool", _decides),
+):
+    setattr(Number, f"__{_name}__", _method)
+
+
+_SOME = 0.0137
 
 
 def unmistakable(value: float, generator: random.Random) -> float:
-    """A number near `value`, nearer to zero, that occurs nowhere else."""
-    return value * (1 - generator.uniform(0.001, 0.008))
+    """A number near `value`, nearer to zero unless that is zero, that occurs nowhere else."""
+    return (value or _SOME) * (1 - generator.uniform(0.001, 0.008))

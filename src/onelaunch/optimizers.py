@@ -127,6 +127,11 @@ def watching_steps(before: StepHook, after: StepHook | None = None) -> Generator
             handle.remove()
 
 
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """What an optimizer steps."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def settle(optimizer: Optimizer) -> None:
     """Tell torch not to warn that a capturable optimizer steps in a warm-up, uncaptured."""
     vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True

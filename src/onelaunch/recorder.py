@@ -26,6 +26,7 @@ from onelaunch.gradients import lasting_gradients
 from onelaunch.guard import StateGuard
 from onelaunch.leaves import stand_in_for
 from onelaunch.observe import Observer, let_go
+from onelaunch.optimizers import parameters_of
 from onelaunch.plan import Inputs, Outputs, plan_inputs, plan_outputs, stage, unique
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.relied import relied_on
@@ -419,6 +420,14 @@ class Recorder:
     def _writes(self, observer: Observer) -> Callable[[Tensor], bool]:
         return lambda t: self._strided(t) and self.driver.region(t).storage in observer.written
 
+    def _stepped(self, steps: Steps, before: Walk, observer: Observer) -> list[Optimizer]:
+        """The optimizers that step; of compiled code, those whose parameters it wrote."""
+        if self.known is None:
+            return steps.optimizers
+        writes = self._writes(observer)
+        found = {id(o): o for _, o in before.held.values() if isinstance(o, Optimizer)}
+        return [o for o in found.values() if any(map(writes, parameters_of(o)))]
+
     def _undo(self, run: _Run, kept: Sequence[_Kept], before: Walk) -> None:
         """Put back what a failed capture left in the callable's state."""
         found = run.found or changes(before, walk(self.roots))
@@ -456,7 +465,9 @@ class Recorder:
         unmoved = [t for t in unique if self._strided(t)]
         if self.known is None:  # of compiled code no step is seen
             slots = run.steps.relied_on(slots, before, self._writes(observer))
-        sized = {id(container): (container, names) for container, names in before.sized()}
+        # A scheduler writes to the groups at each step, and each would be looked into again then.
+        groups = {id(group) for o in run.steps.optimizers for group in o.param_groups}
+        sized = {id(c): (c, names) for c, names in before.sized() if id(c) not in groups}
         guard = StateGuard(slots, unmoved, list(sized.values()), readers())
         groups = written_groups(self.driver, run.inputs, observer)
         written_inputs = sorted(m for g in groups for m in run.inputs.groups[g].members)
@@ -497,8 +508,9 @@ class Recorder:
             bumped_inputs=bumped_inputs,
             draws=observer.draws,
             dials=Dials.none(),
-            optimizers=run.steps.optimizers,
+            optimizers=self._stepped(run.steps, before, observer),
             statics=statics,
+            lasting=run.lasting,
             untraced=guard.untraced([t for t in external if not _is_input(t, pinned)]),
             seconds=time.perf_counter() - started,
             pair=pair,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from onelaunch.dials import Dials
 from onelaunch.autograd import Pair
+from onelaunch.dials import Dials
 from onelaunch.driver.driver import Driver, Graph
 from onelaunch.guard import StateGuard
 from onelaunch.plan import Inputs, Outputs
@@ -86,16 +86,15 @@ class Captured:
     bumped: list[Tensor]
     bumped_inputs: list[int]
     """Those of both whose version counters eager advances."""
-    draws: list[Callable[[], object]]
-    """What the call draws from the host's default generator, and does not use."""
     dials: Dials
     optimizers: list[Optimizer]
     """Those that step in the call."""
-    bumped: list[Tensor]
-    bumped_inputs: list[int]
-    """Those of both whose version counters eager advances."""
+    draws: list[Callable[[], object]]
+    """What the call draws from the host's default generator, and does not use."""
     statics: list[Tensor]
     """Under ``outputs="static"``: the captured tensors themselves."""
+    lasting: list[Tensor]
+    """Gradients that stay the recording's own memory."""
     untraced: list[Tensor]
     seconds: float
     pair: Pair | None = None

@@ -66,7 +66,7 @@ def _has_tensor(values: tuple[Any, ...]) -> bool:
     return any(isinstance(value, Tensor) for value in values)
 
 
-_error: Any = torch._C._functions
+_bindings: Any = torch._C
 
 
 def spend(t: Tensor) -> Tensor:
@@ -75,4 +75,4 @@ def spend(t: Tensor) -> Tensor:
     Args:
         t: a fresh leaf; not to be used afterwards.
     """
-    return _error.DelayedError(_MESSAGE, 1)(t.requires_grad_())
+    return _bindings._functions.DelayedError(_MESSAGE, 1)(t.requires_grad_())

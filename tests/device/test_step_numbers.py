@@ -98,6 +98,14 @@ def test_a_rate_of_zero_and_back(device: torch.device) -> None:
     as_eager(lambda: training(device, MAKES["SGD"]), device, calls=10, between=turn)
 
 
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "Adam fused"])
+def test_a_rate_that_is_zero_at_first(device: torch.device, optimizer: str) -> None:
+    def turn(i: int, job: Training) -> None:
+        job.optimizers[0].param_groups[0]["lr"] = max(0.0, (i - 6) / 100)
+
+    as_eager(lambda: training(device, MAKES[optimizer]), device, calls=12, between=turn)
+
+
 def test_an_infinite_and_an_integer_rate(device: torch.device) -> None:
     def turn(i: int, job: Training) -> None:
         job.optimizers[0].param_groups[0]["lr"] = {5: 1, 7: math.inf}.get(i, 0.1)

@@ -238,17 +238,20 @@ def test_an_optimizer_of_ones_own(device: torch.device) -> None:
     as_eager(lambda: training(device, lambda p: Sign(p, 0.1, 0.9)), device, between=schedule)
 
 
-def test_an_optimizer_that_counts_in_python_is_refused(device: torch.device) -> None:
+@pytest.mark.parametrize("where", ["state", "group"])
+def test_an_optimizer_that_counts_in_python_is_refused(device: torch.device, where: str) -> None:
     class Decaying(Optimizer):
         @torch.no_grad()
         def step(self, closure: Any = None) -> None:
             for group in self.param_groups:
                 for p in group["params"]:
-                    count = self.state[p]["n"] = self.state[p].get("n", 0) + 1
-                    p.sub_(p.grad, alpha=group["lr"] / count)
+                    kept = self.state[p] if where == "state" else group
+                    kept["n"] = kept.get("n", 0) + 1
+                    p.sub_(p.grad, alpha=group["lr"] / kept["n"])
 
     job = training(device, lambda p: Decaying(p, {"lr": 0.1}))
     fast = ol.graph(job.step, warmup=1)
     fast(*batch(0, device))
     with pytest.raises(ol.CaptureError, match=r"OL120.*counts its steps in Python"):
         fast(*batch(1, device))
+    job.step(*batch(1, device))  # eager goes on

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import onelaunch as ol
 
-from .drop_in import allocated, assert_same, on_accelerators, on_cpu_and_cuda, replays
+from .drop_in import allocated, assert_same, on_accelerators, on_cpu, on_cpu_and_cuda, replays
 from .steps import Training, as_eager, assert_same_training, batch, small_model, training
 
 SGD = torch.optim.SGD
@@ -314,3 +314,9 @@ def test_a_fused_optimizer_that_is_not_marked_capturable(device: torch.device) -
         lambda: training(device, lambda p: torch.optim.AdamW(p, lr=0.01, fused=True)), device
     )
     assert job.optimizers[0].param_groups[0]["capturable"] is False
+
+
+@on_cpu
+def test_compile_watches_an_optimizer_that_has_its_state(device: torch.device) -> None:
+    """The first step makes the state, so it does not show what later ones read."""
+    as_eager(lambda: training(device, sgd), device, compile=True, calls=9, min_replays=5)

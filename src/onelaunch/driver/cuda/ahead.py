@@ -46,7 +46,7 @@ def copied_ahead(batches: Iterator[Any], device: torch.device, mapped: Mapper) -
 
         with torch.cuda.stream(stream):
             moved = mapped(batch, noted)
-        return moved, made, stream.record_event()
+        return moved, made, _marked(stream)
 
     def handed(ready: tuple[Any, list[Tensor], torch.cuda.Event]) -> Any:
         batch, tensors, event = ready
@@ -73,6 +73,12 @@ def copied_ahead(batches: Iterator[Any], device: torch.device, mapped: Mapper) -
         del following  # what has been handed out is the consumer's alone
         yield batch
         del batch
-        done.append(torch.cuda.current_stream(index).record_event())
+        done.append(_marked(torch.cuda.current_stream(index)))
         if len(done) > _IN_FLIGHT:
             done.popleft().synchronize()
+
+
+def _marked(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event()
+    event.record(stream)
+    return event

@@ -80,26 +80,34 @@ class CudaDial:
             nodes.apply(self._setters)
 
 
-def patterns_of(numbers: Sequence[float]) -> dict[bytes, tuple[int, Form]]:
-    """The bytes to look for."""
-    patterns: dict[bytes, tuple[int, Form]] = {}
+class Patterns(NamedTuple):
+    """The bytes to look for, and the first 4 of each as a number."""
+
+    whole: dict[bytes, tuple[int, Form]]
+    first: frozenset[int]
+
+
+def patterns_of(numbers: Sequence[float]) -> Patterns:
+    """What to look for to find some numbers."""
+    whole: dict[bytes, tuple[int, Form]] = {}
     for form in FORMS:
         for index, number in enumerate(numbers):
             if number:
-                patterns.setdefault(form(number), (index, form))
-    return patterns
+                whole.setdefault(form(number), (index, form))
+    return Patterns(whole, frozenset(memoryview(p).cast("I")[0] for p in whole))
 
 
-def places(
-    block: ctypes.Array[ctypes.c_char], patterns: dict[bytes, tuple[int, Form]]
-) -> Iterator[_Place]:
+def places(block: ctypes.Array[ctypes.c_char], patterns: Patterns) -> Iterator[_Place]:
     """Where a block of arguments holds one of the patterns, in steps of 4 bytes."""
     content = block.raw
+    # Most blocks hold none, and there are a million words in the kernels of a large model.
+    if patterns.first.isdisjoint(memoryview(content)[: len(content) // 4 * 4].cast("I")):
+        return
     offset = 0
     while offset + 4 <= len(content):
         wide, narrow = content[offset : offset + 8], content[offset : offset + 4]
-        size = 8 if wide in patterns and len(wide) == 8 else 4
-        found = patterns.get(wide if size == 8 else narrow)
+        size = 8 if wide in patterns.whole and len(wide) == 8 else 4
+        found = patterns.whole.get(wide if size == 8 else narrow)
         if found is not None and not (size == 4 and _is_address(content, offset)):
             yield _Place(*found, (ctypes.c_char * size).from_buffer(block, offset))
             offset += size

@@ -1,0 +1,44 @@
+"""A whole step through `torch.compile`, captured whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("where", ["step", "model"])
+def test_a_compiled_step_trains_as_eager_does(where: str) -> None:
+    def job() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)).cuda()
+        return model, torch.optim.Adam(model.parameters(), lr=1e-3, capturable=True)
+
+    def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> object:
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    (model, optimizer), (other, second) = job(), job()
+    eager = step_of(model, optimizer)
+    if where == "model":
+        other.compile()
+    fast = ol.graph(step_of(other, second), compile=where == "step")
+    x, y = torch.randn(16, 32).cuda(), torch.randn(16, 8).cuda()
+    for i in range(12):
+        got, expected = fast(x + i, y), eager(x + i, y)
+        torch.testing.assert_close(got.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
+        for p, q in zip(other.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4)
+    assert sum(r.replays for r in fast.recordings) >= 7
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        fast(x, y).backward()

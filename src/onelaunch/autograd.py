@@ -291,6 +291,7 @@ class ForwardGraph:
         backwards = sum(b.graph.driver_bytes for b in self._pair.backwards())
         return self._graph.driver_bytes + backwards
 
+
     def reset(self) -> None:
         """See `Graph.reset`."""
         self._graph.reset()

@@ -179,6 +179,12 @@ CATALOGUE: dict[str, Entry] = {
         "recording of its own",
         "keep it as it is, or call `optimizer.step()` after the callable",
     ),
+    "OL130": Entry(
+        "a wrapper that synchronises gradients",
+        "its collectives are started by hooks of autograd, which a recorded backward does not "
+        "run: each process would train on its own gradients",
+        "graph the module inside the wrapper, or the whole step with its backward and optimizer",
+    ),
     "OL140": Entry(
         "padding would change a result",
         "a bucket runs at a padded size, which is right only where real rows do not depend on "

@@ -18,6 +18,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 import torch
 from torch.optim import Optimizer
 
+from onelaunch import distributed
 from onelaunch.callpath import MISS, build_call
 from onelaunch.collection import no_collection
 from onelaunch.compiled import compiled
@@ -74,6 +75,8 @@ class _Signature:
     """Whether its results require grad, so that it is captured as a forward with a backward."""
     threads: set[int] = field(default_factory=lambda: cast(set[int], set()))
     """Who warmed up: cuBLAS and cuDNN make a handle for each thread, and not under capture."""
+    least: int = 0
+    """Warm-up calls that what it reaches needs, whatever the option says."""
     eager: str | None = None
     """Why it runs eagerly for good, or None."""
     eager_us: list[float] = field(default_factory=lambda: cast(list[float], []))
@@ -204,6 +207,10 @@ class Graphed(Generic[P, R]):
         if signature.eager is not None or signature.comeback.waits():
             return MISS
         self._drop_stale(spec, signature)
+        if signature.warm == 0 and not self._entries:
+            refused = self._spread(signature, flat)
+            if refused is not None:
+                return self._refused(signature, refused)
         restless = signature.options.restless() if signature.options is not None else None
         if restless is not None:
             return self._refused(signature, CaptureError("OL123", f"{restless} changes"))
@@ -211,7 +218,7 @@ class Graphed(Generic[P, R]):
         if flying >= self.options.max_in_flight:
             self._warn("OL305", f"{flying} forwards of `{self._name}` wait for their backward")
             return MISS
-        cold = signature.warm < self._warmup and not flying
+        cold = signature.warm < max(self._warmup, signature.least) and not flying
         if cold or get_ident() not in signature.threads:
             return self._warm(driver, device, signature, args, kwargs)
         if len(self._entries) >= self.options.max_recordings:
@@ -235,6 +242,15 @@ class Graphed(Generic[P, R]):
             return MISS
         self._entries = (entry, *self._entries)
         return result
+
+    def _reached(self, flat: Flat) -> list[object]:
+        return [value for _, value in walk(self._roots(flat)).held.values()]
+
+    def _spread(self, signature: _Signature, flat: Flat) -> CaptureError | None:
+        """What modules of several processes ask for, seen at the first call of a signature."""
+        reached = self._reached(flat)
+        signature.least = distributed.least_warmup(reached)
+        return distributed.refused_step(reached)
 
     def _refused(self, signature: _Signature, error: CaptureError) -> Any:
         if self.options.on_refusal == "raise":
@@ -294,10 +310,13 @@ class Graphed(Generic[P, R]):
         signature.threads.add(get_ident())
         if self._wants_grad(driver, result, args, kwargs):
             signature.forward = True
-            if not torch.is_grad_enabled():
+            refused = distributed.refused_pair(self._reached(flatten_call(args, kwargs)))
+            if refused is not None:
+                self._refused(signature, refused)
+            elif not torch.is_grad_enabled():
                 signature.eager = "OL303"
                 self._warn("OL303", "results require grad in no_grad mode: runs eagerly")
-            elif self._callee(driver) is not self.fn:
+            elif callee is not self.fn:
                 signature.eager = "OL303"
                 self._warn("OL303", "compile=True, and the results require grad: runs eagerly")
         return result
@@ -435,6 +454,7 @@ class Graphed(Generic[P, R]):
             follows=self._followed(),
         )
         captured = recorder.record(flat.tree, flat.tensors)
+        distributed.shutdown.watch(self, captured.graph)
         if signature.launches is not None:
             captured.launches = signature.launches
         captured.clock = self._pool.clock

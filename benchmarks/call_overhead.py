@@ -12,11 +12,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -27,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.processes import run_together
 from benchmarks.render import NAMES
 from examples.workloads import WORKLOADS
 from onelaunch.bench import ENGINES
@@ -43,7 +41,6 @@ VARIANTS = ("bare", "onelaunch", "onelaunch-static", "onelaunch-rebind", "reduce
 OURS = VARIANTS[1:4]
 TOLERANCE = 1e-4  # relative
 LIMIT_SECONDS = 8.0  # of measuring, each workload; BERT-base takes 6 on an H200
-ROOT = Path(__file__).parents[1]
 
 
 @dataclass
@@ -137,7 +134,12 @@ def check(row: Row, built: Built, workload: Workload) -> None:
 # Measuring.
 
 
-def measure(contestants: Iterable[Contestant], device: torch.device, samples: int) -> None:
+def measure(
+    contestants: Iterable[Contestant],
+    device: torch.device,
+    samples: int,
+    seconds: float = LIMIT_SECONDS,
+) -> None:
     """Interleaved rounds, until each variant has so many samples of its host time."""
     running = [c for c in contestants if c.row.status == "ok"]
     wall, host = timers_for(device)[:2]
@@ -147,7 +149,7 @@ def measure(contestants: Iterable[Contestant], device: torch.device, samples: in
         wall.sample(contestant.call, 100.0)  # clocks up, caches warm
     gc.collect()
     gc.disable()
-    turn, deadline = 0, time.monotonic() + LIMIT_SECONDS
+    turn, deadline = 0, time.monotonic() + seconds
     try:
         while time.monotonic() < deadline and any(
             len(c.samples.get("host", ())) < samples for c in running
@@ -270,42 +272,27 @@ def _time_is_up(*_: object) -> None:
     raise KeyboardInterrupt  # ends the build that is under way
 
 
-def start(name: str, out: Path, samples: int, build_seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks.call_overhead", "--one", name, "--out", str(out)]
-    command += ["--samples", str(samples), "--build-seconds", str(build_seconds)]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    threads = str(max(1, (os.cpu_count() or 1) // len(ORDER)))
-    env = {**os.environ, "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": threads}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=env, stdin=pipe, stdout=pipe, text=True)
-
-
 def run_all(workloads: list[str], out: Path, samples: int, build_seconds: float) -> int:
     """Run and write; returns how many workloads gave no result."""
     results: dict[str, Any] = {"benchmark": "call_overhead", "environment": {}, "workloads": {}}
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        files = {name: Path(folder) / f"{name}.json" for name in workloads}
-        children = {n: start(n, files[n], samples, build_seconds) for n in workloads}
-        try:
-            for child in children.values():
-                assert child.stdout is not None
-                while child.stdout.readline() not in ("ready\n", ""):  # or it is gone
-                    continue
-            print(f"all built: {time.monotonic() - started:.0f} s", flush=True)
-            for name, child in children.items():
-                child.communicate("go\n")
-                if files[name].exists():
-                    data = json.loads(files[name].read_text())
-                    results["environment"] = data.pop("environment")
-                    results["workloads"][name] = data
-                    print(summary(name, data), flush=True)
-                else:
-                    print(f"{name}: no result, exit code {child.returncode}", flush=True)
-        finally:
-            for child in children.values():
-                child.kill()
-                child.wait()
+
+    def done(name: str, data: dict[str, Any] | None) -> None:
+        if data is None:
+            print(f"{name}: no result", flush=True)
+            return
+        results["environment"] = data.pop("environment")
+        results["workloads"][name] = data
+        print(summary(name, data), flush=True)
+
+    run_together(
+        "benchmarks.call_overhead",
+        workloads,
+        ["--samples", str(samples), "--build-seconds", str(build_seconds)],
+        build_seconds=build_seconds,
+        measure_seconds=2 * LIMIT_SECONDS,
+        done=done,
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")
     print(f"{time.monotonic() - started:.0f} s in all; {out}")

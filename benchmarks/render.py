@@ -105,12 +105,61 @@ def host_and_wall(data: dict[str, Any], variant: str) -> str:
     return f"{number(row['host']['median_us'])} / {number(row['wall']['median_us'])}"
 
 
+def training(part: str) -> Callable[[dict[str, Any]], str]:
+    """Wall time of every engine on every workload, forward and backward or whole steps."""
+
+    def make(results: dict[str, Any]) -> str:
+        workloads = results[part]
+        titles = {r["variant"]: r["title"] for data in workloads.values() for r in data["rows"]}
+        rows = [
+            (title, *(trained(data, variant) for data in workloads.values()))
+            for variant, title in titles.items()
+        ]
+        what = {"step": "a whole step with Adam", "pair": "forward and backward"}[part]
+        text = f"Wall time of {what}, microseconds."
+        head = ("engine", *(NAMES.get(name, name) for name in workloads))
+        return table(head, rows) + "\n" + caption(results, text, settled=True)
+
+    return make
+
+
+def trained(data: dict[str, Any], variant: str) -> str:
+    row = next((row for row in data["rows"] if row["variant"] == variant), None)
+    if row is None:
+        return "-"
+    return number(row["wall"]["median_us"]) if row["status"] == "ok" else row["status"]
+
+
+def training_summary(results: dict[str, Any]) -> str:
+    """Eager, the best incumbent, onelaunch and the limit, of both parts."""
+    rows: list[tuple[str, ...]] = []
+    for part, what in (("pair", "forward and backward"), ("step", "whole step")):
+        for name, data in results[part].items():
+            timed = [r for r in data["rows"] if r["status"] == "ok" and not _limit(r)]
+            others = [r for r in timed if not r["variant"].startswith("onelaunch")]
+            best = min(others, key=lambda r: r["wall"]["median_us"], default=None)
+            cell = "-" if best is None else f"{number(best['wall']['median_us'])} {best['title']}"
+            ours = (trained(data, v) for v in ("eager", "onelaunch", "onelaunch-compile", "bare"))
+            eager, plain, compiled, bare = ours
+            row = (f"{NAMES.get(name, name)}, {what}", eager, cell, plain, compiled, bare)
+            rows.append(row)
+    head = ("training", "eager", "best incumbent", "onelaunch", "compile=True", "bare replay")
+    return table(head, rows) + "\n" + caption(results, "Wall time, microseconds.", settled=True)
+
+
+def _limit(row: dict[str, Any]) -> bool:
+    return row["variant"].startswith("bare")
+
+
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engines-summary": ("engines.json", summary),
     "engines-wall": ("engines.json", figures("wall")),
     "engines-host": ("engines.json", figures("host")),
     "engines-gpu": ("engines.json", figures("gpu")),
     "call-overhead": ("call_overhead.json", call_overhead),
+    "training-summary": ("training.json", training_summary),
+    "training-pair": ("training.json", training("pair")),
+    "training-step": ("training.json", training("step")),
 }
 
 
@@ -160,15 +209,16 @@ def number(value: float) -> str:
 
 
 def render(text: str, results: Path = RESULTS) -> str:
-    """`text` with what stands between markers made anew.
+    """`text` with what stands between markers made anew, where there are results.
 
     Raises:
         KeyError: a marker names no table.
-        FileNotFoundError: the results of a table that is asked for are not there.
     """
 
     def fill(match: re.Match[str]) -> str:
         file, make = TABLES[match[2]]
+        if not (results / file).exists():  # not measured yet: the page says so itself
+            return match[0]
         return match[1] + make(json.loads((results / file).read_text())) + match[3]
 
     return MARKED.sub(fill, text)

@@ -1,6 +1,7 @@
 """onelaunch: a PyTorch callable as one CUDA-graph launch, right, and measured."""
 
 from onelaunch.bench import Comparison, compare
+from onelaunch.callables import make_graphed_callables
 from onelaunch.entry import graph
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
 from onelaunch.graphed import Graphed
@@ -21,5 +22,6 @@ __all__ = [
     "capturable",
     "compare",
     "graph",
+    "make_graphed_callables",
     "prefetch",
 ]

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from onelaunch.autograd import Pair
 from onelaunch.driver.driver import Driver, Released
 from onelaunch.gradients import keeper
 from onelaunch.plan import Output
@@ -87,10 +88,12 @@ def build_call(
     source.miss_if(f"not {source.name('state', captured.guard.check)}()")
     if captured.dials.keys:
         source.miss_if(f"not {source.name('numbers', captured.dials.current)}()")
+    if captured.pair is not None:  # the recording, if no other call has it in flight
+        source.line(f"flight = {source.name('take', captured.pair.take)}()")
+        source.miss_if("flight is None")
     made = _launch(source, driver, captured, inputs, device)
     for draw in captured.draws:
         source.line(f"{source.name('draw', draw)}()")
-    _effects(source, captured, inputs, made)
     source.line(f"return {_expression(source, captured.tree, [made[n] for n in captured.numbers])}")
     return source.compile("args, kwargs", label)
 
@@ -281,14 +284,29 @@ def _launch(
     source.line(f"{launches}[0] += 1")
     if captured.clock is not None:
         source.line(f"{launches}[1] = {source.name('clock', captured.clock)}()")
+    _bump_written(source, captured, inputs)
+    if captured.pair is not None:
+        _attach(source, captured.pair, inputs, names)
     if not captured.statics:  # those have the graph of the capture
         for number, output in enumerate(captured.outputs.made):
             if output.spent:
                 source.line(f"{names[number]} = {source.name('spend', spend)}({names[number]})")
-    return [
-        names.get(number) or _caller_result(source, output, inputs)
-        for number, output in enumerate(captured.outputs.made)
-    ]
+    for number, output in enumerate(captured.outputs.made):
+        if number not in names:
+            names[number] = _caller_result(source, output, inputs, names)
+    made = [names[number] for number in range(len(names))]
+    _rebind_slots(source, captured, made)
+    return made
+
+
+def _attach(source: _Source, pair: Pair, inputs: Sequence[str], names: dict[int, str]) -> None:
+    """Give the results their node of autograd."""
+    results = _tuple([names[number] for number in pair.results])
+    arguments = _tuple([inputs[i] for i in pair.arguments])
+    watched = _tuple([inputs[i] for i in pair.watched_inputs])
+    watched += _tuple([source.name("saved", t) for t in pair.watched])
+    attach = source.name("attach", pair.attach)
+    source.line(f"({results}) = {attach}(flight, ({results}), ({arguments}), ({watched}))")
 
 
 def _written_groups(captured: Captured) -> list[int]:
@@ -338,8 +356,10 @@ def _is_whole(output: Output, nbytes: int) -> bool:
     return covers and not (output.is_view or spec.conj or spec.neg)
 
 
-def _caller_result(source: _Source, output: Output, inputs: Sequence[str]) -> str:
-    """A result that is the caller's memory, or a constant."""
+def _caller_result(
+    source: _Source, output: Output, inputs: Sequence[str], names: dict[int, str]
+) -> str:
+    """A result that is the caller's memory, a view of another result, or a constant."""
     name = f"r{len(source.lines)}"
     if output.source == "argument":
         return inputs[output.index]
@@ -348,7 +368,10 @@ def _caller_result(source: _Source, output: Output, inputs: Sequence[str]) -> st
     if output.source == "host constant":
         source.line(f"{name} = {source.name('constant', output.tensor)}.clone()")
         return name
-    base = inputs[output.index] if output.source == "view" else source.name("base", output.tensor)
+    if output.source == "held view":
+        base = source.name("base", output.tensor)
+    else:
+        base = (names if output.source == "own view" else inputs)[output.index]
     view = source.name("view", _viewer(output))
     source.line(f"{name} = {view}({base})")
     return name
@@ -382,6 +405,8 @@ def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor
             count = -(-(offset % size + spec.extent_bytes) // size)
             base = base.as_strided((count,), (1,), start).view(spec.dtype)
             start = base.storage_offset() + offset % size // base.element_size()
+        if base.requires_grad and not spec.requires_grad and torch.is_grad_enabled():
+            base = base.detach()
         made = base.as_strided(spec.shape, spec.stride, start)
         if spec.conj:
             made = torch._conj(made)
@@ -392,15 +417,17 @@ def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor
     return view
 
 
-def _effects(
-    source: _Source, captured: Captured, inputs: Sequence[str], made: Sequence[str]
-) -> None:
-    """What eager would have done besides: versions bumped, slots rebound."""
-    for name in [inputs[i] for i in captured.written_inputs]:
+def _bump_written(source: _Source, captured: Captured, inputs: Sequence[str]) -> None:
+    """Count the writes, as eager would have."""
+    for name in [inputs[i] for i in captured.bumped_inputs]:
         source.line(f"{source.name('bump', _bump)}({name})")
-    written = [t for t in captured.written if not t.is_inference()]
+    written = [t for t in captured.bumped if not t.is_inference()]
     if written:
         source.line(f"{source.name('count', _C._increment_version)}({source.name('all', written)})")
+
+
+def _rebind_slots(source: _Source, captured: Captured, made: Sequence[str]) -> None:
+    """Put what the callable would have stored where it would have."""
     kept = [state for state in captured.state if gradient_in(state, captured) is not None]
     if kept:
         gradients = [(state.slot.holder, gradient_in(state, captured)) for state in kept]

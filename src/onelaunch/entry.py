@@ -43,6 +43,7 @@ def graph(
     compile: bool | str = False,
     pool: Pool | None = None,
     max_recordings: int = 64,
+    max_in_flight: int = 4,
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
     policy: Policy = "always",
@@ -57,6 +58,7 @@ def graph(
     compile: bool | str = False,
     pool: Pool | None = None,
     max_recordings: int = 64,
+    max_in_flight: int = 4,
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
     policy: Policy = "always",
@@ -71,6 +73,7 @@ def graph(
     compile: bool | str = False,
     pool: Pool | None = None,
     max_recordings: int = 64,
+    max_in_flight: int = 4,
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
     policy: Policy = "always",
@@ -84,6 +87,7 @@ def graph(
     compile: bool | str = False,
     pool: Pool | None = None,
     max_recordings: int = 64,
+    max_in_flight: int = 4,
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
     policy: Policy = "always",
@@ -107,6 +111,9 @@ def graph(
             search. On a device without CUDA graphs it has no effect.
         pool: memory to share with other graphed callables; its own by default.
         max_recordings: signatures beyond so many run eagerly, with one warning.
+        max_in_flight: in training, forwards of one signature that wait for their backward at the
+            same time; each holds a recording with its saved tensors. Beyond so many a call runs
+            eagerly, with one warning.
         on_mismatch: ``"error"``: a signature other than the first one is a `ReplayError`.
         on_refusal: what to do where `fn` cannot be captured: ``"raise"`` the `CaptureError`, or
             run that signature ``"eager"`` with one warning.
@@ -135,6 +142,7 @@ def graph(
         inputs=inputs,
         compile=compile,
         max_recordings=max_recordings,
+        max_in_flight=max_in_flight,
         on_mismatch=on_mismatch,
         on_refusal=on_refusal,
         policy=policy,

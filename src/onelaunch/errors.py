@@ -139,6 +139,24 @@ CATALOGUE: dict[str, Entry] = {
         "the recording's buffers do not fit beside what is allocated",
         "free memory, share a pool between callables (`pool=ol.Pool()`), or graph fewer shapes",
     ),
+    "OL112": Entry(
+        "hook on a tensor or submodule of a captured forward",
+        "a replay runs kernels; the hook is Python, and would run in the capture only",
+        "put hooks on parameters, on arguments, on results or on the graphed module itself, or "
+        "graph the parts around it",
+    ),
+    "OL113": Entry(
+        "a tensor that requires grad is changed in place",
+        "autograd would have to see the change on the caller's tensor, and a replay shows it "
+        "results only",
+        "work on a copy: `x = x.clone()` first, and return it",
+    ),
+    "OL114": Entry(
+        "a tensor that requires grad, where no stand-in reaches",
+        "the capture needs a leaf of its own in the tensor's place, and no attribute, list, dict, "
+        "closure or global that is known leads to it",
+        "keep it in a module or a closure: `lambda x: f(w, x)` instead of `partial(f, w)`",
+    ),
     "OL120": Entry(
         "optimizer that cannot be captured",
         "its step reads or counts on the host, and a replay has no host: the captured count would "
@@ -161,11 +179,22 @@ CATALOGUE: dict[str, Entry] = {
         "recording of its own",
         "keep it as it is, or call `optimizer.step()` after the callable",
     ),
+    "OL130": Entry(
+        "a wrapper that synchronises gradients",
+        "its collectives are started by hooks of autograd, which a recorded backward does not "
+        "run: each process would train on its own gradients",
+        "graph the module inside the wrapper, or the whole step with its backward and optimizer",
+    ),
     # 2xx: what a replay refuses.
     "OL201": Entry(
         "the call fits no recording",
         "a replay runs the captured kernels at the captured sizes",
         'drop on_mismatch="error", so that the new signature gets a recording of its own',
+    ),
+    "OL202": Entry(
+        "gradients of gradients",
+        "the backward is a recording, and autograd does not see into it",
+        "call the module itself where `create_graph=True` is needed, or graph the whole step",
     ),
     # 3xx: ran eagerly, with a warning.
     "OL301": Entry(
@@ -180,14 +209,28 @@ CATALOGUE: dict[str, Entry] = {
         "functools.partial",
     ),
     "OL303": Entry(
-        "gradients wanted",
-        "the outputs require grad, and this version records inference only",
-        "call under torch.no_grad(), or `model.requires_grad_(False)`",
+        "gradients that are not graphed",
+        "a callable that runs its own backward is captured as one step, whose results have no "
+        "backward left; of Inductor's kernels the forward alone would be captured; and a callable "
+        "that turns grad mode on for itself does what its caller did not ask for",
+        "return `loss.detach()` from a step; leave `compile` out where a backward follows",
     ),
     "OL304": Entry(
         "the pool is full",
         "another recording would take the pool over its max_bytes",
         "raise max_bytes, or reset a recording that is no longer used",
+    ),
+    "OL305": Entry(
+        "too many forwards wait for their backward",
+        "each holds a recording with its saved tensors, and `max_in_flight` of them are held",
+        "call under torch.no_grad() where no backward follows, keep no results that require grad, "
+        "or raise max_in_flight",
+    ),
+    "OL306": Entry(
+        "the backward cannot be captured",
+        "something in it needs the host; it runs operation by operation over the saved tensors of "
+        "the forward",
+        "keep values on the device in custom backwards, or graph the parts around them",
     ),
     # 4xx: how onelaunch was called.
     "OL401": Entry(

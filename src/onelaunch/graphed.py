@@ -18,11 +18,13 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 import torch
 from torch.optim import Optimizer
 
+from onelaunch import distributed
 from onelaunch.callpath import MISS, build_call
 from onelaunch.compiled import compiled
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.select import preserved_random_state, select
 from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
+from onelaunch.forward import BackwardInside, Forward
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
 from onelaunch.optimizers import Options as StepOptions
@@ -37,6 +39,7 @@ from onelaunch.spec import CallSpec, ambient
 from onelaunch.spent import is_spent
 from onelaunch.state import Change, Walk, changes, walk
 from onelaunch.stats import Counts, GraphStats, recording_stats
+from onelaunch.training import WARMING, in_flight, inlining, trains
 from onelaunch.tree import Flat, call_constants, flatten, flatten_call, is_plain
 
 P = ParamSpec("P")
@@ -66,8 +69,12 @@ class _Signature:
     """What is known of a signature, recorded or not."""
 
     warm: int = 0
+    forward: bool = False
+    """Whether its results require grad, so that it is captured as a forward with a backward."""
     threads: set[int] = field(default_factory=lambda: cast(set[int], set()))
     """Who warmed up: cuBLAS and cuDNN make a handle for each thread, and not under capture."""
+    least: int = 0
+    """Warm-up calls that what it reaches needs, whatever the option says."""
     eager: str | None = None
     """Why it runs eagerly for good, or None."""
     eager_us: list[float] = field(default_factory=lambda: cast(list[float], []))
@@ -89,7 +96,9 @@ class _Signature:
             return self
         empty = tuple(t.grad is None for _, t in walked.tensors() if t.is_leaf and t.requires_grad)
         if empty not in self.parts:  # the first goes on where this one was
-            part = _Signature(self.warm, self.threads, why=self.why, launches=self.launches)
+            part = _Signature(
+                warm=self.warm, threads=self.threads, why=self.why, launches=self.launches
+            )
             self.parts[empty] = part
             self.warm, self.launches = 0, None
         return self.parts[empty]
@@ -123,7 +132,7 @@ class Graphed(Generic[P, R]):
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() or (WARMING and get_ident() in WARMING):
             return self.fn(*args, **kwargs)
         if (
             _dispatch_modes()
@@ -198,18 +207,30 @@ class Graphed(Generic[P, R]):
         if signature.eager is not None or signature.comeback.waits():
             return MISS
         self._drop_stale(spec, signature)
+        if signature.warm == 0 and not self._entries:
+            refused = self._spread(signature, flat)
+            if refused is not None:
+                return self._refused(signature, refused)
         restless = signature.options.restless() if signature.options is not None else None
         if restless is not None:
             return self._refused(signature, CaptureError("OL123", f"{restless} changes"))
-        if signature.warm < self._warmup or get_ident() not in signature.threads:
+        flying = in_flight(self._entries, spec)
+        if flying >= self.options.max_in_flight:
+            self._warn("OL305", f"{flying} forwards of `{self._name}` wait for their backward")
+            return MISS
+        cold = signature.warm < max(self._warmup, signature.least) and not flying
+        if cold or get_ident() not in signature.threads:
             return self._warm(driver, device, signature, args, kwargs)
         if len(self._entries) >= self.options.max_recordings:
             self._warn("OL301", self._varying(spec))
             return MISS
         try:
             entry = self._record(driver, device, spec, signature, flat)
-        except NeedsGrad:
-            return self._ungraphed(signature, "OL303", "the outputs require grad")
+        except NeedsGrad:  # not seen in the warm-up
+            signature.forward = True
+            return MISS
+        except BackwardInside:
+            return self._ungraphed(signature, "OL303", "a backward runs inside")
         except CaptureError as error:
             return self._refused(signature, error)
         if entry is None:
@@ -221,6 +242,15 @@ class Graphed(Generic[P, R]):
             return MISS
         self._entries = (entry, *self._entries)
         return result
+
+    def _reached(self, flat: Flat) -> list[object]:
+        return [value for _, value in walk(self._roots(flat)).held.values()]
+
+    def _spread(self, signature: _Signature, flat: Flat) -> CaptureError | None:
+        """What modules of several processes ask for, seen at the first call of a signature."""
+        reached = self._reached(flat)
+        signature.least = distributed.least_warmup(reached)
+        return distributed.refused_step(reached)
 
     def _refused(self, signature: _Signature, error: CaptureError) -> Any:
         if self.options.on_refusal == "raise":
@@ -259,13 +289,18 @@ class Graphed(Generic[P, R]):
                     lambda: self._watched(driver, device, signature, args, kwargs), device
                 )
         else:
-            with self._stepping(signature) if callee is self.fn else nullcontext():
-                if signature.warm + 1 < self._warmup:
-                    result = driver.warmup(lambda: callee(*args, **kwargs), device)
+            flat = flatten_call(args, kwargs)
+            here = trains(callee, flat, self._roots(flat))
+            run = functools.partial(callee, *args, **kwargs)
+            stepping = self._stepping(signature) if callee is self.fn else nullcontext()
+            with stepping, inlining():
+                if here:
+                    result = run()
+                elif signature.warm + 1 < self._warmup:
+                    result = driver.warmup(run, device)
                 else:  # the last: nothing is new any more
-                    inputs = flatten_call(args, kwargs).tensors
                     result, signature.need_bytes = self._pool.warmup(
-                        driver, device, lambda: callee(*args, **kwargs), inputs
+                        driver, device, run, flat.tensors
                     )
         if measured:
             driver.synchronize(device)
@@ -274,8 +309,16 @@ class Graphed(Generic[P, R]):
         self._counts.warmup_calls += 1
         signature.threads.add(get_ident())
         if self._wants_grad(driver, result, args, kwargs):
-            signature.eager = "OL303"
-            self._warn("OL303", "the outputs require grad: this signature runs eagerly")
+            signature.forward = True
+            refused = distributed.refused_pair(self._reached(flatten_call(args, kwargs)))
+            if refused is not None:
+                self._refused(signature, refused)
+            elif not torch.is_grad_enabled():
+                signature.eager = "OL303"
+                self._warn("OL303", "results require grad in no_grad mode: runs eagerly")
+            elif callee is not self.fn:
+                signature.eager = "OL303"
+                self._warn("OL303", "compile=True, and the results require grad: runs eagerly")
         return result
 
     def _wants_grad(
@@ -337,10 +380,14 @@ class Graphed(Generic[P, R]):
         observer = Observer(driver, device, here, save=True, refuse=False)
         with preserved_random_state(device):
             try:
-                with self._stepping(signature), observer:
-                    _, need = self._pool.warmup(
-                        driver, device, lambda: self.fn(*args, **kwargs), flat.tensors
-                    )
+                run = functools.partial(self.fn, *args, **kwargs)
+                with self._stepping(signature), observer, inlining():
+                    if trains(self.fn, flat, self._roots(flat)):
+                        result, need = run(), 0
+                    else:
+                        result, need = self._pool.warmup(driver, device, run, flat.tensors)
+                signature.forward = self._wants_grad(driver, result, args, kwargs)
+                del result
                 signature.need_bytes = max(0, need - observer.saved_bytes)
                 if self.options.compile:
                     signature.known = observer
@@ -383,24 +430,32 @@ class Graphed(Generic[P, R]):
         flat: Flat,
     ) -> _Entry:
         why = signature.why or self._why(spec)
-        pool = self._pool.on(driver, device)
         callee = self._callee(driver)
+        forward = None
+        if signature.forward:
+            raises = self.options.on_refusal == "raise"
+            forward = Forward(driver, device, self._pool, self._root[1], raises)
+        pool = forward.pool if forward else self._pool.on(driver, device)
         recorder = Recorder(
             driver=driver,
             device=device,
             pool=pool,
             fn=callee,
             roots=self._roots(flat),
-            static_outputs=self.options.outputs == "static",
-            rebind=self.options.inputs == "rebind",
+            static_outputs=self.options.outputs == "static" and forward is None,
+            rebind=self.options.inputs == "rebind" and forward is None,
             known=signature.known if callee is not self.fn else None,
+            forward=forward,
         )
         captured = recorder.record(flat.tree, flat.tensors)
+        distributed.shutdown.watch(self, captured.graph)
         if signature.launches is not None:
             captured.launches, signature.launches = signature.launches, None
         captured.clock = self._pool.clock
         call = build_call(captured, spec, self._name)
         kept = pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
+        if forward is not None:
+            kept = pool.memory_bytes
         info = describe(captured, spec, flat, why, signature.eager_us, kept)
         captured.inputs.tensors = []
         signature.options = StepOptions(captured.optimizers, captured.dials.keys)
@@ -516,13 +571,23 @@ class Graphed(Generic[P, R]):
                 raise CaptureError("OL301", f"{len(self._entries)} recordings exist")
             try:
                 self._rehearse(driver, device, signature, args, kwargs)
-                entry = self._record(driver, device, spec, signature, flat)
-            except NeedsGrad:
-                raise CaptureError("OL303", "the outputs require grad") from None
+                try:
+                    entry = self._record(driver, device, spec, signature, flat)
+                except NeedsGrad:
+                    signature.forward = True
+                    entry = self._record(driver, device, spec, signature, flat)
+            except BackwardInside:
+                raise CaptureError("OL303", "a backward runs inside") from None
             if entry is None:
                 raise CaptureError("OL304", f"{self._pool!r}")
             signature.eager = None
             self._entries = (entry, *self._entries)
+
+    @property
+    def inputs_reached(self) -> int:
+        """How many arguments and parameters the newest recording hands a gradient to."""
+        pair = self._entries[0].captured.pair
+        return 0 if pair is None else len(pair.static.inputs)
 
     @property
     def recordings(self) -> list[Recording]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from onelaunch import distributed
 from onelaunch.errors import GraphError
 from onelaunch.graphed import Graphed
 from onelaunch.options import Options
@@ -99,6 +100,7 @@ def graph_module(module: M, options: Options, pool: Pool | None) -> M:
         raise GraphError("OL401", "a ScriptModule has no Python state to share", fix=fix)
     if isinstance(module, _Twin):
         raise GraphError("OL401", "this module is graphed already", fix="use it as it is")
+    distributed.refuse_module(module)
     graphed: Graphed[..., Any] = Graphed(_Forward(module), options, pool, root=("", module))
     twin = object.__new__(_twin_class(type(module)))
     twin.__dict__ = module.__dict__

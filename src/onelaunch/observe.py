@@ -7,8 +7,9 @@ by address, which memory they write, and refuses what a replay would freeze, at 
 from __future__ import annotations
 
 import gc
+import traceback
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -85,6 +86,9 @@ class Observer(TorchDispatchMode):
         """storage -> the tensors over it that were read or written by address."""
         self.written: dict[int, Tensor] = {}
         """storage -> a tensor over it, for memory that existed before and was written."""
+        self.counted: set[int] = set()
+        """The storages whose version counters the writes advanced; not those of a BatchNorm's
+        statistics."""
 
     def __torch_dispatch__(
         self,
@@ -108,11 +112,18 @@ class Observer(TorchDispatchMode):
             self._read(t)
         for t in operator(func).written(args, kwargs):
             self._write(t)
+        for t in operator(func).declared(args, kwargs):
+            if self._on_device(t):
+                self.counted.add(self._storage(t))
         if name == "aten::copy_" and self._is_number(args):
             func, args, kwargs = torch.ops.aten.fill_.Scalar, (args[0], args[1].item()), {}
         result = func(*args, **kwargs)
         self._produce(func, tensors, _tensors(result))
         return result
+
+    def made(self, t: Tensor) -> bool:
+        """Whether this memory was allocated in the run."""
+        return self._storage(t) in self._produced
 
     def _on_device(self, t: Tensor) -> bool:
         return t.device.type == self._device.type
@@ -126,8 +137,10 @@ class Observer(TorchDispatchMode):
         return storage in self._produced or storage in self._inputs
 
     def refuse_seed(self, method: str) -> CaptureError:
-        """The error for a generator that is seeded, or whose state is set, in the run."""
-        error = refuse("OL106", f"`{method}` of a random generator in a capture")
+        """The error for a generator that is seeded, or whose state is set or read, in the run."""
+        fix = "checkpoint(..., preserve_rng_state=False), and no dropout in the checkpointed part"
+        what = f"`{method}` of a random generator in a capture"
+        error = refuse("OL106", what, fix=fix if method.endswith("get_state") else None)
         self.refused = self.refused or error
         return error
 
@@ -300,9 +313,14 @@ class Observer(TorchDispatchMode):
             self.external.setdefault(storage, []).extend(tensors)
         for storage, t in seen.written.items():
             self.written[stands_for.get(storage, storage)] = t
+        self.counted |= {stands_for.get(storage, storage) for storage in seen.counted}
 
-    def survivor(self, expected: Sequence[Tensor]) -> Tensor | None:
-        """A tensor of the recording's memory, other than those expected, that lives on after it."""
+    def survivor(self, expected: Sequence[Tensor], holders: Collection[int] = ()) -> Tensor | None:
+        """A tensor of the recording's memory, other than those expected, that lives on after it.
+
+        Args:
+            holders: the ids of objects that may hold it.
+        """
         # Views keep the tensor that they were made from.
         ids = {id(t) for t in expected} | {id(t._base) for t in expected}
         # What this observer keeps; cuDNN sets a tensor of its own over the weights' storage.
@@ -313,7 +331,9 @@ class Observer(TorchDispatchMode):
                 t = made()
                 if t is None or id(t) in ids:
                     continue
-                if _is_held(t):  # by Python; C++ keeps steps between a tensor and a view of it
+                if _is_held(
+                    t, holders
+                ):  # by Python; C++ keeps steps between a tensor and a view of it
                     return t
             return None
 
@@ -355,9 +375,19 @@ def _tensors(value: Any) -> list[Tensor]:
     return [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
 
 
-def _is_held(t: Tensor) -> bool:
+def _is_held(t: Tensor, but: Collection[int]) -> bool:
     """Whether something in Python, other than a frame that runs, holds a tensor."""
-    return any(not isinstance(holder, FrameType) for holder in gc.get_referrers(t))
+    return any(
+        not isinstance(holder, FrameType) and id(holder) not in but
+        for holder in gc.get_referrers(t)
+    )
+
+
+def let_go(error: BaseException | None) -> None:
+    """Have the frames of a refusal let go of their tensors, which are memory of the pool."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _spoken(name: str) -> str:

@@ -24,6 +24,7 @@ class Options:
     inputs: Inputs = "copy"
     compile: bool | str = False
     max_recordings: int = 64
+    max_in_flight: int = 4
     on_mismatch: OnMismatch = "record"
     on_refusal: OnRefusal = "raise"
     policy: Policy = "always"
@@ -37,6 +38,7 @@ class Options:
         _one_of("compile", self.compile, (False, True, "default", "max-autotune"))
         _at_least("warmup", self.warmup, 1)
         _at_least("max_recordings", self.max_recordings, 1)
+        _at_least("max_in_flight", self.max_in_flight, 1)
 
 
 def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:

@@ -148,7 +148,7 @@ def _static(driver: Driver, buffer: Tensor, t: Tensor, offset: int) -> Tensor:
     return static.requires_grad_(t.requires_grad) if t.requires_grad else static
 
 
-Source = Literal["argument", "view", "held", "held view", "own", "host constant"]
+Source = Literal["argument", "view", "held", "held view", "own", "own view", "host constant"]
 
 
 @dataclass(slots=True)
@@ -156,7 +156,8 @@ class Output:
     """One tensor of the result.
 
     `source` says whose memory it is: the very `argument` number `index`, a `view` of it, a tensor
-    that lives elsewhere (`held`) or a view of one, the recording's `own`, or a `host constant`.
+    that lives elsewhere (`held`) or a view of one, the recording's `own`, a view of the result
+    number `index` (`own view`: of one that comes out of a node of autograd), or a `host constant`.
     `offset` is in bytes, from the first element of what it views, or from its group's start.
     """
 
@@ -230,13 +231,13 @@ def plan_outputs(
             if output.source == "own" and id(t) in lasting:
                 output = Output("held", spec, tensor=t, lasts=True)
             plan.made.append(output)
-    for output, t in zip(plan.made, _unique(results), strict=True):
+    for output, t in zip(plan.made, unique(results), strict=True):
         if output.source == "own":
-            _own(driver, plan, output, t)
+            own(driver, plan, output, t)
     return plan
 
 
-def _unique(tensors: Sequence[Tensor]) -> list[Tensor]:
+def unique(tensors: Sequence[Tensor]) -> list[Tensor]:
     return list({id(t): t for t in tensors}.values())
 
 
@@ -274,7 +275,7 @@ def _place(
     return Output("own", spec, is_view=t._is_view())
 
 
-def _own(driver: Driver, plan: Outputs, output: Output, t: Tensor) -> None:
+def own(driver: Driver, plan: Outputs, output: Output, t: Tensor) -> None:
     """Put a result into the group of its storage."""
     region = driver.region(t)
     for index, group in enumerate(plan.groups):

@@ -124,6 +124,7 @@ class Pool:
             raise GraphError("OL401", f"max_bytes must be positive, got {max_bytes}")
         self.max_bytes = max_bytes
         self._pools: dict[tuple[str, torch.device], DevicePool] = {}
+        self._apart: weakref.WeakSet[DevicePool] = weakref.WeakSet()
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -136,7 +137,7 @@ class Pool:
     @property
     def memory_bytes(self) -> int:
         """Bytes that the pool holds on all devices."""
-        return sum(pool.memory_bytes for pool in list(self._pools.values()))
+        return sum(pool.memory_bytes for pool in self._parts())
 
     def stats(self) -> PoolStats:
         """What the pool holds and what its recordings did.
@@ -147,6 +148,9 @@ class Pool:
             users = list(self._users)
         return PoolStats(self.memory_bytes, self.max_bytes, tuple(user.stats() for user in users))
 
+    def _parts(self) -> list[DevicePool]:
+        return [*self._pools.values(), *self._apart]
+
     # For the core: all of it inside `Driver.exclusive`.
 
     def on(self, driver: Driver, device: torch.device) -> DevicePool:
@@ -155,6 +159,19 @@ class Pool:
         if key not in self._pools:
             self._pools[key] = driver.new_pool(device)
         return self._pools[key]
+
+    def apart(self, driver: Driver, device: torch.device) -> DevicePool:
+        """Memory that no other recording uses, counted as this pool's. Internal.
+
+        What a forward saves for its backward must outlive every launch in between.
+        """
+        pool = driver.new_pool(device)
+        self._apart.add(pool)
+        return pool
+
+    def within(self) -> bool:
+        """Whether the pool holds no more than it may. Internal."""
+        return self.max_bytes is None or self.memory_bytes <= self.max_bytes
 
     def warmup(
         self, driver: Driver, device: torch.device, run: Callable[[], T], inputs: Sequence[Tensor]
@@ -226,7 +243,7 @@ class Pool:
         """Evict until the need fits into what the pool does not keep, and may still take."""
         assert self.max_bytes is not None
         while True:
-            reserved = sum(p.memory_bytes for p in self._pools.values() if p is not part)
+            reserved = sum(p.memory_bytes for p in self._parts() if p is not part)
             own = self._by_age(part)
             shared = part.memory_bytes if own else 0
             kept = sum(m.kept_bytes for m in own)

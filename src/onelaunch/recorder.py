@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
@@ -16,16 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from onelaunch.autograd import ForwardGraph
 from onelaunch.dials import Dials, Reached, Steps, constants, dials, every_key, keys_read
 from onelaunch.driver.driver import Capture, Driver, Graph
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_seeds
 from onelaunch.errors import CaptureError
+from onelaunch.forward import BackwardInside, Forward
 from onelaunch.gradients import lasting_gradients
 from onelaunch.guard import StateGuard
-from onelaunch.observe import Observer
+from onelaunch.leaves import stand_in_for
+from onelaunch.observe import Observer, let_go
 from onelaunch.optimizers import parameters_of
-from onelaunch.plan import Inputs, Outputs, plan_inputs, plan_outputs, stage
+from onelaunch.plan import Inputs, Outputs, plan_inputs, plan_outputs, stage, unique
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.relied import relied_on
 from onelaunch.slots import gradient_of
@@ -70,6 +72,7 @@ class Recorder:
     Args:
         fn: what runs in the capture.
         roots: where the state that `fn` reaches begins, named.
+        forward: where the results require grad: what of the capture is autograd's business.
         known: for code whose operations cannot be watched (Inductor's): what a watched eager run
             of the same call read and wrote.
     """
@@ -82,6 +85,7 @@ class Recorder:
     static_outputs: bool
     rebind: bool
     known: Observer | None = None
+    forward: Forward | None = None
     _constants: dict[int, tuple[frozenset[str], Reached]] = field(
         default_factory=lambda: cast(Any, {})
     )
@@ -100,8 +104,8 @@ class Recorder:
         while True:
             try:
                 captured = self._attempt(tree, tensors, hidden, started)
-            except CaptureError as error:
-                _let_go(error)
+            except (CaptureError, NeedsGrad, BackwardInside) as error:
+                let_go(error)
                 raise
             if captured is not None:
                 return captured
@@ -124,9 +128,11 @@ class Recorder:
                 watching = self._run(capture, plan, tree, hidden, before, held, run)
                 observer[:] = [watching]
                 assert run.outputs is not None
-                return [*(run.result if self.static_outputs else ()), *run.lasting]
+                kept = run.result if self.static_outputs or self.forward else ()
+                return [*kept, *run.lasting]
 
-            graph, statics = self.driver.capture(body, self.pool, generators)
+            stream = self.forward and self.forward.stream
+            graph, statics = self.driver.capture(body, self.pool, generators, stream)
         except BaseException:
             self._undo(run, slots_kept, before)
             plan.release()  # frames of the traceback refer to it for good
@@ -136,7 +142,8 @@ class Recorder:
             self._undo(run, slots_kept, before)
             hidden.extend(run.again)
             return None
-        error = _afterthought(slots_kept, observer[0], run, plan, before)
+        holders = self.forward.holders if self.forward else ()
+        error = _afterthought(slots_kept, observer[0], run, plan, before, holders)
         if error is not None:
             graph.reset()
             self._undo(run, slots_kept, before)
@@ -231,6 +238,10 @@ class Recorder:
     ) -> Observer:
         """The body: bring the inputs in, run the callable, take the outputs out."""
         statics = stage(self.driver, capture, plan, self.device)
+        if self.forward is not None:
+            for index, how in enumerate(plan.travels):
+                if how == "address":
+                    statics[index] = stand_in_for(statics[index])
         arguments = statics[: len(statics) - len(hidden)]
         for slot, static in zip(hidden, statics[len(arguments) :], strict=True):
             slot.write(static)
@@ -247,13 +258,16 @@ class Recorder:
         observer = Observer(self.driver, self.device, device, displaced=displaced, held=held)
         args, kwargs = unflatten(tree, list(arguments))
         places = [t.data_ptr() for t in arguments]
+        around = nullcontext() if self.forward is None else self.forward.around(before, hidden)
         if self.known is not None:
             result = self.fn(*args, **kwargs)
             observer.adopt(self.known, plan.tensors, plan.statics)
         else:
-            seeds = watching_seeds(observer.refuse_seed)
+            reads = self.forward is not None
+            seeds = watching_seeds(observer.refuse_seed, reads=reads)
             stepping = run.steps.watched(observer)
-            with self._seeds_kept(observer), seeds, stepping, observer.host_reads(), observer:
+            kept = self._seeds_kept(observer)
+            with kept, seeds, stepping, observer.host_reads(), around, observer:
                 result = self.fn(*args, **kwargs)
             if observer.refused is not None:
                 raise observer.refused  # the callable caught it
@@ -261,6 +275,8 @@ class Recorder:
         if places != [t.data_ptr() for t in arguments]:
             raise CaptureError("OL107", "an argument was given other memory")
         flat = flatten(result, "result", objects=True)
+        if self.forward is not None:
+            self.forward.settle(observer, flat.tensors, arguments, plan)
         _refuse_opaque(flat.tree)
         run.after = walk(self.roots)
         run.found = changes(before, run.after)
@@ -274,17 +290,23 @@ class Recorder:
             held.setdefault(storage, []).extend(tensors)
         rebound = list(self._rebound(run.found, before))
         trees = [flatten(value, slot.name) for slot, value in rebound]
+        if self.forward is not None:
+            for part in trees:
+                part.tensors[:] = map(self.forward.real, part.tensors)
         every = [*flat.tensors, *(t for part in trees for t in part.tensors)]
         run.inputs = plan
         lasting = lasting_gradients(self.driver, rebound, flat.tensors, self.device)
         run.outputs = plan_outputs(self.driver, every, plan, observer, self.device, held, lasting)
         run.lasting = [o.tensor for o in run.outputs.made if o.tensor is not None and o.lasts]
         lasting = {id(t) for t in run.lasting}
-        for t in every:
-            output = run.outputs.made[run.outputs.numbers[id(t)]]
-            output.spent = output.source == "own" and is_spent(t)
-            if output.source == "own" and output.spec.requires_grad and not output.spent:
-                raise NeedsGrad
+        if self.forward is not None:
+            self.forward.plan(run.outputs, unique(every), plan, observer, held)
+        else:
+            for t in every:
+                output = run.outputs.made[run.outputs.numbers[id(t)]]
+                output.spent = output.source == "own" and is_spent(t)
+                if output.source == "own" and output.spec.requires_grad and not output.spent:
+                    raise NeedsGrad
         numbers = run.outputs.numbers
         run.tree, run.numbers = flat.tree, tuple(numbers[id(t)] for t in flat.tensors)
         run.state = [
@@ -450,10 +472,25 @@ class Recorder:
         groups = written_groups(self.driver, run.inputs, observer)
         written_inputs = sorted(m for g in groups for m in run.inputs.groups[g].members)
         written = [t for t in observer.written.values() if not observer.known(t)]
+        bumped = [t for t in written if self.driver.region(t).storage in observer.counted]
+        storages = [
+            None if group.buffer is None else self.driver.region(group.buffer).storage
+            for group in run.inputs.groups
+        ]
+        bumped_inputs = sorted(
+            m
+            for g in groups
+            if storages[g] in observer.counted
+            for m in run.inputs.groups[g].members
+        )
         run.inputs.release()
         for own in run.outputs.groups:
             own.example = own.example.new_empty(0) if not self.static_outputs else own.example
         observer.release()
+        pair = None
+        if self.forward is not None:
+            pair = self.forward.pair
+            graph, statics = ForwardGraph(graph, pair), []
         return Captured(
             driver=self.driver,
             device=self.device,
@@ -467,25 +504,26 @@ class Recorder:
             guard=guard,
             written=written,
             written_inputs=written_inputs,
+            bumped=bumped,
+            bumped_inputs=bumped_inputs,
+            draws=observer.draws,
             dials=Dials.none(),
             optimizers=self._stepped(run.steps, before, observer),
-            draws=observer.draws,
             statics=statics,
             lasting=run.lasting,
             untraced=guard.untraced([t for t in external if not _is_input(t, pinned)]),
             seconds=time.perf_counter() - started,
+            pair=pair,
         )
 
 
-def _let_go(error: BaseException | None) -> None:
-    """Have the frames of a refusal let go of their tensors, which are memory of the pool."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
-
-
 def _afterthought(
-    kept: Sequence[_Kept], observer: Observer, run: _Run, plan: Inputs, before: Walk
+    kept: Sequence[_Kept],
+    observer: Observer,
+    run: _Run,
+    plan: Inputs,
+    before: Walk,
+    holders: Collection[int],
 ) -> CaptureError | None:
     """What is wrong with a capture that succeeded, or None.
 
@@ -498,7 +536,7 @@ def _afterthought(
             shape = list(k.tensor.shape)
             return CaptureError("OL107", f"a tensor of the callable's state became {shape}")
     dropped = _dropped(run.found, before)
-    stray = observer.survivor([*run.result, *run.lasting, *plan.statics, *dropped])
+    stray = observer.survivor([*run.result, *run.lasting, *plan.statics, *dropped], holders)
     if stray is None:
         return None
     what = f"somebody keeps a tensor made in the call, {TensorSpec.of(stray)}"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from onelaunch.autograd import Pair
 from onelaunch.dials import Dials
 from onelaunch.driver.driver import Driver, Graph
 from onelaunch.guard import StateGuard
@@ -82,24 +83,29 @@ class Captured:
     written: list[Tensor]
     """Tensors outside the arguments that the graph writes."""
     written_inputs: list[int]
+    bumped: list[Tensor]
+    bumped_inputs: list[int]
+    """Those of both whose version counters eager advances."""
+    draws: list[Callable[[], object]]
+    """What the call draws from the host's default generator, and does not use."""
     dials: Dials
     optimizers: list[Optimizer]
     """Those that step in the call."""
-    draws: list[Callable[[], object]]
-    """What the call draws from the host's default generator, and does not use."""
     statics: list[Tensor]
     """Under ``outputs="static"``: the captured tensors themselves."""
     lasting: list[Tensor]
     """Gradients that stay the recording's own memory."""
     untraced: list[Tensor]
     seconds: float
+    pair: Pair | None = None
+    """What joins the results to autograd, where they require grad."""
     launches: list[int] = field(default_factory=lambda: [0, 0])
     """How many, counted up by the call path; and when the last one was, by the `clock`."""
     clock: Callable[[], int] | None = None
 
 
 class NeedsGrad(Exception):
-    """The outputs require grad."""
+    """The outputs require grad: the capture is to be one of a forward."""
 
 
 def describe(

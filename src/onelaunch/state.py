@@ -34,9 +34,12 @@ from onelaunch.slots import (
 from onelaunch.tree import Constant, is_plain
 
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+_LISTED_ANEW = ("modules_buffers", "named_module_buffers")
+"""Which DDP makes at each forward, of buffers that are reached without them."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _UNWALKED = ("torch._", "torch.cuda", "torch.utils", "threading", "logging", "onelaunch")
-_STANDARD = (sysconfig.get_path("stdlib"), "<frozen")
+_INSTALLED = (sysconfig.get_path("stdlib"), "<frozen", __file__.removesuffix("state.py"))
+"""Where code is nobody's own: the standard library's, and onelaunch's in a checkout too."""
 
 
 @dataclass(slots=True)
@@ -289,8 +292,11 @@ def _module_slots(name: str, module: nn.Module) -> Iterator[Slot]:
         if isinstance(entries, dict):
             for key in cast(dict[str, object], entries):
                 yield Slot("item", entries, key, f"{prefix}{key}", module)
+    derived = _LISTED_ANEW if isinstance(module, nn.parallel.DistributedDataParallel) else ()
     for key in list(attributes):
-        if key not in _MODULE_DICTS and not key.startswith(("_forward_", "_backward_", "_state_")):
+        if key in _MODULE_DICTS or key in derived:
+            continue
+        if not key.startswith(("_forward_", "_backward_", "_state_")):
             yield Slot("item", attributes, key, f"{prefix}{key}", module)
 
 
@@ -367,7 +373,7 @@ def _is_library_module(module: types.ModuleType) -> bool:
 
 
 def _is_installed(file: str) -> bool:
-    return "site-packages" in file or "dist-packages" in file or file.startswith(_STANDARD)
+    return "site-packages" in file or "dist-packages" in file or file.startswith(_INSTALLED)
 
 
 def _short(key: object) -> str:

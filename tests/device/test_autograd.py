@@ -1,4 +1,4 @@
-"""Gradients in this version: eager, with one warning, and right."""
+"""Gradients: of one module, and of callables that run a backward themselves."""
 
 from __future__ import annotations
 
@@ -18,39 +18,27 @@ from .drop_in import assert_same, replays
 Rand = Callable[..., Tensor]
 
 
-def ours(caught: list[warnings.WarningMessage]) -> list[str]:
-    return [str(w.message) for w in caught if issubclass(w.category, ol.GraphWarning)]
-
-
-def test_a_module_that_wants_gradients_runs_eagerly_and_warns_once(
-    device: torch.device, rand: Rand
-) -> None:
+def test_a_module_that_wants_gradients_is_recorded(device: torch.device, rand: Rand) -> None:
     model = nn.Linear(4, 2, device=device)
     eager = copy.deepcopy(model)
     fast = ol.graph(model, warmup=1)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for i in range(6):
-            for m in (fast, eager):
-                m(rand(i, 3, 4)).square().sum().backward()
-            for p, q in zip(model.parameters(), eager.parameters(), strict=True):
-                assert p.grad is not None
-                assert_same(p.grad, q.grad)
-    assert len(ours(caught)) == 1
-    assert "OL303" in ours(caught)[0]
-    assert replays(fast) == 0
+    for i in range(6):
+        for m in (fast, eager):
+            m(rand(i, 3, 4)).square().sum().backward()
+        for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+            assert p.grad is not None
+            assert_same(p.grad, q.grad)
+    assert replays(fast) == 5
 
 
 def test_an_argument_that_requires_grad(rand: Rand) -> None:
     fast = ol.graph(lambda x: (x * x).sum(), warmup=1)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for i in range(5):
-            x, y = rand(i, 4).requires_grad_(), rand(i, 4).requires_grad_()
-            fast(x).backward()
-            (y * y).sum().backward()
-            assert_same(x.grad, y.grad)
-    assert len(ours(caught)) == 1
+    for i in range(5):
+        x, y = rand(i, 4).requires_grad_(), rand(i, 4).requires_grad_()
+        fast(x).backward()
+        (y * y).sum().backward()
+        assert_same(x.grad, y.grad)
+    assert replays(fast) == 4
 
 
 def test_inference_of_the_same_module_is_recorded(device: torch.device, rand: Rand) -> None:
@@ -64,8 +52,8 @@ def test_inference_of_the_same_module_is_recorded(device: torch.device, rand: Ra
             assert y.requires_grad == (i % 2 == 0)
             assert_same(y, model(rand(i, 3, 4)) if i % 2 == 0 else y)
             assert_same(y.detach(), model(rand(i, 3, 4)).detach())
-    assert len(fast.recordings) == 1
-    assert replays(fast) >= 4
+    assert len(fast.recordings) >= 2
+    assert replays(fast) >= 6
 
 
 def test_grad_mode_with_nothing_that_requires_grad_is_recorded(rand: Rand) -> None:
@@ -129,15 +117,6 @@ def test_create_graph_inside_is_right_refused_or_eager(rand: Rand) -> None:
                 refused = error.code
                 assert refused
                 return
-
-
-def test_on_mismatch_error_does_not_apply_to_gradients(device: torch.device, rand: Rand) -> None:
-    model = nn.Linear(4, 2, device=device)
-    fast = ol.graph(model, warmup=1)
-    with pytest.warns(ol.GraphWarning, match="OL303") as caught:
-        fast(rand(0, 3, 4)).sum().backward()
-    assert len(caught) == 1
-    assert model.weight.grad is not None
 
 
 @pytest.mark.parametrize("mode", ["grad", "no grad"])

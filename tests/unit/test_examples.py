@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from examples import digits, resnet
+from examples import digits, resnet, train_digits, train_rl
 from examples.workloads import WORKLOADS
 
 OUTPUTS = {
@@ -45,3 +45,30 @@ def test_the_digits_are_read() -> None:
     images, labels = digits.digits()
     net, _ = digits.model()
     assert digits.accuracy(net, images[1500:], labels[1500:]) > 0.85
+
+
+def test_digits_train_alike_eagerly_and_graphed(capsys: pytest.CaptureFixture[str]) -> None:
+    eager, ours = train_digits.main()
+    assert ours.losses == eager.losses
+    assert ours.accuracy == eager.accuracy > 0.97
+    assert ours.replays == train_digits.EPOCHS * ours.steps - 3  # all but the warm-up
+    assert "the loss curves are equal" in capsys.readouterr().out
+
+
+def test_ppo_learns_cart_pole_and_alike() -> None:
+    curves = train_rl.main(["eager", "onelaunch"])
+    assert curves["onelaunch"].returns == curves["eager"].returns
+    assert max(curves["eager"].returns) > 400
+    assert curves["eager"].returns[0] < 50
+
+
+def test_the_cart_falls_as_in_gymnasium() -> None:
+    """Ten steps to the right from rest; the figures are those of gymnasium's own equations."""
+    state = torch.zeros(1, 4)
+    ends: list[bool] = []
+    for _ in range(10):
+        state, fell = train_rl.cart_pole(state, torch.ones(1, dtype=torch.long))
+        ends.append(bool(fell))
+    assert ends.index(True) == 8  # the pole leans by more than 12 degrees
+    reached = torch.tensor([0.1758585, 1.9562338, -0.2707438, -3.1276676])
+    torch.testing.assert_close(state[0], reached)

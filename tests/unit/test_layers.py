@@ -15,9 +15,10 @@ LAYERS = {
     "driver": ("driver",),
     "core": (
         *("slots", "names", "state", "native", "guard", "observe", "plan"),
-        *("hyperparameters", "optimizers", "dials", "recording"),
-        *("spent", "gradients", "relied", "recorder", "callpath", "signature"),
-        *("stats", "pool", "compiled", "graphed", "module", "entry", "prefetch"),
+        *("hyperparameters", "optimizers", "dials", "leaves", "backward", "autograd"),
+        *("recording", "forward", "training", "spent", "gradients", "relied", "distributed"),
+        *("recorder", "callpath", "signature", "stats", "pool", "compiled", "graphed", "module"),
+        *("entry", "callables", "prefetch"),
     ),
     "tools": ("bench",),
     "edge": ("report", "cli", "__main__", "__init__"),

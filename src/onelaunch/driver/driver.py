@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from threading import RLock
 from typing import Literal, Protocol, TypeVar
 
 import torch
@@ -144,6 +145,10 @@ class Driver(Protocol):
 
     name: str
 
+    lock: RLock
+    """What `exclusive` holds. A backward runs in a thread for which its holder may be waiting, so
+    it may only be tried there."""
+
     # Memory. `t` is any strided tensor of this driver.
     def region(self, t: Tensor) -> Region:
         """The bytes that `t` touches; `start == stop` for an empty tensor."""
@@ -185,8 +190,14 @@ class Driver(Protocol):
     # Recording. Both are called inside `exclusive()`.
     def new_pool(self, device: torch.device) -> Pool: ...
 
-    def warmup(self, run: Callable[[], T], device: torch.device) -> T:
+    def new_stream(self, device: torch.device) -> object:
+        """A stream that nobody else works on, for `warmup` and `capture`; None: there are none."""
+        ...
+
+    def warmup(self, run: Callable[[], T], device: torch.device, stream: object = None) -> T:
         """Run on the stream that will capture, ordered after and before the caller's stream.
+
+        On a `stream` of one's own it may run outside `exclusive()`.
 
         Tensors of the result are safe to use on the caller's stream.
         """
@@ -209,8 +220,11 @@ class Driver(Protocol):
         body: Callable[[Capture], T],
         pool: Pool,
         generators: Sequence[torch.Generator] = (),
+        stream: object = None,
     ) -> tuple[Graph, T]:
         """Record what `body` does, and return the graph with the body's result.
+
+        On the stream of warm-ups, or on one made by `new_stream`.
 
         Nothing that the body did has happened afterwards: memory that existed before, and the
         random state, are as they were. On any exception, everything is freed and the exception

@@ -104,6 +104,10 @@ class Module:
     def _is_in_bad_fork(self) -> bool:
         return False
 
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """For `torch.autocast`, which checkpointing enters whether it is on or not."""
+        return [torch.bfloat16, torch.float16]
+
     def manual_seed_all(self, seed: int) -> None:
         """Refused during a capture; else torch seeds the CPU's generator, which serves here."""
         _set_random("manual_seed_all")

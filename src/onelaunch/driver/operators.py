@@ -5,15 +5,20 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 Step = Callable[[], object]
+
+distributed: Any = getattr(torch._C, "_distributed_c10d", None)
+"""Torch's bindings of collectives; a build may lack them, and then has no collectives either."""
 
 _BINDINGS: Any = (torch, vars(torch._C)["_nn"])
 _IMPLICIT = "CompositeImplicitAutograd"
@@ -34,8 +39,20 @@ _UNDEFINED = frozenset(
 # Written without the schema saying so: operation to (argument of `training`, what it writes).
 _UNDECLARED_WRITES = {
     "aten::native_batch_norm": (5, (3, 4)),
+    "aten::cudnn_batch_norm": (5, (3, 4)),
     "aten::rrelu_with_noise": (4, (1,)),
 }
+
+# Their ``out=`` form resizes the result to the unreduced loss on the way, and warns.
+_RESIZING = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"),
+        "binary_cross_entropy",
+    )
+)
+
+_FUNCTIONAL_ONLY = _RESIZING | _UNDECLARED_WRITES.keys()
 
 # Methods that call exactly the operation of their name, when their other arguments are tensors.
 _IN_PLACE = frozenset(
@@ -70,6 +87,7 @@ class Operator:
         describes: its numbers are about metadata, so that they are no host read.
         outs: its arguments for the memory of its results.
         idle: there is nothing to repeat: metadata only, or memory left undefined.
+        collective: it goes to other processes, and gives something to wait for.
     """
 
     def __init__(self, func: torch._ops.OpOverload) -> None:
@@ -92,21 +110,32 @@ class Operator:
             for i, a in enumerate(self._arguments)
             if a.alias_info is not None and a.alias_info.is_write
         ]
+        self.collective = func.namespace == "c10d"
 
     def in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """A call that writes the arguments it wrote in the capture, and gives nothing fresh."""
+        if self.collective:
+            return Collective(self.bound, args, kwargs)
         fast = self.name in _IN_PLACE and all(isinstance(value, Tensor) for value in args)
         call = getattr(Tensor, self.func.overloadpacket.__name__) if fast else self.bound
         return functools.partial(call, *args, **kwargs)
 
     def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         """The tensors among the arguments that the call writes."""
-        found: list[Tensor] = []
-        for i, name in self._writes:
-            found += tensors(args[i] if i < len(args) else kwargs.get(name))
+        found = self.declared(args, kwargs)
+        if self.collective and self.name.partition(".")[0].endswith("_"):
+            # Their schemas declare no writes; each writes its first argument.
+            found += tensors(args[0])
         training, indices = _UNDECLARED_WRITES.get(self.name, (0, ()))
         if indices and len(args) > training and args[training]:
             found += [args[i] for i in indices if args[i] is not None]
+        return found
+
+    def declared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Those that the schema names, and whose version counters the call advances."""
+        found: list[Tensor] = []
+        for i, name in self._writes:
+            found += tensors(args[i] if i < len(args) else kwargs.get(name))
         return found
 
     @functools.cached_property
@@ -136,7 +165,7 @@ class Operator:
         results: list[Tensor],
     ) -> Step | None:
         """A call that writes `targets`, if a trial gives the bits of `results`; else None."""
-        if self.random or self._writes or self.name in _UNDECLARED_WRITES or self._reduces:
+        if self.random or self._writes or self.name in _FUNCTIONAL_ONLY or self._reduces:
             return None
         args = self._numbers_as_tensors(args, results[0].dtype)
         for call, names in self._into:
@@ -165,6 +194,37 @@ class Operator:
             else value
             for value, argument in zip(args, self._arguments, strict=False)
         )
+
+
+class Collective:
+    """A call that goes to other processes; it waits until that has happened, for what it writes is
+    read next.
+
+    It holds the process group, whose threads must have ended before the interpreter does.
+    """
+
+    alive: ClassVar[weakref.WeakSet[Collective]] = weakref.WeakSet()
+
+    def __init__(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._call: tuple[Any, ...] = (call, args, kwargs)
+        self.alive.add(self)
+
+    def __call__(self) -> None:
+        call, args, kwargs = self._call
+        for value in leaves(call(*args, **kwargs)):
+            if isinstance(value, torch.ScriptObject):
+                distributed.Work.unbox(value).wait()
+
+    @classmethod
+    def release(cls) -> None:
+        """Let go of every process group; none of the calls can be repeated after that."""
+        for step in list(cls.alive):
+            step._call = ()
+
+
+atexit.register(Collective.release)
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from torch import Tensor
 from onelaunch.source import Place, is_users
 
 _SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"})
+_GETTERS = frozenset({"get_state", "graphsafe_get_state"})
 _SEEDING = re.compile(r"seed|set_state|set_rng_state|fork_rng|graphsafe_set_state")
 
 
@@ -68,11 +69,13 @@ def seeding_line(before: Place | None, after: Place | None) -> Place | None:
 @dataclass(frozen=True)
 class _Watch:
     refusal: Callable[[str], BaseException]
+    methods: frozenset[str]
 
     def __call__(self, frame: FrameType, event: str, called: Any) -> None:
-        setter = event == "c_call" and called.__name__ in _SETTERS
-        ours = setter and isinstance(getattr(called, "__self__", None), torch.Generator)
-        if ours and not _is_compiling(frame):
+        watched = event == "c_call" and called.__name__ in self.methods
+        ours = watched and isinstance(getattr(called, "__self__", None), torch.Generator)
+        # A read is a checkpoint's, which Dynamo only steps around.
+        if ours and (called.__name__ in _GETTERS or not _is_compiling(frame)):
             raise self.refusal(called.__name__)
 
 
@@ -86,20 +89,25 @@ def _is_compiling(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def watching_seeds(refusal: Callable[[str], BaseException]) -> Generator[None]:
+def watching_seeds(
+    refusal: Callable[[str], BaseException], *, reads: bool = False
+) -> Generator[None]:
     """Raise `refusal(method)` where this thread calls a generator's method that sets its state.
+
+    Under `reads` also where it reads it: for a backward that wants to draw the numbers again.
 
     That finds the line, and the calls that leave the state as it was. It slows Python calls down
     (by about 0.3 us each), and does nothing while a profiler has the interpreter's hook.
     """
-    if sys.getprofile() is not None:
+    before = sys.getprofile()
+    if not (before is None or isinstance(before, _Watch)):
         yield
         return
-    sys.setprofile(_Watch(refusal))
+    sys.setprofile(_Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS))
     try:
         yield
     finally:
-        sys.setprofile(None)
+        sys.setprofile(before)
 
 
 @contextmanager

@@ -264,7 +264,7 @@ class Recorder(TorchDispatchMode):
                 if value.layout is not torch.strided or value.is_quantized:
                     what = f"`{op.label}` gave a tensor of layout {value.layout}."
                     raise self.refuse("OL109", what)
-            elif value is not None and not op.describes:
+            elif value is not None and not op.describes and not op.collective:
                 if isinstance(value, (bool, int, float, complex)):
                     raise self.refuse("OL101", f"`{op.label}` gave a number to the host.")
                 what = f"`{op.label}` gave a {type(value).__name__}, which cannot be replayed."

@@ -233,6 +233,7 @@ class TapeDriver:
     """Records and replays on the CPU; see `driver.Driver` for what each method promises."""
 
     name = "tape"
+    lock = _EXCLUSIVE
 
     def region(self, t: Tensor) -> Region:
         """The bytes that `t` touches, as addresses of this process."""
@@ -290,7 +291,11 @@ class TapeDriver:
         """A pool without recordings."""
         return TapePool(device)
 
-    def warmup(self, run: Callable[[], T], device: torch.device) -> T:
+    def new_stream(self, device: torch.device) -> object:
+        """None: there is one stream."""
+        return None
+
+    def warmup(self, run: Callable[[], T], device: torch.device, stream: object = None) -> T:
         """Run: there is one stream."""
         return run()
 
@@ -313,6 +318,7 @@ class TapeDriver:
         body: Callable[[Capture], T],
         pool: Pool,
         generators: Sequence[torch.Generator] = (),
+        stream: object = None,
     ) -> tuple[TapeGraph, T]:
         """Record what `body` does; see `Driver.capture`."""
         assert isinstance(pool, TapePool)

@@ -15,7 +15,7 @@ from onelaunch.driver.cuda import memory
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.graph import CudaGraph
 from onelaunch.driver.cuda.memory import CudaPool
-from onelaunch.driver.cuda.order import bindings, capture_stream, device_index
+from onelaunch.driver.cuda.order import bindings, capture_stream, device_index, new_stream
 from onelaunch.driver.cuda.rebind import rebind
 from onelaunch.driver.cuda.record import no_shared_caches, record
 from onelaunch.driver.driver import Capture, Graph, Pool, Region
@@ -30,6 +30,7 @@ class CudaDriver:
     """Records CUDA graphs; see `Driver`. Making one starts nothing."""
 
     name = "cuda"
+    lock = _exclusive
 
     def region(self, t: Tensor) -> Region:
         """See `Driver.region`; the storage is named by its address."""
@@ -74,10 +75,14 @@ class CudaDriver:
         """A pool of its own on a CUDA device; it takes no memory before its first recording."""
         return CudaPool(device)
 
-    def warmup(self, run: Callable[[], T], device: torch.device) -> T:
+    def new_stream(self, device: torch.device) -> torch.cuda.Stream:
+        """A stream that is none of torch's pool of them."""
+        return new_stream(device_index(device))
+
+    def warmup(self, run: Callable[[], T], device: torch.device, stream: object = None) -> T:
         """See `Driver.warmup`. No host sync."""
         index = device_index(device)
-        caller, stream = torch.cuda.current_stream(index), capture_stream(index)
+        caller, stream = torch.cuda.current_stream(index), _stream(stream, index)
         stream.wait_stream(caller)
         try:
             with torch.cuda.stream(stream):
@@ -112,13 +117,14 @@ class CudaDriver:
         body: Callable[[Capture], T],
         pool: Pool,
         generators: Sequence[torch.Generator] = (),
+        stream: object = None,
     ) -> tuple[CudaGraph, T]:
         """See `Driver.capture`."""
         pool = _own(pool)
         before = pool.ranges.nbytes if pool.recordings else 0
         pool.capturing = True
         try:
-            recorded, result = record(body, pool, generators)
+            recorded, result = record(body, pool, generators, _stream(stream, pool.index))
             grown = pool.memory_bytes - before
             return CudaGraph(recorded, pool, grown, generators), result
         finally:
@@ -150,6 +156,10 @@ def _own(pool: Pool) -> CudaPool:
     if not isinstance(pool, CudaPool):
         raise TypeError(f"a pool of this driver is needed, not {type(pool).__name__}")
     return pool
+
+
+def _stream(given: object, index: int) -> torch.cuda.Stream:
+    return given if isinstance(given, torch.cuda.Stream) else capture_stream(index)
 
 
 def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:

@@ -82,6 +82,11 @@ def capture_stream(index: int) -> torch.cuda.Stream:
     One that nobody else has: torch hands out 32 streams in turn, so that one of its own may be a
     stream that another thread works on, whose work would be captured too.
     """
+    return new_stream(index)
+
+
+def new_stream(index: int) -> torch.cuda.Stream:
+    """A stream of a device that nobody else has; it lives as long as the process."""
     with torch.cuda.device(index):
         if not capabilities().memcpy_nodes:
             return torch.cuda.Stream()

@@ -109,15 +109,16 @@ def record(
     body: Callable[[Recorder], T],
     pool: CudaPool,
     generators: Sequence[torch.Generator],
+    stream: torch.cuda.Stream | None = None,
 ) -> tuple[Recorded, T]:
-    """Capture what `body` does on the capture stream of the pool's device; nothing runs.
+    """Capture what `body` does on `stream`, or the capture stream of the device; nothing runs.
 
     Raises:
         CaptureError: OL109 for what CUDA refuses under capture, OL111 out of memory.
         BaseException: of the body itself, unchanged.
     """
     index = pool.index
-    stream = capture_stream(index)
+    stream = stream or capture_stream(index)
     anything(index)  # while memory can still be had outside the pool
     recorder = Recorder(index)
     graph = torch.cuda.CUDAGraph(keep_graph=True)

@@ -1,0 +1,87 @@
+"""Measurements in processes of their own: all build at once, then measure one after the other.
+
+A child prints a line ``ready`` when it is built, and measures when it reads a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+GRACE_SECONDS = 30.0  # for a process to start and to see that its time is up
+
+
+def run_together(
+    module: str,
+    names: Sequence[str],
+    options: Sequence[str],
+    *,
+    build_seconds: float,
+    measure_seconds: float,
+    done: Callable[[str, dict[str, Any] | None], None],
+) -> None:
+    """Run ``python -m module --one NAME --out FILE`` for each name.
+
+    Args:
+        module: what is run.
+        names: what the children are told to measure, in the order in which they do.
+        options: further arguments for each of them.
+        build_seconds: when those that are not ready are ended.
+        measure_seconds: how long each may measure.
+        done: called after each with its name and what it wrote, None where that is nothing.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: Path(folder) / f"{name}.json" for name in names}
+        children = {n: _start(module, n, files[n], options, len(names)) for n in names}
+        try:
+            _all_ready(list(children.values()), build_seconds + GRACE_SECONDS)
+            for name, child in children.items():
+                try:
+                    child.communicate("go\n", measure_seconds + GRACE_SECONDS)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                there = files[name].exists()
+                done(name, json.loads(files[name].read_text()) if there else None)
+        finally:
+            for child in children.values():
+                child.kill()
+                child.wait()
+
+
+def _start(
+    module: str, name: str, out: Path, options: Sequence[str], count: int
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", module, "--one", name, "--out", str(out), *options]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    threads = str(max(1, (os.cpu_count() or 1) // count))
+    env = {**os.environ, "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": threads}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdin=pipe, stdout=pipe, text=True)
+
+
+def _all_ready(children: list[subprocess.Popen[str]], seconds: float) -> None:
+    """Wait until each has said so or is gone; end those that take longer."""
+    deadline = time.monotonic() + seconds
+    waiting = [threading.Thread(target=_listen, args=(child,), daemon=True) for child in children]
+    for thread in waiting:
+        thread.start()
+    for thread, child in zip(waiting, children, strict=True):
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            child.kill()
+            thread.join()
+
+
+def _listen(child: subprocess.Popen[str]) -> None:
+    assert child.stdout is not None
+    while child.stdout.readline() not in ("ready\n", ""):  # or it is gone
+        continue

@@ -1,0 +1,306 @@
+"""Training, every way: forward and backward, and whole steps: `results/training.json`.
+
+    python -m benchmarks.training                    # under five minutes on an H200
+    python -m benchmarks.training --runs step:mlp,pair:mlp --seconds 2 --out /tmp/some.json
+
+float32 with TF32 off. Each part of each workload has a process of its own. All of them build at
+once, for compilers take a while; once the last is ready they measure one after the other. A long
+run with changing batch sizes goes on while the others build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.call_overhead import Contestant, Row, Target, measure, spread
+from benchmarks.long_training import CHECKS, run_long
+from benchmarks.processes import run_together
+from benchmarks.render import NAMES
+from benchmarks.training_engines import (
+    PARTS,
+    Batch,
+    Engine,
+    Training,
+    adam,
+    forward_backward,
+    network,
+    whole_step,
+)
+from examples.placement import device
+from onelaunch.bench.environment import environment
+from onelaunch.bench.reference import first_line, relative_error
+
+RESULTS = Path(__file__).parent / "results"
+ORDER = ("mlp", "cnn", "resnet50", "bert")
+SMALL = ORDER[:2]
+RUNS = (*(f"{part}:{name}" for part in PARTS for name in ORDER), "long")
+STEPS = 4  # of training, that are compared with eager's
+EAGER_FACTOR = 5.0  # how much further from float64 than eager an engine may be
+TIGHTEST, LOOSEST = 1e-3, 0.5  # of a relative error; a few steps of Adam magnify rounding
+ENGINE_SECONDS = 90.0  # to build one engine
+
+
+# Checking: losses and gradients, or losses and what the steps changed, against float64.
+
+Found = tuple[list[Tensor], list[Tensor]]
+
+
+def snapshot(training: Training) -> list[Tensor]:
+    return [t.detach().clone() for t in training.model.state_dict().values()]
+
+
+@torch.no_grad()
+def restore(training: Training, start: Sequence[Tensor]) -> None:
+    """Put the network back to its start, in place, for graphs know it by address."""
+    for t, before in zip(training.model.state_dict().values(), start, strict=True):
+        t.copy_(before)
+    if training.optimizer is not None:
+        for state in training.optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+
+
+def follow(training: Training, batches: Sequence[Batch]) -> Found:
+    """A few steps: the losses, and how far each parameter came (without an optimizer, the
+    gradients of each)."""
+    losses: list[Tensor] = []
+    found: list[Tensor] = []
+    parameters = list(training.model.parameters())
+    start = [p.detach().clone() for p in parameters]
+    for i in range(STEPS):
+        losses.append(training.call(*batches[i % len(batches)]).detach().clone())
+        if training.optimizer is None:
+            found += [p.grad.clone() for p in parameters if p.grad is not None]
+    if training.optimizer is not None:
+        found = [p.detach() - before for p, before in zip(parameters, start, strict=True)]
+    return losses, found
+
+
+class Reference:
+    """What eager and float64 make of the same steps."""
+
+    def __init__(self, part: str, model: nn.Module, batches: Sequence[Batch]) -> None:
+        self.start = snapshot(Training(lambda x, y: x, model))
+        self.batches = batches
+        wide = [(x.double() if x.is_floating_point() else x, y) for x, y in batches]
+        self.found = self._eager(part, copy.deepcopy(model).double(), wide)
+        self.eager = self.errors(self._eager(part, copy.deepcopy(model), batches))
+
+    def _eager(self, part: str, model: nn.Module, batches: Sequence[Batch]) -> Found:
+        optimizer = adam(model) if part == "step" else None
+        call = whole_step(model, optimizer) if optimizer else forward_backward(model, model)
+        return follow(Training(call, model, optimizer), batches)
+
+    def errors(self, found: Found) -> tuple[float, float]:
+        """Relative, of the losses and of the gradients or updates."""
+        if [len(ts) for ts in found] != [len(ts) for ts in self.found]:
+            return float("nan"), float("nan")
+        losses, rest = (relative_error(a, b) for a, b in zip(found, self.found, strict=True))
+        return losses, rest
+
+    def check(self, row: Row, training: Training) -> None:
+        """Judge an engine; an error in its row where it is wrong."""
+        restore(training, self.start)
+        errors = self.errors(follow(training, self.batches))
+        row.error = max(errors)
+        names = ("losses", "updates" if training.optimizer else "gradients")
+        for name, error, eagers in zip(names, errors, self.eager, strict=True):
+            allowed = min(LOOSEST, max(TIGHTEST, EAGER_FACTOR * eagers))
+            if not error <= allowed:  # a NaN too
+                row.status = "wrong"
+                row.reason = f"relative error of the {name} {error:.1e}, allowed {allowed:.1e}"
+
+
+# Building.
+
+
+def build(
+    engine: Engine, model: nn.Module, batches: Sequence[Batch], reference: Reference
+) -> Contestant:
+    """Build an engine on a copy of the network and check it; what goes wrong is in its row."""
+    contestant = Contestant(Row(engine.name, engine.title))
+    row = contestant.row
+    if (why := engine.missing()) is not None:
+        row.status, row.reason = "missing", why
+        return contestant
+    try:
+        training = engine.build(copy.deepcopy(model), batches)
+        reference.check(row, training)
+        row.notes = training.notes()
+        contestant.call = training.bare or partial(training.call, *batches[0])
+    except KeyboardInterrupt:
+        row.status, row.reason = "failed", "not built in time"
+    except Exception as error:  # noqa: BLE001  an engine may raise anything, and that is its row
+        row.status, row.reason = "failed", f"{type(error).__name__}: {first_line(error)}"
+    return contestant
+
+
+def build_all(part: str, workload: str, build_seconds: float) -> list[Contestant]:
+    model, batches = network(workload)
+    reference = Reference(part, model, batches)
+    deadline = time.monotonic() + build_seconds
+    contestants: list[Contestant] = []
+    signal.signal(signal.SIGALRM, _time_is_up)
+    for engine in PARTS[part]:
+        left = max(0.1, min(ENGINE_SECONDS, deadline - time.monotonic()))
+        signal.setitimer(signal.ITIMER_REAL, left)
+        contestants.append(build(engine, model, batches, reference))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return contestants
+
+
+def _time_is_up(*_: object) -> None:
+    raise KeyboardInterrupt  # ends the build that is under way
+
+
+# Judging.
+
+
+def targets(part: str, workload: str, rows: Iterable[Row]) -> list[Target]:
+    """What the figures are to reach, of those that both sides of it were measured for."""
+    kinds = {engine.name: engine.kind for engine in PARTS[part]}
+    walls = {row.variant: row.wall.median_us for row in rows if row.wall}
+    incumbents = {name: us for name, us in walls.items() if kinds[name] == "incumbent"}
+    found: list[Target] = []
+
+    def judge(ours: str, rule: str, limit: float | None, times: float) -> None:
+        if ours in walls and limit is not None:
+            found.append(Target(ours, "wall", rule, times * limit, walls[ours]))
+
+    best = min(incumbents.values(), default=None)
+    if part == "step":
+        judge("onelaunch", "1.05x a bare replay", walls.get("bare"), 1.05)
+        once = 1.0 if workload in SMALL else 1.01
+        judge("onelaunch-compile", f"{once:.2f}x the best incumbent", best, once)
+    elif workload in SMALL:
+        theirs = walls.get("make_graphed_callables")
+        judge("onelaunch", "0.7x make_graphed_callables", theirs, 0.7)
+        judge("onelaunch", "0.7x the best incumbent", best, 0.7)
+    else:
+        same = [
+            us for name, us in incumbents.items() if name in ("eager", "make_graphed_callables")
+        ]
+        judge("onelaunch", "1.01x the best of eager's kernels", min(same, default=None), 1.01)
+        ours = [name for name in walls if kinds[name] == "ours"]
+        fastest = min(ours, key=walls.__getitem__, default="onelaunch")
+        judge(fastest, "1.01x the best incumbent", best, 1.01)
+    return found
+
+
+# One process for each part of each workload.
+
+
+def one(run: str, seconds: float, build_seconds: float, steps: int) -> dict[str, Any]:
+    """Build, say so, wait to be told, measure."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # the processes share the cores
+    if run == "long":
+        checks = [run_long(check, steps) for check in CHECKS]  # while the others build
+        print("ready", flush=True)
+        sys.stdin.readline()
+        return {"environment": environment(), "checks": checks}
+    part, _, workload = run.partition(":")
+    contestants = build_all(part, workload, build_seconds)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    measure(contestants, device(), samples=500, seconds=seconds)
+    rows = [c.row for c in contestants]
+    return {
+        "environment": environment(),
+        "rows": [asdict(row) for row in rows],
+        "targets": [asdict(t) | {"met": t.met} for t in targets(part, workload, rows)],
+    }
+
+
+def run_all(runs: list[str], out: Path, options: argparse.Namespace) -> int:
+    """Run and write; returns how many of the runs gave no result."""
+    results: dict[str, Any] = {"benchmark": "training", "environment": {}}
+    started = time.monotonic()
+    found = 0
+
+    def done(run: str, data: dict[str, Any] | None) -> None:
+        nonlocal found
+        if data is None:
+            print(f"{run}: no result", flush=True)
+            return
+        found += 1
+        results["environment"] = data.pop("environment")
+        part, _, workload = run.partition(":")
+        if workload:
+            results.setdefault(part, {})[workload] = data
+        else:
+            results[part] = data
+        print(summary(run, data), flush=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(results, indent=1) + "\n")
+
+    run_together(
+        "benchmarks.training",
+        runs,
+        [
+            *("--seconds", str(options.seconds), "--steps", str(options.steps)),
+            *("--build-seconds", str(options.build_seconds)),
+        ],
+        build_seconds=options.build_seconds,
+        measure_seconds=max(2 * options.seconds, 90.0),
+        done=done,
+    )
+    print(f"{time.monotonic() - started:.0f} s in all; {out}")
+    return len(runs) - found
+
+
+def summary(run: str, data: dict[str, Any]) -> str:
+    """A run in a few lines of text."""
+    part, _, workload = run.partition(":")
+    if not workload:
+        return "\n".join([f"{part}:", *(f"  {check}" for check in data["checks"])])
+    lines = [f"{NAMES[workload]}, {part}", f"  {'':46}{'wall us':>18}{'host us':>18}{'error':>9}"]
+    for row in data["rows"]:
+        if row["status"] == "ok":
+            wall, host = (spread(row[which]) for which in ("wall", "host"))
+            lines.append(f"  {row['title']:46}{wall:>18}{host:>18}{row['error']:9.0e}")
+        else:
+            lines.append(f"  {row['title']:46}{row['status']}: {row['reason']}")
+    for target in data["targets"]:
+        lines.append(f"  {Target(**{k: v for k, v in target.items() if k != 'met'})}")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", default=",".join(RUNS), help="part:workload, with commas")
+    parser.add_argument("--out", type=Path, default=RESULTS / "training.json")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of timing, each run")
+    parser.add_argument("--build-seconds", type=float, default=150.0, help="for each process")
+    parser.add_argument("--steps", type=int, default=10_000, help="of the long run")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.one:
+        found = one(options.one, options.seconds, options.build_seconds, options.steps)
+        options.out.write_text(json.dumps(found))
+        return 0
+    runs = options.runs.split(",")
+    if unknown := [run for run in runs if run not in RUNS]:
+        parser.error(f"no run is called {', '.join(unknown)}: {', '.join(RUNS)}")
+    here = environment()
+    print(f"{here['gpu'] or here['cpu']}, torch {here['torch']}", flush=True)
+    return 1 if run_all(runs, options.out, options) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

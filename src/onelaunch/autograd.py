@@ -1,0 +1,369 @@
+"""A captured forward in autograd: one node, whose backward is another recording.
+
+The forward's own autograd graph is kept, with its saved tensors in memory of the recording. Each
+replay of the forward fills them anew, so that the ordinary backward over that graph gives this
+call's gradients. That is what the first backward of a kind runs, and its warm-up; from the second
+on it is one launch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from onelaunch.backward import Backward, Gradients, StaticGraph
+from onelaunch.driver.driver import Dial, Graph, Pool, Released, Travel
+from onelaunch.errors import CATALOGUE, CaptureError, GraphError, GraphWarning
+from onelaunch.leaves import keep_graph
+from onelaunch.observe import let_go
+
+_C: Any = torch._C
+_TWICE = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after "
+    "they have already been freed). Saved intermediate values of the graph are freed when you call "
+    ".backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
+    "graph a second time or if you need to access saved tensors after calling backward."
+)
+_EAGER_FIRST = 1
+"""Backwards of a kind that run operation by operation before it is captured: its warm-up, in the
+thread and on the stream of its capture."""
+
+
+class Flight:
+    """From a forward until its backward has freed it, or its autograd graph is gone.
+
+    Until then the recording holds this call's saved tensors, and no other call may use it.
+    """
+
+    __slots__ = ("_pair", "landed", "versions", "watched")
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self.landed = False
+        self.watched: tuple[Tensor, ...] = ()
+        """What eager would have saved of the caller's tensors, and the versions of each."""
+        self.versions: list[int] = []
+
+    def land(self) -> None:
+        """Give the recording free."""
+        if not self.landed:
+            self.landed = True
+            self._pair.landed()
+            if self._pair.saves:
+                self.watched, self.versions = (), []
+
+    def __del__(self) -> None:
+        self.land()
+
+
+@dataclass(slots=True, eq=False)
+class _Kind:
+    """Backwards of one kind: gradients of one layout, in the same modes."""
+
+    fits: Callable[[], bool]
+    like: Callable[..., bool]
+    """Whether gradients have this layout."""
+    eager: int = 0
+    refused: bool = False
+    kept: Backward | None = None
+    copied: Backward | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Pair:
+    """What joins a captured forward to autograd.
+
+    Args:
+        static: the forward's autograd graph.
+        pool: of the forward.
+        new_pool: makes memory that no other recording uses.
+        give_stream: lets the next recording have this one's stream.
+        within: whether the pool that counts all this holds no more than it may.
+        results: the numbers of the results that come out of the node.
+        arguments: the numbers of the inputs that are inputs of the node.
+        parameters: the tensors of the callable's state that are inputs of the node, after those.
+        watched_inputs, watched, watched_results: what eager would have saved for the backward, so
+            that a change in place before it is an error: inputs by number, tensors of the
+            callable's state, results of the node by position.
+        saves: whether the backward reads anything of the forward's.
+        raises: whether a backward that cannot be captured is an error.
+    """
+
+    static: StaticGraph
+    pool: Pool
+    new_pool: Callable[[], Pool]
+    within: Callable[[], bool]
+    give_stream: Callable[[], object]
+    results: list[int]
+    arguments: list[int]
+    parameters: list[Tensor]
+    watched_inputs: list[int]
+    watched: list[Tensor]
+    watched_results: list[int]
+    saves: bool
+    raises: bool
+    free: list[None] = field(default_factory=lambda: [None])
+    retired: bool = False
+    _kinds: dict[object, list[_Kind]] = field(default_factory=lambda: cast(Any, {}))
+    _latest: _Kind | None = None
+    _warned: bool = False
+
+    # The forward.
+
+    def take(self) -> Flight | None:
+        """The recording for one forward, or None while another is in flight. Atomic."""
+        if self.saves:
+            try:
+                self.free.pop()
+            except IndexError:
+                return None
+        return Flight(self)
+
+    def landed(self) -> None:
+        """A flight ended. May run anywhere, in the garbage collector too."""
+        if self.saves:
+            self.free.append(None)
+
+    @property
+    def in_flight(self) -> bool:
+        return not self.free
+
+    def attach(
+        self, flight: Flight, made: tuple[Tensor, ...], inputs: Sequence[Tensor], watched: Any
+    ) -> tuple[Tensor, ...]:
+        """The results of one launch, as results of a node of autograd."""
+        return _Launched.apply((self, flight, made, watched), *inputs, *self.parameters)
+
+    # The backward.
+
+    def backward(self, grads: Gradients) -> list[Tensor | None]:
+        """The gradients of the node's inputs, from those of its results."""
+        kind = self._kind(grads)
+        if kind is None or kind.refused:
+            return self.static.run(grads)
+        if kind.kept is not None:
+            found = self._launched(kind, kind.kept, grads)
+            return self.static.run(grads) if found is None else found
+        if kind.eager < _EAGER_FIRST:
+            kind.eager += 1
+            return self.static.run(grads)
+        found = self._captured(kind, grads, kept=True)
+        return self.static.run(grads) if found is None else found
+
+    def _kind(self, grads: Gradients) -> _Kind | None:
+        """The kind of these gradients, or None where no recording may stand for eager."""
+        if _C._len_torch_dispatch_stack() or torch.is_anomaly_enabled():
+            return None
+        latest = self._latest
+        if latest is not None and latest.fits() and latest.like(grads):
+            return latest
+        like = type(self.static.outputs[0])
+        for g in grads:
+            if g is not None and (
+                type(g) not in (Tensor, like)
+                or g.layout is not torch.strided
+                or g.is_conj()
+                or g.is_neg()
+            ):
+                return None
+        key = tuple([None if g is None else (g.shape, g.stride(), g.dtype) for g in grads])
+        kinds = self._kinds.setdefault(key, [])
+        for kind in kinds:
+            if kind.fits():
+                self._latest = kind
+                return kind
+        kinds.append(_Kind(_C._dynamo.guards.GlobalStateGuard().check, _like(grads)))
+        return kinds[-1]
+
+    def _launched(
+        self, kind: _Kind, backward: Backward, grads: Gradients
+    ) -> list[Tensor | None] | None:
+        if not backward.available():  # somebody keeps the gradients of the launch before
+            if kind.copied is None:
+                return self._captured(kind, grads, kept=False)
+            backward = kind.copied
+        try:
+            return backward.run(grads)
+        except Released:
+            return None
+
+    def _captured(self, kind: _Kind, grads: Gradients, *, kept: bool) -> list[Tensor | None] | None:
+        """Capture the backward and launch it; None where eager is to run.
+
+        This may be the engine's thread, for which the holder of the lock may be waiting.
+        """
+        driver = self.static.driver
+        if self.retired or driver.capturing() or not driver.lock.acquire(blocking=False):
+            return None
+        try:
+            pool = self.new_pool() if kept else self.pool
+            with torch.no_grad():
+                backward = Backward(self.static, grads, pool, kept=kept)
+            if not self.within():
+                backward.graph.reset()
+                kind.refused = True
+                return None
+            if kept:
+                kind.kept = backward
+            else:
+                kind.copied = backward
+            return backward.run(grads)
+        except CaptureError as error:
+            let_go(error)
+            if self.raises:
+                raise
+            kind.refused = True
+            self._warn(error)
+            return None
+        finally:
+            driver.lock.release()
+
+    def _warn(self, error: CaptureError) -> None:
+        if not self._warned:
+            self._warned = True
+            fix = CATALOGUE["OL306"].fix
+            text = f"[OL306] the backward runs eagerly: {error}\n  fix:   {fix}"
+            warnings.warn(text, GraphWarning, stacklevel=2)
+
+    def backwards(self) -> list[Backward]:
+        """Those that were captured."""
+        kinds = [kind for kinds in self._kinds.values() for kind in kinds]
+        return [b for kind in kinds for b in (kind.kept, kind.copied) if b is not None]
+
+    def retire(self) -> None:
+        """Free the backward recordings. A flight that is under way runs its backward eagerly."""
+        if self.saves and not self.retired and not self.in_flight:
+            self.give_stream()  # otherwise a backward may still run on it
+        self.retired = True
+        for backward in self.backwards():
+            backward.graph.reset()
+        self._kinds.clear()
+        self._latest = None
+
+
+def _like(grads: Gradients) -> Callable[[Gradients], bool]:
+    """Whether gradients have the type and layout of these: 0.3 us for one."""
+    given = [g for g in grads if g is not None]
+    which = [g is not None for g in grads]
+    if len({id(g) for g in given}) < len(given):
+        return lambda grads: False  # the guard refuses the same tensor twice
+    check = _C._dynamo.guards.TensorGuards(
+        *given, dynamic_dims_sizes=None, dynamic_dims_strides=None
+    ).check
+
+    def like(grads: Gradients) -> bool:
+        return [g is not None for g in grads] == which and check(
+            *[g for g in grads if g is not None]
+        )
+
+    return like
+
+
+class ForwardGraph:
+    """The forward's `Graph`, which takes the backward along."""
+
+    def __init__(self, graph: Graph, pair: Pair) -> None:
+        self._graph = graph
+        self._pair = pair
+        self.travels: tuple[Travel, ...] = graph.travels
+        self.launch = graph.launch
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes of the forward."""
+        return self._graph.nodes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the forward and of the backwards that were captured."""
+        backwards = sum(b.graph.memory_bytes for b in self._pair.backwards())
+        return self._graph.memory_bytes + backwards
+
+    @property
+    def driver_bytes(self) -> int:
+        """See `Graph.driver_bytes`."""
+        backwards = sum(b.graph.driver_bytes for b in self._pair.backwards())
+        return self._graph.driver_bytes + backwards
+
+    def dial(self, numbers: Sequence[float]) -> Dial | None:
+        """See `Graph.dial`; of the forward."""
+        return self._graph.dial(numbers)
+
+    def reset(self) -> None:
+        """See `Graph.reset`."""
+        self._graph.reset()
+        self._pair.retire()
+
+
+class _Launched(torch.autograd.Function):
+    """The node: its forward has been launched."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        launched: tuple[Pair, Flight, tuple[Tensor, ...], tuple[Tensor, ...]],
+        *_: Tensor,
+    ) -> tuple[Tensor, ...]:
+        pair, flight, made, watched = launched
+        ctx.pair = pair
+        ctx.flight = flight
+        ctx.set_materialize_grads(False)
+        # Results could not be kept on the context: they keep it.
+        if pair.watched_results:
+            ctx.save_for_backward(*[made[i] for i in pair.watched_results])
+        # By hand, at a quarter of what a saved tensor costs.
+        flight.watched = watched
+        flight.versions = [t._version for t in watched]
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        pair: Pair = ctx.pair
+        flight: Flight = ctx.flight
+        if flight.landed and pair.saves:
+            raise RuntimeError(_TWICE)
+        if [t._version for t in flight.watched] != flight.versions:
+            raise RuntimeError(_changed(flight))
+        if pair.watched_results:
+            _ = ctx.saved_tensors  # raises where one was changed in place
+        found = pair.backward(grads)
+        if not keep_graph():
+            flight.land()
+        if torch.is_grad_enabled():
+            found = _once(found)
+        return (None, *found)
+
+
+def _changed(flight: Flight) -> str:
+    """What eager says of a saved tensor that was changed in place."""
+    for t, version in zip(flight.watched, flight.versions, strict=True):
+        if t._version != version:
+            break
+    else:
+        raise AssertionError("nothing was changed")
+    return (
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: [{t.type()} {list(t.shape)}] is at version {t._version}; expected version "
+        f"{version} instead."
+    )
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that raise when somebody differentiates them again."""
+
+    @staticmethod
+    def forward(ctx: Any, *found: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tuple([None if g is None else g.view_as(g) for g in found])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise GraphError("OL202", "a backward through the backward of a recording")
+
+
+def _once(found: list[Tensor | None]) -> Sequence[Tensor | None]:
+    return _Once.apply(*[None if g is None else g.detach().requires_grad_() for g in found])

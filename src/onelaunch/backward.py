@@ -1,0 +1,177 @@
+"""One captured backward: from the gradients of a recording's results to those of its inputs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.driver import Capture, Driver, Graph, Pool
+from onelaunch.driver.randomness import watching_seeds
+from onelaunch.leaves import own_memory
+from onelaunch.observe import Observer
+from onelaunch.spec import TensorSpec
+
+Gradients = Sequence[Tensor | None]
+
+_use_count: Callable[[int], int] = cast(Any, torch._C)._storage_Use_Count
+_SPARSE_EXTENT = 2
+
+
+@dataclass(slots=True)
+class StaticGraph:
+    """The autograd graph of a captured forward, whose saved tensors each replay fills anew."""
+
+    driver: Driver
+    device: torch.device
+    stream: object
+    outputs: list[Tensor]
+    inputs: list[Tensor]
+
+    def gradients(self, grads: Gradients) -> list[Tensor | None]:
+        """What eager's backward gives, computed by the operations of eager's backward."""
+        chosen = [(t, g) for t, g in zip(self.outputs, grads, strict=True) if g is not None]
+        return list(
+            torch.autograd.grad(
+                [t for t, _ in chosen],
+                self.inputs,
+                [g for _, g in chosen],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        )
+
+    def run(self, grads: Gradients) -> list[Tensor | None]:
+        """The gradients now, in memory of their own, operation by operation."""
+        observer = Observer(self.driver, self.device, refuse=False)
+
+        def backward() -> list[Tensor | None]:
+            taken: set[int] = set()
+            with observer:
+                found = self.gradients(grads)
+                return [
+                    None if g is None else own_memory(g, observer, self.driver, taken)
+                    for g in found
+                ]
+
+        return self.driver.warmup(backward, self.device, self.stream)
+
+
+class Backward:
+    """A backward as one launch, for gradients of one kind.
+
+    Under `kept` the gradients it gives lie in memory that belongs to it and that nothing else
+    writes: no copy, as long as nobody holds those of the launch before.
+
+    Args:
+        grads: the gradients of the call under capture; later ones have the same layout.
+        pool: under `kept` a pool of its own.
+    """
+
+    def __init__(self, static: StaticGraph, grads: Gradients, pool: Pool, *, kept: bool) -> None:
+        driver = static.driver
+        self._driver, self._device = driver, static.device
+        self._kept = kept
+        self.written: list[Tensor] = []
+
+        def body(capture: Capture) -> list[Tensor | None]:
+            statics = [None if g is None else _port(driver, capture, g) for g in grads]
+            own = [t for t in statics if t is not None]
+            observer = Observer(driver, static.device, own)
+            seeds = watching_seeds(observer.refuse_seed)
+            taken: set[int] = set()
+            with seeds, observer.host_reads(), observer:
+                found = static.gradients(statics)
+                made = [
+                    None if g is None else own_memory(g, observer, driver, taken) for g in found
+                ]
+            if observer.refused is not None:
+                raise observer.refused
+            self.written = [
+                t
+                for storage, t in observer.written.items()
+                if storage in observer.counted and not observer.known(t)
+            ]
+            if not kept:
+                for g in made:
+                    if g is not None:
+                        size = (_extent(driver, g),)
+                        capture.output(driver.alias(g, torch.uint8, size, (1,), 0))
+            return made if kept else [None if g is None else g.detach() for g in made]
+
+        self.graph: Graph
+        self.graph, made = driver.capture(body, pool, stream=static.stream)
+        self._made = made if kept else []
+        self._targets = [] if kept else [None if g is None else _maker(driver, g) for g in made]
+        self._storages = [g.untyped_storage()._cdata for g in self._made if g is not None]
+        self._unused = self._counts()
+        if any(count > 1 for count in self._unused):
+            gc.collect()  # what a cycle held would be missed later
+            self._unused = self._counts()
+
+    def _counts(self) -> list[int]:
+        """How many tensors there are over each gradient's memory."""
+        return list(map(_use_count, self._storages))
+
+    def available(self) -> bool:
+        """Whether nobody holds the gradients that the launch before gave."""
+        return not self._kept or self._counts() == self._unused
+
+    def run(self, grads: Gradients) -> list[Tensor | None]:
+        """Launch. Raises `Released` where the recording was reset."""
+        sources = [g for g in grads if g is not None]
+        if self._kept:
+            self.graph.launch(sources, ())
+            found = [None if g is None else g.detach() for g in self._made]
+        else:
+            made = [None if make is None else make() for make in self._targets]
+            self.graph.launch(sources, [base for pair in made if pair for base in pair[:1]])
+            found = [None if pair is None else pair[1] for pair in made]
+        for t in self.written:
+            if not t.is_inference():
+                torch.autograd.graph.increment_version(t)
+        return found
+
+
+def _port(driver: Driver, capture: Capture, g: Tensor) -> Tensor:
+    """An input port for a gradient, and the tensor that stands for it."""
+    extent = _extent(driver, g)
+    nbytes = g.numel() * g.element_size()
+    if extent > max(_SPARSE_EXTENT * nbytes, 512):
+        buffer = driver.empty(nbytes, g.device)
+        dense = torch.empty(g.shape, device="meta").stride()
+        static = driver.alias(buffer, g.dtype, g.shape, dense, 0)
+        capture.input(g, static, "copy")
+        return static
+    buffer = driver.empty(extent, g.device)
+    capture.input(g, buffer, "node")
+    return driver.alias(buffer, g.dtype, g.shape, g.stride(), 0)
+
+
+def _extent(driver: Driver, t: Tensor) -> int:
+    region = driver.region(t)
+    return region.stop - region.start
+
+
+def _maker(driver: Driver, g: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+    """What makes memory for a gradient like `g`: (what the launch fills, the gradient over it)."""
+    spec = TensorSpec.of(g)
+    if spec.dense:
+        allocate = driver.allocator(spec)
+
+        def whole() -> tuple[Tensor, Tensor]:
+            made = allocate()
+            return made, made
+
+        return whole
+    nbytes, device = _extent(driver, g), g.device
+
+    def strided() -> tuple[Tensor, Tensor]:
+        base = driver.empty(nbytes, device)
+        return base, driver.alias(base, spec.dtype, spec.shape, spec.stride, 0)
+
+    return strided

@@ -1,0 +1,162 @@
+"""Modules that are spread over several processes: what of them a recording can hold.
+
+A whole step holds their collectives as it holds any other work of the device. A forward and its
+backward as a pair cannot: DDP and FSDP start theirs from hooks of the autograd engine, and
+gradients that a recording computes never pass through those.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from onelaunch.errors import CaptureError, GraphError
+
+DDP_WARMUP = 11
+"""Of its first ten backwards DDP takes times with events that it waits for, and after the first it
+orders its buckets anew."""
+
+_STEP = (
+    "graph the whole step: @ol.graph def step(x, y): optimizer.zero_grad(); "
+    "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); return loss"
+)
+
+_WHOLE = (
+    "DistributedDataParallel(model) where the model fits one GPU; else run the step eagerly, with "
+    "ol.graph on the parts that are not sharded"
+)
+
+_SHARDED = ("FSDP1", "FSDP2")
+
+
+def refuse_module(module: nn.Module) -> None:
+    """Refuse a module that synchronises gradients itself, or has such a part.
+
+    Raises:
+        GraphError: OL130.
+    """
+    for part in module.modules():
+        kind = spread(part)
+        if kind is not None:
+            raise GraphError("OL130", _skipped(part), fix=_pair_fix(kind))
+
+
+def refused_pair(reached: Iterable[object]) -> CaptureError | None:
+    """Why a forward whose backward is outside the callable cannot be recorded, OL130; or None.
+
+    Args:
+        reached: what the callable reaches.
+    """
+    for part in reached if _initialized() else ():
+        kind = spread(part)
+        if kind is not None:
+            return CaptureError("OL130", _skipped(part), fix=_pair_fix(kind))
+    return None
+
+
+def refused_step(reached: Iterable[object]) -> CaptureError | None:
+    """Why a callable that shards its parameters cannot be recorded, OL130; or None.
+
+    Args:
+        reached: what the callable reaches.
+    """
+    parts = [part for part in reached if spread(part) in _SHARDED] if _initialized() else []
+    if not parts:
+        return None
+    why = "it frees and allocates the storage of its parameters in each step, and a recording "
+    why += "would go on writing to the memory of its capture"
+    if any(spread(part) == "FSDP2" and _reshards(part) for part in parts):
+        why += "; resharding after forward it does so twice"
+    what = f"`{type(parts[0]).__name__}` in a recording"
+    return CaptureError("OL130", what, why=why, fix=_WHOLE)
+
+
+class _Shutdown:
+    """Frees recordings before process groups end.
+
+    NCCL waits in `destroy_process_group` until every graph that holds one of its kernels is gone,
+    which bare graphs hang at. So the function is wrapped, once a recording is made beside a
+    process group.
+    """
+
+    def __init__(self) -> None:
+        self._callables: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Apart, for a recording may outlive its callable until cycles are collected.
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._wrapped = False
+
+    def watch(self, graphed: Any, graph: Any) -> None:
+        """Reset a callable and its new recording before process groups are destroyed.
+
+        Does nothing where there is no process group.
+        """
+        if not _initialized():
+            return
+        self._callables.add(graphed)
+        self._graphs.add(graph)
+        if self._wrapped:
+            return
+        self._wrapped = True
+        destroy = torch.distributed.destroy_process_group
+
+        @functools.wraps(destroy)
+        def reset_and_destroy(group: Any = None) -> None:
+            for each in [*self._callables, *self._graphs]:
+                each.reset()
+            destroy(group)
+
+        places: tuple[Any, ...] = (torch.distributed, torch.distributed.distributed_c10d)
+        for module in places:
+            module.destroy_process_group = reset_and_destroy
+
+
+shutdown = _Shutdown()
+
+
+def least_warmup(reached: Iterable[object]) -> int:
+    """How many calls must come before a capture: more than ten where DDP is in it."""
+    found = reached if _initialized() else ()
+    return DDP_WARMUP if any(isinstance(part, DistributedDataParallel) for part in found) else 0
+
+
+def spread(part: object) -> str | None:
+    """``"DDP"``, ``"FSDP1"`` or ``"FSDP2"``, or None for any other object."""
+    if isinstance(part, DistributedDataParallel):
+        return "DDP"
+    if not isinstance(part, nn.Module):
+        return None
+    # Nothing is an instance of a class whose module nobody imported.
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return None
+    if isinstance(part, fsdp.FSDPModule):
+        return "FSDP2"
+    return "FSDP1" if isinstance(part, fsdp.FullyShardedDataParallel) else None
+
+
+def _initialized() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _reshards(part: Any) -> bool:
+    """Whether an FSDP2 module frees its parameters between forward and backward."""
+    state = part._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    return any(group is not None and group.post_forward_mesh_info for group in groups)
+
+
+def _skipped(part: object) -> str:
+    name = type(part).__name__
+    return f"the gradients of a recorded pair would not pass through the hooks of `{name}`"
+
+
+def _pair_fix(kind: str) -> str:
+    inside = "DistributedDataParallel(ol.graph(module)), the graph inside"
+    return f"{inside}; or {_STEP}" if kind == "DDP" else _WHOLE

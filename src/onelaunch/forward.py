@@ -1,0 +1,232 @@
+"""What of a capture is autograd's business, where the results of the callable require grad."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from onelaunch.autograd import Pair
+from onelaunch.backward import StaticGraph
+from onelaunch.driver.driver import Driver
+from onelaunch.driver.driver import Pool as DevicePool
+from onelaunch.errors import CaptureError
+from onelaunch.leaves import (
+    VIEWS,
+    CapturedGraph,
+    NoHooks,
+    StandIns,
+    is_pure_view,
+    refuse_backward_hooks,
+)
+from onelaunch.observe import Observer, refuse
+from onelaunch.plan import Inputs, Outputs, own
+from onelaunch.pool import Pool
+from onelaunch.slots import Slot
+from onelaunch.state import Walk
+
+
+class BackwardInside(Exception):
+    """The callable ran a backward itself."""
+
+
+@dataclass(slots=True)
+class Forward:
+    """The autograd side of one capture.
+
+    Args:
+        shared: where its memory is counted. What a forward saves for its backward must outlive
+            every launch in between, so that it has device pools of its own.
+        top: the module that is graphed; hooks on it run outside.
+        raises: whether a backward that cannot be captured is an error.
+    """
+
+    driver: Driver
+    device: torch.device
+    shared: Pool
+    top: object
+    raises: bool
+    pool: DevicePool = field(init=False)
+    stream: object = field(init=False)
+    """Of this recording alone; eager backwards over the captured graph run on it too."""
+    holders: set[int] = field(default_factory=lambda: cast(set[int], set()))
+    _stand_ins: StandIns | None = None
+    _pair: Pair | None = None
+
+    def __post_init__(self) -> None:
+        self.pool = self.shared.apart(self.driver, self.device)
+        spare = _spare(self.driver, self.device)
+        self.stream = spare.pop() if spare else self.driver.new_stream(self.device)
+
+    @property
+    def pair(self) -> Pair:
+        assert self._pair is not None
+        return self._pair
+
+    @contextmanager
+    def around(self, before: Walk, hidden: Sequence[Slot]) -> Generator[None]:
+        """While the callable runs: stand-ins for what requires grad, and no hooks."""
+        values = [(slot.name, value) for slot, value in before.held.values()]
+        modules = [(name, m) for name, m in values if isinstance(m, nn.Module)]
+        refuse_backward_hooks((name, m) for name, m in modules if m is not self.top)
+        self._stand_ins = StandIns(before, self.device, hidden)
+        with NoHooks(), self._stand_ins:
+            try:
+                yield
+            except RuntimeError as error:
+                if "a leaf Variable that requires grad" not in str(error):
+                    raise
+                raise refuse("OL113", "a tensor that requires grad is changed in place") from error
+
+    def real(self, t: Tensor) -> Tensor:
+        """The tensor that `t` stands for in the capture, or `t` itself."""
+        assert self._stand_ins is not None
+        return self._stand_ins.real(t)
+
+    def settle(
+        self, observer: Observer, results: list[Tensor], arguments: Sequence[Tensor], plan: Inputs
+    ) -> None:
+        """Name the callable's own tensors again, in results and in what was observed.
+
+        Raises:
+            BackwardInside: a gradient was accumulated in the run.
+        """
+        assert self._stand_ins is not None
+        for t, spec in zip(arguments, plan.specs, strict=False):
+            if t.requires_grad != spec.requires_grad or t.grad_fn is not None:
+                raise refuse("OL113", f"an argument, {spec}, is changed in place")
+        if self._stand_ins.accumulated() or any(t.grad is not None for t in arguments):
+            raise BackwardInside
+        self._stand_ins.settle(observer)
+        results[:] = map(self.real, results)
+
+    def plan(
+        self,
+        outputs: Outputs,
+        results: Sequence[Tensor],
+        inputs: Inputs,
+        observer: Observer,
+        held: dict[int, list[Tensor]],
+    ) -> None:
+        """Class the results by how they meet autograd, and keep the graph of those that do."""
+        numbers = _through_node(self.driver, outputs, results)
+        made = [results[number] for number in numbers]
+        graph = CapturedGraph(made)
+        self.holders = graph.held()
+        assert self._stand_ins is not None
+        reached = {id(t) for t in graph.leaves}
+        arguments = [i for i, t in enumerate(inputs.statics) if id(t) in reached]
+        stand_ins = [pair for pair in self._stand_ins.pairs() if id(pair[0]) in reached]
+        reached -= {id(inputs.statics[i]) for i in arguments} | {id(s) for s, _ in stand_ins}
+        lost = next((t for t in graph.leaves if id(t) in reached), None)
+        if lost is not None:
+            raise CaptureError("OL114", f"a tensor of shape {list(lost.shape)} requires grad")
+        leaves = [inputs.statics[i] for i in arguments] + [s for s, _ in stand_ins]
+        static = StaticGraph(self.driver, self.device, self.stream, made, leaves)
+        pair = Pair(
+            static=static,
+            pool=self.pool,
+            new_pool=partial(self.shared.apart, self.driver, self.device),
+            within=self.shared.within,
+            give_stream=partial(_spare(self.driver, self.device).append, self.stream),
+            results=numbers,
+            arguments=arguments,
+            parameters=[real for _, real in stand_ins],
+            watched_inputs=[],
+            watched=[],
+            watched_results=[],
+            saves=True,
+            raises=self.raises,
+        )
+        self._watch(pair, graph, made, inputs, observer, held)
+        self._pair = pair
+
+    def _watch(
+        self,
+        pair: Pair,
+        graph: CapturedGraph,
+        made: Sequence[Tensor],
+        inputs: Inputs,
+        observer: Observer,
+        held: dict[int, list[Tensor]],
+    ) -> None:
+        """Find what eager would save of the caller's tensors, and of the results."""
+        saved = graph.saved()
+        region = self.driver.region
+        if saved is None:  # a node that does not tell: take it that everything is saved
+            storages = {region(t).storage for t in (*inputs.statics, *made) if self._here(t)}
+            storages |= set(held)
+        else:
+            storages = {region(t).storage for t in saved if self._here(t)}
+            pair.saves = bool(saved) or any(
+                isinstance(node, torch.autograd.function.BackwardCFunction) for node in graph.nodes
+            )
+        # What the forward writes without counting it (the statistics of a BatchNorm) is saved
+        # as well, and may change before the backward.
+        storages -= set(observer.written)
+        pair.watched_inputs = [
+            i
+            for i, static in enumerate(inputs.statics)
+            if self._here(static)
+            and region(static).storage in storages
+            and not inputs.tensors[i].is_inference()
+        ]
+        external = {s: ts for s, ts in observer.external.items() if s in storages and s in held}
+        unique = {id(t): t for ts in external.values() for t in ts if not t.is_inference()}
+        pair.watched = list(unique.values())
+        pair.watched_results = [i for i, t in enumerate(made) if region(t).storage in storages]
+
+    def _here(self, t: Tensor) -> bool:
+        return t.layout is torch.strided and t.device.type == self.device.type and bool(t.numel())
+
+
+_spares: dict[tuple[str, torch.device], list[object]] = {}
+
+
+def _spare(driver: Driver, device: torch.device) -> list[object]:
+    """Streams of recordings that are gone: the device would keep each for ever."""
+    return _spares.setdefault((driver.name, device), [])
+
+
+def _through_node(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> list[int]:
+    """The results that come out of the node. Views of the caller's memory, and views of such
+    results, are made outside of it, so that autograd sees them as views."""
+    chosen: list[int] = []
+    for number, (output, t) in enumerate(zip(outputs.made, results, strict=True)):
+        if not output.spec.requires_grad:
+            continue
+        if output.source in ("view", "held view") and not is_pure_view(t):
+            output.source, output.is_view = "own", False
+            own(driver, outputs, output, t)
+        if output.source != "own":
+            continue
+        base = _base(t, results, outputs)
+        if base is None:
+            output.is_view = False
+            chosen.append(number)
+            continue
+        output.source, output.index = "own view", base
+        output.offset = 0
+        if t.numel():
+            output.offset = driver.region(t).start - driver.region(results[base]).start
+    return chosen
+
+
+def _base(t: Tensor, results: Sequence[Tensor], outputs: Outputs) -> int | None:
+    """The number of the result that `t` is a view of."""
+    if not t._is_view():
+        return None
+    for number, other in enumerate(results):
+        if other is t._base and outputs.made[number].source == "own" and other.grad_fn is not None:
+            node: Any = t.grad_fn
+            while node is not None and node is not other.grad_fn:
+                if node.name() not in VIEWS:
+                    return None
+                node = node.next_functions[0][0]
+            return None if node is None else number
+    return None

@@ -1,0 +1,254 @@
+"""Where a captured forward meets the autograd of its caller.
+
+During the capture, every tensor of the callable's state has a stand-in: a leaf over the same memory
+with a version counter of its own. So the captured autograd graph ends at leaves that nobody else
+knows. No AccumulateGrad node of a real parameter is in it (one may live on another stream), and no
+hook of a real parameter runs inside; both are the business of the caller's own backward. And an
+optimizer that steps does not invalidate the graph, which serves every replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from onelaunch.driver.driver import Driver
+from onelaunch.errors import CaptureError
+from onelaunch.observe import Observer, refuse
+from onelaunch.slots import Slot, gradient_of
+from onelaunch.state import Walk
+
+Node = Any
+"""A node of an autograd graph; torch has no public type for all of them."""
+
+VIEWS = frozenset(
+    f"{name}Backward{number}"
+    for name in (
+        *("Alias", "AsStrided", "Diagonal", "Expand", "Permute", "ReshapeAlias", "Select", "Slice"),
+        *("SplitWithSizes", "Split", "Squeeze", "T", "Transpose", "Unbind", "Unfold", "UnsafeView"),
+        *("Unsqueeze", "View"),
+    )
+    for number in range(4)
+)
+"""Nodes of views that `as_strided` of the same memory stands for, gradient included."""
+
+
+class StandIns:
+    """The stand-ins of one capture; in the slots while the context is active.
+
+    Args:
+        before: what the callable reaches.
+        device: of the recording; tensors elsewhere keep their places.
+        but: slots that are inputs of the recording already.
+    """
+
+    def __init__(self, before: Walk, device: torch.device, but: Sequence[Slot]) -> None:
+        inputs = {slot.id for slot in but}
+        self._of: dict[int, Tensor] = {}
+        self._real: dict[int, Tensor] = {}
+        self._slots: list[tuple[Slot, object, object]] = []
+        for slot, t in before.tensors():
+            if slot.id in inputs or t.device.type != device.type or not _is_plain(t):
+                continue
+            if slot.key is gradient_of:
+                continue
+            if id(t) not in self._of:
+                stand_in = stand_in_for(t)
+                self._of[id(t)] = stand_in
+                self._real[id(stand_in)] = t
+            if isinstance(slot.holder, tuple):
+                self._replace_tuple(slot)
+            else:
+                self._slots.append((slot, t, self._of[id(t)]))
+
+    def _replace_tuple(self, slot: Slot) -> None:
+        """Have a tuple of stand-ins take the place of the tuple that holds this slot."""
+        way, items = slot.via, cast(tuple[object, ...], slot.holder)
+        if way is None or way.read() is not items or isinstance(way.holder, tuple):
+            return
+        index = next((i for i, entry in enumerate(self._slots) if entry[1] is items), None)
+        now = list(cast(Any, items if index is None else self._slots.pop(index)[2]))
+        now[slot.key] = self._of[id(items[slot.key])]
+        replaced = tuple(now) if type(items) is tuple else cast(Any, type(items))(*now)
+        self._slots.append((way, items, replaced))
+
+    def __enter__(self) -> StandIns:
+        for slot, _, stand_in in self._slots:
+            slot.write(stand_in)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for slot, real, stand_in in self._slots:
+            if slot.read() is stand_in:
+                slot.write(real)
+
+    def real(self, t: Tensor) -> Tensor:
+        """The tensor that `t` stands for, or `t` itself."""
+        return self._real.get(id(t), t)
+
+    def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(stand-in, tensor), each tensor once."""
+        for stand_in in self._of.values():
+            yield stand_in, self._real[id(stand_in)]
+
+    def settle(self, observer: Observer) -> None:
+        """Name the tensors themselves in what was observed."""
+        for storage, tensors in observer.external.items():
+            observer.external[storage] = [self.real(t) for t in tensors]
+        for storage, t in observer.written.items():
+            observer.written[storage] = self.real(t)
+
+    def accumulated(self) -> bool:
+        """Whether a backward ran inside and left gradients on stand-ins."""
+        return any(
+            stand_in.is_leaf and stand_in.grad is not (real.grad if real.is_leaf else None)
+            for stand_in, real in self.pairs()
+        )
+
+
+def _is_plain(t: Tensor) -> bool:
+    """Whether a stand-in is all that `t` is: no subclass, no layout or bits of its own."""
+    known = type(t) in (Tensor, nn.Parameter) or type(t).__module__ == "onelaunch.driver.emulated"
+    return known and t.layout is torch.strided and not t.is_inference() and not t.is_quantized
+
+
+def stand_in_for(t: Tensor) -> Tensor:
+    """A leaf over the memory of `t`, with a version counter of its own."""
+    with torch.no_grad():
+        alias = t.data
+    if isinstance(t, nn.Parameter):
+        alias = nn.Parameter(alias, t.requires_grad)
+    elif t.requires_grad:
+        alias.requires_grad_()
+    if t.is_leaf and t.grad is not None:
+        alias.grad = t.grad
+    for name, value in vars(t).items():  # marks that libraries leave on parameters
+        setattr(alias, name, value)
+    return alias
+
+
+_HOOKS = {
+    Tensor.register_hook: "register_hook",
+    Tensor.register_post_accumulate_grad_hook: "register_post_accumulate_grad_hook",
+    Tensor.retain_grad: "retain_grad",
+}
+
+
+class NoHooks(TorchFunctionMode):
+    """Refuses hooks on the tensors of a captured graph: Python that no replay would run."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _HOOKS:
+            raise refuse("OL112", f"`{_HOOKS[func]}` on a tensor of the captured forward")
+        return func(*args, **(kwargs or {}))
+
+
+def refuse_backward_hooks(modules: Iterable[tuple[str, nn.Module]]) -> None:
+    """Refuse backward hooks of submodules, by name: they are Python of every backward."""
+    for name, module in modules:
+        state = module.__dict__
+        if state.get("_backward_hooks") or state.get("_backward_pre_hooks"):
+            what = f"`{name}` ({type(module).__name__}) has a backward hook"
+            raise CaptureError("OL112", what)
+
+
+class CapturedGraph:
+    """The autograd graph of a captured forward, node by node.
+
+    Args:
+        outputs: the tensors where it begins.
+    """
+
+    def __init__(self, outputs: Sequence[Tensor]) -> None:
+        self.nodes: list[Node] = []
+        self.leaves: list[Tensor] = []
+        seen: set[Node] = set()
+        stack: list[Node] = []
+        for t in outputs:
+            if t.grad_fn is None:
+                self.leaves.append(t)  # a leaf is returned as it is
+            else:
+                stack.append(t.grad_fn)
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if hasattr(node, "variable"):
+                self.leaves.append(node.variable)
+                continue
+            self.nodes.append(node)
+            stack.extend(following for following, _ in node.next_functions if following is not None)
+
+    def saved(self) -> list[Tensor] | None:
+        """The tensors that the backward will read, or None where a node does not tell.
+
+        Raises:
+            RuntimeError: torch's, where the callable wrote over one of them itself.
+        """
+        found: list[Tensor] = []
+        for node in self.nodes:
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                found += [t for t in cast(Any, node).saved_tensors if t is not None]
+                continue
+            if "CppNode" in node.name():
+                return None
+            for name in _saved_names(type(node)):
+                value = getattr(node, name)
+                values = value if isinstance(value, list | tuple) else (value,)
+                found += [t for t in values if isinstance(t, Tensor)]
+        return found
+
+    def held(self) -> set[int]:
+        """The ids of Python objects that belong to the graph: contexts of custom functions."""
+        found: set[int] = set()
+        for node in self.nodes:
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                inside = vars(node)
+                found |= {id(node), id(inside), *(id(value) for value in inside.values())}
+        return found
+
+
+_names: dict[type, list[str]] = {}
+
+
+def _saved_names(kind: type) -> list[str]:
+    if kind not in _names:
+        _names[kind] = [name for name in dir(kind) if name.startswith("_saved_")]
+    return _names[kind]
+
+
+def is_pure_view(t: Tensor) -> bool:
+    """Whether autograd made `t` from a leaf by views alone, so that `as_strided` says the same."""
+    node: Node = t.grad_fn
+    while node is not None and not hasattr(node, "variable"):
+        if node.name() not in VIEWS:
+            return False
+        node = node.next_functions[0][0]
+    return True
+
+
+def own_memory(t: Tensor, observer: Observer, driver: Driver, taken: set[int]) -> Tensor:
+    """`t`, or a copy where its memory is not its own: a gradient passed on, or given twice."""
+    storage = driver.region(t).storage
+    if t.numel() and (not observer.made(t) or storage in taken):
+        t = t.clone()
+        storage = driver.region(t).storage
+    taken.add(storage)
+    return t
+
+
+def keep_graph() -> bool:
+    """Whether the backward that runs in this thread was asked to retain its graph."""
+    return _keep_graph()
+
+
+_keep_graph: Callable[[], bool] = getattr(
+    cast(Any, torch._C)._autograd, "_get_current_graph_task_keep_graph", lambda: True
+)

@@ -1,0 +1,232 @@
+"""Between a forward and its backward: several at once, saved tensors, memory."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import allocated, assert_same, replays
+from .training import Net, Optimized, Rand, train
+
+
+def loss_of(y: Tensor) -> Tensor:
+    return y.square().mean()
+
+
+def test_several_forwards_before_their_backwards(device: torch.device, rand: Rand) -> None:
+    def step(model: Any, optimizer: torch.optim.Optimizer, i: int) -> None:
+        optimizer.zero_grad()
+        losses = [loss_of(model(rand(10 * i + k, 5, 4))) for k in range(3)]
+        for loss in reversed(losses):
+            loss.backward()
+        optimizer.step()
+
+    program = Optimized(lambda p: torch.optim.SGD(p, 0.1), step)
+    fast = train(Net(device), program, recordings=None, steps=8)
+    assert len(fast.recordings) == 3
+
+
+def test_a_contrastive_pair_in_one_backward(device: torch.device, rand: Rand) -> None:
+    def program(model: Any, i: int) -> None:
+        model.zero_grad()
+        a, b = model(rand(i, 5, 4)), model(rand(i + 70, 5, 4))
+        (a * b).sum().backward()
+
+    fast = train(Net(device), program, recordings=None)
+    assert len(fast.recordings) == 2
+
+
+def test_an_adversarial_step(device: torch.device, rand: Rand) -> None:
+    """The judge sees real and made up; its parameters get gradients in one of the two steps."""
+
+    def world() -> Any:
+        torch.manual_seed(8)
+        maker, judge = nn.Linear(2, 4).to(device), nn.Linear(4, 1).to(device)
+        of = [torch.optim.SGD(m.parameters(), 0.1) for m in (maker, judge)]
+        return maker, judge, of
+
+    def step(maker: Any, judge: Any, of: Any, i: int) -> list[Tensor]:
+        made = maker(rand(i, 5, 2))
+        of[1].zero_grad()
+        loss = judge(made.detach()).mean() - judge(rand(i + 50, 5, 4)).mean()
+        loss.backward()
+        of[1].step()
+        of[0].zero_grad()
+        other = -judge(made).mean()
+        other.backward()
+        of[0].step()
+        return [loss.detach(), other.detach()]
+
+    (maker, judge, of), (m, j, o) = world(), world()
+    fast_maker, fast_judge = ol.graph(maker, warmup=1), ol.graph(judge, warmup=1)
+    for i in range(8):
+        assert_same(step(fast_maker, fast_judge, of, i), step(m, j, o, i))
+        for p, q in zip(judge.parameters(), j.parameters(), strict=True):
+            assert_same(p.grad, q.grad)
+    assert replays(fast_judge) > 10
+
+
+def test_more_forwards_than_max_in_flight_run_eagerly(device: torch.device, rand: Rand) -> None:
+    model, other = Net(device).eval(), Net(device).eval()
+    fast = ol.graph(model, warmup=1, max_in_flight=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(3):
+            got = [fast(rand(10 * i + k, 5, 4)) for k in range(4)]
+            expected = [other(rand(10 * i + k, 5, 4)) for k in range(4)]
+            sum(loss_of(y) for y in got).backward()
+            sum(loss_of(y) for y in expected).backward()
+            for p, q in zip(model.parameters(), other.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, q.grad)
+            del got
+    ours = [str(w.message) for w in caught if issubclass(w.category, ol.GraphWarning)]
+    assert len(ours) == 1
+    assert "OL305" in ours[0]
+    assert len(fast.recordings) == 2
+
+
+def test_a_validation_loop_that_forgets_no_grad(device: torch.device, rand: Rand) -> None:
+    model, other = Net(device).eval(), Net(device).eval()
+    fast = ol.graph(model, warmup=1)
+    before = None
+    for i in range(30):
+        y = fast(rand(i, 5, 4))
+        assert_same(y, other(rand(i, 5, 4)))
+        if i == 6:
+            before = allocated(device)
+    assert before is not None
+    assert allocated(device) <= before + 4096
+    assert len(fast.recordings) <= 2
+    assert replays(fast) >= 28
+
+
+def test_a_parameter_changed_before_the_backward(device: torch.device, rand: Rand) -> None:
+    model = Net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fast = ol.graph(model, warmup=1)
+    for i in range(5):
+        loss = loss_of(fast(rand(i, 5, 4)))
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        optimizer.zero_grad()
+        del loss
+    assert replays(fast) >= 4
+
+
+def test_an_argument_changed_before_the_backward(device: torch.device, rand: Rand) -> None:
+    model = nn.Linear(4, 2).to(device)
+    fast = ol.graph(model, warmup=1)
+    for i in range(4):
+        x = rand(i, 5, 4)
+        loss = loss_of(fast(x))
+        x.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        del loss
+
+
+def test_a_result_changed_before_the_backward(device: torch.device, rand: Rand) -> None:
+    """tanh saves its result, a sum does not."""
+    saving = ol.graph(lambda x: torch.tanh(x), warmup=1)
+    plain = ol.graph(lambda x: x * 2 + x, warmup=1)
+    for i in range(4):
+        x = rand(i, 4).requires_grad_()
+        y = saving(x)
+        y.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+        z = plain(x)
+        z.mul_(rand(i + 9, 4))
+        z.sum().backward()
+        assert_same(x.grad, rand(i + 9, 4) * 2 + rand(i + 9, 4))
+        del y, z
+
+
+def test_what_the_backward_does_not_read_may_change(device: torch.device, rand: Rand) -> None:
+    """The bias of a linear layer is not saved, so eager does not mind a step in between."""
+
+    def program(model: Any, i: int) -> None:
+        model.zero_grad()
+        loss = loss_of(model(rand(i, 5, 4)))
+        with torch.no_grad():
+            model.bias.add_(1)
+        loss.backward()
+
+    train(nn.Linear(4, 2).to(device), program)
+
+
+def test_a_parameter_moved_before_the_backward(device: torch.device, rand: Rand) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).to(device)
+    fast = ol.graph(model, warmup=1)
+    for i in range(6):
+        model.zero_grad()
+        loss = loss_of(fast(rand(i, 5, 4)))
+        weight, bias = model[2].weight, model[2].bias
+        again = nn.functional.linear(torch.tanh(model[0](rand(i, 5, 4))), weight, bias)
+        (expected,) = torch.autograd.grad(loss_of(again), weight)
+        if i % 2:
+            model[2].weight = nn.Parameter(weight.detach().clone())
+        loss.backward()
+        assert_same(weight.grad, expected)
+        weight.grad = None
+
+
+def test_two_recordings_do_not_share_what_they_save(device: torch.device, rand: Rand) -> None:
+    """Shapes of all sizes, forwards and backwards in every order, one pool."""
+    pool = ol.Pool()
+    model, other = Net(device).eval(), Net(device).eval()
+    wide, second = nn.Linear(4, 64).to(device), nn.Linear(4, 64).to(device)
+    second.load_state_dict(wide.state_dict())
+    fast, fast_wide = ol.graph(model, warmup=1, pool=pool), ol.graph(wide, warmup=1, pool=pool)
+    for i in range(5):
+        for a, b in ((fast, fast_wide), (other, second)):
+            a.zero_grad()
+            b.zero_grad()
+            first = loss_of(a(rand(i, 5, 4)))
+            wide_loss = loss_of(torch.tanh(b(rand(i, 50, 4))))
+            third = loss_of(a(rand(i, 17, 4)))
+            first.backward()
+            third.backward()
+            wide_loss.backward()
+        for m, n in ((model, other), (wide, second)):
+            for p, q in zip(m.parameters(), n.parameters(), strict=True):
+                assert_same(p.grad, q.grad)
+
+
+def test_reset_while_a_forward_is_in_flight(device: torch.device, rand: Rand) -> None:
+    model, other = Net(device), Net(device)
+    fast = ol.graph(model, warmup=1)
+    for i in range(8):
+        for m in (fast, other):
+            m.zero_grad()
+            loss = loss_of(m(rand(i, 5, 4)))
+            if m is fast and i % 3 == 2:
+                fast.reset()
+            loss.backward()
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            assert_same(p.grad, q.grad)
+
+
+def test_no_memory_growth(device: torch.device, rand: Rand) -> None:
+    model = Net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fast = ol.graph(model, warmup=1)
+    sizes = [(3, 5, 8)[i % 3] for i in range(60)]
+    before = 0
+    for i, size in enumerate(sizes):
+        optimizer.zero_grad()
+        loss_of(fast(rand(i, size, 4))).backward()
+        if i % 4:
+            optimizer.step()
+        if i == 20:
+            before = allocated(device)
+    assert allocated(device) <= before
+    assert len(fast.recordings) == 3

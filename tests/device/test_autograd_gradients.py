@@ -1,0 +1,297 @@
+"""Which gradients there are, and what they are: as in eager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import assert_same, replays
+from .training import Net, Optimized, Rand, Two, train
+
+
+def loss_of(y: Tensor) -> Tensor:
+    return y.square().mean()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_an_ordinary_loop(device: torch.device, rand: Rand, set_to_none: bool) -> None:
+    def step(model: Any, optimizer: torch.optim.Optimizer, i: int) -> Tensor:
+        optimizer.zero_grad(set_to_none=set_to_none)
+        loss = loss_of(model(rand(i, 5, 4)))
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    program = Optimized(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), step)
+    train(Net(device, dropout=0.4), program, steps=8)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_gradients_accumulate_over_backwards(device: torch.device, rand: Rand, count: int) -> None:
+    def step(model: Any, optimizer: torch.optim.Optimizer, i: int) -> list[Tensor]:
+        optimizer.zero_grad()
+        for k in range(count):
+            loss_of(model(rand(10 * i + k, 5, 4))).backward()
+        grads = [p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+        return grads
+
+    train(Net(device), Optimized(lambda p: torch.optim.SGD(p, 0.1), step))
+
+
+def test_gradients_that_the_caller_keeps_stay(device: torch.device, rand: Rand) -> None:
+    def program(model: Any, i: int) -> list[Tensor]:
+        model.zero_grad()
+        loss_of(model(rand(i, 5, 4))).backward()
+        return [p.grad for p in model.parameters()]  # compared again after all steps
+
+    train(Net(device), program, steps=7)
+
+
+def test_gradients_written_in_place_by_the_caller(device: torch.device, rand: Rand) -> None:
+    def program(model: Any, i: int) -> list[Tensor]:
+        model.zero_grad()
+        loss_of(model(rand(i, 5, 4))).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        return [p.grad.clone() for p in model.parameters()]
+
+    train(Net(device), program)
+
+
+def test_the_gradient_of_an_input(device: torch.device, rand: Rand) -> None:
+    def program(model: Any, i: int) -> list[Tensor]:
+        x = rand(i, 5, 4).requires_grad_()
+        h = x * 2
+        h.retain_grad()
+        loss_of(model(h)).backward()
+        assert x.grad is not None
+        assert h.grad is not None
+        return [x.grad, h.grad]
+
+    train(Net(device), program)
+
+
+def test_two_modules_in_a_chain(device: torch.device, rand: Rand) -> None:
+    first, expected = Net(device), Net(device)
+    second, other = nn.Linear(3, 2).to(device), nn.Linear(3, 2).to(device)
+    other.load_state_dict(second.state_dict())
+    fast, faster = ol.graph(first, warmup=1), ol.graph(second, warmup=1)
+    for i in range(6):
+        for a, b in ((fast, faster), (expected, other)):
+            a.zero_grad()
+            b.zero_grad()
+            loss_of(torch.tanh(b(a(rand(i, 5, 4)) * 2))).backward()
+        for m, n in ((first, expected), (second, other)):
+            for p, q in zip(m.parameters(), n.parameters(), strict=True):
+                assert_same(p.grad, q.grad)
+    assert replays(fast) >= 4
+    assert replays(faster) >= 4
+
+
+def test_an_unused_parameter_and_an_unused_result(device: torch.device, rand: Rand) -> None:
+    def program(model: Any, i: int) -> Tensor:
+        model.zero_grad()
+        y, _ = model(rand(i, 5, 4))
+        loss_of(y).backward()
+        assert model.second.weight.grad is None
+        assert model.unused.weight.grad is None
+        return y.detach()
+
+    train(Two(device), program)
+
+
+def test_now_one_result_and_now_the_other(device: torch.device, rand: Rand) -> None:
+    """AdamW moves a parameter whose gradient is zero, and not one whose gradient is None."""
+
+    def step(model: Any, optimizer: torch.optim.Optimizer, i: int) -> Any:
+        optimizer.zero_grad()
+        y, z = model(rand(i, 5, 4))
+        losses = (loss_of(y), loss_of(z), loss_of(y) + loss_of(z))
+        losses[i % 3].backward()
+        optimizer.step()
+        return [p.grad is None for p in model.parameters()]
+
+    program = Optimized(lambda p: torch.optim.AdamW(p, 0.1, foreach=False), step)
+    train(Two(device), program, steps=12)
+
+
+def test_results_that_need_no_grad(device: torch.device, rand: Rand) -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            y = self.linear(x)
+            return {"y": y, "best": y.argmax(-1), "mean": y.detach().mean(), "n": 3}
+
+    def program(model: Any, i: int) -> Any:
+        model.zero_grad()
+        out = model(rand(i, 5, 4))
+        loss_of(out["y"]).backward()
+        return {**out, "y": out["y"].detach()}
+
+    train(Several().to(device), program)
+
+
+def test_retain_graph_and_a_second_backward(device: torch.device, rand: Rand) -> None:
+    def program(model: Any, i: int) -> Any:
+        model.zero_grad()
+        loss = loss_of(model(rand(i, 5, 4)))
+        loss.backward(retain_graph=True)
+        loss.backward(retain_graph=True)
+        first = torch.autograd.grad(loss, list(model.parameters()))
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+        return first
+
+    train(Net(device), program)
+
+
+def test_autograd_grad(device: torch.device, rand: Rand) -> None:
+    def program(model: Any, i: int) -> Any:
+        x = rand(i, 5, 4).requires_grad_()
+        y = model(x)
+        chosen = [x, model.out.weight]
+        grads = torch.autograd.grad(y, chosen, torch.ones_like(y))
+        assert x.grad is None
+        assert model.inner.weight.grad is None
+        return grads
+
+    train(Net(device), program)
+
+
+def test_backward_of_some_inputs(device: torch.device, rand: Rand) -> None:
+    def program(model: Any, i: int) -> Any:
+        model.zero_grad()
+        x = rand(i, 5, 4).requires_grad_()
+        loss_of(model(x)).backward(inputs=[model.out.bias])
+        return x.grad is None, model.inner.weight.grad is None
+
+    train(Net(device), program)
+
+
+@pytest.mark.parametrize("kind", ["sum", "sliced", "transposed", "scalar"])
+def test_gradients_of_every_layout(device: torch.device, rand: Rand, kind: str) -> None:
+    def program(model: Any, i: int) -> None:
+        model.zero_grad()
+        y = model(rand(i, 5, 4))
+        if kind == "sum":
+            y.sum().backward()
+        elif kind == "scalar":
+            y.mean().backward()
+        elif kind == "sliced":
+            y.backward(rand(i, 5, 12)[:, ::4])
+        else:
+            y.backward(rand(i, 3, 5).t())
+
+    train(Net(device), program)
+
+
+def test_the_layout_of_the_gradient_varies(device: torch.device, rand: Rand) -> None:
+    def program(model: Any, i: int) -> None:
+        model.zero_grad()
+        y = model(rand(i, 5, 4))
+        (y.sum() if i % 2 else y.square().sum()).backward()
+
+    train(Net(device), program, steps=10)
+
+
+def test_a_gradient_that_is_passed_on_is_nobody_elses(device: torch.device, rand: Rand) -> None:
+    """`a + b` hands the same gradient to both: accumulated, each must have its own memory."""
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(3))
+            self.b = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a + self.b + x
+
+    def program(model: Any, i: int) -> Any:
+        model.zero_grad()
+        (model(rand(i, 3)) * rand(i + 50, 3)).sum().backward()
+        model.a.grad.mul_(2)
+        return model.a.grad, model.b.grad
+
+    train(Sum().to(device), program)
+
+
+def test_double_backward_is_refused_with_the_reason(device: torch.device, rand: Rand) -> None:
+    model = Net(device)
+    fast = ol.graph(model, warmup=1)
+    for i in range(4):
+        x = rand(i, 5, 4).requires_grad_()
+        y = fast(x).sum()
+        (g,) = torch.autograd.grad(y, x, create_graph=True)
+        if i > 0:
+            with pytest.raises(RuntimeError, match="OL202"):
+                g.square().sum().backward()
+    assert replays(fast) >= 3
+
+
+def test_a_parameter_of_two_modules_and_of_eager_code(device: torch.device, rand: Rand) -> None:
+    def world() -> Any:
+        torch.manual_seed(4)
+        a = nn.Linear(4, 4, device=device)
+        b = nn.Sequential(nn.Tanh(), a, nn.ReLU()).to(device)
+        return a, b
+
+    (a, b), (c, d) = world(), world()
+    fast_a, fast_b = ol.graph(a, warmup=1), ol.graph(b, warmup=1)
+    for i in range(6):
+        for one, two, weight in ((fast_a, fast_b, a.weight), (c, d, c.weight)):
+            one.zero_grad()
+            x = rand(i, 5, 4)
+            loss_of(two(one(x)) + one(x) @ weight).backward()
+        assert_same(a.weight.grad, c.weight.grad)
+        assert_same(a.bias.grad, c.bias.grad)
+    assert replays(fast_a) > 0
+    assert replays(fast_b) > 0
+
+
+def test_shared_parameters_inside(device: torch.device, rand: Rand) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter = nn.Linear(4, 4, bias=False)
+            self.leave = nn.Linear(4, 4, bias=False)
+            self.leave.weight = self.enter.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.leave(torch.tanh(self.enter(x)))
+
+    def step(model: Any, optimizer: torch.optim.Optimizer, i: int) -> None:
+        optimizer.zero_grad()
+        loss_of(model(rand(i, 5, 4))).backward()
+        optimizer.step()
+
+    model = Tied().to(device)
+    model.leave.weight = model.enter.weight
+    fast = train(model, Optimized(lambda p: torch.optim.SGD(p, 0.1), step))
+    assert fast.leave.weight is fast.enter.weight
+
+
+def test_frozen_and_unfrozen_between_steps(device: torch.device, rand: Rand) -> None:
+    def step(model: Any, optimizer: torch.optim.Optimizer, i: int) -> Any:
+        model.inner.requires_grad_(i // 4 % 2 == 0)
+        optimizer.zero_grad()
+        loss_of(model(rand(i, 5, 4))).backward()
+        optimizer.step()
+        return model.inner.weight.grad is None
+
+    train(Net(device), Optimized(lambda p: torch.optim.SGD(p, 0.1), step), steps=16, recordings=2)
+
+
+def test_everything_frozen_records_inference(device: torch.device, rand: Rand) -> None:
+    model = Net(device).requires_grad_(False).eval()
+    fast = ol.graph(model, warmup=1)
+    for i in range(4):
+        assert not fast(rand(i, 5, 4)).requires_grad
+    assert replays(fast) >= 2

@@ -1,0 +1,336 @@
+"""Modes and state around training: autocast, scaling, checkpoints, statistics, random numbers."""
+
+from __future__ import annotations
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import onelaunch as ol
+
+from .drop_in import assert_same, on_cpu_and_cuda, on_cuda, replays
+from .training import Net, Optimized, Rand, state_of, train
+
+
+def loss_of(y: Tensor) -> Tensor:
+    return y.float().square().mean()
+
+
+@on_cpu_and_cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("calls", "cache"), [(1, True), (1, False), (2, False)])
+def test_autocast(
+    device: torch.device, rand: Rand, dtype: torch.dtype, calls: int, cache: bool
+) -> None:
+    program = Optimized(lambda p: torch.optim.SGD(p, 0.1), _region(rand, dtype, calls, cache))
+    fast = train(Net(device), program, recordings=None)
+    assert len(fast.recordings) == calls
+
+
+@on_cpu_and_cuda
+def test_several_calls_in_one_region_with_the_cache_on(device: torch.device, rand: Rand) -> None:
+    """Eager adds the gradients of the calls as bfloat16, through the one cached weight."""
+    model, other = Net(device), Net(device)
+    fast = ol.graph(model, warmup=1)
+    step = _region(rand, torch.bfloat16, 2, True)
+    of = {id(m): torch.optim.SGD(m.parameters(), 0.1) for m in (model, other)}
+    for i in range(6):
+        step(fast, of[id(model)], i)
+        step(other, of[id(other)], i)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=0.02, atol=2e-3)
+    assert replays(fast) >= 10
+
+
+def _region(rand: Rand, dtype: torch.dtype, calls: int, cache: bool) -> Any:
+    def step(model: Any, optimizer: torch.optim.Optimizer, i: int) -> Tensor:
+        optimizer.zero_grad()
+        x = rand(i, 5, 4)
+        with torch.autocast(x.device.type, dtype=dtype, cache_enabled=cache):
+            losses = [loss_of(model(rand(10 * i + k, 5, 4))) for k in range(calls)]
+        loss = sum(losses[1:], losses[0])
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+@on_cpu_and_cuda
+def test_autocast_inside(device: torch.device, rand: Rand) -> None:
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net(device)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast(device.type, dtype=torch.bfloat16):
+                return self.net(x) + self.net(x * 2)
+
+    def program(model: Any, i: int) -> None:
+        model.zero_grad()
+        loss_of(model(rand(i, 5, 4))).backward()
+
+    train(Inside(), program)
+
+
+@on_cpu_and_cuda
+def test_a_backward_under_autocast_is_another_kind(device: torch.device, rand: Rand) -> None:
+    def program(model: Any, i: int) -> None:
+        model.zero_grad()
+        loss = model(rand(i, 5, 4)).square().mean()
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=i % 2 == 0):
+            loss.backward()
+
+    train(Net(device), program, steps=10)
+
+
+@on_cuda
+def test_a_grad_scaler_outside(device: torch.device, rand: Rand) -> None:
+    scalers: dict[int, Any] = {}
+
+    def step(model: Any, optimizer: torch.optim.Optimizer, i: int) -> Tensor:
+        scaler = scalers.setdefault(id(optimizer), torch.amp.GradScaler("cuda", init_scale=2.0**40))
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = loss_of(model(rand(i, 5, 4)))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    train(Net(device), Optimized(lambda p: torch.optim.Adam(p, 0.1), step), steps=30)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, preserve: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.first = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout))
+        self.second = nn.Linear(8, 3)
+        self.preserve = preserve
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = checkpoint(self.first, x, use_reentrant=False, preserve_rng_state=self.preserve)
+        return self.second(h)
+
+
+def test_checkpointing_inside(device: torch.device, rand: Rand) -> None:
+    def step(model: Any, optimizer: torch.optim.Optimizer, i: int) -> Any:
+        optimizer.zero_grad()
+        x = rand(i, 5, 4).requires_grad_()
+        loss_of(model(x)).backward()
+        optimizer.step()
+        return x.grad
+
+    program = Optimized(lambda p: torch.optim.SGD(p, 0.1), step)
+    train(Checkpointed(preserve=False).to(device), program, steps=8)
+
+
+def test_checkpointing_that_preserves_random_state_is_refused(
+    device: torch.device, rand: Rand
+) -> None:
+    """The state that it reads would be that of the capture at every replay."""
+    fast = ol.graph(Checkpointed(preserve=True, dropout=0.5).to(device), warmup=1)
+    loss_of(fast(rand(0, 5, 4).requires_grad_())).backward()
+    with pytest.raises(ol.CaptureError, match="preserve_rng_state=False") as caught:
+        fast(rand(1, 5, 4).requires_grad_())
+    assert caught.value.code == "OL106"
+
+
+def test_the_mask_of_a_dropout_is_the_same_in_both(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(lambda x: nn.functional.dropout(x, 0.5) * 2, warmup=1)
+    masks: list[Tensor] = []
+    for i in range(6):
+        x = rand(i, 64).requires_grad_()
+        y = fast(x)
+        y.sum().backward()
+        assert x.grad is not None
+        assert_same((x.grad * x).detach(), y.detach())
+        masks.append((x.grad != 0).cpu())
+    assert not torch.equal(masks[-1], masks[-2])
+    assert replays(fast) >= 4
+
+
+def test_statistics_over_microbatches(device: torch.device, rand: Rand) -> None:
+    """Two forwards before a backward: eager does not mind that the statistics moved."""
+
+    def program(model: Any, i: int) -> None:
+        model.zero_grad()
+        (loss_of(model(rand(i, 5, 4))) + loss_of(model(rand(i + 50, 5, 4)))).backward()
+
+    train(Net(device), program, recordings=2)
+
+
+def test_the_mode_is_changed_between_steps(device: torch.device, rand: Rand) -> None:
+    def program(model: Any, i: int) -> Tensor:
+        model.train(i % 2 == 0)
+        model.zero_grad()
+        y = model(rand(i, 5, 4))
+        loss_of(y).backward()
+        return y.detach()
+
+    train(Net(device), program, steps=8, recordings=2)
+
+
+def test_inference_between_steps(device: torch.device, rand: Rand) -> None:
+    def program(model: Any, i: int) -> Tensor:
+        if i % 2:
+            with torch.no_grad():
+                return model(rand(i, 5, 4))
+        model.zero_grad()
+        y = model(rand(i, 5, 4))
+        loss_of(y).backward()
+        return y.detach()
+
+    train(Net(device), program, steps=10, recordings=2)
+
+
+def test_recurrent_state_with_gradients(device: torch.device, rand: Rand) -> None:
+    """The hidden state of the last call, detached by the caller or carried on through time."""
+
+    class Cell(nn.Module):
+        hidden: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.hidden = torch.zeros(5, 4, device=device)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.hidden = torch.tanh(self.linear(x) + self.hidden)
+            return self.hidden * 2
+
+    def program(model: Any, i: int) -> Tensor:
+        model.zero_grad()
+        y = model(rand(i, 5, 4))
+        loss_of(y).backward()
+        model.hidden = model.hidden.detach()
+        return y.detach()
+
+    model = Cell().to(device)
+    train(model, program, recordings=None, steps=8)
+
+
+def test_a_captured_step_contains_graphed_modules(device: torch.device, rand: Rand) -> None:
+    """Inside a warm-up or capture a graphed callable is its own code."""
+    model, other = Net(device), Net(device)
+    inner = ol.graph(model, warmup=1)
+    outer = ol.graph(lambda x: loss_of(inner(x)), warmup=2)
+    for i in range(6):
+        for f, m in ((outer, model), (lambda x: loss_of(other(x)), other)):
+            m.zero_grad()
+            f(rand(i, 5, 4)).backward()
+        assert_same(state_of(model), state_of(other))
+    assert replays(outer) >= 3
+    assert not inner.recordings
+
+
+def test_capture_ahead(device: torch.device, rand: Rand) -> None:
+    model, other = Net(device), Net(device)
+    fast = ol.graph(model)
+    fast.capture(rand(0, 5, 4))
+    assert_same(state_of(model), state_of(other))
+    for i in range(4):
+        for m in (fast, other):
+            m.zero_grad()
+            loss_of(m(rand(i, 5, 4))).backward()
+        assert_same(state_of(model), state_of(other))
+    assert replays(fast) == 4
+
+
+@pytest.mark.parametrize("options", [{"outputs": "static"}, {"inputs": "rebind"}])
+def test_options_of_inference_do_no_harm(
+    device: torch.device, rand: Rand, options: dict[str, Any]
+) -> None:
+    def program(model: Any, i: int) -> Tensor:
+        model.zero_grad()
+        y = model(rand(i, 5, 4))
+        loss_of(y).backward()
+        return y.detach()
+
+    train(Net(device), program, **options)
+
+
+def test_each_thread_trains_a_model_of_its_own(device: torch.device, rand: Rand) -> None:
+    models = [(Net(device), Net(device)) for _ in range(3)]
+
+    def work(number: int) -> None:
+        model, other = models[number]
+        fast = ol.graph(model, warmup=1)
+        for i in range(6):
+            for m in (fast, other):
+                m.zero_grad()
+                loss_of(m(rand(i + 10 * number, 5, 4))).backward()
+            assert_same(state_of(model), state_of(other))
+        assert replays(fast) > 0
+
+    with ThreadPoolExecutor(3) as threads:
+        for done in [threads.submit(work, i) for i in range(3)]:
+            done.result(timeout=60)
+
+
+def test_a_step_that_runs_its_backward_and_returns_a_loss_is_right(
+    device: torch.device, rand: Rand
+) -> None:
+    model, other = Net(device), Net(device)
+
+    def step_of(m: Any) -> Any:
+        def step(x: Tensor) -> Tensor:
+            m.zero_grad()
+            loss = loss_of(m(x))
+            loss.backward()
+            return loss.detach()
+
+        return step
+
+    fast, eager = ol.graph(step_of(model), warmup=1), step_of(other)
+    for i in range(6):
+        try:
+            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)))
+        except ol.CaptureError:
+            return
+        assert_same(state_of(model), state_of(other))
+
+
+def test_grad_mode_turned_on_inside_runs_eagerly(device: torch.device, rand: Rand) -> None:
+    model, other = Net(device), Net(device)
+
+    def f(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return model(x)
+
+    def step(fast: Any, i: int) -> None:
+        model.zero_grad()
+        y = fast(rand(i, 5, 4))
+        assert y.requires_grad
+        with torch.enable_grad():
+            loss_of(y).backward()
+            other.zero_grad()
+            loss_of(other(rand(i, 5, 4))).backward()
+        assert_same(state_of(model), state_of(other))
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        with pytest.warns(ol.GraphWarning, match="OL303"):
+            step(fast, 0)
+        for i in range(1, 4):
+            step(fast, i)
+
+
+def test_a_pool_that_is_too_small(device: torch.device, rand: Rand) -> None:
+    model, other = Net(device), Net(device)
+    fast = ol.graph(model, warmup=1, pool=ol.Pool(max_bytes=64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        for i in range(6):
+            for m in (fast, other):
+                m.zero_grad()
+                loss_of(m(rand(i, 5, 4))).backward()
+            assert_same(state_of(model), state_of(other))
+    assert not fast.recordings

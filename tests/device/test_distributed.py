@@ -1,0 +1,187 @@
+"""Collectives in recordings, and what modules of several processes ask for: a group of one.
+
+What two processes make of it is in tests/multi_gpu.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import onelaunch as ol
+from onelaunch import distributed
+
+from .drop_in import assert_same, random_tensor, replays
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rows(i: int) -> Tensor:
+    return random_tensor(i, 4, 3)
+
+
+@pytest.mark.usefixtures("group")
+def test_collectives_are_repeated_and_write() -> None:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        x.mul_(2)
+        dist.all_reduce(x)
+        total = y + 1
+        work = dist.all_reduce(total, async_op=True)
+        assert work is not None
+        work.wait()
+        parts = [torch.empty_like(x)]
+        dist.all_gather(parts, x)
+        dist.broadcast(y, src=0)
+        return total, parts[0] + 1
+
+    fast: Any = ol.graph(f, warmup=1)
+    for i in range(6):
+        given, expected = [rows(i), rows(i + 50)], [rows(i), rows(i + 50)]
+        assert_same(fast(*given), f(*expected))
+        assert_same(given, expected)
+    assert replays(fast) == 5
+
+
+@pytest.mark.usefixtures("group")
+def test_what_a_collective_writes_is_known_to_be_written() -> None:
+    """A tensor read by address, whose only writer is a collective."""
+    total = torch.zeros(3)
+
+    def f(x: Tensor) -> Tensor:
+        dist.all_reduce(total)
+        return total + x
+
+    fast: Any = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(5):
+            assert_same(fast(random_tensor(i, 3)), random_tensor(i, 3) + total)
+    assert replays(fast) == 4
+
+
+def step_over(model: Any) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+
+@pytest.mark.usefixtures("group")
+def test_a_step_over_ddp_warms_up_for_eleven_calls() -> None:
+    """And DDP's lists of its buffers, made anew at each forward, ask for no new recording."""
+    model, expected = network(), network()
+    step, eager = step_over(DDP(model)), step_over(DDP(expected))
+    fast: Any = ol.graph(step, warmup=2)
+    for i in range(16):
+        assert_same(fast(rows(i)), eager(rows(i)))
+        assert len(fast.recordings) == (i >= 11)
+    assert_same(model.state_dict(), expected.state_dict())
+    assert replays(fast) == 5
+    fast(rows(0)[:2])
+    fast(rows(0)[:2])
+    fast(rows(0)[:2])
+    assert len(fast.recordings) == 2  # DDP has had its ten: another size needs two calls more
+
+
+@pytest.mark.usefixtures("group")
+def test_an_eager_forward_between_replays() -> None:
+    """Validation through the same DDP module, which lists its buffers anew."""
+    model = network()
+    wrapped = DDP(model)
+    fast: Any = ol.graph(step_over(wrapped))
+    for i in range(20):
+        fast(rows(i))
+        with torch.no_grad():
+            wrapped(rows(i))
+    assert len(fast.recordings) == 1
+
+
+def refused(call: Any) -> ol.GraphError:
+    with pytest.raises(ol.GraphError) as caught:
+        call()
+    assert caught.value.code == "OL130"
+    return caught.value
+
+
+@pytest.mark.usefixtures("group")
+def test_a_pair_around_ddp_is_refused_with_the_line_to_write() -> None:
+    wrapped = DDP(network())
+    assert "DistributedDataParallel(ol.graph(module))" in refused(lambda: ol.graph(wrapped)).fix
+    around = nn.Sequential(wrapped, nn.ReLU())
+    assert "`DistributedDataParallel`" in refused(lambda: ol.graph(around)).what
+
+
+@pytest.mark.usefixtures("group")
+def test_a_graph_inside_ddp() -> None:
+    model, expected = network(), network()
+    fast: Any = ol.graph(model)
+    step, eager = step_over(DDP(fast)), step_over(DDP(expected))
+    for i in range(8):
+        assert_same(step(rows(i)), eager(rows(i)))
+    assert_same(model.state_dict(), expected.state_dict())
+
+
+@pytest.mark.usefixtures("group")
+def test_a_copy_of_a_wrapped_module_is_free() -> None:
+    wrapped = DDP(network())
+    fast: Any = ol.graph(copy.deepcopy(wrapped.module))
+    with torch.no_grad():
+        for i in range(5):
+            assert_same(fast(rows(i)), fast(rows(i)))
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["alive", "dropped"])
+@pytest.mark.usefixtures("group")
+def test_recordings_are_freed_before_process_groups_end(kept: bool) -> None:
+    """NCCL would wait for them; whoever is left runs eagerly again, and warms up."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        if dist.is_initialized():
+            dist.all_reduce(y)
+        return y
+
+    fast: Any = ol.graph(f, warmup=1)
+    for i in range(3):
+        fast(rows(i))
+    graph = fast._entries[0].captured.graph
+    resets: list[bool] = []
+    reset = graph.reset
+    graph.reset = lambda: (resets.append(True), reset())[1]
+    if not kept:
+        graph.cycle, fast = graph, None
+    dist.destroy_process_group()
+    assert resets
+    assert not dist.is_initialized()
+    if kept:
+        assert fast.recordings == []
+        assert_same(fast(rows(0)), rows(0) * 2)
+
+
+def test_without_a_process_group_nothing_is_asked() -> None:
+    assert distributed.least_warmup([network()]) == 0
+    assert distributed.refused_step([network()]) is None
+    assert distributed.spread(network()) is None

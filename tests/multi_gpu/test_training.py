@@ -1,0 +1,83 @@
+"""Training on two processes of one node: with gloo on any machine, with NCCL on two GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 120  # a shut-down that hangs ends the test
+
+
+def torchrun(way: str, *options: str, gpus: bool) -> list[dict[str, Any]]:
+    """The report of each of two processes."""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    if not gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", str(ROOT / "tests/multi_gpu/train.py"), way, *options]
+    with tempfile.TemporaryDirectory() as folder:
+        command += ["--out", folder]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(params=["gloo", pytest.param("nccl", marks=pytest.mark.multi_gpu)])
+def gpus(request: pytest.FixtureRequest) -> bool:
+    if request.param == "nccl" and torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 NVIDIA GPUs")
+    return request.param == "nccl"
+
+
+@pytest.mark.parametrize("recording", ["alive", "dropped"])
+def test_a_whole_step_over_ddp(gpus: bool, recording: str) -> None:
+    """Eleven warm-up calls, then one recording; every rank has the parameters of eager's run, and
+    the process group ends whether the recording is alive or waits to be collected."""
+    options = ["--keep"] if recording == "alive" else []
+    for report in torchrun("ddp-step", *options, gpus=gpus):
+        assert report["equal"], report
+        assert report["replays"] == 50 - 11
+
+
+def test_a_pair_inside_ddp(gpus: bool) -> None:
+    for report in torchrun("ddp-pair", gpus=gpus):
+        assert report["equal"], report
+        assert report["replays"] >= 40
+
+
+def test_a_whole_step_over_fsdp2_is_refused(gpus: bool) -> None:
+    for report in torchrun("fsdp-step", gpus=gpus):
+        assert report["refused"] == "OL130"
+        assert "storage of its parameters" in report["what"]
+
+
+@pytest.mark.parametrize("way", ["pair-over-ddp", "function-over-ddp", "pair-over-fsdp"])
+def test_a_pair_around_a_wrapper_is_refused(way: str) -> None:
+    for report in torchrun(way, gpus=False):
+        assert report["refused"] == "OL130", report
+        assert "fix:" in report["what"]
+
+
+def test_resharding_after_forward_is_refused(gpus: bool) -> None:
+    for report in torchrun("fsdp-reshard", gpus=gpus):
+        assert report["refused"] == "OL130", report
+        assert "resharding after forward" in report["what"]
+
+
+def test_a_collective_writes_its_argument(gpus: bool) -> None:
+    """`all_reduce` of the caller's tensor, whose schema declares no write."""
+    for report in torchrun("all-reduce", gpus=gpus):
+        assert report["equal"], report
+        assert report["replays"] >= 3

@@ -11,13 +11,25 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = {
-    "pure": ("errors", "source", "refusals", "hostreads", "tree", "spec", "options"),
+    "pure": (
+        "errors",
+        "collection",
+        "source",
+        "refusals",
+        "hostreads",
+        "tree",
+        "spec",
+        "fitting",
+        "buckets",
+        "options",
+    ),
     "driver": ("driver",),
     "core": (
         *("slots", "names", "state", "native", "guard", "observe", "plan", "recording"),
         *("leaves", "backward", "autograd", "forward", "training"),
         *("relied", "recorder", "callpath", "signature"),
-        *("stats", "pool", "compiled", "graphed", "module", "entry", "callables"),
+        *("flows", "independence", "padding", "proving"),
+        *("stats", "pool", "compiled", "graphed", "bucketed", "module", "entry", "callables"),
     ),
     "tools": ("bench",),
     "edge": ("report", "cli", "__main__", "__init__"),

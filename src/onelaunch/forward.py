@@ -32,7 +32,7 @@ from onelaunch.state import Walk
 
 
 class BackwardInside(Exception):
-    """The callable ran a backward itself."""
+    """The callable ran a backward itself, or made a leaf for one."""
 
 
 @dataclass(slots=True)
@@ -124,6 +124,8 @@ class Forward:
         stand_ins = [pair for pair in self._stand_ins.pairs() if id(pair[0]) in reached]
         reached -= {id(inputs.statics[i]) for i in arguments} | {id(s) for s, _ in stand_ins}
         lost = next((t for t in graph.leaves if id(t) in reached), None)
+        if lost is not None and observer.made(lost):
+            raise BackwardInside
         if lost is not None:
             raise CaptureError("OL114", f"a tensor of shape {list(lost.shape)} requires grad")
         leaves = [inputs.statics[i] for i in arguments] + [s for s, _ in stand_ins]

@@ -227,10 +227,14 @@ class Graphed(Generic[P, R]):
         try:
             entry = self._record(driver, device, spec, signature, flat)
         except NeedsGrad:  # not seen in the warm-up
+            if not torch.is_grad_enabled():
+                return self._ungraphed(signature, "OL303", "results require grad in no_grad mode")
             signature.forward = True
             return MISS
         except BackwardInside:
-            return self._ungraphed(signature, "OL303", "a backward runs inside")
+            return self._ungraphed(
+                signature, "OL303", "a backward runs inside, or a leaf is made for one"
+            )
         except CaptureError as error:
             return self._refused(signature, error)
         if entry is None:
@@ -598,7 +602,9 @@ class Graphed(Generic[P, R]):
                     signature.forward = True
                     entry = self._record(driver, device, spec, signature, flat)
             except BackwardInside:
-                raise CaptureError("OL303", "a backward runs inside") from None
+                raise CaptureError(
+                    "OL303", "a backward runs inside, or a leaf is made for one"
+                ) from None
             if entry is None:
                 raise CaptureError("OL304", f"{self._pool!r}")
             signature.eager = None

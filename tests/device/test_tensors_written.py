@@ -296,7 +296,8 @@ def test_metadata_of_a_new_tensor_is_its_own(rand: Rand) -> None:
     drop_in(lambda x: (x * 2).t_().unsqueeze_(0), lambda i: (rand(i, 3, 4),))
 
 
-def test_requires_grad_switched_on_inside(rand: Rand) -> None:
+@pytest.mark.parametrize("grad", [True, False])
+def test_requires_grad_switched_on_inside(rand: Rand, grad: bool) -> None:
     def world() -> Any:
         return lambda x: x.mul(2).requires_grad_(), lambda i: (rand(i, 3),)
 
@@ -304,7 +305,7 @@ def test_requires_grad_switched_on_inside(rand: Rand) -> None:
         warnings.simplefilter("ignore", ol.GraphWarning)
         eager, arguments = world()
         fast = ol.graph(eager, warmup=1)
-        with torch.no_grad():
+        with torch.set_grad_enabled(grad):
             for i in range(4):
                 assert_same(fast(*arguments(i)), eager(*arguments(i)))
 

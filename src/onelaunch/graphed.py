@@ -237,6 +237,9 @@ class Graphed(Generic[P, R]):
             )
         except CaptureError as error:
             return self._refused(signature, error)
+        if entry is None and self._pool.crowded:
+            signature.comeback.put_off()
+            return MISS
         if entry is None:
             return self._ungraphed(signature, "OL304", f"{self._pool!r}")
         signature.warm = 0
@@ -472,7 +475,9 @@ class Graphed(Generic[P, R]):
         self._counts.captures += 1
         self._counts.capture_seconds += captured.seconds
         forget = weakref.WeakMethod(self._evicted)
-        member = Member(pool, captured.graph, captured.launches, kept, forget)
+        pair = captured.pair
+        busy = bool if pair is None else lambda: pair.in_flight
+        member = Member(pool, captured.graph, captured.launches, kept, forget, busy)
         entry = _Entry(call, spec, flat.paths, captured, info, captured.guard, member)
         if self.options.policy == "measure":
             entry.call = self._timed(entry, signature)

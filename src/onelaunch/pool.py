@@ -75,6 +75,10 @@ class Comeback:
         self.seen = launches
         self.wait = min(2 ** (self.early + 1), _LONGEST_WAIT) if self.early > 1 else 0
 
+    def put_off(self) -> None:
+        """There is no room for it now, but there will be."""
+        self.wait = _WORTH_LAUNCHES
+
     def waits(self) -> bool:
         """Whether this call is to run eagerly."""
         self.wait = max(0, self.wait - 1)
@@ -151,7 +155,8 @@ class Pool:
         return PoolStats(self.memory_bytes, self.max_bytes, tuple(user.stats() for user in users))
 
     def _parts(self) -> list[DevicePool]:
-        return [*self._pools.values(), *self._apart]
+        with self._lock:
+            return [*self._pools.values(), *self._apart]
 
     # For the core: all of it inside `Driver.exclusive`.
 
@@ -159,7 +164,9 @@ class Pool:
         """The pool's part on one device, made on first use. Internal."""
         key = (driver.name, device)
         if key not in self._pools:
-            self._pools[key] = driver.new_pool(device)
+            made = driver.new_pool(device)
+            with self._lock:
+                self._pools[key] = made
         return self._pools[key]
 
     def apart(self, driver: Driver, device: torch.device) -> DevicePool:
@@ -168,7 +175,8 @@ class Pool:
         What a forward saves for its backward must outlive every launch in between.
         """
         pool = driver.new_pool(device)
-        self._apart.add(pool)
+        with self._lock:
+            self._apart.add(pool)
         return pool
 
     def within(self) -> bool:
@@ -204,7 +212,8 @@ class Pool:
         if need_bytes > self.max_bytes:
             return None
         part = self.on(driver, device)
-        self._make_room(part, need_bytes)
+        if not self._make_room(part, need_bytes):
+            return None
         alone = not self._by_age(part)
         made = capture()
         while self.memory_bytes > self.max_bytes and self._evict_oldest():
@@ -217,6 +226,11 @@ class Pool:
             made.member.graph.reset()
             return None
         return self._add(made, user)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether some recordings cannot be evicted at present. Internal."""
+        return any(member.busy() for member in self._by_age())
 
     def _add(self, made: A, user: User) -> A:
         if self.clock is not None:
@@ -243,8 +257,9 @@ class Pool:
             self._members.discard(oldest)
         return True
 
-    def _make_room(self, part: DevicePool, need_bytes: int) -> None:
-        """Evict until the need fits into what the pool does not keep, and may still take."""
+    def _make_room(self, part: DevicePool, need_bytes: int) -> bool:
+        """Evict until the need fits into what the pool does not keep, and may still take; False if
+        that cannot be."""
         assert self.max_bytes is not None
         while True:
             reserved = sum(p.memory_bytes for p in self._parts() if p is not part)
@@ -252,9 +267,9 @@ class Pool:
             shared = part.memory_bytes if own else 0
             kept = sum(m.kept_bytes for m in own)
             if reserved + max(shared, kept + need_bytes) <= self.max_bytes:
-                return
+                return True
             if not self._evict_oldest():
-                return
+                return False
 
     def __repr__(self) -> str:
         limit = "no limit" if self.max_bytes is None else f"at most {self.max_bytes}"

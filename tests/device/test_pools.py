@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 from collections.abc import Callable
@@ -274,6 +275,78 @@ def test_what_cannot_fit_is_not_captured(device: torch.device, rand: Rand, x: Te
     with pytest.raises(ol.CaptureError, match="OL304"):
         ahead.capture(x)
     assert ahead.stats().captures == 0
+
+
+def test_a_forward_that_waits_for_its_backward_stays(
+    device: torch.device, rand: Rand, x: Tensor
+) -> None:
+    """What it saved is still to be read; afterwards it goes as any other."""
+    eager = nn.Linear(8, 8, device=device)
+    model = copy.deepcopy(eager)
+    ample = ol.Pool()
+    trained: Any = ol.graph(lambda x: model(x).tanh(), pool=ample, warmup=1)
+    for i in range(4):
+        with torch.enable_grad():
+            trained(rand(i, 4, 8)).square().sum().backward()
+    model.zero_grad()
+    pool = ol.Pool(max_bytes=budget_for_two(x) + ample.memory_bytes)
+    fast: Any = ol.graph(lambda x: model(x).tanh(), pool=pool, warmup=1)
+    others = [ol.graph(scaled(k), pool=pool, warmup=1, outputs="static") for k in range(4)]
+
+    def step(i: int, between: Callable[[], None]) -> None:
+        with torch.enable_grad():
+            loss = fast(rand(i, 4, 8)).square().sum()
+            between()
+            loss.backward()
+            eager(rand(i, 4, 8)).tanh().square().sum().backward()
+        assert_same(model.weight.grad, eager.weight.grad)
+        assert_same(model.bias.grad, eager.bias.grad)
+
+    def crowd() -> None:
+        with torch.no_grad():
+            for k, other in enumerate(others):
+                calls(other, x, x * k, 2)
+
+    for i in range(6):
+        step(i, lambda: None)
+    assert len(fast.recordings) == 1
+    step(6, crowd)
+    assert len(fast.recordings) == 1
+    assert fast.stats().evictions == 0
+    crowd()
+    assert fast.stats().evictions == 1
+    for i in range(7, 10):
+        step(i, crowd)
+
+
+def test_a_recording_waits_for_room_that_a_forward_takes_up(
+    device: torch.device, rand: Rand, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs eagerly till then, without a warning, and not for good."""
+    monkeypatch.setattr(pool_module, "_WORTH_LAUNCHES", 3)
+    weight = torch.ones_like(x, requires_grad=True)
+    ample = ol.Pool()
+    for outer in (ample, None):
+        pool = outer or ol.Pool(max_bytes=ample.memory_bytes + x.nbytes // 2)
+        fast: Any = ol.graph(lambda x: (x * weight).tanh(), pool=pool, warmup=1)
+        for _ in range(4):
+            with torch.enable_grad():
+                loss = fast(x).sum()
+                loss.backward()
+        del loss
+    with torch.enable_grad():
+        waiting = fast(x)
+    other: Any = ol.graph(lambda x: x * 3 + 1, pool=pool, warmup=1)
+    for _ in range(4):
+        calls(other, x, x * 3 + 1)
+    assert len(other.recordings) == 0
+    assert len(fast.recordings) == 1
+    waiting.backward(torch.ones_like(waiting))
+    del waiting
+    for _ in range(4):
+        calls(other, x, x * 3 + 1)
+    assert len(other.recordings) == 1
+    assert pool.memory_bytes <= (pool.max_bytes or 0)
 
 
 @on_accelerators

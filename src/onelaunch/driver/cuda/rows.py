@@ -78,19 +78,28 @@ _kernels: dict[int, Any] = {}
 def ready(device: torch.device) -> bool:
     """Compile the kernel for a device and run it once, so that a capture can use it.
 
-    Takes 0.1 s the first time. False where the bindings are missing, or their compiler.
+    Takes 0.1 s the first time. False where the bindings are missing, or their compiler, or where
+    that does not know the device.
     """
     index = device_index(device)
     if index not in _kernels:
         _kernels[index] = None
         if capabilities().rebind and nodes.can_compile():
             with torch.cuda.device(index):
-                major, minor = torch.cuda.get_device_capability(index)
-                _kernels[index] = nodes.compiled(_SOURCE, _NAME, f"sm_{major}{minor}")
-                t = torch.zeros(32, dtype=torch.uint8, device=device)
-                stream = bindings._cuda_getCurrentRawStream(index)
-                _launch(index, (t.data_ptr(), t.data_ptr(), 1, 1, 1, 1, 1, 1, 32, 0, 0), 32, stream)
+                _kernels[index] = _loaded(index)
     return _kernels[index] is not None
+
+
+def _loaded(index: int) -> Any:
+    major, minor = torch.cuda.get_device_capability(index)
+    try:
+        kernel = nodes.compiled(_SOURCE, _NAME, f"sm_{major}{minor}")
+    except nodes.NodeError:
+        return None
+    t = torch.zeros(32, dtype=torch.uint8, device=f"cuda:{index}")
+    values = (t.data_ptr(), t.data_ptr(), 1, 1, 1, 1, 1, 1, 32, 0, 0)
+    nodes.launch(kernel, 1, _BLOCK, values, _TYPES, bindings._cuda_getCurrentRawStream(index))
+    return kernel
 
 
 def _launch(index: int, values: Sequence[int], nbytes: int, stream: int) -> None:

@@ -218,8 +218,7 @@ class Bucketed(Graphed[P, R]):
             signature.need_bytes = int(signature.need_bytes * grown)
         refuse_shared(job.proof, job.flat)
         # Autograd has to see the padding and the cut: its node is of the bucket's size.
-        trained = getattr(signature, "forward", False)
-        job.varying = {} if trained else self._grown_inside(driver, device, job)
+        job.varying = {} if signature.forward else self._grown_inside(driver, device, job)
         try:
             return super()._record(driver, device, spec, signature, flat)
         except Unfit:

@@ -708,7 +708,9 @@ class Graphed(Generic[P, R]):
 
 def surrounded() -> bool:
     """Whether something ambient wants to see the operations of a call: see `ambient`."""
-    return torch.compiler.is_dynamo_compiling() or (
+    if torch.compiler.is_dynamo_compiling() or (WARMING and get_ident() in WARMING):
+        return True
+    return (
         bool(
             _dispatch_modes()
             or _function_modes()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.backward import Backward, Gradients, StaticGraph
-from onelaunch.driver.driver import Dial, Graph, Pool, Released, Travel
+from onelaunch.driver.driver import Graph, Pool, Released, Travel
 from onelaunch.errors import CATALOGUE, CaptureError, GraphError, GraphWarning
 from onelaunch.leaves import keep_graph
 from onelaunch.observe import let_go
@@ -290,7 +290,6 @@ class ForwardGraph:
         """See `Graph.driver_bytes`."""
         backwards = sum(b.graph.driver_bytes for b in self._pair.backwards())
         return self._graph.driver_bytes + backwards
-
 
     def reset(self) -> None:
         """See `Graph.reset`."""

@@ -151,6 +151,40 @@ def _limit(row: dict[str, Any]) -> bool:
     return row["variant"].startswith("bare")
 
 
+def shapes(results: dict[str, Any]) -> str:
+    """What sizes that vary cost, beside what it was to be."""
+    rows = [
+        (t["what"], t["rule"], t["found"] if t["met"] else f"{t['found']}, missed")
+        for t in results["targets"]
+    ]
+    head = ("what", "to reach", "found")
+    return table(head, rows) + "\n" + caption(results, "", settled=True, dtype=None).lstrip()
+
+
+def shapes_serving(results: dict[str, Any]) -> str:
+    """The engines that serve requests of random batch and length."""
+    part = results["parts"]["requests"]
+    rows = [
+        (
+            row["title"],
+            f"{row['throughput']['per second']:,.0f}",
+            number(row["latency"]["p50 us"]),
+            number(row["latency"]["p99 us"]),
+        )
+        if row["status"] == "ok"
+        else (row["title"], row["status"], "-", "-")
+        for row in part["engines"].values()
+    ]
+    load = part["load"]
+    text = (
+        f"{load['requests']:,} requests of batch 1 to {load['max_batch']} and length 8 to "
+        f"{load['max_length']}, BERT of {load['layers']} layers, {load['width']} wide; latency in "
+        "microseconds."
+    )
+    head = ("engine", "requests per second", "p50", "p99")
+    return table(head, rows) + "\n" + caption(results, text, settled=True, dtype="bfloat16")
+
+
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engines-summary": ("engines.json", summary),
     "engines-wall": ("engines.json", figures("wall")),
@@ -160,6 +194,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "training-summary": ("training.json", training_summary),
     "training-pair": ("training.json", training("pair")),
     "training-step": ("training.json", training("step")),
+    "shapes": ("shapes.json", shapes),
+    "shapes-serving": ("shapes.json", shapes_serving),
 }
 
 
@@ -168,12 +204,15 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def caption(results: dict[str, Any], text: str, *, settled: bool = False) -> str:
+def caption(
+    results: dict[str, Any], text: str, *, settled: bool = False, dtype: str | None = "float32"
+) -> str:
     here = results["environment"]
     versions = f"driver {here['driver']}, CUDA {here['cuda']}, torch {here['torch']}"
     tf32 = "TF32 off" if here["cudnn TF32"] == "off" else "TF32 on"
     doubt = "" if settled else " `~`: still moving by more than 2% when time was up."
-    return f"{text}{doubt} {here['gpu'] or here['cpu']}, {versions}, float32, {tf32}.\n"
+    modes = "" if dtype is None else f", {dtype}, {tf32}"
+    return f"{text}{doubt} {here['gpu'] or here['cpu']}, {versions}{modes}.\n"
 
 
 def row_of(data: dict[str, Any], engine: str) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.autograd import Pair
-from onelaunch.driver.driver import Driver, Released
+from onelaunch.driver.driver import Driver, Released, Varying
 from onelaunch.gradients import keeper
 from onelaunch.plan import Output
 from onelaunch.recording import Captured, StateOutput
@@ -83,6 +83,7 @@ def build_call(
         source.line(f"{name} = {source.name('slot', slot.read)}()")
         inputs.append(name)
     _check_tensors(source, captured, inputs)
+    _check_sizes(source, captured, inputs)
     _check_default_device(source, spec)
     _check_memory(source, driver, captured, inputs)
     source.miss_if(f"not {source.name('state', captured.guard.check)}()")
@@ -187,13 +188,44 @@ def _check_tensors(source: _Source, captured: Captured, inputs: Sequence[str]) -
     unlike = [i for i in range(len(captured.inputs.tensors)) if _same_object_twice(captured, i)]
     checked = [name for i, name in enumerate(inputs) if i not in unlike]
     examples = [t for i, t in enumerate(captured.inputs.tensors) if i not in unlike]
-    guards = _GUARDS.TensorGuards(*examples, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    sizes = strides = None
+    if captured.inputs.varying:
+        varying = {id(captured.inputs.tensors[i]): v for i, v in captured.inputs.varying.items()}
+        sizes = [_fixed_sizes(t, varying.get(id(t))) for t in examples]
+        strides = [[None] * t.dim() if id(t) in varying else list(t.stride()) for t in examples]
+    guards = _GUARDS.TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     source.miss_if(f"not {source.name('tensors', guards.check)}({', '.join(checked)})")
     for i in unlike:
         first = next(
             j for j, t in enumerate(captured.inputs.tensors) if t is captured.inputs.tensors[i]
         )
         source.miss_if(f"{inputs[i]} is not {inputs[first]}")
+
+
+def _fixed_sizes(t: Tensor, varying: Varying | None) -> list[int | None]:
+    moving = () if varying is None else varying.dims
+    return [None if dim in moving else size for dim, size in enumerate(t.shape)]
+
+
+def _check_sizes(source: _Source, captured: Captured, inputs: Sequence[str]) -> None:
+    """The real sizes of a bucketed call, as `n0`, `n1`: all arguments agree on them, and the bucket
+    serves them. 0.1 us each."""
+    bucket = captured.bucket
+    if bucket is None:
+        return
+    seen: set[int] = set()
+    for index, varying in captured.inputs.varying.items():
+        name = inputs[index]
+        source.miss_if(f"not {name}.is_contiguous()")
+        source.line(f"s{index} = {name}.shape")
+        for dim, place in zip(varying.dims, bucket.places[index], strict=True):
+            if place in seen:
+                source.miss_if(f"s{index}[{dim}] != n{place}")
+                continue
+            seen.add(place)
+            source.line(f"n{place} = s{index}[{dim}]")
+            least, most = bucket.least[place], bucket.sizes[place]
+            source.miss_if(f"n{place} < {least} or n{place} > {most}")
 
 
 def _same_object_twice(captured: Captured, index: int) -> bool:
@@ -227,7 +259,7 @@ def _check_memory(
             source.miss_if(f"{name}.data_ptr() != {address}")
     writes = bool(captured.written_inputs or captured.written)
     shared = any(len(group.members) > 1 for group in captured.inputs.groups)
-    movable = [i for i, how in enumerate(travels) if how in ("node", "copy")]
+    movable = [i for i, how in enumerate(travels) if how in ("node", "copy", "pad")]
     fixed = list(captured.written) if captured.written else []
     if captured.written_inputs:
         fixed = captured.guard.tensors
@@ -336,7 +368,11 @@ def _allocate(
         nbytes = group.stop - group.start
         base = next((m for m in members if _is_whole(m[1], nbytes)), None)
         name, where = f"g{index}", source.name("device", device)
-        if base is not None:
+        if base is not None and base[1].follows:
+            sized = source.name("sized", driver.sized_allocator(base[1].spec))
+            made = f"{sized}({_sizes(base[1])})"
+            names[base[0]] = name
+        elif base is not None:
             made = f"{source.name('allocate', driver.allocator(base[1].spec))}()"
             names[base[0]] = name
         else:
@@ -347,6 +383,27 @@ def _allocate(
                 names[number] = f"o{number}"
                 source.line(f"o{number} = {source.name('view', _viewer(output))}({name})")
         targets.append(name)
+
+
+def _sizes(output: Output) -> str:
+    """Expressions for the size and the strides of a contiguous result of a bucketed call."""
+    sizes: list[str] = [str(size) for size in output.spec.shape]
+    for follow in output.follows:
+        scaled = f"{follow.scale} * n{follow.place}" if follow.scale > 1 else f"n{follow.place}"
+        sizes[follow.dim] = f"{scaled} + {follow.more}" if follow.more else scaled
+    strides: list[str] = []
+    number, factors = 1, list[str]()
+    for size in reversed(sizes):
+        strides.append(
+            " * ".join([str(number), *factors])
+            if number > 1 or not factors
+            else " * ".join(factors)
+        )
+        if size.isdigit():
+            number *= max(int(size), 1)
+        else:
+            factors.append(f"({size})" if " " in size else size)
+    return f"({_tuple(sizes)}), ({_tuple(strides[::-1])})"
 
 
 def _is_whole(output: Output, nbytes: int) -> bool:

@@ -7,6 +7,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from torch import nn
 
+from onelaunch.bucketed import graphed
+from onelaunch.buckets import Buckets
 from onelaunch.errors import GraphError
 from onelaunch.graphed import Graphed
 from onelaunch.module import graph_module
@@ -47,6 +49,7 @@ def graph(
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
     policy: Policy = "always",
+    buckets: Buckets | None = None,
 ) -> _Decorator: ...
 @overload
 def graph(
@@ -62,6 +65,7 @@ def graph(
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
     policy: Policy = "always",
+    buckets: Buckets | None = None,
 ) -> M: ...
 @overload
 def graph(
@@ -77,6 +81,7 @@ def graph(
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
     policy: Policy = "always",
+    buckets: Buckets | None = None,
 ) -> Graphed[P, R]: ...
 def graph(
     fn: Any = None,
@@ -91,6 +96,7 @@ def graph(
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
     policy: Policy = "always",
+    buckets: Buckets | None = None,
 ) -> Any:
     """The same callable, its device work as one launch.
 
@@ -118,6 +124,8 @@ def graph(
         on_refusal: what to do where `fn` cannot be captured: ``"raise"`` the `CaptureError`, or
             run that signature ``"eager"`` with one warning.
         policy: ``"measure"``: time the caller's own eager calls and replays, keep the faster.
+        buckets: sizes of a changing dimension that each get one recording; other sizes are padded
+            to the next, and the results cut back. See `Buckets`.
 
     Returns:
         A `Graphed`, or for a module its graphed twin. Both have `capture`, `recordings`,
@@ -146,6 +154,7 @@ def graph(
         on_mismatch=on_mismatch,
         on_refusal=on_refusal,
         policy=policy,
+        buckets=buckets,
     )
     if pool is not None and not isinstance(pool, Pool):
         raise GraphError("OL401", f"pool={pool!r}", fix="pool=ol.Pool(), or None")
@@ -163,4 +172,4 @@ def _graphed(fn: Any, options: Options, pool: Pool | None) -> Any:
         raise GraphError(
             "OL401", f"expected a callable, got a {type(fn).__name__}: {shown}", fix=fix
         )
-    return Graphed(fn, options, pool)
+    return graphed(fn, options, pool)

@@ -185,6 +185,13 @@ CATALOGUE: dict[str, Entry] = {
         "run: each process would train on its own gradients",
         "graph the module inside the wrapper, or the whole step with its backward and optimizer",
     ),
+    "OL140": Entry(
+        "padding would change a result",
+        "a bucket runs at a padded size, which is right only where real rows do not depend on "
+        "padded ones",
+        "mask the padding (an attention mask, `pad={...: 0}`), bucket another dimension, or assert "
+        "it: Buckets(..., independent=True)",
+    ),
     # 2xx: what a replay refuses.
     "OL201": Entry(
         "the call fits no recording",
@@ -195,6 +202,11 @@ CATALOGUE: dict[str, Entry] = {
         "gradients of gradients",
         "the backward is a recording, and autograd does not see into it",
         "call the module itself where `create_graph=True` is needed, or graph the whole step",
+    ),
+    "OL210": Entry(
+        "the call is larger than every bucket",
+        "no recording holds so many rows",
+        'add a larger size, or ask for overflow="eager" or overflow="chunk"',
     ),
     # 3xx: ran eagerly, with a warning.
     "OL301": Entry(
@@ -217,8 +229,8 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "OL304": Entry(
         "the pool is full",
-        "another recording would take the pool over its max_bytes",
-        "raise max_bytes, or reset a recording that is no longer used",
+        "its recording alone would take the pool over its max_bytes",
+        "raise max_bytes, or call with smaller sizes",
     ),
     "OL305": Entry(
         "too many forwards wait for their backward",
@@ -232,10 +244,20 @@ CATALOGUE: dict[str, Entry] = {
         "the forward",
         "keep values on the device in custom backwards, or graph the parts around them",
     ),
+    "OL310": Entry(
+        "larger than every bucket",
+        "no recording holds so many rows",
+        'add a larger size, or ask for overflow="chunk"',
+    ),
     # 4xx: how onelaunch was called.
     "OL401": Entry(
         "bad argument to onelaunch",
         "the value is not one that this option takes",
         "see the documentation of the function",
+    ),
+    "OL402": Entry(
+        "arguments of different bucketed sizes",
+        "padded arguments grow to one bucket together, so they must have one size",
+        'say what is not padded, or where its rows are: Buckets(..., dims={"weight": None})',
     ),
 }

@@ -7,7 +7,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
@@ -20,8 +20,9 @@ from torch.optim import Optimizer
 
 from onelaunch import distributed
 from onelaunch.callpath import MISS, build_call
+from onelaunch.collection import no_collection
 from onelaunch.compiled import compiled
-from onelaunch.driver.driver import Driver
+from onelaunch.driver.driver import Driver, Varying
 from onelaunch.driver.select import preserved_random_state, select
 from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
 from onelaunch.forward import BackwardInside, Forward
@@ -30,6 +31,7 @@ from onelaunch.observe import Observer
 from onelaunch.optimizers import Options as StepOptions
 from onelaunch.optimizers import refusal, settle, watching_steps
 from onelaunch.options import Options
+from onelaunch.padding import Follow
 from onelaunch.pool import Comeback, Member, Pool
 from onelaunch.recorder import Recorder
 from onelaunch.recording import Captured, NeedsGrad, Recording, describe
@@ -196,7 +198,7 @@ class Graphed(Generic[P, R]):
         spec = spec_of(driver, flat, device)
         signature = self._signatures.get(spec)
         if signature is None:
-            if self._entries and self.options.on_mismatch == "error":
+            if self.options.on_mismatch == "error" and self._alike():
                 raise self._mismatch(spec)
             if len(self._signatures) >= 4 * self.options.max_recordings:
                 self._warn("OL301", self._varying(spec))
@@ -389,6 +391,7 @@ class Graphed(Generic[P, R]):
                 signature.forward = self._wants_grad(driver, result, args, kwargs)
                 del result
                 signature.need_bytes = max(0, need - observer.saved_bytes)
+                signature.threads.add(get_ident())
                 if self.options.compile:
                     signature.known = observer
                     for _ in range(2):
@@ -413,13 +416,16 @@ class Graphed(Generic[P, R]):
         flat: Flat,
     ) -> _Entry | None:
         """A recording in the pool; None where the pool's `max_bytes` leaves no room for it."""
-        return self._pool.admit(
+        entry = self._pool.admit(
             driver,
             device,
             signature.need_bytes,
             lambda: self._captured(driver, device, spec, signature, flat),
             self,
         )
+        if entry is not None:
+            signature.launches = None
+        return entry
 
     def _captured(
         self,
@@ -446,13 +452,15 @@ class Graphed(Generic[P, R]):
             rebind=self.options.inputs == "rebind" and forward is None,
             known=signature.known if callee is not self.fn else None,
             forward=forward,
+            varying=self._varying_arguments(),
+            follows=self._followed(),
         )
         captured = recorder.record(flat.tree, flat.tensors)
         distributed.shutdown.watch(self, captured.graph)
         if signature.launches is not None:
-            captured.launches, signature.launches = signature.launches, None
+            captured.launches = signature.launches
         captured.clock = self._pool.clock
-        call = build_call(captured, spec, self._name)
+        call = self._call_of(captured, spec)
         kept = pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
         if forward is not None:
             kept = pool.memory_bytes
@@ -467,6 +475,21 @@ class Graphed(Generic[P, R]):
         if self.options.policy == "measure":
             entry.call = self._timed(entry, signature)
         return entry
+
+    def _varying_arguments(self) -> Mapping[int, Varying]:
+        """The arguments that may be smaller in a call than in the recording under way."""
+        return {}
+
+    def _followed(self) -> Sequence[tuple[Follow, ...]]:
+        """For each tensor of its result the dimensions that follow their sizes."""
+        return ()
+
+    def _call_of(self, captured: Captured, spec: CallSpec) -> Callable[..., Any]:
+        return build_call(captured, spec, self._name)
+
+    def _alike(self) -> Sequence[_Entry]:
+        """The recordings that a new signature differs from, under ``on_mismatch="error"``."""
+        return self._entries
 
     def _roots(self, flat: Flat) -> list[tuple[str, object]]:
         """Where the state that the callable reaches begins."""
@@ -561,7 +584,7 @@ class Graphed(Generic[P, R]):
         unequal = opaque(flat)
         if unequal is not None:
             raise CaptureError("OL302", unequal)
-        with driver.exclusive():
+        with driver.exclusive(), no_collection():
             spec = spec_of(driver, flat, device)
             signature = self._signatures.setdefault(spec, _Signature())
             if any(e.spec == spec and e.guard.check() for e in self._entries):
@@ -640,7 +663,7 @@ class Graphed(Generic[P, R]):
         return f"{where}: {how}"
 
     def _mismatch(self, spec: CallSpec) -> ReplayError:
-        entry = self._entries[0]
+        entry = self._alike()[0]
         where, how = entry.spec.difference(spec, entry.paths)
         what = f"`{self._name}` was captured for {entry.spec}, got {spec}"
         return ReplayError("OL201", what, where=f"{where}: {how}")
@@ -668,10 +691,25 @@ class Graphed(Generic[P, R]):
         return f"<onelaunch.Graphed {self._name}, {len(self._entries)} recordings>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphed[P, R]:
-        return Graphed(copy.deepcopy(self.fn, memo), self.options)
+        return type(self)(copy.deepcopy(self.fn, memo), self.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Graphed, (self.fn, self.options)
+        return type(self), (self.fn, self.options)
+
+
+def surrounded() -> bool:
+    """Whether something ambient wants to see the operations of a call: see `ambient`."""
+    return torch.compiler.is_dynamo_compiling() or (
+        bool(
+            _dispatch_modes()
+            or _function_modes()
+            or _functorch() is not None
+            or _forward_ad._current_level >= 0
+            or _anomaly()
+            or _tracing() is not None
+        )
+        and ambient() is not None
+    )
 
 
 def _creates_state(change: Change) -> bool:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from onelaunch import distributed
+from onelaunch.bucketed import graphed
 from onelaunch.errors import GraphError
 from onelaunch.graphed import Graphed
 from onelaunch.options import Options
@@ -19,7 +20,7 @@ from onelaunch.pool import Pool
 
 M = TypeVar("M", bound=nn.Module)
 
-_HANDED_ON = ("capture", "recordings", "memory_bytes", "stats", "reset")
+_HANDED_ON = ("capture", "recordings", "memory_bytes", "stats", "reset", "capture_all")
 
 
 class _Forward:
@@ -101,10 +102,10 @@ def graph_module(module: M, options: Options, pool: Pool | None) -> M:
     if isinstance(module, _Twin):
         raise GraphError("OL401", "this module is graphed already", fix="use it as it is")
     distributed.refuse_module(module)
-    graphed: Graphed[..., Any] = Graphed(_Forward(module), options, pool, root=("", module))
+    fast = graphed(_Forward(module), options, pool, root=("", module))
     twin = object.__new__(_twin_class(type(module)))
     twin.__dict__ = module.__dict__
-    twin.__graphed__ = graphed
+    twin.__graphed__ = fast
     return cast(M, twin)
 
 

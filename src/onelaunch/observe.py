@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from onelaunch.driver.driver import Driver, Region
-from onelaunch.driver.operators import operator
+from onelaunch.driver.operators import operator, tensors
 from onelaunch.errors import CaptureError
 from onelaunch.hostreads import HostReads
 from onelaunch.refusals import refusal
@@ -99,16 +98,16 @@ class Observer(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         name: str = func._schema.name
-        tensors = _tensors((args, kwargs))
+        given = tensors((args, kwargs))
         try:
             if name in _LIFTS:
-                self._lift(tensors)
+                self._lift(given)
             if self._refuse:
-                self._check(func, name, tensors, args, kwargs)
+                self._check(func, name, given, args, kwargs)
         except CaptureError as error:
             self.refused = self.refused or error
             raise
-        for t in tensors:
+        for t in given:
             self._read(t)
         for t in operator(func).written(args, kwargs):
             self._write(t)
@@ -118,7 +117,7 @@ class Observer(TorchDispatchMode):
         if name == "aten::copy_" and self._is_number(args):
             func, args, kwargs = torch.ops.aten.fill_.Scalar, (args[0], args[1].item()), {}
         result = func(*args, **kwargs)
-        self._produce(func, tensors, _tensors(result))
+        self._produce(func, given, tensors(result))
         return result
 
     def made(self, t: Tensor) -> bool:
@@ -269,8 +268,9 @@ class Observer(TorchDispatchMode):
         if self._save and region not in self._saved_regions:
             # Parts of a storage are saved as they are first written; `restore` goes backwards.
             self._saved_regions.add(region)
-            memory = self._driver.alias(t, torch.uint8, (region.stop - region.start,), (1,), 0)
-            self._saved.append((memory, memory.clone()))
+            with _disable_current_modes():  # others that watch are to see the callable alone
+                memory = self._driver.alias(t, torch.uint8, (region.stop - region.start,), (1,), 0)
+                self._saved.append((memory, memory.clone()))
 
     def _produce(self, func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         random = _is_random(func)
@@ -309,8 +309,8 @@ class Observer(TorchDispatchMode):
             for t, static in zip(originals, statics, strict=True)
             if self._on_device(t)
         }
-        for storage, tensors in seen.external.items():
-            self.external.setdefault(storage, []).extend(tensors)
+        for storage, held in seen.external.items():
+            self.external.setdefault(storage, []).extend(held)
         for storage, t in seen.written.items():
             self.written[stands_for.get(storage, storage)] = t
         self.counted |= {stands_for.get(storage, storage) for storage in seen.counted}
@@ -369,10 +369,6 @@ def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
 
 def _is_random(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
 
 
 def _is_held(t: Tensor, but: Collection[int]) -> bool:

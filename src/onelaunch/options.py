@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from onelaunch.buckets import Buckets
 from onelaunch.errors import GraphError
 
 Outputs = Literal["fresh", "static"]
@@ -28,6 +29,7 @@ class Options:
     on_mismatch: OnMismatch = "record"
     on_refusal: OnRefusal = "raise"
     policy: Policy = "always"
+    buckets: Buckets | None = None
 
     def __post_init__(self) -> None:
         _one_of("outputs", self.outputs, ("fresh", "static"))
@@ -36,6 +38,12 @@ class Options:
         _one_of("on_refusal", self.on_refusal, ("raise", "eager"))
         _one_of("policy", self.policy, ("always", "measure"))
         _one_of("compile", self.compile, (False, True, "default", "max-autotune"))
+        if not (self.buckets is None or isinstance(self.buckets, Buckets)):
+            fix = "buckets=ol.Buckets(dim=0, sizes=(1, 4, 16))"
+            raise GraphError("OL401", f"buckets={self.buckets!r}", fix=fix)
+        if self.buckets is not None and self.outputs == "static":
+            fix = 'outputs="fresh", or no buckets: the captured buffers have the bucket\'s size'
+            raise GraphError("OL401", 'outputs="static" with buckets', fix=fix)
         _at_least("warmup", self.warmup, 1)
         _at_least("max_recordings", self.max_recordings, 1)
         _at_least("max_in_flight", self.max_in_flight, 1)

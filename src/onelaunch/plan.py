@@ -15,14 +15,19 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from onelaunch.driver.driver import Capture, Driver, Region, Travel
+from onelaunch.driver.driver import Capture, Driver, Region, Travel, Varying
 from onelaunch.errors import CaptureError
 from onelaunch.observe import Observer, refuse
+from onelaunch.padding import Follow
 from onelaunch.spec import TensorSpec
 
 _SPARSE_EXTENT = 2
 """A memcpy carries the gaps of a strided tensor too; above so many times its own bytes,
 a strided `copy_` before the launch moves less."""
+
+
+class Unfit(Exception):
+    """A tensor that a port of varying size cannot carry, so that the call is padded before it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +49,8 @@ class Inputs:
     travels: list[str]
     groups: list[Group]
     statics: list[Tensor] = field(default_factory=lambda: cast(list[Tensor], []))
+    varying: dict[int, Varying] = field(default_factory=dict[int, Varying])
+    """The inputs that may be smaller in a call than in the recording."""
 
     def release(self) -> None:
         """Let go of the recording's memory."""
@@ -109,6 +116,11 @@ def _join(groups: list[Group], index: int, region: Region) -> None:
 def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device) -> list[Tensor]:
     """Make the buffers, add the input ports, and return what the callable gets for each input."""
     statics: list[Tensor] = list(inputs.tensors)
+    alone = {group.members[0] for group in inputs.groups if len(group.members) == 1}
+    for index in inputs.varying:
+        if inputs.travels[index] != "node" or index not in alone:
+            raise Unfit
+        inputs.travels[index] = "pad"
     for group in inputs.groups:
         first = group.members[0]
         if group.travel == "fill":
@@ -128,6 +140,9 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
         example = inputs.tensors[first]
         if group.travel == "copy":
             capture.input(example, statics[first], "copy")
+        elif first in inputs.varying:
+            group.travel = "pad"
+            capture.input(example, buffer, "pad", 0, inputs.varying[first])
         else:
             displacement = driver.region(example).start - group.region.start
             capture.input(example, buffer, "node", displacement)
@@ -171,6 +186,8 @@ class Output:
     """It is the recording's own memory, not copied, which each replay writes."""
     spent: bool = False
     """It requires grad, by a graph whose backward the callable itself has run."""
+    follows: tuple[Follow, ...] = ()
+    """The dimensions that follow the real sizes of a bucketed call."""
 
 
 @dataclass(slots=True)
@@ -257,7 +274,7 @@ def _place(
             (
                 i
                 for i, static in enumerate(inputs.statics)
-                if inputs.travels[i] in ("node", "copy", "fill")
+                if inputs.travels[i] in ("node", "copy", "fill", "pad")
                 and driver.region(static).storage == region.storage
                 and static.dtype == t.dtype
             ),
@@ -273,6 +290,38 @@ def _place(
         offset = region.start - driver.region(base).start if t.numel() else 0
         return Output("held view", spec, offset=offset, tensor=base, is_view=t._is_view())
     return Output("own", spec, is_view=t._is_view())
+
+
+def varying_group(plan: Outputs, index: int) -> Varying | None:
+    """How much of the group of results number `index` a call gets; None for all of it.
+
+    Raises:
+        Unfit: they are views of each other, or not contiguous.
+    """
+    group = plan.groups[index]
+    members = [o for o in plan.made if o.source == "own" and o.index == index]
+    follows = next((o.follows for o in members if o.follows), ())
+    if not follows:
+        return None
+    spec = members[0].spec
+    whole = spec.dense and spec.extent_bytes == group.stop - group.start
+    plain = whole and not (members[0].is_view or spec.conj or spec.neg)
+    dims = tuple(sorted(f.dim for f in follows))
+    contiguous = spec.stride == contiguous_stride(spec.shape)
+    if len(members) > 1 or not plain or not contiguous or len(dims) > 2:
+        raise Unfit
+    if any(f.more < 0 for f in follows):  # no rows at all are no rows to copy
+        raise Unfit
+    return Varying(spec.shape, spec.dtype, dims, (None,) * len(dims))
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a new tensor of this shape."""
+    stride, step = [0] * len(shape), 1
+    for dim in reversed(range(len(shape))):
+        stride[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(stride)
 
 
 def own(driver: Driver, plan: Outputs, output: Output, t: Tensor) -> None:

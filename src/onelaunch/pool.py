@@ -39,6 +39,7 @@ class Member:
         used: launches so far, and when the last one was by the pool's clock.
         kept_bytes: what it keeps of the pool for itself.
         forget: takes the recording off its owner's table, so that nothing refers to its memory.
+        busy: whether something still waits for what the last launch left in it; then it stays.
     """
 
     part: DevicePool
@@ -46,6 +47,7 @@ class Member:
     used: list[int]
     kept_bytes: int
     forget: weakref.WeakMethod[Callable[[Member], None]]
+    busy: Callable[[], bool] = bool
 
     def evict(self) -> None:
         """Off the table, then freed. A thread that is about to launch it looks further."""
@@ -137,7 +139,7 @@ class Pool:
     @property
     def memory_bytes(self) -> int:
         """Bytes that the pool holds on all devices."""
-        return sum(pool.memory_bytes for pool in self._parts())
+        return sum(part.memory_bytes for part in self._parts())
 
     def stats(self) -> PoolStats:
         """What the pool holds and what its recordings did.
@@ -217,6 +219,8 @@ class Pool:
         return self._add(made, user)
 
     def _add(self, made: A, user: User) -> A:
+        if self.clock is not None:
+            made.member.used[1] = self.clock()  # a capture ahead is a use
         with self._lock:
             self._members.add(made.member)
             self._users.add(user)
@@ -230,13 +234,13 @@ class Pool:
         return sorted(found, key=lambda m: m.used[1])
 
     def _evict_oldest(self) -> bool:
-        """Evict the least recently used recording; False if there is none."""
-        members = self._by_age()
-        if not members:
+        """Evict the least recently used recording; False if there is none to evict."""
+        oldest = next((member for member in self._by_age() if not member.busy()), None)
+        if oldest is None:
             return False
-        members[0].evict()
+        oldest.evict()
         with self._lock:
-            self._members.discard(members[0])
+            self._members.discard(oldest)
         return True
 
     def _make_room(self, part: DevicePool, need_bytes: int) -> None:

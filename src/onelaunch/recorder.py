@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from onelaunch.autograd import ForwardGraph
 from onelaunch.dials import Dials, Reached, Steps, constants, dials, every_key, keys_read
-from onelaunch.driver.driver import Capture, Driver, Graph
+from onelaunch.driver.driver import Capture, Driver, Graph, Varying
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_seeds
 from onelaunch.errors import CaptureError
@@ -27,7 +27,17 @@ from onelaunch.guard import StateGuard
 from onelaunch.leaves import stand_in_for
 from onelaunch.observe import Observer, let_go
 from onelaunch.optimizers import parameters_of
-from onelaunch.plan import Inputs, Outputs, plan_inputs, plan_outputs, stage, unique
+from onelaunch.padding import Follow
+from onelaunch.plan import (
+    Inputs,
+    Outputs,
+    Unfit,
+    plan_inputs,
+    plan_outputs,
+    stage,
+    unique,
+    varying_group,
+)
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.relied import relied_on
 from onelaunch.slots import gradient_of
@@ -86,6 +96,10 @@ class Recorder:
     rebind: bool
     known: Observer | None = None
     forward: Forward | None = None
+    varying: Mapping[int, Varying] = field(default_factory=dict[int, Varying])
+    """Arguments that may be smaller in a call than here."""
+    follows: Sequence[tuple[Follow, ...]] = ()
+    """For each tensor of the result the dimensions that follow their sizes."""
     _constants: dict[int, tuple[frozenset[str], Reached]] = field(
         default_factory=lambda: cast(Any, {})
     )
@@ -121,6 +135,7 @@ class Recorder:
         run = _Run(steps=Steps(self._kept(before), self.device.type == "cuda"))
         observer: list[Observer] = []
         plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
+        plan.varying = dict(self.varying)
         try:
             generators = _generators(tree, before)
 
@@ -308,6 +323,11 @@ class Recorder:
                 if output.source == "own" and output.spec.requires_grad and not output.spent:
                     raise NeedsGrad
         numbers = run.outputs.numbers
+        for t, follows in zip(flat.tensors, self.follows, strict=False):
+            output = run.outputs.made[numbers[id(t)]]
+            output.follows = follows
+            if follows and output.source not in ("own", "argument"):
+                raise Unfit
         run.tree, run.numbers = flat.tree, tuple(numbers[id(t)] for t in flat.tensors)
         run.state = [
             StateOutput(slot, part.tree, tuple(numbers[id(t)] for t in part.tensors))
@@ -403,9 +423,10 @@ class Recorder:
     ) -> None:
         """Results to fresh memory, and written inputs back to where they came from."""
         if not self.static_outputs:
-            for group in outputs.groups:
+            for index, group in enumerate(outputs.groups):
                 size = (group.stop - group.start,)
-                capture.output(self.driver.alias(group.example, torch.uint8, size, (1,), 0))
+                buffer = self.driver.alias(group.example, torch.uint8, size, (1,), 0)
+                capture.output(buffer, 0, varying_group(outputs, index))
         for index in written_groups(self.driver, plan, observer):
             group = plan.groups[index]
             if group.travel == "fill":

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,6 +66,24 @@ class StateOutput(NamedTuple):
 
 
 @dataclass(slots=True)
+class Bucket:
+    """The calls that a recording serves.
+
+    Attributes:
+        sizes: what it was recorded at, for each bucketed dimension.
+        least: the smallest sizes that are padded to it.
+        places: for each argument that may be smaller, the bucketed dimensions that its varying ones
+            follow.
+        way: calls it with arguments that were padded before; None where there is no other way.
+    """
+
+    sizes: tuple[int, ...]
+    least: tuple[int, ...]
+    places: dict[int, tuple[int, ...]]
+    way: Callable[..., Any] | None = None
+
+
+@dataclass(slots=True)
 class Captured:
     """All that the call path needs of a recording."""
 
@@ -99,6 +117,8 @@ class Captured:
     seconds: float
     pair: Pair | None = None
     """What joins the results to autograd, where they require grad."""
+    bucket: Bucket | None = None
+    """The bucket that it serves, of a callable that has any."""
     launches: list[int] = field(default_factory=lambda: [0, 0])
     """How many, counted up by the call path; and when the last one was, by the `clock`."""
     clock: Callable[[], int] | None = None

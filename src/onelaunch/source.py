@@ -70,4 +70,9 @@ def is_users(filename: str) -> bool:
     """Whether a file belongs neither to torch, nor to onelaunch, nor to the plumbing between."""
     if filename.startswith("<"):  # generated code, unless a notebook or doctest holds its source
         return bool(linecache.getline(filename, 1))
+    return _outside(filename)
+
+
+@functools.cache
+def _outside(filename: str) -> bool:
     return not os.path.abspath(filename).startswith(_LIBRARY) and filename not in _PLUMBING

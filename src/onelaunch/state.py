@@ -115,6 +115,10 @@ class Walk:
                 yield slot, value
 
 
+_LEAVES = frozenset({bool, int, float, str, type(None)})
+"""Types of most values that a walk meets, which lead nowhere."""
+
+
 def walk(roots: Iterable[tuple[str, object]]) -> Walk:
     """Find all that the roots reach. Costs a few microseconds for each object visited.
 
@@ -128,6 +132,7 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
     roots = list(roots)
     tops = {id(value) for _, value in roots}
     seen: set[int] = set()
+    kinds: set[type] = set()
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
     queue: deque[tuple[str, object, Slot | None]] = deque((n, value, None) for n, value in roots)
     methods: list[tuple[str, types.FunctionType, Slot | None]] = []
@@ -143,7 +148,8 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
         elif isinstance(value, types.FunctionType):
             found.names |= names_read(value.__code__)
             found.functions.append(value)
-        if isinstance(value, nn.Module):  # it may be a library's, whose functions are not read
+        if isinstance(value, nn.Module) and type(value) not in kinds:
+            kinds.add(type(value))  # it may be a library's, whose functions are not read
             found.names |= attributes_read(type(value))
         found.owned += [(attributes, value) for attributes in _dicts(value)]
         for slot in _slots(name, value, found):
@@ -154,9 +160,10 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
                     found.held[gradient.id] = (gradient, gradient.read())
             if content is MISSING:
                 continue
-            slot = slot._replace(via=via)
+            if via is not None:
+                slot = Slot(*slot[:5], via)  # `_replace` takes three times as long
             found.held[slot.id] = (slot, content)
-            if not isinstance(content, Tensor):
+            if not isinstance(content, Tensor) and type(content) not in _LEAVES:
                 queue.append((slot.name, content, slot))
         for inside_name, inside in _inside(name, value):
             # Of a class only what the callable's code names: `fit` may read what `step` does not.
@@ -284,6 +291,14 @@ def _slots(name: str, value: object, found: Walk) -> Iterator[Slot]:
         yield from _contents(name, value, found)
 
 
+_NOT_READ = frozenset(
+    key
+    for key in vars(nn.Module())
+    if key.startswith(("_forward_", "_backward_", "_state_", "_load_state_", "_non_persistent_"))
+)
+"""Of what `nn.Module` gives to each module: hooks, and what only saving and loading read."""
+
+
 def _module_slots(name: str, module: nn.Module) -> Iterator[Slot]:
     attributes = module.__dict__
     prefix = f"{name}." if name else ""
@@ -294,9 +309,7 @@ def _module_slots(name: str, module: nn.Module) -> Iterator[Slot]:
                 yield Slot("item", entries, key, f"{prefix}{key}", module)
     derived = _LISTED_ANEW if isinstance(module, nn.parallel.DistributedDataParallel) else ()
     for key in list(attributes):
-        if key in _MODULE_DICTS or key in derived:
-            continue
-        if not key.startswith(("_forward_", "_backward_", "_state_")):
+        if key not in _MODULE_DICTS and key not in _NOT_READ and key not in derived:
             yield Slot("item", attributes, key, f"{prefix}{key}", module)
 
 

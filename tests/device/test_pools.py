@@ -71,9 +71,10 @@ def test_smaller_recordings_take_no_memory(device: torch.device, rand: Rand) -> 
     assert largest >= 4096 * 256 * 4 * 2
     for rows in (2048, 512, 64, 1):
         fast.capture(rand(0, rows, 256))
-    assert pool.memory_bytes == largest
+    # The allocator keeps tensors of up to 1 MiB apart from larger ones, in segments of 2 MiB.
+    assert pool.memory_bytes <= largest + (4 << 20)
     assert pool.stats().kept_bytes == 0
-    assert [r.grown_bytes > 0 for r in fast.stats().recordings] == [False] * 4 + [True]
+    assert [r.grown_bytes >= 8 << 20 for r in fast.stats().recordings] == [False] * 4 + [True]
     for rows in (1, 4096, 512):
         x = rand(rows, rows, 256)
         assert_same(fast(x), (x @ weight).relu() @ weight)
@@ -174,6 +175,42 @@ def test_it_comes_back_without_a_warmup(device: torch.device, rand: Rand, x: Ten
     assert (found.warmup_calls, found.eager_calls) == (2, 0)
 
 
+def test_one_captured_ahead_comes_back_without_a_warmup(
+    device: torch.device, rand: Rand, x: Tensor
+) -> None:
+    pool = ol.Pool(max_bytes=budget_for_two(x))
+    fast = [ol.graph(scaled(k), pool=pool, outputs="static") for k in range(3)]
+    for f in fast:
+        f.capture(x)
+    assert [len(f.recordings) for f in fast] == [0, 1, 1]
+    calls(fast[0], x, x * 0, 2)
+    assert fast[0].stats().replays == 2
+    assert pool.stats().warmup_calls == 0
+    assert [len(f.recordings) for f in fast] == [1, 0, 1]
+
+
+@on_accelerators
+def test_launches_count_on_where_the_pool_is_begun_anew(device: torch.device, rand: Rand) -> None:
+    """A recording that fits only into an empty pool is captured twice."""
+    top = 22 if device.type == "cuda" else 20
+    small, large = rand(0, 1 << (top - 4)), rand(0, 1 << top)
+
+    def f(x: Tensor) -> Tensor:
+        return ((x + 1) * 2).relu() + x
+
+    alone = ol.Pool()
+    largest = ol.graph(f, pool=alone, warmup=1)
+    largest.capture(large)
+    pool = ol.Pool(max_bytes=alone.memory_bytes + (1 << 20))
+    fast = ol.graph(f, pool=pool, warmup=1)
+    for i in range(4):
+        calls(fast, small, f(small), 2)
+        calls(fast, large, f(large), 2)
+        assert fast.stats().replays + fast.stats().warmup_calls == 4 * (i + 1)
+    assert len(fast.recordings) == 2
+    assert fast.stats().evictions >= 1
+
+
 def test_evictions_are_those_of_a_model(
     device: torch.device, rand: Rand, x: Tensor, at_once: None
 ) -> None:
@@ -198,8 +235,9 @@ def test_eviction_leaves_the_others_as_they_are(
     """Bit for bit, while new captures take the memory that was freed."""
     pool = ol.Pool(max_bytes=budget_for_two(x))
     weight, small = rand(1, 64, 64), rand(2, 64, 64)
-    kept: Any = ol.graph(lambda x: (x @ weight).tanh().sum(1), pool=pool, warmup=1)
-    expected = (small @ weight).tanh().sum(1)
+    # No product of matrices: cuBLAS takes 32 MiB for itself, which is more than this budget.
+    kept: Any = ol.graph(lambda x: (x * weight).tanh().sum(1), pool=pool, warmup=1)
+    expected = (small * weight).tanh().sum(1)
     calls(kept, small, expected, 3)
     others = [ol.graph(scaled(k), pool=pool, warmup=1, outputs="static") for k in range(8)]
     for k, other in enumerate(others):
@@ -243,7 +281,8 @@ def test_gaps_between_recordings_are_closed(device: torch.device, rand: Rand) ->
     """Smallest first, each takes new memory, until the pool is emptied and begun with a large one.
 
     The budget has room for all of them, but only if they share."""
-    sizes = [1 << n for n in range(16, 23)]
+    top = 23 if device.type == "cuda" else 21
+    sizes = [1 << n for n in range(top - 7, top)]
 
     def f(x: Tensor) -> Tensor:
         return ((x + 1) * 2).relu() + x
@@ -269,6 +308,31 @@ def test_gaps_between_recordings_are_closed(device: torch.device, rand: Rand) ->
     found = fast.stats()
     assert 0 < found.evictions <= 2 * len(sizes)
     assert found.eager_calls == 0
+
+
+def test_buckets_under_a_budget(device: torch.device, rand: Rand) -> None:
+    """Sizes of all buckets in turn, where the pool has room for some."""
+    width = 1 << (20 if device.type == "cuda" else 18)
+    buckets = ol.Buckets(dim=0, sizes=(1, 2, 4, 8))
+
+    def f(x: Tensor) -> Tensor:
+        return (x * 2).relu() + x
+
+    ample = ol.Pool()
+    loose: Any = ol.graph(f, pool=ample, warmup=1, buckets=buckets)
+    loose.capture(rand(0, 8, width))
+    pool = ol.Pool(max_bytes=ample.memory_bytes * 11 // 10)
+    fast: Any = ol.graph(f, pool=pool, warmup=1, buckets=buckets)
+    inputs = [rand(n, n, width) for n in range(1, 9)]
+    for _ in range(4):
+        for x in inputs:
+            calls(fast, x, f(x))
+            assert pool.memory_bytes <= (pool.max_bytes or 0)
+    found = fast.stats()
+    assert found.evictions > 0
+    assert found.sizes == dict.fromkeys(range(1, 9), 4)
+    if device.type != "cpu":  # where recordings share, there is room for all in the end
+        assert len(fast.recordings) == 4
 
 
 def test_recordings_that_take_turns_run_eagerly_in_between(

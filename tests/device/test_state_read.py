@@ -226,3 +226,31 @@ def test_an_attribute_that_is_only_stored_does_not_split_recordings(rand: Rand) 
             n = 2 + i % 2
             assert_same(fast(rand(i, n)), rand(i, n) * 2)
     assert len(fast.recordings) == 2
+
+
+def test_attributes_named_much_as_those_of_torch(device: torch.device, rand: Rand) -> None:
+    """`nn.Module` has `_forward_hooks`, `_state_dict_hooks` and the like; these are the user's."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self._state_h = torch.ones(3, device=device)
+            self._forward_scale = 2.0
+            self._load_state_flag = True
+            self._backward_w = torch.ones(3, device=device)
+
+        def forward(self, x: Tensor) -> Tensor:
+            sign = 1 if self._load_state_flag else -1
+            return (x * self._forward_scale + self._state_h) * self._backward_w * sign
+
+    model = Named()
+    fast = ol.graph(model, warmup=1)
+    with torch.no_grad():
+        for step in range(4):
+            model._state_h = rand(step, 3)
+            model._forward_scale = 2.0 + step % 2
+            model._load_state_flag = step != 2
+            model._backward_w = rand(step + 9, 3)
+            for i in range(4):
+                assert_same(fast(rand(i, 3)), model(rand(i, 3)))
+    assert replays(fast) > 5

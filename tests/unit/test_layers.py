@@ -11,14 +11,27 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = {
-    "pure": ("errors", "source", "refusals", "hostreads", "tree", "spec", "options"),
+    "pure": (
+        "errors",
+        "source",
+        "collection",
+        "refusals",
+        "hostreads",
+        "tree",
+        "spec",
+        "fitting",
+        "buckets",
+        "options",
+    ),
     "driver": ("driver",),
     "core": (
         *("slots", "names", "state", "native", "guard", "observe", "plan"),
         *("hyperparameters", "optimizers", "dials", "leaves", "backward", "autograd"),
         *("recording", "forward", "training", "spent", "gradients", "relied", "distributed"),
-        *("recorder", "callpath", "signature", "stats", "pool", "compiled", "graphed", "module"),
-        *("entry", "callables", "prefetch"),
+        *("recorder", "callpath", "signature"),
+        *("flows", "trace", "shadow", "independence", "padding", "proving", "way"),
+        *("stats", "pool", "compiled", "graphed", "bucketed", "module", "entry", "callables"),
+        *("prefetch",),
     ),
     "tools": ("bench",),
     "edge": ("report", "cli", "__main__", "__init__"),

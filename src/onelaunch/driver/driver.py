@@ -24,10 +24,46 @@ from onelaunch.spec import TensorSpec
 
 T = TypeVar("T")
 
-Travel = Literal["node", "copy", "fill", "rebind"]
+Travel = Literal["node", "copy", "fill", "rebind", "pad"]
 """How an input travels: by a memcpy node of the graph; by `copy_` before the launch (memory that a
-memcpy cannot carry); by `fill_` before the launch (a 0-dim host tensor); or not at all, because the
-kernels that read it are re-pointed."""
+memcpy cannot carry); by `fill_` before the launch (a 0-dim host tensor); not at all, because the
+kernels that read it are re-pointed; or by a node that copies rows and adds what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """How a tensor grows to a bucket's size.
+
+    Attributes:
+        dims: the dimensions that grow.
+        places: for each the number of the bucketed dimension that it follows.
+        fill: for each the value of the added rows; None repeats the last real row.
+    """
+
+    dims: tuple[int, ...]
+    places: tuple[int, ...]
+    fill: tuple[int | float | bool | None, ...]
+
+    def dim_of(self, place: int) -> int | None:
+        """The first dimension that follows the bucketed one of that number."""
+        return next((d for d, p in zip(self.dims, self.places, strict=True) if p == place), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Varying:
+    """A contiguous tensor of a recording whose real sizes, at most its own, vary by launch.
+
+    Attributes:
+        shape, dtype: of the recording's tensor.
+        dims: the dimensions that vary, ascending, one or two.
+        fill: for each the value of the added rows; None repeats the last real row. Where both
+            dimensions are beyond their real size, the fill of the second goes first.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    dims: tuple[int, ...]
+    fill: tuple[int | float | bool | None, ...]
 
 
 class Released(RuntimeError):
@@ -62,22 +98,34 @@ class Pool(Protocol):
 class Capture(Protocol):
     """What a body may ask for while its operations are recorded."""
 
-    def input(self, source: Tensor, buffer: Tensor, travel: Travel, displacement: int = 0) -> None:
+    def input(
+        self,
+        source: Tensor,
+        buffer: Tensor,
+        travel: Travel,
+        displacement: int = 0,
+        varying: Varying | None = None,
+    ) -> None:
         """Add an input port; ports are numbered in the order in which they are added.
 
         Args:
             source: the tensor of the call under capture, an example of what `launch` will be given.
             buffer: the recording's memory. ``"node"``: uint8 of shape (n,), to which n bytes
                 are copied from address ``source.data_ptr() - displacement`` at each launch.
-                ``"copy"`` and ``"fill"``: a tensor of the shape of `source`.
+                ``"copy"`` and ``"fill"``: a tensor of the shape of `source`. ``"pad"``: uint8, the
+                bytes of `varying`.
             travel: how the bytes travel. ``"rebind"`` is not asked for here: see `Driver.rebind`.
             displacement: bytes between the start of what is copied and `source`'s first element.
+            varying: for ``"pad"``: how a source of smaller sizes, contiguous, grows to the buffer.
         """
         ...
 
-    def output(self, buffer: Tensor, displacement: int = 0) -> None:
+    def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
         """Add an output port: at the end of each launch, copy `buffer` (uint8, shape (n,)) to
-        address ``target.data_ptr() - displacement``, after everything recorded so far."""
+        address ``target.data_ptr() - displacement``, after everything recorded so far.
+
+        With `varying`: the first rows, as many as the target, which is contiguous, has.
+        """
         ...
 
 
@@ -176,6 +224,16 @@ class Driver(Protocol):
     def allocator(self, spec: TensorSpec) -> Callable[[], Tensor]:
         """What makes a tensor of this kind in the ordinary allocator, its values undefined; the
         quickest way there is, since it runs at every call."""
+        ...
+
+    def sized_allocator(
+        self, spec: TensorSpec
+    ) -> Callable[[tuple[int, ...], tuple[int, ...]], Tensor]:
+        """The same for a size and strides that are told at each call."""
+        ...
+
+    def varies(self, device: torch.device) -> bool:
+        """Whether ports of varying size work here; makes ready what they need. Not in a capture."""
         ...
 
     # State.

@@ -24,10 +24,11 @@ from torch import Tensor
 from onelaunch.driver import emulated
 from onelaunch.driver.arena import Arena
 from onelaunch.driver.backing import NAME, apart, block_of, host, tensor_over
-from onelaunch.driver.driver import Capture, Graph, Pool, Region, Released, Travel
+from onelaunch.driver.driver import Capture, Graph, Pool, Region, Released, Travel, Varying
 from onelaunch.driver.memory import ArenaMemory, HostMemory
 from onelaunch.driver.operators import Step
 from onelaunch.driver.recorder import Numbered, Recorder, recording, recording_with
+from onelaunch.driver.rows import first_rows, grow
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
 from onelaunch.spec import TensorSpec
@@ -118,6 +119,29 @@ class _Port:
         ctypes.memmove(self.address, self._fixed, self._nbytes)
 
 
+class _RowPort(_Port):
+    """A port whose end at the caller may be smaller; `point` takes the caller's tensor itself."""
+
+    def __init__(self, buffer: Tensor, varying: Varying) -> None:
+        super().__init__(buffer, 0, "pad")
+        self._rows = self.buffer.view(varying.dtype).view(varying.shape)
+        self._varying = varying
+        self._end: Tensor | None = None
+
+    def point(self, t: Tensor) -> None:
+        self._end = on_host(t)
+
+    def bring(self) -> None:
+        assert self._end is not None
+        grow(self._rows, self._end, self._varying.dims, self._varying.fill)
+        self._end = None
+
+    def take(self) -> None:
+        assert self._end is not None
+        self._end.copy_(first_rows(self._rows, self._end.shape))
+        self._end = None
+
+
 class _Capture:
     """What a body may ask for while it is recorded."""
 
@@ -126,12 +150,19 @@ class _Capture:
         self.inputs: list[_Port] = []
         self.outputs: list[_Port] = []
 
-    def input(self, source: Tensor, buffer: Tensor, travel: Travel, displacement: int = 0) -> None:
+    def input(
+        self,
+        source: Tensor,
+        buffer: Tensor,
+        travel: Travel,
+        displacement: int = 0,
+        varying: Varying | None = None,
+    ) -> None:
         """Add an input port; see `Capture.input`. The example's bytes are brought in at once."""
         with _raw(), _no_functions():
-            port = _Port(buffer, displacement, travel)
+            port = _RowPort(buffer, varying) if varying else _Port(buffer, displacement, travel)
             self._recorder.save(port.buffer)
-            if travel == "node":
+            if travel in ("node", "pad"):
                 self._recorder.steps.append(port.bring)
                 port.point(source)
                 port.bring()
@@ -139,10 +170,10 @@ class _Capture:
                 port.fill(source)
         self.inputs.append(port)
 
-    def output(self, buffer: Tensor, displacement: int = 0) -> None:
+    def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
         """Add an output port; see `Capture.output`."""
         with _raw(), _no_functions():
-            port = _Port(buffer, displacement)
+            port = _RowPort(buffer, varying) if varying else _Port(buffer, displacement)
         self._recorder.steps.append(port.take)
         self.outputs.append(port)
 
@@ -178,7 +209,7 @@ class TapeGraph:
             if self._pool.arena is not None:
                 self._pool.arena.poison()
             for port, source in zip(self._inputs, sources, strict=True):
-                if port.travel == "node":
+                if port.travel in ("node", "pad"):
                     port.point(source)
                 else:
                     port.fill(source)
@@ -276,6 +307,16 @@ class TapeDriver:
         return functools.partial(
             torch.empty_strided, spec.shape, spec.stride, dtype=spec.dtype, device=spec.device
         )
+
+    def sized_allocator(
+        self, spec: TensorSpec
+    ) -> Callable[[tuple[int, ...], tuple[int, ...]], Tensor]:
+        """See `Driver.sized_allocator`."""
+        return functools.partial(torch.empty_strided, dtype=spec.dtype, device=spec.device)
+
+    def varies(self, device: torch.device) -> bool:
+        """Always."""
+        return True
 
     def capturing(self) -> bool:
         """Whether this thread is inside the body of a capture."""

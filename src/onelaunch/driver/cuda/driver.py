@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from onelaunch.driver.cuda import memory
+from onelaunch.driver.cuda import memory, rows
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.graph import CudaGraph
 from onelaunch.driver.cuda.memory import CudaPool
@@ -63,6 +63,25 @@ class CudaDriver:
             return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
         return allocate
+
+    def sized_allocator(
+        self, spec: TensorSpec
+    ) -> Callable[[tuple[int, ...], tuple[int, ...]], Tensor]:
+        """See `Driver.sized_allocator`; as quick as `allocator`."""
+        index, make = device_index(spec.device), bindings._dynamo.guards._empty_strided_cuda
+        current = bindings._cuda_getDevice
+        dtype, device = spec.dtype, spec.device
+
+        def allocate(size: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+            if current() == index:
+                return make(size, stride, dtype)
+            return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+        return allocate
+
+    def varies(self, device: torch.device) -> bool:
+        """See `Driver.varies`. Takes 0.1 s the first time."""
+        return rows.ready(device)
 
     capturing = staticmethod(getattr(bindings, "_cuda_isCurrentStreamCapturing", lambda: False))
     """Whether the current stream is being captured, by whomever."""

@@ -15,6 +15,7 @@ from onelaunch.driver.cuda.dial import CudaDial
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias, beside_captures
 from onelaunch.driver.cuda.order import bindings, random_order
 from onelaunch.driver.cuda.record import Port, Recorded
+from onelaunch.driver.cuda.rows import RowNode, point
 from onelaunch.driver.driver import Released, Travel
 
 
@@ -67,6 +68,8 @@ class Wiring:
         reads, writes: those that a launch copies.
         directs: the inputs that kernels read where the caller has them.
         patches: the calls that take their addresses to the kernels.
+        rows: the nodes of ports of varying size, with their setters; `grows` and `shrinks` are
+            those of inputs and of outputs, as a launch needs them.
     """
 
     read_ends: dict[int, CopyEnd] = field(default_factory=dict[int, CopyEnd])
@@ -75,6 +78,11 @@ class Wiring:
     writes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     directs: list[Direct] = field(default_factory=list[Direct])
     patches: list[nodes.Setter] = field(default_factory=list[nodes.Setter])
+    rows: list[tuple[RowNode, nodes.Setter]] = field(
+        default_factory=list[tuple[RowNode, nodes.Setter]]
+    )
+    grows: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    shrinks: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
 
     def rest(self) -> list[nodes.Setter]:
         """Point everything at the recording's own memory; the setters are still to be called."""
@@ -85,14 +93,18 @@ class Wiring:
         for direct in self.directs:
             for word, distance in direct.words:
                 word.value = direct.address + distance
+        for node, _ in self.rows:
+            node.settle()
         ends = (*self.read_ends.values(), *self.write_ends.values())
-        return [*(end.setter for end in ends), *self.patches]
+        return [*(end.setter for end in ends), *self.patches, *(s for _, s in self.rows)]
 
     def clear(self) -> None:
         """Forget everything, in place."""
         for kept in (self.read_ends, self.write_ends):
             kept.clear()
         for listed in (self.reads, self.writes, self.directs, self.patches):
+            listed.clear()
+        for listed in (self.rows, self.grows, self.shrinks):
             listed.clear()
 
 
@@ -165,6 +177,15 @@ def _wire(wiring: Wiring, recorded: Recorded, index: int) -> int:
         for number, port in enumerate(recorded.outputs):
             if port.node:
                 wiring.write_ends[number] = _end(number, port, executable)
+        for ports, listed in (
+            (recorded.inputs, wiring.grows),
+            (recorded.outputs, wiring.shrinks),
+        ):
+            for number, port in enumerate(ports):
+                if port.rows is not None:
+                    setter = port.rows.setter(executable)
+                    wiring.rows.append((port.rows, setter))
+                    listed.append(port.rows.prepared(number, setter))
         nodes.apply(wiring.rest())
     wiring.reads.extend(end.prepared for end in wiring.read_ends.values())
     wiring.writes.extend(end.prepared for end in wiring.write_ends.values())
@@ -189,6 +210,7 @@ def _bind(
     """The launch, with all that it needs in its own variables, and what ends it."""
     graph, index, order = recorded.graph, pool.index, pool.order
     reads, writes, directs, patches = wiring.reads, wiring.writes, wiring.directs, wiring.patches
+    grows, shrinks = wiring.grows, wiring.shrinks
     early = [(i, port) for i, port in enumerate(recorded.inputs) if port.buffer is not None]
     late = [(i, port) for i, port in enumerate(recorded.outputs) if port.buffer is not None]
     lock, raw_stream, ranges = order.lock, bindings._cuda_getCurrentRawStream, pool.ranges
@@ -216,6 +238,10 @@ def _bind(
                     (code,) = function(*arguments)
                     if code:
                         raise nodes.failure(function.__name__, code)
+                if grows:
+                    point(grows, sources)
+                if shrinks:
+                    point(shrinks, targets)
                 if directs:
                     _point(directs, sources, ranges, stream)
                     nodes.apply(patches)

@@ -153,6 +153,51 @@ def latest(stream: int) -> int:
     return int(node)
 
 
+# Kernels of our own.
+
+
+def can_compile() -> bool:
+    """Whether the bindings have NVIDIA's compiler for kernels."""
+    try:
+        importlib.import_module("cuda.bindings.nvrtc")
+    except ImportError:
+        return False
+    return True
+
+
+def compiled(source: str, name: str, architecture: str) -> Any:
+    """A kernel of the current device from its source, loaded. About 0.1 s."""
+    rtc = importlib.import_module("cuda.bindings.nvrtc")
+    program = _checked(rtc.nvrtcCreateProgram(source.encode(), b"onelaunch.cu", 0, [], []))
+    options = [f"--gpu-architecture={architecture}".encode()]
+    _checked(rtc.nvrtcCompileProgram(program, len(options), options))
+    size = _checked(rtc.nvrtcGetCUBINSize(program))
+    binary = b" " * size
+    _checked(rtc.nvrtcGetCUBIN(program, binary))
+    _checked(rtc.nvrtcDestroyProgram(program))
+    with relaxed():
+        return _call("cuModuleGetFunction", _call("cuModuleLoadData", binary), name.encode())
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    code, *results = answer
+    if int(code) != 0:
+        raise failure("nvrtc", code)
+    return results[0] if results else None
+
+
+def launch(
+    kernel: Any,
+    blocks: int,
+    threads: int,
+    values: tuple[int, ...],
+    types: tuple[Any, ...],
+    stream: int,
+) -> None:
+    """Launch a kernel of `compiled` on a row of blocks; a node if the stream is being captured."""
+    _call("cuLaunchKernel", kernel, blocks, 1, 1, threads, 1, 1, 0, stream, (values, types), 0)
+
+
 # Nodes of a graph.
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import re
 import traceback
 import warnings
@@ -14,11 +13,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from onelaunch.collection import no_collection
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.memory import CudaPool, borrowed
 from onelaunch.driver.cuda.order import anything, bindings, capture_stream, random_order
-from onelaunch.driver.driver import Travel
+from onelaunch.driver.cuda.rows import RowNode, grown, shrunk
+from onelaunch.driver.driver import Travel, Varying
 from onelaunch.errors import CaptureError, GraphError
 from onelaunch.source import user_frame
 
@@ -37,6 +38,7 @@ class Port:
         node: the memcpy node; 0 where there is none.
         buffer: the recording's memory, where a launch needs it as a tensor; not kept allocated, for
             each launch brings its bytes anew.
+        rows: the node of a port of varying size.
     """
 
     address: int
@@ -46,6 +48,7 @@ class Port:
     travel: Travel
     node: int = 0
     buffer: Tensor | None = None
+    rows: RowNode | None = None
 
 
 @dataclass
@@ -63,10 +66,20 @@ class Recorder:
     examples: list[Tensor] = field(default_factory=list[Tensor])
     held: list[Tensor] = field(default_factory=list[Tensor])
 
-    def input(self, source: Tensor, buffer: Tensor, travel: Travel, displacement: int = 0) -> None:
+    def input(
+        self,
+        source: Tensor,
+        buffer: Tensor,
+        travel: Travel,
+        displacement: int = 0,
+        varying: Varying | None = None,
+    ) -> None:
         """See `Capture.input`. Where the bindings are missing, ``"node"`` becomes ``"copy"``."""
         port = Port(buffer.data_ptr(), buffer.nbytes, displacement, source.dtype, travel)
-        if travel != "node":
+        if varying is not None:
+            stream = bindings._cuda_getCurrentRawStream(self.index)
+            port.rows = grown(source.data_ptr(), port.address, varying, self.index, stream)
+        elif travel != "node":
             port.buffer = borrowed(buffer)
         elif not capabilities().memcpy_nodes:
             port.travel, port.buffer = "copy", borrowed(buffer)
@@ -76,10 +89,14 @@ class Recorder:
         self.examples.append(source)
         self.held.append(buffer)
 
-    def output(self, buffer: Tensor, displacement: int = 0) -> None:
+    def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
         """See `Capture.output`."""
         port = Port(buffer.data_ptr(), buffer.nbytes, displacement, buffer.dtype, "node")
-        if not capabilities().memcpy_nodes:
+        if varying is not None:
+            stream = bindings._cuda_getCurrentRawStream(self.index)
+            elsewhere = torch.empty_like(buffer)
+            port.rows = shrunk(port.address, elsewhere.data_ptr(), varying, self.index, stream)
+        elif not capabilities().memcpy_nodes:
             port.travel, port.buffer = "copy", borrowed(buffer)
         elif port.nbytes:
             # Captured towards other memory of the pool: a copy onto itself might be left out.
@@ -128,7 +145,7 @@ def record(
     caller = torch.cuda.current_stream(index)
     # A launch that draws random numbers waits until the capture is over: beginning it overwrites
     # the tensors that such a launch reads.
-    with torch.cuda.device(index), order.lock, _no_collection(), no_shared_caches():
+    with torch.cuda.device(index), order.lock, no_collection(), no_shared_caches():
         if caller.cuda_stream != order.last:
             order.move(caller.cuda_stream)
         stream.wait_stream(caller)
@@ -266,18 +283,6 @@ def _capture_nothing(stream: torch.cuda.Stream, generators: Sequence[torch.Gener
     anything(stream.device_index).zero_()
     graph.capture_end()
     graph.reset()
-
-
-@contextlib.contextmanager
-def _no_collection() -> Generator[None]:
-    """No garbage collection: it could run code that CUDA refuses under capture."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager

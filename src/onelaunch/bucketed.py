@@ -1,0 +1,378 @@
+"""`graph(f, buckets=...)`: one recording for each bucket, for calls of all sizes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from onelaunch.buckets import Buckets, Sizes, histogram, padding, volume
+from onelaunch.callpath import MISS
+from onelaunch.driver.driver import Driver, Padded, Varying
+from onelaunch.errors import ReplayError
+from onelaunch.graphed import Graphed, surrounded
+from onelaunch.options import Options
+from onelaunch.padding import (
+    Follow,
+    Request,
+    each_once,
+    parameters,
+    request,
+    resized,
+    varying,
+)
+from onelaunch.plan import Unfit
+from onelaunch.pool import Pool
+from onelaunch.proving import Known, Proof, Rehearsal, prove, prove_pieces
+from onelaunch.recording import Bucket, Captured
+from onelaunch.signature import foreign, overlaps, spec_of
+from onelaunch.spec import CallSpec
+from onelaunch.stats import GraphStats
+from onelaunch.tree import Flat, flatten, flatten_call, unflatten
+from onelaunch.way import Job, Way, refuse_shared
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def graphed(
+    fn: Callable[P, R],
+    options: Options,
+    pool: Pool | None = None,
+    root: tuple[str, object] | None = None,
+) -> Graphed[P, R]:
+    """The graphed callable for these options."""
+    return (Graphed if options.buckets is None else Bucketed)(fn, options, pool, root)
+
+
+class Bucketed(Graphed[P, R]):
+    """A callable with one recording for each bucket of sizes. Made by `graph`.
+
+    A call runs at the smallest bucket that holds it: its arguments grow to that size, and of its
+    results the real rows are returned. The first calls of a bucket run eagerly at their own size.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        options: Options,
+        pool: Pool | None = None,
+        root: tuple[str, object] | None = None,
+    ) -> None:
+        assert options.buckets is not None
+        count = volume(tuple(len(sizes) for sizes in options.buckets.sizes))
+        most = max(options.max_recordings, count)
+        super().__init__(fn, replace(options, max_recordings=most), pool, root)
+        self._buckets: Buckets = options.buckets
+        self._names = parameters(fn)
+        self._by_size: dict[Sizes, list[int]] = {}
+        self._ways: dict[Sizes, tuple[list[int], list[Callable[..., Any]]]] = {}
+        self._indexed: object = None
+        self._read_sizes: Callable[..., Sizes] = _unread
+        self._job: Job | None = None
+        self._pieces: dict[CallSpec, Proof] = {}
+        self._known = Known()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if surrounded():
+            return self.fn(*args, **kwargs)
+        if self._indexed is self._entries:
+            try:
+                way = self._ways.get(self._read_sizes(args, kwargs))
+            except (LookupError, AttributeError, TypeError):  # a call of another form
+                way = None
+            if way is not None:
+                for call in way[1]:
+                    result = call(args, kwargs)
+                    if result is not MISS:
+                        way[0][0] += 1
+                        return result
+        return self._miss(args, kwargs)
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        flat = flatten_call(args, kwargs)
+        driver, device = self._where(flat)
+        if driver.capturing() or foreign(flat.tensors) is not None:
+            return self.fn(*args, **kwargs)
+        call = request(self._buckets, flat, self._names)
+        self._count(call.sizes)[0] += 1
+        if 0 in call.sizes:
+            return self.fn(*args, **kwargs)
+        bucket = self._buckets.choose(call.sizes)
+        if bucket is None:
+            return self._above(driver, device, call, flat, args, kwargs)
+        with driver.exclusive():
+            for path in self._paths(bucket):  # recorded by another thread in the meantime?
+                result = path(args, kwargs)
+                if result is not MISS:
+                    self._index(call, flat)
+                    return result
+            before, self._job = self._job, Job(call, flat, bucket)
+            try:
+                result = self._advance(driver, device, self._job.padded(), args, kwargs)
+            finally:
+                self._job = before
+            self._counts.eager_calls += result is MISS
+        # An eager run holds no lock: threads of the callable's own may wait for each other.
+        return self.fn(*args, **kwargs) if result is MISS else result
+
+    def _count(self, sizes: Sizes) -> list[int]:
+        return self._by_size.setdefault(sizes, [0])
+
+    def _index(self, call: Request, flat: Flat) -> None:
+        """Let calls of these sizes find their recordings without being taken apart."""
+        entries = self._entries
+        if self._indexed is not entries:
+            self._ways, self._indexed = {}, entries
+            self._read_sizes = _reader(call, flat)
+        bucket = self._buckets.choose(call.sizes)
+        assert bucket is not None
+        ways = self._paths(bucket)
+        if self.options.policy == "always":  # a recording on trial changes its call path
+            self._ways[call.sizes] = self._count(call.sizes), ways
+
+    def _paths(self, bucket: Sizes) -> list[Callable[..., Any]]:
+        """The call paths of a bucket's recordings: those that take arguments as they are first."""
+        entries = [e for e in self._entries if _serves(e, bucket)]
+        others = [e.captured.bucket.way for e in entries if e.captured.bucket is not None]
+        return [*(e.call for e in entries), *(way for way in others if way is not None)]
+
+    def _above(
+        self,
+        driver: Driver,
+        device: torch.device,
+        call: Request,
+        flat: Flat,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> R:
+        """A call above the largest bucket."""
+        what = f"`{self._name}` was called with size {call.sizes}, above {self._buckets.largest}"
+        if self._buckets.overflow == "error":
+            raise ReplayError("OL210", what)
+        places = [
+            i
+            for i, (n, b) in enumerate(zip(call.sizes, self._buckets.largest, strict=True))
+            if n > b
+        ]
+        if self._buckets.overflow == "chunk" and len(places) == 1:
+            with driver.exclusive():
+                proof = self._proof_of_pieces(driver, device, call, flat, places[0])
+            return self._in_pieces(proof, call, flat, places[0])
+        self._warn("OL310", f"{what}: runs eagerly")
+        self._counts.eager_calls += 1
+        return self.fn(*args, **kwargs)
+
+    def _proof_of_pieces(
+        self, driver: Driver, device: torch.device, call: Request, flat: Flat, place: int
+    ) -> Proof:
+        largest = self._buckets.largest
+        example = [
+            t if how is None else resized(t, how, largest)
+            for t, how in zip(flat.tensors, call.padded, strict=True)
+        ]
+        spec = spec_of(driver, flat._replace(tensors=example), device)
+        if spec not in self._pieces:
+            rehearsal = self._rehearsal(driver, device, flat)
+            self._pieces[spec] = prove_pieces(rehearsal, self._buckets, call, flat, place)
+        return self._pieces[spec]
+
+    def _in_pieces(self, proof: Proof, call: Request, flat: Flat, place: int) -> R:
+        """The call in pieces of the largest bucket, and the results put together."""
+        size, step = call.sizes[place], self._buckets.largest[place]
+        parts: list[Flat] = []
+        for start in range(0, size, step):
+            count = min(step, size - start)
+            tensors = each_once(
+                flat.tensors,
+                call.padded,
+                lambda t, how, start=start, count=count: _piece(t, how, place, start, count),
+            )
+            args, kwargs = unflatten(flat.tree, tensors)
+            part = cast(Any, self)(*args, **kwargs)
+            parts.append(flatten(part, "result", objects=True))
+        whole: list[Tensor] = []
+        for number in range(len(parts[0].tensors)):
+            dim = next(f.dim for f in proof.follows[number] if f.place == place)
+            whole.append(torch.cat([part.tensors[number] for part in parts], dim))
+        return unflatten(parts[0].tree, whole)
+
+    # What `Graphed` asks on the way to a recording.
+
+    def _rehearsal(self, driver: Driver, device: torch.device, flat: Flat) -> Rehearsal:
+        return Rehearsal(driver, device, self.fn, self._roots(flat), flat.tree)
+
+    def _record(
+        self, driver: Driver, device: torch.device, spec: Any, signature: Any, flat: Flat
+    ) -> Any:
+        job = self._job
+        assert job is not None
+        rehearsal = self._rehearsal(driver, device, job.flat)
+        job.proof = prove(rehearsal, self._buckets, job.call, job.flat, job.bucket, self._known)
+        if not job.ahead:  # what the warm-up needed at its own size
+            grown = volume(job.bucket) / volume(job.call.sizes)
+            signature.need_bytes = int(signature.need_bytes * grown)
+        refuse_shared(job.proof, job.flat)
+        # Autograd has to see the padding and the cut: its node is of the bucket's size.
+        trained = getattr(signature, "forward", False)
+        job.varying = {} if trained else self._grown_inside(driver, device, job)
+        try:
+            return super()._record(driver, device, spec, signature, flat)
+        except Unfit:
+            job.varying = {}
+            return super()._record(driver, device, spec, signature, flat)
+
+    def _grown_inside(self, driver: Driver, device: torch.device, job: Job) -> dict[int, Varying]:
+        """How the recording takes each padded argument from the caller's memory; none where it
+        cannot, and torch's operations pad before it."""
+        tensors = job.padded().tensors
+        wanted = {
+            index: varying(t, how)
+            for index, (t, how) in enumerate(zip(tensors, job.call.padded, strict=True))
+            if how is not None
+        }
+        fitting = {index: v for index, v in wanted.items() if v is not None}
+        least = self._buckets.smallest(job.bucket)
+        if (
+            len(fitting) < len(wanted)
+            or least == job.bucket
+            or job.proof.written
+            or self.options.inputs == "rebind"
+            or any(t.requires_grad for t in tensors)
+            or overlaps(driver, [t for t in tensors if t.device.type == device.type])
+            or not driver.varies(device)
+        ):
+            return {}
+        return fitting
+
+    def _varying_arguments(self) -> dict[int, Varying]:
+        assert self._job is not None
+        return self._job.varying
+
+    def _followed(self) -> Sequence[tuple[Follow, ...]]:
+        assert self._job is not None
+        return self._job.proof.follows if self._job.varying else ()
+
+    def _call_of(self, captured: Captured, spec: CallSpec) -> Callable[..., Any]:
+        job = self._job
+        assert job is not None
+        least = self._buckets.smallest(job.bucket)
+        places = {index: _places(job.call.padded[index]) for index in job.varying}
+        captured.bucket = Bucket(job.bucket, least, places)
+        call = super()._call_of(captured, spec)
+        if least == job.bucket:
+            return call
+        way = Way(call, self._buckets, self._names, job)
+        captured.bucket.way = way if job.varying else None
+        return call if job.varying else way
+
+    def _alike(self) -> Sequence[Any]:
+        assert self._job is not None
+        bucket = self._job.bucket
+        return [entry for entry in self._entries if _serves(entry, bucket)]
+
+    # What users ask of it.
+
+    def capture(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Record the bucket of this call ahead of time; see `Graphed.capture`.
+
+        Raises:
+            ReplayError: OL210, the call is larger than every bucket.
+            CaptureError: it cannot be captured; OL140 where padding would change a result.
+        """
+        flat = flatten_call(args, kwargs)
+        driver, _ = self._where(flat)
+        call = request(self._buckets, flat, self._names)
+        bucket = self._buckets.choose(call.sizes)
+        if bucket is None or 0 in call.sizes:
+            raise ReplayError("OL210", f"no bucket for size {call.sizes}")
+        with driver.exclusive():
+            before, self._job = self._job, Job(call, flat, bucket, ahead=True)
+            try:
+                args, kwargs = unflatten(flat.tree, self._job.padded().tensors)
+                super().capture(*args, **kwargs)
+            finally:
+                self._job = before
+
+    def capture_all(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Record every bucket ahead of time, the largest first, so that one pool serves them best.
+
+        Args:
+            args, kwargs: an example of a call, of any size; its rows are repeated as needed.
+
+        Shows a progress bar with the seconds and bytes so far where there is a terminal. Costs for
+        each bucket what `capture` costs, and the runs that show that padding changes nothing.
+        """
+        flat = flatten_call(args, kwargs)
+        call = request(self._buckets, flat, self._names)
+        every = list(self._buckets.largest_first())
+        # 0.1 s to import, for whoever asks for a progress bar.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        started = time.perf_counter()
+        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+            task = progress.add_task(self._name, total=len(every))
+            for bucket in every:
+                tensors = [
+                    t if how is None else resized(t, how, bucket)
+                    for t, how in zip(flat.tensors, call.padded, strict=True)
+                ]
+                some, named = unflatten(flat.tree, tensors)
+                cast(Any, self).capture(*some, **named)
+                seconds, size = time.perf_counter() - started, self.memory_bytes
+                text = f"{self._name}: {seconds:.1f} s, {size / 1e6:.1f} MB"
+                progress.update(task, advance=1, description=text)
+
+    def stats(self) -> GraphStats:
+        """What the recordings hold, what the calls were, and which sizes they had."""
+        counts = {sizes: count[0] for sizes, count in list(self._by_size.items())}
+        share = padding(self._buckets, counts)
+        return replace(super().stats(), sizes=histogram(counts), padding=share)
+
+    def reset(self) -> None:
+        """Free every recording and forget every signature and count; see `Graphed.reset`."""
+        super().reset()
+        self._by_size.clear()
+        self._ways, self._indexed = {}, None
+
+
+def _piece(t: Tensor, how: Padded | None, place: int, start: int, count: int) -> Tensor:
+    """So many rows of an argument, from one on, if it follows that bucketed dimension."""
+    dim = None if how is None else how.dim_of(place)
+    return t if dim is None else t.narrow(dim, start, count)
+
+
+def _serves(entry: Any, bucket: Sizes) -> bool:
+    served = entry.captured.bucket
+    return served is not None and served.sizes == bucket
+
+
+def _places(how: Padded | None) -> tuple[int, ...]:
+    """The bucketed dimensions that those of an argument follow, in the argument's order."""
+    assert how is not None
+    return tuple(place for _, place in sorted(zip(how.dims, how.places, strict=True)))
+
+
+def _unread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
+    raise LookupError("no call was seen yet")
+
+
+def _reader(call: Request, flat: Flat) -> Callable[..., Sizes]:
+    """Reads the sizes of a call of the same form, 0.1 us each."""
+    found: list[str] = []
+    for place in range(len(call.sizes)):
+        for path, how in zip(flat.paths, call.padded, strict=True):
+            dim = None if how is None else how.dim_of(place)
+            if dim is not None:
+                found.append(f"{path}.shape[{dim}]")
+                break
+    names: dict[str, Any] = {}
+    exec(f"def read(args, kwargs): return ({', '.join(found)},)", names)
+    return names["read"]

@@ -1,0 +1,40 @@
+"""Rows added to a tensor, or left off, by torch's own operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+Number = int | float | bool
+
+
+def grow(made: Tensor, t: Tensor, dims: Sequence[int], fill: Sequence[Number | None]) -> None:
+    """Write `t` to the first rows of the larger `made`, and fill the others.
+
+    Args:
+        dims: the dimensions in which they may differ.
+        fill: for each the value of the added rows; None repeats the last real one. Where two are
+            beyond the real size, the later goes first.
+    """
+    first_rows(made, t.shape).copy_(t)
+    for place, (dim, value) in enumerate(zip(dims, fill, strict=True)):
+        if t.shape[dim] == made.shape[dim]:
+            continue
+        real = t.shape[dim]
+        part = made
+        for later in dims[place + 1 :]:
+            part = part.narrow(later, 0, t.shape[later])
+        rest = part.narrow(dim, real, made.shape[dim] - real)
+        if value is None:
+            rest.copy_(part.narrow(dim, real - 1, 1).expand_as(rest))
+        else:
+            rest.fill_(value)
+
+
+def first_rows(t: Tensor, shape: Sequence[int]) -> Tensor:
+    """The part of `t` of this shape, from the first element on."""
+    for dim, size in enumerate(shape):
+        if size != t.shape[dim]:
+            t = t.narrow(dim, 0, size)
+    return t

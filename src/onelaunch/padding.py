@@ -1,0 +1,247 @@
+"""Tensors to the size of a bucket, and results back to the size that was asked for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onelaunch.buckets import Buckets, Key, Number, Sizes
+from onelaunch.driver.driver import Padded, Varying
+from onelaunch.driver.rows import first_rows, grow
+from onelaunch.errors import GraphError
+from onelaunch.tree import Flat
+
+
+class Request(NamedTuple):
+    """A call, as buckets see it.
+
+    Attributes:
+        sizes: of the bucketed dimensions.
+        padded: for each tensor how it is padded, or None.
+    """
+
+    sizes: Sizes
+    padded: tuple[Padded | None, ...]
+
+
+def parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The names by which positional arguments can be named; none where nothing tells."""
+    try:
+        called = fn.forward if isinstance(fn, torch.nn.Module) else fn
+        found = inspect.signature(called).parameters.values()
+    except (TypeError, ValueError):  # a callable of C
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in found if p.kind in kinds)
+
+
+def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
+    """Which tensors of a call are padded in which dimensions, and to what sizes they come.
+
+    A tensor whose dimensions are not stated is padded where it has the bucketed dimension and the
+    size of the others; one of size 1 there is broadcast, and left as it is.
+
+    Raises:
+        GraphError: OL402, the arguments do not agree on a size.
+    """
+    stated = [_stated(buckets.dims, path, names) for path in flat.paths]
+    fills = [_stated(buckets.pad, path, names) for path in flat.paths]
+    sizes: list[int] = []
+    grown: list[list[tuple[int, int, Number | None]]] = [[] for _ in flat.tensors]
+    for place, default in enumerate(buckets.dim):
+        found = [
+            _dims_of(t, default if given is None else given[place])
+            for t, given in zip(flat.tensors, stated, strict=True)
+        ]
+        size = _common(flat, stated, found, place)
+        sizes.append(size)
+        for t, dims, fill, mine in zip(flat.tensors, found, fills, grown, strict=True):
+            value = None if fill is None else fill[place]
+            mine += [(dim, place, value) for dim in dims if t.shape[dim] == size]
+    padded = tuple(
+        Padded(*(tuple(part) for part in zip(*mine, strict=True))) if mine else None
+        for mine in grown
+    )
+    return Request(tuple(sizes), padded)
+
+
+def _dims_of(t: Tensor, given: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The dimensions that a tensor has of those given."""
+    dims = () if given is None else (given,) if isinstance(given, int) else tuple(given)
+    return tuple(dim for dim in dims if dim < t.dim())
+
+
+def _common(
+    flat: Flat, stated: Sequence[object], dims: Sequence[tuple[int, ...]], place: int
+) -> int:
+    """The size that all arguments agree on."""
+    named = [
+        (path, t.shape[dim], given is not None)
+        for path, t, mine, given in zip(flat.paths, flat.tensors, dims, stated, strict=True)
+        for dim in mine
+    ]
+    if not named:
+        fix = 'name the dimension of each argument: Buckets(..., dims={"x": 0})'
+        raise GraphError("OL402", f"no argument has the bucketed dimension {place}", fix=fix)
+    lead = next((n for n in named if n[2]), None) or next((n for n in named if n[1] != 1), named[0])
+    for path, size, given in named:
+        if size != lead[1] and (given or size != 1):
+            what = f"`{lead[0]}` has {lead[1]} rows and `{path}` {size}"
+            fix = f'if it is not padded: Buckets(..., dims={{"{path}": None}})'
+            raise GraphError("OL402", what, fix=fix)
+    return lead[1]
+
+
+def _stated(
+    mapping: Mapping[Key, tuple[Any, ...]], path: str, names: Sequence[str]
+) -> tuple[Any, ...] | None:
+    """What is said of an argument, by path, position, parameter or the name of a keyword."""
+    if not mapping:
+        return None
+    if path in mapping:
+        return mapping[path]
+    root, _, rest = path.partition("[")
+    step = rest.partition("]")[0]
+    if root == "kwargs":
+        return mapping.get(step.strip("'\""))
+    position = int(step)
+    if position in mapping:
+        return mapping[position]
+    return mapping.get(names[position]) if position < len(names) else None
+
+
+def dense_stride(t: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a dense tensor of another shape, its dimensions in the order of those of `t`,
+    as an elementwise operation would make it."""
+    order = list(range(t.dim()))
+    if not t.is_contiguous():
+        order.sort(key=lambda d: -t.stride(d))
+        if t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last):
+            order = [0, 2, 3, 1]
+    stride, step = [0] * t.dim(), 1
+    for dim in reversed(order):
+        stride[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(stride)
+
+
+def bucket_shape(t: Tensor, padded: Padded, bucket: Sizes) -> list[int]:
+    """The shape of an argument at the size of the bucket."""
+    shape = list(t.shape)
+    for dim, place in zip(padded.dims, padded.places, strict=True):
+        shape[dim] = bucket[place]
+    return shape
+
+
+def pad(t: Tensor, padded: Padded, bucket: Sizes, content: Number | None = None) -> Tensor:
+    """`t` with rows added up to the size of the bucket; `t` itself where there are none to add.
+
+    Args:
+        content: what the rows hold that would repeat the last real one, where it is not that.
+
+    The result is new memory, dense in the order of the dimensions of `t`. Under autograd nothing
+    flows back from the added rows.
+    """
+    shape = bucket_shape(t, padded, bucket)
+    if shape == list(t.shape):
+        return t
+    if torch.is_grad_enabled() and t.requires_grad:
+        return _appended(t, padded, bucket)
+    made = t.new_empty(0).new_empty_strided(shape, dense_stride(t, shape))
+    values = [content if value is None else value for value in padded.fill]
+    with torch.no_grad():
+        grow(made, t, padded.dims, values)
+    return made
+
+
+def _appended(t: Tensor, padded: Padded, bucket: Sizes) -> Tensor:
+    for dim, place, value in zip(padded.dims, padded.places, padded.fill, strict=True):
+        size = bucket[place]
+        if t.shape[dim] == size:
+            continue
+        row = t.detach().narrow(dim, t.shape[dim] - 1, 1)
+        row = row if value is None else torch.full_like(row, value)
+        shape = list(t.shape)
+        shape[dim] = size - t.shape[dim]
+        t = torch.cat([t, row.expand(shape)], dim)
+    return t
+
+
+def each_once(
+    tensors: Sequence[Tensor],
+    padded: Sequence[Padded | None],
+    change: Callable[[Tensor, Padded | None], Tensor],
+) -> list[Tensor]:
+    """Each tensor changed; one that is given twice stays one."""
+    made: dict[tuple[int, Padded | None], Tensor] = {}
+    for t, how in zip(tensors, padded, strict=True):
+        if (id(t), how) not in made:
+            made[id(t), how] = change(t, how)
+    return [made[id(t), how] for t, how in zip(tensors, padded, strict=True)]
+
+
+def resized(t: Tensor, padded: Padded, sizes: Sizes) -> Tensor:
+    """An example of another size: rows of `t` as they come, and again from the first on."""
+    shape = bucket_shape(t, padded, sizes)
+    made = t.detach()
+    for dim in padded.dims:
+        rows = torch.arange(shape[dim], device=t.device) % max(t.shape[dim], 1)
+        made = made.index_select(dim, rows)
+    return made.new_empty(0).new_empty_strided(shape, dense_stride(t, shape)).copy_(made)
+
+
+def varying(t: Tensor, padded: Padded) -> Varying | None:
+    """How the driver is to grow an argument to `t`; None where it cannot."""
+    pairs = sorted(zip(padded.dims, padded.fill, strict=True), key=lambda pair: pair[0])
+    values = {value for _, value in pairs if value is not None}
+    if not t.is_contiguous() or len(pairs) > 2 or len(values) > 1 or t.itemsize > 8:
+        return None
+    dims, fill = zip(*pairs, strict=True)
+    return Varying(tuple(t.shape), t.dtype, dims, fill)
+
+
+class Follow(NamedTuple):
+    """A dimension of a result that is ``scale * size + more``, of bucketed dimension `place`."""
+
+    dim: int
+    place: int
+    scale: int
+    more: int
+
+
+def cut_shape(shape: Sequence[int], follows: Sequence[Follow], sizes: Sizes) -> list[int]:
+    """The shape of a result at the sizes that were asked for."""
+    found = list(shape)
+    for f in follows:
+        found[f.dim] = f.scale * sizes[f.place] + f.more
+    return found
+
+
+def cut(t: Tensor, follows: Sequence[Follow], sizes: Sizes) -> Tensor:
+    """The real rows of a result, laid out as eager would; `t` itself where all are real."""
+    shape = cut_shape(t.shape, follows, sizes)
+    if shape == list(t.shape):
+        return t
+    part = first_rows(t, shape)
+    if torch.is_grad_enabled() and t.requires_grad:
+        return part.clone(memory_format=torch.preserve_format)
+    made = t.new_empty(0).new_empty_strided(shape, dense_stride(t, shape))
+    return made.copy_(part)
+
+
+def extremes(t: Tensor) -> tuple[Number, Number]:
+    """Two contents for padding, a low and a high one, that are values `t` could hold."""
+    if t.dtype == torch.bool or t.numel() == 0:
+        return False, True
+    if t.is_complex():
+        return 0, 1
+    t = t.detach()
+    least, most = float(t.min()), float(t.max())
+    if not t.is_floating_point():  # indices: of what there is
+        return int(least), int(most)
+    far = 2 * max(abs(least), abs(most)) + 1
+    return (-far, far) if far < 1e4 else (least, most)

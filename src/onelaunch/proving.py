@@ -1,0 +1,462 @@
+"""Whether a callable may be run at a padded size, and how its results are cut back.
+
+It is run at real sizes and at the bucket's, on state that is put back: the trace of every operation
+says whether real rows depend on padded ones, and shapes at two sizes say which dimension of a
+result follows which bucketed one. Values with low and with high padding are compared with those at
+the real size on top; that can refuse what the trace let pass, and never the other way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onelaunch.buckets import Buckets, Number, Sizes
+from onelaunch.driver.driver import Driver, Padded
+from onelaunch.driver.select import preserved_random_state
+from onelaunch.errors import CaptureError
+from onelaunch.independence import Finding, Spread
+from onelaunch.observe import Observer
+from onelaunch.padding import (
+    Follow,
+    Request,
+    cut_shape,
+    dense_stride,
+    each_once,
+    extremes,
+    pad,
+    resized,
+)
+from onelaunch.state import Walk, changes, walk
+from onelaunch.trace import Step, Trace, form
+from onelaunch.tree import Flat, Tree, flatten, unflatten
+
+
+@dataclass(slots=True)
+class Proof:
+    """How the results at a bucket's size are taken back to a real one.
+
+    Attributes:
+        follows: for each tensor of the result, the dimensions that follow the sizes.
+        written: the padded arguments that the callable writes into.
+        tree: of the result.
+    """
+
+    follows: list[tuple[Follow, ...]] = field(default_factory=list[tuple[Follow, ...]])
+    written: tuple[int, ...] = ()
+    tree: Tree | None = None
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """Runs a callable without the call happening.
+
+    Args:
+        fn: the callable, as the user wrote it.
+        roots: where the state that it reaches begins, named.
+        tree: of the arguments.
+    """
+
+    driver: Driver
+    device: torch.device
+    fn: Callable[..., Any]
+    roots: Sequence[tuple[str, object]]
+    tree: Tree
+    before: Walk | None = None
+    """The state before the first run, and before each: every run puts it back."""
+
+    def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
+        """Run on these tensors; the result, flattened. Everything is put back as it was."""
+        args, kwargs = unflatten(self.tree, list(inputs))
+        here = [t for t in inputs if t.device.type == self.device.type]
+        before = self.before = self.before or walk(self.roots)
+        observer = Observer(self.driver, self.device, here, save=True, refuse=False)
+        watched = contextlib.nullcontext() if mode is None else mode
+        with torch.no_grad(), preserved_random_state(self.device):
+            try:
+                with watched, observer:
+                    result = self.driver.warmup(lambda: self.fn(*args, **kwargs), self.device)
+            finally:
+                observer.restore()
+                found = changes(before, walk(self.roots))
+                for change in reversed(found):
+                    change.slot.write(change.before)
+        observer.release()
+        stored = [c for c in found if isinstance(c.before, Tensor) or isinstance(c.after, Tensor)]
+        if stored:
+            what = f"`{stored[0].slot.name}` is given a tensor of the padded size"
+            raise CaptureError("OL140", what, fix="return the tensor instead of storing it")
+        return flatten(result, "result", objects=True)
+
+
+@dataclass(slots=True)
+class Known:
+    """What was followed before, for the next buckets of a callable: runs of the same operations
+    with the same numbers let rows through in the same way, so only their values are compared.
+
+    Attributes:
+        forms: of runs through which padding was followed, with the padded arguments they write.
+    """
+
+    forms: dict[tuple[object, ...], set[int]] = field(
+        default_factory=dict[tuple[object, ...], set[int]]
+    )
+
+
+def prove(
+    rehearsal: Rehearsal,
+    buckets: Buckets,
+    call: Request,
+    flat: Flat,
+    bucket: Sizes,
+    known: Known | None = None,
+) -> Proof:
+    """Show that padding to `bucket` changes no real row, and learn how to cut.
+
+    Args:
+        call: how the arguments in `flat`, of any size of that bucket, are padded.
+
+    Raises:
+        CaptureError: OL140, naming the operation, its line and the result.
+    """
+    return _Proving(rehearsal, buckets, call, flat, bucket, known or Known()).prove()
+
+
+def prove_pieces(
+    rehearsal: Rehearsal, buckets: Buckets, call: Request, flat: Flat, place: int
+) -> Proof:
+    """Show that a call may be cut into pieces along the bucketed dimension number `place`.
+
+    Rows before a cut must not depend on those behind it, which padding shows, nor the other way.
+
+    Raises:
+        CaptureError: OL140, naming the operation, its line and the result.
+    """
+    for path, how in zip(flat.paths, call.padded, strict=True):
+        if how is not None and how.places.count(place) > 1:
+            what = f"`{path}` has rows and columns, which cannot be cut into pieces"
+            raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
+    proving = _Proving(rehearsal, buckets, call, flat, buckets.largest)
+    proof = proving.prove()
+    if not proof.follows:  # of one bucket with one size
+        proof.follows = proving.unpadded()
+    for number, follows in enumerate(proof.follows):
+        if not any((f.place, f.scale, f.more) == (place, 1, 0) for f in follows):
+            what = f"result {number} has no rows of its own for each piece"
+            raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
+    if not buckets.independent:
+        proving.check_pieces(proof, place)
+    return proof
+
+
+@dataclass(slots=True)
+class _Proving:
+    rehearsal: Rehearsal
+    buckets: Buckets
+    call: Request
+    flat: Flat
+    bucket: Sizes
+    known: Known = field(default_factory=Known)
+    results: dict[Sizes, Flat] = field(default_factory=dict[Sizes, Flat])
+    written: set[int] = field(default_factory=set[int])
+
+    def prove(self) -> Proof:
+        least = self.buckets.smallest(self.bucket)
+        most = tuple(max(b - 1, n) for b, n in zip(self.bucket, least, strict=True))
+        if least == self.bucket:  # only ever called at that size
+            return Proof()
+        contents = [extremes(t) for t in self.flat.tensors]
+        lows, highs = zip(*contents, strict=True) if contents else ((), ())
+        padded = self._pair(least, lows)
+        if not self.buckets.independent:
+            padded = self._pair(most, highs)
+        elif most != least:
+            self.results[most] = self._real(most, None)
+        mixed = [i for i, (n, b) in enumerate(zip(least, self.bucket, strict=True)) if n < b]
+        for place in mixed[1:]:  # which of several sizes a dimension follows
+            sizes = tuple(b if i < place else n for i, (n, b) in enumerate(self._ends(least)))
+            self.results.setdefault(sizes, self._real(sizes, None))
+        return self._cuts(padded)
+
+    def _ends(self, least: Sizes) -> list[tuple[int, int]]:
+        return list(zip(least, self.bucket, strict=True))
+
+    def _inputs(self, sizes: Sizes) -> list[Tensor]:
+        return each_once(
+            self.flat.tensors,
+            self.call.padded,
+            lambda t, how: t.detach().clone() if how is None else resized(t, how, sizes),
+        )
+
+    def _real(self, sizes: Sizes, mode: TorchDispatchMode | None) -> Flat:
+        try:
+            return self.rehearsal.run(self._inputs(sizes), mode)
+        except CaptureError:
+            raise
+        except Exception as error:
+            what = f"the callable fails at size {_shown(sizes)}: {error}"
+            fix = "leave out the buckets that serve such sizes"
+            raise CaptureError("OL140", what, fix=fix) from error
+
+    def _pair(self, sizes: Sizes, contents: Sequence[Number]) -> Flat:
+        """Run at `sizes`, and padded from there, and compare. The padded result."""
+        trace = Trace()
+        real = self.results[sizes] = self._real(sizes, trace)
+        inputs = self._inputs(sizes)
+        content = {id(t): c for t, c in zip(inputs, contents, strict=True)}
+        grown = each_once(
+            inputs,
+            self.call.padded,
+            lambda t, how: t if how is None else pad(t, how, self.bucket, content[id(t)]),
+        )
+        if self.buckets.independent:
+            return self.rehearsal.run(grown, None)
+        spread, padded = self._padded(grown, inputs, trace.steps)
+        if padded.tree != real.tree:
+            what = "a result that is not a tensor changes with the size"
+            raise CaptureError("OL140", what, fix="return tensors, or ask the tensor for its size")
+        for number, (big, small) in enumerate(zip(padded.tensors, real.tensors, strict=True)):
+            self._check_result(spread, number, big, small, sizes, grown)
+        return padded
+
+    def _padded(
+        self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step]
+    ) -> tuple[Spread | None, Flat]:
+        """The padded run, and what was followed through it; None where that is known."""
+        first = (form(steps), self.call.padded)
+        if first in self.known.forms:
+            trace = Trace()
+            padded = self.rehearsal.run(grown, trace)
+            both = (form(steps), form(trace.steps), self.call.padded)
+            if both in self.known.forms:
+                self.written |= self.known.forms[both]
+                return None, padded
+        spread = self._marked(grown, real, steps)
+        padded = self.rehearsal.run(grown, spread)
+        self._check_run(spread, grown)
+        both = (form(steps), form(spread.steps), self.call.padded)
+        self.known.forms[first] = self.known.forms[both] = set(self.written)
+        return spread, padded
+
+    def _marked(
+        self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step]
+    ) -> Spread:
+        spread = Spread(self.rehearsal.device, steps)
+        for t, small, how in zip(grown, real, self.call.padded, strict=True):
+            if how is None:
+                continue
+            outside = torch.ones(t.shape, dtype=torch.bool)
+            outside[tuple(slice(0, n) for n in small.shape)] = False
+            # What is filled with a constant is padding, but of a known value.
+            spread.mark(t, outside, _unknown(outside, small, how))
+        return spread
+
+    def _check_run(self, spread: Spread, grown: Sequence[Tensor]) -> None:
+        apart = spread.finish()
+        if apart is not None:
+            raise self._refusal("the callable", apart)
+        kept = spread.written()
+        if kept:
+            raise self._refusal("a tensor that the callable keeps", spread.blame(kept[0]))
+        for index, (t, how) in enumerate(zip(grown, self.call.padded, strict=True)):
+            if how is not None and spread.mutated(t):
+                self.written.add(index)
+
+    def _check_result(
+        self,
+        spread: Spread | None,
+        number: int,
+        big: Tensor,
+        small: Tensor,
+        sizes: Sizes,
+        grown: Sequence[Tensor],
+    ) -> None:
+        name = f"result {number}"
+        if any(big is t for t in grown):
+            return
+        if big.dim() != small.dim() or any(
+            s > b for b, s in zip(big.shape, small.shape, strict=True)
+        ):
+            what = f"{name} is {list(small.shape)} at size {_shown(sizes)} and {list(big.shape)}"
+            raise CaptureError("OL140", f"{what} padded to {_shown(self.bucket)}")
+        real = tuple(slice(0, n) for n in small.shape)
+        if spread is not None:
+            if spread.depends(big, real):
+                raise self._refusal(name, spread.blame(big))
+            if big.shape != small.shape and not spread.made(big):
+                what = f"{name} is a view of an argument or parameter, and follows the size"
+                raise CaptureError("OL140", what, fix="return a `.clone()`")
+        if not _close(big[real], small):
+            found = None if spread is None else spread.blame(big)
+            what = f"{name} has other real rows padded to {_shown(self.bucket)}"
+            what += f", last by `{found.name}`" if found else ""
+            where = str(found.place) if found and found.place else None
+            raise CaptureError("OL140", what, where=where)
+
+    def unpadded(self) -> list[tuple[Follow, ...]]:
+        """Which dimensions follow the sizes of a bucket that needs no padding."""
+        sizes = [self.bucket]
+        sizes += [
+            tuple(b + (i == place) for i, b in enumerate(self.bucket))
+            for place in range(len(self.bucket))
+        ]
+        for each in sizes:
+            self.results[each] = self._real(each, None)
+        shapes = {s: [t.shape for t in r.tensors] for s, r in self.results.items()}
+        count = len(self.results[self.bucket].tensors)
+        return [self._found(i, {s: each[i] for s, each in shapes.items()}) for i in range(count)]
+
+    def check_pieces(self, proof: Proof, place: int) -> None:
+        """Refuse where rows depend on those before them."""
+        size = max(self.bucket[place], 2)
+        half = size // 2
+        trace = Trace()
+        whole = tuple(size if i == place else b for i, b in enumerate(self.bucket))
+        rest = tuple(size - half if i == place else b for i, b in enumerate(self.bucket))
+        self._real(rest, trace)
+        inputs = self._inputs(whole)
+        spread = Spread(self.rehearsal.device, trace.steps)
+        for t, how in zip(inputs, self.call.padded, strict=True):
+            dim = None if how is None else how.dim_of(place)
+            if dim is not None:
+                before = torch.zeros(t.shape, dtype=torch.bool)
+                before.narrow(dim, 0, half).fill_(True)
+                spread.mark(t, before, before)
+        result = self.rehearsal.run(inputs, spread)
+        self._check_run(spread, inputs)
+        for number, t in enumerate(result.tensors):
+            dim = next(f.dim for f in proof.follows[number] if f.place == place)
+            if spread.depends(t, (*[slice(None)] * dim, slice(half, None))):
+                raise self._refusal(f"result {number}", spread.blame(t))
+
+    def _refusal(self, what: str, found: Finding) -> CaptureError:
+        reason = found.reason or "it brings rows together"
+        return CaptureError(
+            "OL140",
+            f"{what} depends on padding to {_shown(self.bucket)}, by `{found.name}`: {reason}",
+            where=str(found.place) if found.place else None,
+        )
+
+    def _cuts(self, padded: Flat) -> Proof:
+        """Which dimensions of each result follow which size, as all runs say."""
+        proof = Proof(tree=padded.tree, written=tuple(sorted(self.written)))
+        self.results[self.bucket] = padded
+        for number, big in enumerate(padded.tensors):
+            stated = self.buckets.outputs.get(number)
+            shapes = {sizes: r.tensors[number].shape for sizes, r in self.results.items()}
+            if stated is None:
+                follows = self._found(number, shapes)
+            else:
+                follows = tuple(
+                    Follow(dim, place, 1, big.shape[dim] - self.bucket[place])
+                    for place, dim in enumerate(stated)
+                    if dim is not None
+                )
+            proof.follows.append(follows)
+            self._check_cut(number, follows)
+        return proof
+
+    def _found(self, number: int, shapes: dict[Sizes, torch.Size]) -> tuple[Follow, ...]:
+        whole = shapes[self.bucket]
+        found: list[Follow] = []
+        for dim, size in enumerate(whole):
+            if all(shape[dim] == size for shape in shapes.values()):
+                continue
+            for place in range(len(self.bucket)):
+                follow = _line(dim, place, {s: shape[dim] for s, shape in shapes.items()})
+                if follow is not None:
+                    found.append(follow)
+                    break
+            else:
+                what = f"dimension {dim} of result {number} follows the sizes in no simple way"
+                raise CaptureError("OL140", what, fix="keep the bucketed dimensions apart")
+        return tuple(found)
+
+    def _check_cut(self, number: int, follows: tuple[Follow, ...]) -> None:
+        """What is cut must be a tensor of its own, laid out as a new one is."""
+        if not follows:
+            return
+        for sizes, result in self.results.items():
+            t = result.tensors[number]
+            big = self.results[self.bucket].tensors[number]
+            shape = cut_shape(big.shape, follows, sizes)
+            if list(t.shape) != shape:
+                what = f"result {number} is {list(t.shape)} at size {_shown(sizes)}, not {shape}"
+                raise CaptureError("OL140", what, fix="state it: Buckets(..., outputs={...})")
+            if not _same_layout(t, dense_stride(big, shape)):
+                what = f"result {number} is a view with gaps, {list(t.stride())}"
+                raise CaptureError("OL140", what, fix="return `.contiguous()`")
+            others = [o for i, o in enumerate(result.tensors) if i != number]
+            storage = t.untyped_storage()._cdata
+            if any(o.untyped_storage()._cdata == storage for o in others if o is not t):
+                what = f"result {number} shares memory with another result"
+                raise CaptureError("OL140", what, fix="return a `.clone()`")
+
+
+def _line(dim: int, place: int, sizes: dict[Sizes, int]) -> Follow | None:
+    """The line through these sizes of a dimension, if it depends on that one bucketed size."""
+    by_size: dict[int, int] = {}
+    for bucketed, size in sizes.items():
+        if by_size.setdefault(bucketed[place], size) != size:
+            return None
+    (first, low), *_, (last, high) = sorted(by_size.items()) * (2 if len(by_size) == 1 else 1)
+    if first == last or (high - low) % (last - first):
+        return None
+    scale = (high - low) // (last - first)
+    more = low - scale * first
+    if scale < 1 or any(scale * n + more != size for n, size in by_size.items()):
+        return None
+    return Follow(dim, place, scale, more)
+
+
+def _unknown(outside: Tensor, small: Tensor, how: Padded) -> Tensor:
+    """Of the padding, what repeats a real row: not where a constant was written on top."""
+    where = outside.clone()
+    for dim, value in zip(how.dims, how.fill, strict=True):
+        if value is not None:
+            real = small.shape[dim]
+            where.narrow(dim, real, where.shape[dim] - real).fill_(False)
+    return where
+
+
+def _same_layout(t: Tensor, stride: Sequence[int]) -> bool:
+    pairs = zip(t.shape, t.stride(), stride, strict=True)
+    return t.numel() == 0 or all(n == 1 or a == b for n, a, b in pairs)
+
+
+_TOLERANCE = {
+    torch.float64: 1e-6,
+    torch.complex128: 1e-6,
+    torch.float32: 1e-2,
+    torch.complex64: 1e-2,
+}
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Whether two results are the same but for rounding.
+
+    Kernels of another size round differently, and TF32 and bfloat16 do so much; what this is to
+    find is far beyond that. Of integers (an argmax) a few may differ.
+    """
+    if not a.numel():
+        return True
+    if not (a.is_floating_point() or a.is_complex()):
+        return bool((a == b).float().mean() > 0.5)
+    tolerance = _TOLERANCE.get(a.dtype, 0.1)
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    a, b = a.detach().to("cpu", wide), b.detach().to("cpu", wide)
+    finite = torch.isfinite(b)
+    if not torch.equal(torch.isfinite(a), finite):
+        return False
+    scale = float(b[finite].abs().max()) if bool(finite.any()) else 0.0
+    return bool(((a - b)[finite].abs() <= tolerance * (scale + tolerance)).all())
+
+
+def _shown(sizes: Sizes) -> str:
+    return " x ".join(map(str, sizes))

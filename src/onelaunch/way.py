@@ -1,0 +1,102 @@
+"""A call around a recording of its bucket: arguments grown before, results cut after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from onelaunch.buckets import Buckets, Sizes
+from onelaunch.callpath import MISS
+from onelaunch.driver.driver import Varying
+from onelaunch.driver.rows import first_rows
+from onelaunch.driver.select import select
+from onelaunch.errors import CaptureError, GraphError
+from onelaunch.padding import Request, cut, each_once, pad, request
+from onelaunch.proving import Proof
+from onelaunch.signature import overlaps
+from onelaunch.tree import Flat, flatten, flatten_call, unflatten
+
+
+@dataclass(slots=True)
+class Job:
+    """A call on its way to a recording."""
+
+    call: Request
+    flat: Flat
+    bucket: Sizes
+    proof: Proof = field(default_factory=Proof)
+    ahead: bool = False
+    """Whether no warm-up ran at the call's own size."""
+    varying: dict[int, Varying] = field(default_factory=dict[int, Varying])
+    """The arguments that the recording itself grows."""
+
+    def padded(self) -> Flat:
+        """The call at the size of its bucket."""
+        grown = each_once(
+            self.flat.tensors,
+            self.call.padded,
+            lambda t, how: t if how is None else pad(t, how, self.bucket),
+        )
+        return self.flat._replace(tensors=grown)
+
+
+class Way:
+    """The call path of a bucket: grow the arguments, run, return the real rows."""
+
+    __slots__ = ("_buckets", "_exact", "_job", "_names")
+
+    def __init__(
+        self, exact: Callable[..., Any], buckets: Buckets, names: Sequence[str], job: Job
+    ) -> None:
+        self._exact = exact
+        self._buckets = buckets
+        self._names = names
+        # The example's memory goes; what matters is its form.
+        self._job = Job(job.call, job.flat._replace(tensors=[]), job.bucket, job.proof)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        job = self._job
+        flat = flatten_call(args, kwargs)
+        if flat.tree != job.flat.tree:
+            return MISS
+        try:
+            call = request(self._buckets, flat, self._names)
+        except GraphError:
+            return MISS
+        if call.padded != job.call.padded or self._buckets.choose(call.sizes) != job.bucket:
+            return MISS
+        grown = Job(call, flat, job.bucket).padded().tensors
+        some, named = unflatten(flat.tree, list(grown))
+        result = self._exact(some, named)
+        if result is MISS or call.sizes == job.bucket:
+            return result
+        refuse_shared(job.proof, flat)
+        for index in job.proof.written:
+            real = flat.tensors[index]
+            real.copy_(first_rows(grown[index], real.shape))
+        return self._cut(result, call.sizes, flat.tensors, grown)
+
+    def _cut(
+        self, result: Any, sizes: Sizes, given: Sequence[Tensor], grown: Sequence[Tensor]
+    ) -> Any:
+        parts = flatten(result, "result", objects=True)
+        own = {id(g): t for g, t in zip(grown, given, strict=True)}
+        cuts = [
+            own[id(t)] if id(t) in own else cut(t, follows, sizes)
+            for t, follows in zip(parts.tensors, self._job.proof.follows, strict=True)
+        ]
+        return unflatten(parts.tree, cuts)
+
+
+def refuse_shared(proof: Proof, flat: Flat) -> None:
+    """Padding makes copies of arguments, which share no memory as the arguments may."""
+    if not proof.written:
+        return
+    driver, _ = select(flat.tensors)
+    shared = overlaps(driver, list({id(t): t for t in flat.tensors}.values()))
+    if shared:
+        what = f"`{flat.paths[shared[0][0]]}` is written, and shares memory with another argument"
+        raise CaptureError("OL140", what, fix="pass a `.clone()`")

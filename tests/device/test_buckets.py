@@ -1,0 +1,434 @@
+"""Buckets: a call of any size is the call, whatever size it ran at."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import assert_same, describe, replays
+
+Rand = Callable[..., Tensor]
+BATCH = ol.Buckets(dim=0, sizes=(2, 4, 8))
+BOTH = ol.Buckets(dim=(0, 1), sizes=((2, 4), (8, 16)), pad={"mask": (None, 0)})
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def same(got: Any, expected: Any, exact: bool = True) -> None:
+    """Equal in all that a caller can see; values but for the rounding of other kernels."""
+    if exact:
+        assert_same(got, expected)
+        return
+    for a, b in zip(_listed(got), _listed(expected), strict=True):
+        assert describe(a) == describe(b)
+        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-3, atol=1e-4)
+
+
+def _listed(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else list(value)
+
+
+class Attention(nn.Module):
+    """Self-attention of two heads over (batch, length, 16), as one kernel or by hand."""
+
+    def __init__(self, fused: bool, mask: str) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+        self.fused, self.mask = fused, mask
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        b, n, _ = x.shape
+        q, k, v = (f(x).view(b, n, 2, 8).transpose(1, 2) for f in (self.q, self.k, self.v))
+        given: Tensor | None = None
+        if self.mask == "boolean":
+            given = mask[:, None, None, :] > 0
+        elif self.mask == "added":
+            given = (1.0 - mask[:, None, None, :].float()) * torch.finfo(torch.float32).min
+        elif self.mask == "-10000":
+            given = (1.0 - mask[:, None, None, :].float()) * -10000.0
+        elif self.mask == "causal":
+            given = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()
+        if self.fused:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=given)
+        else:
+            scores = q @ k.transpose(-1, -2) / math.sqrt(8)
+            if given is not None and given.dtype == torch.bool:
+                scores = scores.masked_fill(~given, float("-inf"))
+            elif given is not None:
+                scores = scores + given
+            y = scores.softmax(-1) @ v
+        return y.transpose(1, 2).reshape(b, n, 16)
+
+
+class Encoder(nn.Module):
+    """A BERT of one layer by hand: tokens, first token and mean over the real tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(50, 16), nn.Embedding(64, 16)
+        self.register_buffer("positions", torch.arange(64)[None])
+        self.norm, self.attention = nn.LayerNorm(16), Attention(True, "boolean")
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        x = self.norm(self.tokens(ids) + self.places(self.positions[:, : ids.shape[1]]))
+        x = self.norm(x + self.attention(x, mask))
+        x = x + self.down(F.gelu(self.up(x)))
+        mean = (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        return x, torch.tanh(x[:, 0]), mean
+
+
+def request(rand: Rand, seed: int, batch: int, length: int) -> tuple[Tensor, Tensor]:
+    ids = rand(seed, batch, length, dtype=torch.int64)
+    mask = torch.ones(batch, length, dtype=torch.int64)
+    mask[0, length - length // 4 :] = 0
+    return ids, mask.to(ids.device)
+
+
+def test_every_size_has_a_recording_and_the_right_result(rand: Rand) -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.relu() * 2, x.sum(1)
+
+    fast = ol.graph(f, buckets=BATCH, warmup=1)
+    kept: list[tuple[Any, Any]] = []
+    for round_ in range(3):
+        for n in range(1, 9):
+            x = rand(10 * round_ + n, n, 3)
+            before = x.clone()
+            got = fast(x)
+            same(got, f(x))
+            same(x, before)
+            kept.append((got, f(x)))
+        assert len(fast.recordings) == 3
+    for got, expected in kept:
+        same(got, expected)
+    assert replays(fast) == 21, "one warm-up for each bucket"
+    assert fast.stats().captures == 3
+    assert fast.stats().sizes == dict.fromkeys(range(1, 9), 3)
+    assert fast.stats().padding == pytest.approx(1 - 36 / (2 * 2 + 2 * 4 + 4 * 8))
+
+
+def test_a_module_of_common_layers(device: torch.device, rand: Rand) -> None:
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GroupNorm(2, 8), nn.MaxPool2d(2)]
+    layers += [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 5), nn.LayerNorm(5)]
+    model = nn.Sequential(*layers, nn.Softmax(-1)).eval().requires_grad_(False).to(device)
+    fast = ol.graph(model, buckets=BATCH, warmup=1)
+    for seed, n in enumerate((3, 4, 1, 7, 5, 8, 2, 6)):
+        x = rand(seed, n, 3, 12, 12)
+        same(fast(x), model(x), exact=False)
+    assert len(fast.recordings) == 3
+
+
+def test_batch_and_length_at_once(device: torch.device, rand: Rand) -> None:
+    model = Encoder().eval().requires_grad_(False).to(device)
+    fast = ol.graph(model, buckets=BOTH, warmup=1)
+    for seed, sizes in enumerate([(3, 11), (4, 16), (1, 5), (2, 9), (4, 8), (3, 12), (1, 16)]):
+        ids, mask = request(rand, seed, *sizes)
+        same(fast(ids, mask), model(ids, mask), exact=False)
+        same(fast(ids, mask=mask), model(ids, mask), exact=False)
+    assert fast.stats().sizes[3, 11] == 2
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("mask", ["boolean", "added", "-10000", "causal", "none"])
+def test_attention(device: torch.device, rand: Rand, fused: bool, mask: str) -> None:
+    model = Attention(fused, mask).eval().requires_grad_(False).to(device)
+    fast = ol.graph(model, buckets=BOTH, warmup=1)
+    x, (_, given) = rand(1, 3, 11, 16), request(rand, 1, 3, 11)
+    fast(x, given)
+    if mask == "none":
+        name = "attention" if fused and device.type != "tape" else "softmax"
+        with pytest.raises(ol.CaptureError, match=name) as caught:
+            fast(x, given)
+        assert caught.value.code == "OL140"
+        return
+    for seed in range(3):
+        x = rand(seed, 3, 11, 16)
+        same(fast(x, given), model(x, given), exact=False)
+    assert replays(fast) == 3
+
+
+def test_nothing_of_an_earlier_request_remains(rand: Rand) -> None:
+    buckets = ol.Buckets(dim=0, sizes=(8,), pad={0: 0}, independent=True)
+    total = ol.graph(lambda x: x.sum(0), buckets=buckets, warmup=1)
+    big, small = rand(1, 8, 3), rand(2, 5, 3)
+    for _ in range(3):
+        same(total(big), big.sum(0), exact=False)
+        same(total(small), small.sum(0), exact=False)
+
+
+def test_padding_repeats_a_real_row(rand: Rand) -> None:
+    buckets = ol.Buckets(dim=0, sizes=(8,), independent=True)
+    least = ol.graph(lambda x: x.amin(0), buckets=buckets, warmup=1)
+    for seed in range(4):
+        x = rand(seed, 3, 2) + 5
+        same(least(x), x.amin(0))
+    assert replays(least) == 3
+
+
+REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "the largest of the batch": ("amax", lambda x: x - x.amax(0)),
+    "mean over the batch": ("mean", lambda x: x.mean(0)),
+    "batch norm in training": ("batch_norm", nn.BatchNorm1d(3, affine=False)),
+    "the last row": ("select", lambda x: x[-1] * 1),
+    "backwards": ("flip", lambda x: x.flip(0)),
+    "the size as a number": ("changes with the size", lambda x: x * x.shape[0]),
+    "random rows": ("rand", lambda x: x + torch.rand(x.shape[0], 1).to(x.device)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(device: torch.device, rand: Rand, name: str) -> None:
+    words, f = REFUSED[name]
+    f = copy.deepcopy(f).to(device) if isinstance(f, nn.Module) else f
+    fast = ol.graph(f, buckets=BATCH, warmup=1)
+    x = rand(1, 5, 3).abs() + 1
+    fast(x)
+    state = torch.get_rng_state()
+    with pytest.raises(ol.CaptureError, match=words) as caught:
+        fast(x)
+    assert caught.value.code in ("OL140", "OL103")
+    assert torch.equal(torch.get_rng_state(), state)
+    eager = ol.graph(f, buckets=BATCH, warmup=1, on_refusal="eager")
+    eager(x)
+    with pytest.warns(ol.GraphWarning):
+        eager(x)
+
+
+def test_a_refusal_names_the_line(rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        return y - y.amax(0)  # the line
+
+    fast = ol.graph(f, buckets=BATCH, warmup=1)
+    fast(rand(1, 3, 3))
+    with pytest.raises(ol.CaptureError) as caught:
+        fast(rand(1, 3, 3))
+    assert "# the line" in str(caught.value.where)
+    assert "result 0" in caught.value.what
+    assert "independent=True" in caught.value.fix
+
+
+def test_batch_norm_that_goes_to_training(device: torch.device, rand: Rand) -> None:
+    model = nn.BatchNorm1d(3).eval().requires_grad_(False).to(device)
+    fast = ol.graph(model, buckets=BATCH, warmup=1)
+    x = rand(1, 3, 3)
+    for _ in range(3):
+        same(fast(x), model(x), exact=False)
+    before = copy.deepcopy(model.state_dict())
+    fast.train()
+    model(x)
+    fast.load_state_dict(before)
+    fast(x)  # its warm-up, at its own size
+    expected = copy.deepcopy(model.state_dict())
+    with pytest.raises(ol.CaptureError, match="batch_norm"):
+        fast(x)
+    same(dict(model.state_dict()), dict(expected))
+
+
+def test_above_the_largest(rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.tanh()
+
+    x = rand(1, 19, 3)
+    eager = ol.graph(f, buckets=BATCH)
+    with pytest.warns(ol.GraphWarning, match="OL310"):
+        same(eager(x), f(x))
+    strict = ol.graph(f, buckets=ol.Buckets(0, (2, 4, 8), overflow="error"))
+    with pytest.raises(ol.ReplayError, match="OL210"):
+        strict(x)
+    pieces = ol.graph(f, buckets=ol.Buckets(0, (2, 4, 8), overflow="chunk"), warmup=1)
+    for _ in range(3):
+        same(pieces(x), f(x))
+    assert replays(pieces) >= 5
+
+
+def test_pieces_that_depend_on_each_other_are_refused(rand: Rand) -> None:
+    buckets = ol.Buckets(0, (2, 4, 8), overflow="chunk")
+    fast = ol.graph(lambda x: x.cumsum(0), buckets=buckets, warmup=1)
+    for seed in range(3):  # padding at the end does not matter to it
+        x = rand(seed, 5, 2)
+        same(fast(x), x.cumsum(0), exact=False)
+    with pytest.raises(ol.CaptureError, match="cumsum"):
+        fast(rand(1, 19, 2))
+
+
+def test_no_rows(rand: Rand) -> None:
+    fast = ol.graph(lambda x: x * 2, buckets=BATCH, warmup=1)
+    for n in (3, 0, 3, 0):
+        x = rand(n, n, 3)
+        same(fast(x), x * 2)
+
+
+def test_dimensions_and_padding_by_argument(rand: Rand) -> None:
+    def f(x: Tensor, options: dict[str, Tensor], scale: Tensor, *, mask: Tensor) -> Tensor:
+        return (x * mask.t()[..., None] * scale + options["bias"]).sum(1)
+
+    buckets = ol.Buckets(
+        dim=0,
+        sizes=(4, 8),
+        dims={"x": 1, "mask": 0, "scale": None, "args[1]['bias']": None},
+        pad={"mask": 0},
+        independent=True,
+    )
+    fast = ol.graph(f, buckets=buckets, warmup=1)
+    for n in (3, 3, 7, 7, 8, 4, 1, 6):
+        x, bias, scale = rand(n, 2, n, 5), {"bias": torch.zeros_like(rand(1, 5))}, rand(2, 5)
+        mask = torch.ones_like(rand(1, n, 2))
+        same(fast(x, bias, scale, mask=mask), f(x, bias, scale, mask=mask), exact=False)
+    assert len(fast.recordings) == 2
+
+
+def test_a_dimension_that_an_argument_has_twice(rand: Rand) -> None:
+    def f(x: Tensor, allowed: Tensor) -> Tensor:
+        scores = (x @ x.transpose(1, 2)).masked_fill(~allowed, float("-inf"))
+        return scores.softmax(-1) @ x
+
+    buckets = ol.Buckets(
+        dim=(0, 1),
+        sizes=((4,), (8,)),
+        dims={"allowed": (0, (1, 2))},
+        pad={"allowed": (None, False)},
+    )
+    fast = ol.graph(f, buckets=buckets, warmup=1)
+    for batch, length in ((3, 5), (3, 5), (4, 8), (2, 7)):
+        x = rand(batch, batch, length, 4)
+        allowed = torch.ones(batch, length, length).tril().bool().to(x.device)
+        same(fast(x, allowed), f(x, allowed), exact=False)
+    assert len(fast.recordings) == 1
+
+
+def test_a_broadcast_argument_is_left_alone(rand: Rand) -> None:
+    fast = ol.graph(lambda x, y: x * y, buckets=BATCH, warmup=1)
+    for n in (3, 3, 4, 7, 8, 8):
+        x, y = rand(n, n, 3), rand(1, 1, 3)
+        same(fast(x, y), x * y)
+
+
+def test_arguments_that_do_not_agree(rand: Rand) -> None:
+    fast = ol.graph(lambda x, y: x[:3] * y[:3], buckets=BATCH)
+    with pytest.raises(ol.GraphError, match=r"`args\[0\]` has 3 rows and `args\[1\]` 4"):
+        fast(rand(1, 3, 2), rand(2, 4, 2))
+
+
+def test_an_argument_written_in_place(rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        x.mul_(2)
+        return x + 1
+
+    fast = ol.graph(f, buckets=BATCH, warmup=1)
+    for n in (3, 3, 4, 5, 5, 7):
+        x, y = rand(n, n, 3), rand(n, n, 3)
+        got, expected = fast(x), f(y)
+        same(got, expected)
+        same(x, y)
+
+
+def test_a_result_that_is_an_argument(rand: Rand) -> None:
+    fast = ol.graph(lambda x: (x, x * 2), buckets=BATCH, warmup=1)
+    for _ in range(3):
+        x = rand(1, 3, 3)
+        first, second = fast(x)
+        assert first is x
+        same(second, x * 2)
+
+
+def test_results_that_follow_otherwise(rand: Rand) -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        twice = torch.cat([x, x], 1).reshape(-1)  # a multiple of the size
+        return x @ x.t(), twice, x[:-1] * 2, x[0] * 1
+
+    fast = ol.graph(f, buckets=BATCH, warmup=1)
+    for n in (3, 3, 4, 7, 7, 5):
+        x = rand(n, n, 3)
+        same(fast(x), f(x), exact=False)
+
+
+def test_channels_last_stays(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(lambda x: x * 2, buckets=BATCH, warmup=1)
+    for n in (3, 3, 4, 7, 7):
+        x = rand(n, n, 3, 4, 4).to(memory_format=torch.channels_last)
+        same(fast(x), x * 2)
+
+
+def test_a_slice_of_something_longer(rand: Rand) -> None:
+    buckets = ol.Buckets(dim=1, sizes=(4, 8))
+    fast = ol.graph(lambda x: x * 2, buckets=buckets, warmup=1)
+    whole = rand(1, 2, 9, 3)
+    for n in (3, 3, 4, 7, 7):
+        same(fast(whole[:, :n]), whole[:, :n] * 2)
+
+
+def test_stated_outputs_and_asserted_independence(rand: Rand) -> None:
+    buckets = ol.Buckets(0, (4,), independent=True, outputs={0: 0, 1: None})
+    fast = ol.graph(lambda x: (x * 2, x.amax(0)), buckets=buckets, warmup=1)
+    for seed in range(3):
+        x = rand(seed, 3, 2)
+        same(fast(x), (x * 2, x.amax(0)))
+
+
+def test_all_ahead(device: torch.device, rand: Rand) -> None:
+    model = nn.Linear(3, 2).requires_grad_(False).to(device)
+    fast = ol.graph(model, buckets=BATCH)
+    fast.capture_all(rand(1, 3, 3))
+    assert [r.spec.tensors[0].shape[0] for r in reversed(fast.recordings)] == [8, 4, 2]
+    for n in range(1, 9):
+        x = rand(n, n, 3)
+        same(fast(x), model(x), exact=False)
+    assert replays(fast) == 8, "no call warmed up"
+    fast.reset()
+    assert not fast.recordings
+    assert not fast.stats().sizes
+    assert len(copy.deepcopy(fast).recordings) == 0
+
+
+def test_other_signatures_get_recordings_too(rand: Rand) -> None:
+    fast = ol.graph(lambda x: x * 2, buckets=BATCH, warmup=1)
+    for dtype in (torch.float32, torch.float64):
+        for n in (3, 3, 4, 3):
+            x = rand(n, n, 2, dtype=dtype)
+            same(fast(x), x * 2)
+    assert len(fast.recordings) == 2
+    strict = ol.graph(lambda x: x * 2, buckets=BATCH, warmup=1, on_mismatch="error")
+    for n in (3, 3, 7, 7):
+        strict(rand(n, n, 2))
+    with pytest.raises(ol.ReplayError, match="dtype"):
+        strict(rand(3, 3, 2, dtype=torch.float64))
+
+
+def test_a_branch_on_the_size_is_refused(rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] > 6 else x + 1
+
+    fast = ol.graph(f, buckets=BATCH, warmup=1)
+    fast(rand(1, 5, 2))
+    with pytest.raises(ol.CaptureError, match="branches on the size"):
+        fast(rand(1, 5, 2))
+
+
+def test_stored_state_of_the_padded_size_is_refused(rand: Rand) -> None:
+    class Keeps(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = x * 2
+            return self.last + 1
+
+    module = Keeps()
+    fast = ol.graph(module, buckets=BATCH, warmup=1)
+    fast(rand(1, 3, 2))
+    kept = module.last
+    with pytest.raises(ol.CaptureError, match="`last`"):
+        fast(rand(1, 3, 2))
+    assert module.last is kept

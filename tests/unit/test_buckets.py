@@ -1,0 +1,198 @@
+"""Buckets: which sizes there are, which one serves a call, and which to have."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import onelaunch as ol
+from onelaunch.buckets import Buckets, padding
+from onelaunch.driver.driver import Padded
+from onelaunch.padding import Follow, cut, pad, resized
+
+SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=6)
+
+
+@given(SIZES, st.data())
+def test_every_size_up_to_the_largest_has_the_smallest_bucket_that_holds_it(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    buckets = Buckets(0, sizes)
+    size = data.draw(st.integers(0, max(sizes)))
+    chosen = buckets.choose((size,))
+    assert chosen == (min(s for s in sizes if s >= size),)
+    assert buckets.smallest(chosen)[0] <= max(size, 1)
+    assert buckets.choose((max(sizes) + 1,)) is None
+
+
+@given(SIZES, SIZES, st.data())
+def test_with_two_dimensions_each_has_its_own(
+    first: list[int], second: list[int], data: st.DataObject
+) -> None:
+    buckets = Buckets((0, 1), (first, second))
+    sizes = data.draw(st.tuples(st.integers(1, max(first)), st.integers(1, max(second))))
+    chosen = buckets.choose(sizes)
+    assert chosen == (*Buckets(0, first).choose(sizes[:1]), *Buckets(0, second).choose(sizes[1:]))
+    every = list(buckets.largest_first())
+    assert chosen in every
+    assert len(every) == len(set(first)) * len(set(second))
+    assert every[0] == buckets.largest
+
+
+@given(
+    st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3)),
+    st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    st.permutations((0, 1, 2)),
+    st.sampled_from([None, 0, 7]),
+)
+def test_cut_of_padded_is_the_tensor(
+    shape: tuple[int, int, int],
+    more: tuple[int, int],
+    order: Sequence[int],
+    value: int | None,
+) -> None:
+    t = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+    t = t.permute(*order).contiguous().permute(*(list(order).index(d) for d in range(3)))
+    bucket = (shape[0] + more[0], shape[1] + more[1])
+    grown = pad(t, Padded((0, 1), (0, 1), (None, value)), bucket)
+    assert tuple(grown.shape) == (*bucket, shape[2])
+    back = cut(grown, (Follow(0, 0, 1, 0), Follow(1, 1, 1, 0)), shape[:2])
+    assert torch.equal(back, t)
+    pairs = zip(back.shape, back.stride(), t.stride(), strict=True)
+    assert all(n == 1 or a == b for n, a, b in pairs)
+    rows = grown[: shape[0], shape[1] :]
+    last = t[:, -1:].expand_as(rows) if value is None else torch.full_like(rows, value)
+    assert torch.equal(rows, last)
+    assert torch.equal(grown[shape[0] :], grown[shape[0] - 1 : shape[0]].expand(more[0], -1, -1))
+
+
+@given(st.integers(1, 6), st.integers(0, 9))
+def test_examples_of_other_sizes_hold_real_rows(n: int, size: int) -> None:
+    t = torch.arange(n)
+    made = resized(t, Padded((0,), (0,), (None,)), (size,))
+    assert made.tolist() == [i % n for i in range(size)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(SIZES, st.lists(st.integers(1, 40), min_size=1, max_size=6))
+def test_a_bucketed_call_is_the_call(sizes: list[int], calls: list[int]) -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2 + 1, x.amax(1)
+
+    fast = ol.graph(f, buckets=Buckets(0, sizes), warmup=1)
+    for n in calls:
+        if n <= max(sizes):
+            x = torch.randn(n, 3)
+            for got, expected in zip(fast(x), f(x), strict=True):
+                assert torch.equal(got, expected)
+                assert got.stride() == expected.stride()
+    assert len(fast.recordings) <= len(set(sizes))
+
+
+def work(sizes: Sequence[int], histogram: Mapping[int, int]) -> int:
+    return sum(count * min(s for s in sizes if s >= n) for n, count in histogram.items())
+
+
+@given(
+    st.dictionaries(st.integers(1, 25), st.integers(1, 9), min_size=1, max_size=7),
+    st.sampled_from([None, 1, 2, 3]),
+    st.sampled_from([None, 6, 11, 20]),
+    st.sampled_from([None, 2, 4]),
+)
+def test_the_fit_is_the_best_of_all_sets(
+    histogram: dict[int, int], most: int | None, nbytes: int | None, seconds: int | None
+) -> None:
+    def bytes_of(size: int) -> int:
+        return 3 + size % 5
+
+    def seconds_of(size: int) -> int:
+        return 1 + 7 * size % 3
+
+    def allowed(sizes: Sequence[int]) -> bool:
+        return (
+            (most is None or len(sizes) <= most)
+            and (nbytes is None or sum(map(bytes_of, sizes)) <= nbytes)
+            and (seconds is None or sum(map(seconds_of, sizes)) <= seconds)
+        )
+
+    sets = [
+        chosen
+        for count in range(1, len(histogram) + 1)
+        for chosen in itertools.combinations(sorted(histogram), count)
+        if chosen[-1] == max(histogram) and allowed(chosen)
+    ]
+
+    def fitted() -> Buckets:
+        return Buckets.fit(
+            histogram,
+            max_sizes=most,
+            max_bytes=nbytes,
+            bytes_of=bytes_of,
+            max_capture_seconds=seconds,
+            seconds_of=seconds_of,
+        )
+
+    if not sets:
+        with pytest.raises(ol.GraphError, match="fits the budget"):
+            fitted()
+        return
+    (sizes,) = fitted().sizes
+    assert allowed(sizes)
+    assert work(sizes, histogram) == min(work(s, histogram) for s in sets)
+
+
+def test_a_fit_to_hundreds_of_sizes() -> None:
+    histogram = {n: 1 + (n * 7919) % 97 for n in range(1, 301)}
+    buckets = Buckets.fit(histogram, max_sizes=12, overflow="chunk")
+    assert len(buckets.sizes[0]) == 12
+    assert buckets.largest == (300,)
+    assert buckets.overflow == "chunk"
+    assert work(buckets.sizes[0], histogram) < work(range(25, 301, 25), histogram)
+    wasted = padding(buckets, {(n,): c for n, c in histogram.items()})
+    rows = sum(n * c for n, c in histogram.items())
+    assert wasted == pytest.approx(1 - rows / work(buckets.sizes[0], histogram))
+
+
+def test_sizes_by_rule() -> None:
+    assert Buckets.powers_of_two(64).sizes == ((1, 2, 4, 8, 16, 32, 64),)
+    assert Buckets.powers_of_two(48).sizes == ((1, 2, 4, 8, 16, 32, 48),)
+    assert Buckets.powers_of_two(1).sizes == ((1,),)
+    assert Buckets.every(8, upto=512, dim=1).sizes == (tuple(range(8, 513, 8)),)
+    assert Buckets.every(8, upto=20).sizes == ((8, 16, 20),)
+    assert Buckets(0, (4, 1, 4)).sizes == ((1, 4),)
+
+
+BAD: list[Callable[[], Buckets]] = [
+    lambda: Buckets(0, ()),
+    lambda: Buckets(0, (0, 4)),
+    lambda: Buckets(-1, (4,)),
+    lambda: Buckets((0, 1), ((4,),)),
+    lambda: Buckets(0, (4.0,)),  # pyright: ignore[reportArgumentType]
+    lambda: Buckets(0, (4,), overflow="wrap"),  # pyright: ignore[reportArgumentType]
+    lambda: Buckets((0, 1), ((4,), (4,)), pad={"x": (1, 2, 3)}),
+    lambda: Buckets.powers_of_two(0),
+    lambda: Buckets.every(0, upto=4),
+    lambda: Buckets.fit({}),
+    lambda: Buckets.fit({4: 2}, max_bytes=10),
+    lambda: Buckets.fit({4: 2}, max_capture_seconds=10),
+]
+
+
+@pytest.mark.parametrize("index", range(len(BAD)))
+def test_what_makes_no_sense_is_refused(index: int) -> None:
+    with pytest.raises(ol.GraphError) as caught:
+        BAD[index]()
+    assert caught.value.code == "OL401"
+
+
+def test_options_that_do_not_go_together() -> None:
+    with pytest.raises(ol.GraphError, match="buckets="):
+        ol.graph(torch.sin, buckets=(1, 2))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    with pytest.raises(ol.GraphError, match="static"):
+        ol.graph(torch.sin, buckets=Buckets(0, (4,)), outputs="static")

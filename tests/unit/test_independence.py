@@ -1,0 +1,252 @@
+"""What padding reaches, program by program: right rows pass, and a refusal names the operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from examples.resnet import ResNet
+from onelaunch.buckets import Buckets
+from onelaunch.driver.select import select
+from onelaunch.errors import CaptureError
+from onelaunch.independence import Spread
+from onelaunch.padding import Follow, parameters, request
+from onelaunch.proving import Proof, Rehearsal, prove
+from onelaunch.trace import Trace
+from onelaunch.tree import flatten_call
+
+ROWS = Buckets(0, (4, 8))
+Program = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def proof(f: Program, *args: Any, buckets: Buckets = ROWS) -> Proof:
+    if isinstance(f, nn.Module):
+        f.requires_grad_(False)
+    flat = flatten_call(args, {})
+    driver, device = select(flat.tensors)
+    call = request(buckets, flat, parameters(f))
+    bucket = buckets.choose(call.sizes)
+    assert bucket is not None
+    rehearsal = Rehearsal(driver, device, f, [("f", f)], flat.tree)
+    return prove(rehearsal, buckets, call, flat, bucket)
+
+
+def first(_: int) -> tuple[Follow, ...]:
+    return (Follow(0, 0, 1, 0),)
+
+
+PASS: dict[str, Program] = {
+    "elementwise": lambda x: torch.where(x > 0, x.relu() * 2, x.exp()) ** 2,
+    "sum over features": lambda x: x.sum(1),
+    "softmax over features": lambda x: x.softmax(-1),
+    "norm of a row": lambda x: x / x.norm(dim=1, keepdim=True),
+    "linear": nn.Linear(6, 3),
+    "layer norm": nn.LayerNorm(6),
+    "batch norm in eval": nn.BatchNorm1d(6).eval(),
+    "dropout in eval": nn.Dropout().eval(),
+    "positions": lambda x: x + torch.arange(x.shape[0])[:, None],
+    "running sum": lambda x: x.cumsum(0),
+    "sort of each row": lambda x: x.sort(1)[0],
+    "there and back": lambda x: x.flip(0).flip(0),
+    "reshaped": lambda x: x.view(-1, 2, 3).transpose(1, 2).reshape(-1, 6),
+    "scatter into columns": lambda x: torch.zeros_like(x).index_put((torch.arange(len(x)),), x),
+    "in place": lambda x: x.clone().mul_(2).add_(1),
+    "its own product": lambda x: (x[:, None, :] @ x[:, :, None])[:, 0],
+    "masked mean": lambda x: torch.zeros(len(x), 6).masked_fill(x > 0, 1.0),
+    "gathered columns": lambda x: x.gather(1, torch.zeros(len(x), 2, dtype=torch.int64)),
+    "a constant row": lambda x: x + torch.ones(1, 6).expand(len(x), 6),
+}
+
+
+@pytest.mark.parametrize("name", PASS)
+def test_rows_of_their_own_pass(name: str) -> None:
+    found = proof(PASS[name], torch.randn(6, 6))
+    assert found.follows[0][0] == Follow(0, 0, 1, 0)
+
+
+REFUSE: dict[str, tuple[str, Program]] = {
+    "the largest of all": ("amax", lambda x: x - x.amax(0)),
+    "mean of all": ("mean", lambda x: x - x.mean(0)),
+    "variance of all": ("var|std", lambda x: x / x.std(0)),
+    "softmax over rows": ("softmax", lambda x: x.softmax(0)),
+    "batch norm in training": ("batch_norm", nn.BatchNorm1d(6)),
+    "dropout in training": ("bernoulli|dropout", nn.Dropout()),
+    "noise": ("rand", lambda x: x + torch.randn(len(x), 1)),
+    "backwards": ("flip", lambda x: x.flip(0)),
+    "shifted": ("roll", lambda x: x.roll(1, 0)),
+    "the last row": ("select", lambda x: x[-1] * 1),
+    "the last rows": ("slice", lambda x: x[-2:] * 1),
+    "the second half": ("slice", lambda x: x[len(x) // 2 :] * 1),
+    "all pairs, summed": ("sum", lambda x: (x @ x.t()).sum(1)),
+    "sorted rows": ("sort", lambda x: x.sort(0)[0]),
+    "the number of rows": ("number", lambda x: x * len(x)),
+    "the number of rows, counted": ("add", lambda x: x + torch.ones(len(x)).sum()),
+    "the number of rows, made": ("full|mul", lambda x: x * torch.full((1,), float(len(x)))),
+    "positions from the end": ("arange", lambda x: x + torch.arange(len(x) - 1, -1, -1)[:, None]),
+    "places between 0 and 1": ("linspace", lambda x: x + torch.linspace(0, 1, len(x))[:, None]),
+    "a branch": ("branches on the size", lambda x: x * 2 if len(x) > 6 else x + 1),
+    "a running sum from behind": ("flip|cumsum", lambda x: x.flip(0).cumsum(0).flip(0)),
+    "neighbours": (
+        "convolution",
+        lambda x: F.conv1d(x.t()[:, None], torch.ones(1, 1, 3), padding=1),
+    ),
+    "a frequency": ("fft", lambda x: torch.fft.rfft(x, dim=1).abs()),
+    "a number": ("not a tensor", lambda x: (x * 2, len(x))),
+    "a view": ("view", lambda x: x[:, :2]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSE)
+def test_what_brings_rows_together_is_refused_by_name(name: str) -> None:
+    import re
+
+    words, f = REFUSE[name]
+    with pytest.raises(CaptureError) as caught:
+        proof(f, torch.randn(6, 6))
+    assert caught.value.code == "OL140"
+    assert re.search(words, caught.value.what), caught.value.what
+
+
+def test_resnet_in_eval() -> None:
+    buckets = Buckets(0, (2, 4))
+    assert proof(ResNet((1, 1, 1, 1)).eval(), torch.randn(3, 3, 32, 32), buckets=buckets).follows
+    with pytest.raises(CaptureError, match="batch_norm"):
+        proof(ResNet((1, 1, 1, 1)).train(), torch.randn(3, 3, 32, 32), buckets=buckets)
+
+
+def test_pooling_and_group_norm() -> None:
+    layers = (nn.Conv2d(3, 8, 3, stride=2), nn.GroupNorm(2, 8), nn.AvgPool2d(2), nn.MaxPool2d(2))
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Upsample(scale_factor=2))
+    found = proof(model, torch.randn(3, 3, 24, 24), buckets=Buckets(0, (2, 4)))
+    assert found.follows == [(Follow(0, 0, 1, 0),)]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers(kind: type[nn.RNNBase]) -> None:
+    x = torch.randn(3, 7, 6)
+    rows, steps = Buckets(0, (2, 4)), Buckets(1, (4, 8))
+    forward, both = kind(6, 4, batch_first=True), kind(6, 4, batch_first=True, bidirectional=True)
+    for model in (forward, both):
+        assert proof(lambda x, m=model: m(x)[0], x, buckets=rows).follows[0]
+    if kind is nn.LSTM:  # the others are an operation for each step, as many as there are steps
+        assert proof(lambda x: forward(x)[0] * 1, x, buckets=steps).follows[0]
+    for program in (lambda x: both(x)[0] * 1, lambda x: forward(x)[1][0] * 1):
+        with pytest.raises(CaptureError):  # from the end on; the last state
+            proof(program, x, buckets=steps)
+
+
+def test_an_encoder_of_torch() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    assert proof(model, torch.randn(3, 7, 16), buckets=Buckets(0, (2, 4))).follows
+    with pytest.raises(CaptureError):
+        proof(model, torch.randn(3, 7, 16), buckets=Buckets(1, (4, 8)))
+
+
+def test_a_mask_counts_only_where_its_padding_is_known() -> None:
+    def attend(x: Tensor, mask: Tensor) -> Tensor:
+        scores = x @ x.transpose(1, 2) + (1 - mask[:, None, :]) * torch.finfo(torch.float32).min
+        return scores.softmax(-1) @ x
+
+    x, mask = torch.randn(2, 11, 4), torch.ones(2, 11)
+    known = Buckets(1, (8, 16), pad={"mask": 0})
+    assert proof(attend, x, mask, buckets=known).follows == [(Follow(1, 0, 1, 0),)]
+    for buckets in (Buckets(1, (8, 16)), Buckets(1, (8, 16), pad={"mask": 1})):
+        with pytest.raises(CaptureError, match="softmax"):
+            proof(attend, x, mask, buckets=buckets)
+
+
+def test_a_mean_over_the_real_length() -> None:
+    def pooled(x: Tensor, mask: Tensor) -> Tensor:
+        return (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+    x, mask = torch.randn(2, 11, 4), torch.ones(2, 11)
+    assert proof(pooled, x, mask, buckets=Buckets(1, (8, 16), pad={"mask": 0})).follows == [()]
+    with pytest.raises(CaptureError, match="sum"):
+        proof(pooled, x, mask, buckets=Buckets(1, (8, 16)))
+
+
+def test_sizes_of_results_are_told_apart() -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return x.transpose(0, 1) * 1, x.sum(1), x.sum(2), x.reshape(len(x), -1) * 1, x[:, :-1] * 1
+
+    both = Buckets((0, 1), ((2, 4), (2, 4)))
+    with pytest.raises(CaptureError, match="sum"):
+        proof(f, torch.randn(3, 3, 5), buckets=both)
+
+    def g(x: Tensor) -> tuple[Tensor, ...]:
+        return x.transpose(0, 1).contiguous(), x.sum(2), x.reshape(len(x), -1), x[:, :-1] * 1
+
+    found = proof(
+        g, torch.randn(3, 3, 5), buckets=Buckets((0, 1), ((2, 4), (2, 4)), independent=True)
+    )
+    assert found.follows[0] == (Follow(0, 1, 1, 0), Follow(1, 0, 1, 0))
+    assert found.follows[1] == (Follow(0, 0, 1, 0), Follow(1, 1, 1, 0))
+    assert found.follows[2] == (Follow(0, 0, 1, 0), Follow(1, 1, 5, 0))
+    assert found.follows[3] == (Follow(0, 0, 1, 0), Follow(1, 1, 1, -1))
+
+
+def test_nothing_remains_of_the_proof() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model.requires_grad_(False)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    state, x = torch.get_rng_state(), torch.randn(6, 4)
+    kept = x.clone()
+    state = torch.get_rng_state()
+    with pytest.raises(CaptureError):
+        proof(model, x)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(x, kept)
+
+
+def spread_over(f: Callable[[Tensor], Any], x: Tensor, padded: Tensor) -> tuple[Spread, Any]:
+    trace = Trace()
+    with torch.no_grad(), trace:
+        f(x)
+    spread = Spread(torch.device("cpu"), trace.steps)
+    spread.mark(x, padded, padded)
+    with torch.no_grad(), spread:
+        result = f(x)
+    return spread, result
+
+
+def test_views_share_what_is_known() -> None:
+    x, padded = torch.randn(4, 6), torch.zeros(4, 6, dtype=torch.bool)
+    padded[3] = True
+
+    def f(x: Tensor) -> Tensor:
+        y = x.t() * 1
+        y[0, :].mul_(2)
+        y.t().view(-1)[:2] = 0.0
+        return y
+
+    spread, y = spread_over(f, x, padded)
+    assert not spread.depends(y, (slice(None), slice(0, 3)))
+    assert spread.depends(y, (slice(1, 2), slice(3, 4)))
+
+
+def test_what_is_written_without_a_result_is_not_forgotten() -> None:
+    x, padded = torch.randn(4), torch.tensor([False, False, False, True])
+
+    def f(x: Tensor) -> Tensor:
+        y = torch.zeros(4)
+        torch._foreach_copy_([y], [x])
+        return y
+
+    spread, y = spread_over(f, x, padded)
+    assert spread.depends(y)

@@ -89,6 +89,8 @@ class Steps:
         default_factory=lambda: cast(Any, [])
     )
     """Groups, with what was in them, and what they got for the step."""
+    stepped: dict[int, list[Tensor]] = field(default_factory=lambda: cast(Any, {}))
+    """id of an optimizer -> those of its parameters that had a gradient as it stepped."""
     _counts: dict[int, list[object]] = field(default_factory=lambda: cast(Any, {}))
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -101,6 +103,7 @@ class Steps:
         if not any(optimizer is other for other in self.optimizers):
             self.optimizers.append(optimizer)
         self._counts[id(optimizer)] = _counters(optimizer)
+        self.stepped[id(optimizer)] = [p for p in parameters_of(optimizer) if p.grad is not None]
         for group in optimizer.param_groups:
             before = dict(group)
             if self.on_cuda and group.get("fused") and not group.get("capturable"):
@@ -335,6 +338,7 @@ def constants(
     device: torch.device,
     pool: Pool,
     optimizer: Optimizer,
+    stepped: Sequence[Tensor],
     kept: Collection[str],
 ) -> tuple[frozenset[str], Reached]:
     """The keys, `kept` among them, whose numbers a recording of such an optimizer cannot turn; and
@@ -349,7 +353,8 @@ def constants(
 
     def tried(without: Collection[str]) -> Reached | None:
         try:
-            return _proven(driver, device, pool, optimizer, {*kept, *without})
+            trial = _miniature(optimizer, stepped, device)
+            return _proven(driver, device, pool, trial, {*kept, *without})
         except CaptureError:
             return None
 
@@ -367,10 +372,9 @@ def _proven(
     driver: Driver,
     device: torch.device,
     pool: Pool,
-    optimizer: Optimizer,
+    trial: Optimizer,
     kept: Collection[str],
 ) -> Reached | None:
-    trial = _miniature(optimizer, device)
     settle(trial)
 
     def twice() -> None:
@@ -406,8 +410,10 @@ def _proven(
         graph.reset()
 
 
-def _miniature(optimizer: Optimizer, device: torch.device) -> Optimizer:
-    """An optimizer of the same class and options over parameters of its own."""
+def _miniature(optimizer: Optimizer, stepped: Sequence[Tensor], device: torch.device) -> Optimizer:
+    """An optimizer of the same class and options over parameters of its own, like those of
+    `stepped`: by now the callable may have dropped their gradients."""
+    counted = {id(p) for p in stepped}
     trial = object.__new__(type(optimizer))
     vars(trial).update(vars(optimizer))
     vars(trial).pop("step", None)  # a scheduler's wrapper, bound to the original
@@ -424,7 +430,7 @@ def _miniature(optimizer: Optimizer, device: torch.device) -> Optimizer:
 
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
-        kinds = {(p.dtype, p.dim()): p for p in group["params"] if p.grad is not None}
+        kinds = {(p.dtype, p.dim()): p for p in group["params"] if id(p) in counted}
         groups.append({**group, "params": [like(p) for p in kinds.values()]})
     vars(trial)["param_groups"] = groups
     return trial

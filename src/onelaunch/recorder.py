@@ -190,7 +190,8 @@ class Recorder:
         for optimizer in steps.optimizers:
             if id(optimizer) not in self._constants:
                 kept = steps.kept(optimizer)
-                found = constants(self.driver, self.device, self.pool, optimizer, kept)
+                stepped = steps.stepped[id(optimizer)]
+                found = constants(self.driver, self.device, self.pool, optimizer, stepped, kept)
                 self._constants[id(optimizer)] = found
                 if found[0] != kept:
                     return None

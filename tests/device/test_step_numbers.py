@@ -79,6 +79,25 @@ def test_every_number_by_hand(device: torch.device, name: str) -> None:
     as_eager(lambda: training(device, MAKES[name]), device, calls=12, between=turn)
 
 
+def test_gradients_that_are_dropped_after_the_step(device: torch.device) -> None:
+    def job() -> Training:
+        made = training(device, MAKES["Adam"])
+        inner = made.step
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            loss = inner(x, y)
+            made.optimizers[0].zero_grad()
+            return loss
+
+        made.step = step
+        return made
+
+    def turn(i: int, job: Training) -> None:
+        job.optimizers[0].param_groups[0]["lr"] = 0.1 / (1 + i)
+
+    as_eager(job, device, calls=10, between=turn)
+
+
 def test_groups_of_their_own(device: torch.device) -> None:
     def make(params: Any) -> Optimizer:
         first, *rest = params

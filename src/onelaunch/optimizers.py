@@ -40,7 +40,7 @@ _READS_STEPS = ("Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "Adagrad")
 """Optimizers that compute with the number of their steps: on the host, without an option."""
 
 _FUSED = ("Adam", "AdamW", "Adagrad")
-"""Those of them with a fused step, which keeps the number on the device."""
+"""Those of them with a fused step, which keeps the number on the device; Adagrad's is not of CUDA."""
 
 
 def why_not(optimizer: Optimizer) -> tuple[str, str] | None:
@@ -59,18 +59,25 @@ def why_not(optimizer: Optimizer) -> tuple[str, str] | None:
         if group.get("fused") or (group.get("capturable") and not host):
             continue
         if kind in _READS_STEPS or ("capturable" in group and not host):
-            return f"torch.optim.{kind} counts its steps on the host", _line(kind, group, host)
+            return f"torch.optim.{kind} counts its steps on the host", _line(kind, group)
     return None
 
 
-def _line(kind: str, group: dict[str, Any], host: bool) -> str:
-    if "capturable" in group and not host:
+def _line(kind: str, group: dict[str, Any]) -> str:
+    where = {p.device.type for p in group["params"]}
+    if "capturable" in group and where != {"cpu"}:
         option = "capturable=True"
-    elif kind in _FUSED:
+    elif _fuses(kind, where):
         option = "fused=True"
     else:
-        return f"on a CPU {_OUTSIDE}, or take torch.optim.Adam(..., fused=True)"
+        place = "CUDA" if "cuda" in where else "a CPU"
+        return f"on {place} {_OUTSIDE}, or take torch.optim.Adam(..., fused=True)"
     return f"torch.optim.{kind}(..., {option}), or `ol.capturable(optimizer)` before the first call"
+
+
+def _fuses(kind: str, where: Collection[str]) -> bool:
+    """Whether an optimizer that counts has a fused step on these kinds of devices."""
+    return kind in _FUSED and not (kind == "Adagrad" and "cuda" in where)
 
 
 def refusal(optimizer: Optimizer) -> CaptureError | None:
@@ -179,11 +186,11 @@ class Options:
 def capturable(optimizer: Stepper) -> Stepper:
     """Make an optimizer of torch capturable, in place: its options, and the state that it has.
 
-    On an accelerator: `capturable=True` in every group that knows it, `fused=True` for Adagrad,
-    and the state and a tensor learning rate moved from the host to the parameters' device. On a
-    CPU `fused=True`. SGD, Muon, and whatever can be captured already, stay as they are. The
-    values of the state do not change; the steps that follow are those of the new options, whose
-    results may differ from the old ones' in the last bits.
+    On an accelerator: `capturable=True` in every group that knows it (Adagrad does not, and is
+    refused on CUDA), and the state and a tensor learning rate moved from the host to the
+    parameters' device. On a CPU `fused=True`. SGD, Muon, and whatever can be captured already, stay
+    as they are. The values of the state do not change; the steps that follow are those of the new
+    options, whose results may differ from the old ones' in the last bits.
 
     Args:
         optimizer: with or without state.
@@ -219,9 +226,9 @@ def capturable(optimizer: Stepper) -> Stepper:
 
 
 def _convert(optimizer: Optimizer, kind: str, group: dict[str, Any]) -> None:
-    host = all(p.device.type == "cpu" for p in group["params"])
-    if host or kind == "Adagrad":
-        if kind in _FUSED and not group.get("fused"):
+    where = {p.device.type for p in group["params"]}
+    if where <= {"cpu"} or kind == "Adagrad":
+        if _fuses(kind, where) and not group.get("fused"):
             group["fused"], group["foreach"] = True, None
             optimizer.defaults.update(fused=True, foreach=None)
             vars(optimizer)["_step_supports_amp_scaling"] = kind != "Adagrad"

@@ -76,6 +76,10 @@ def test_every_number_by_hand(device: torch.device, name: str) -> None:
                 elif key == "betas":
                     group[key] = (0.9 - 0.01 * i, 0.99 + 0.0005 * i)
 
+    if name == "Adagrad" and device.type == "cuda":  # torch has no step for it that counts there
+        with pytest.raises(ol.CaptureError, match="OL120"):
+            training(device, MAKES[name])
+        return
     as_eager(lambda: training(device, MAKES[name]), device, calls=12, between=turn)
 
 

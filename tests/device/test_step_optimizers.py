@@ -120,7 +120,10 @@ def test_refused_as_it_is_and_captured_when_made_capturable(
 ) -> None:
     make = COUNTS_ON_THE_HOST[name]
     error = refused_before_it_steps(device, make)
-    if device.type == "cpu" and "fused" not in make([nn.Parameter(torch.ones(2))]).defaults:
+    none = name == "Adagrad" and device.type == "cuda"  # its fused step is of other devices
+    if device.type == "cpu":
+        none = "fused" not in make([nn.Parameter(torch.ones(2))]).defaults
+    if none:
         assert "after it" in error.fix
         return
     assert "ol.capturable(optimizer)" in error.fix

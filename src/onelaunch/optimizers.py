@@ -40,7 +40,7 @@ _READS_STEPS = ("Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "Adagrad")
 """Optimizers that compute with the number of their steps: on the host, without an option."""
 
 _FUSED = ("Adam", "AdamW", "Adagrad")
-"""Those of them with a fused step, which keeps the number on the device; Adagrad's is not of CUDA."""
+"""Those of them with a fused step, which keeps the number on the device; on CUDA not Adagrad's."""
 
 
 def why_not(optimizer: Optimizer) -> tuple[str, str] | None:

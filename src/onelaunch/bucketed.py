@@ -14,7 +14,7 @@ from onelaunch.buckets import Buckets, Sizes, histogram, padding, volume
 from onelaunch.callpath import MISS
 from onelaunch.driver.driver import Driver, Padded, Varying
 from onelaunch.errors import ReplayError
-from onelaunch.graphed import Graphed, surrounded
+from onelaunch.graphed import Graphed
 from onelaunch.options import Options
 from onelaunch.padding import (
     Follow,
@@ -32,6 +32,7 @@ from onelaunch.recording import Bucket, Captured
 from onelaunch.signature import foreign, overlaps, spec_of
 from onelaunch.spec import CallSpec
 from onelaunch.stats import GraphStats
+from onelaunch.surroundings import surrounded
 from onelaunch.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.way import Job, Way, refuse_shared
 
@@ -95,7 +96,7 @@ class Bucketed(Graphed[P, R]):
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         flat = flatten_call(args, kwargs)
-        driver, device = self._where(flat)
+        driver, device = self._callee.where(flat)
         if driver.capturing() or foreign(flat.tensors) is not None:
             return self.fn(*args, **kwargs)
         call = request(self._buckets, flat, self._names)
@@ -204,7 +205,7 @@ class Bucketed(Graphed[P, R]):
     # What `Graphed` asks on the way to a recording.
 
     def _rehearsal(self, driver: Driver, device: torch.device, flat: Flat) -> Rehearsal:
-        return Rehearsal(driver, device, self.fn, self._roots(flat), flat.tree)
+        return Rehearsal(driver, device, self.fn, self._callee.roots(flat), flat.tree)
 
     def _record(
         self, driver: Driver, device: torch.device, spec: Any, signature: Any, flat: Flat
@@ -284,7 +285,7 @@ class Bucketed(Graphed[P, R]):
             CaptureError: it cannot be captured; OL140 where padding would change a result.
         """
         flat = flatten_call(args, kwargs)
-        driver, _ = self._where(flat)
+        driver, _ = self._callee.where(flat)
         call = request(self._buckets, flat, self._names)
         bucket = self._buckets.choose(call.sizes)
         if bucket is None or 0 in call.sizes:

@@ -48,6 +48,14 @@ class Options:
         _at_least("max_recordings", self.max_recordings, 1)
         _at_least("max_in_flight", self.max_in_flight, 1)
 
+    @property
+    def warmup_calls(self) -> int:
+        """How many calls of a signature warm up."""
+        # Of calls that are timed the first is cold; of calls that Inductor compiles the first is
+        # watched in eager, and the second compiles.
+        more = self.policy == "measure" or self.compile
+        return max(self.warmup, 3 if more else 1)
+
 
 def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:
     if not any(value is a or (type(value) is str and value == a) for a in allowed):

@@ -53,6 +53,14 @@ def user_frame(traceback: TracebackType | None = None) -> Place | None:
     return None
 
 
+def levels_to_user() -> int:
+    """The `stacklevel` with which `warnings.warn`, called where this is, shows the user's line."""
+    for level, (frame, _) in enumerate(_live(), start=1):
+        if is_users(frame.f_code.co_filename):
+            return level
+    return 1
+
+
 def _live() -> Iterator[tuple[FrameType, int]]:
     frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:

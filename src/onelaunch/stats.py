@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from onelaunch.recording import Recording
@@ -140,6 +141,26 @@ class Counts:
     evictions: int = 0
     warmup_calls: int = 0
     eager_calls: int = 0
+
+    def captured(self, seconds: float) -> None:
+        """Count a capture that took so long."""
+        self.captures += 1
+        self.capture_seconds += seconds
+
+
+def graph_stats(
+    name: str, recordings: Sequence[Recording], counts: Counts, gone: int
+) -> GraphStats:
+    """A callable's figures, as they are now; `gone` replays are of recordings that were evicted."""
+    return GraphStats(
+        recordings=tuple(recording_stats(name, info) for info in recordings),
+        captures=counts.captures,
+        capture_seconds=counts.capture_seconds,
+        replays=sum(info.replays for info in recordings) + gone,
+        evictions=counts.evictions,
+        warmup_calls=counts.warmup_calls,
+        eager_calls=counts.eager_calls,
+    )
 
 
 def recording_stats(name: str, info: Recording) -> RecordingStats:

@@ -1,0 +1,68 @@
+"""The callable that is graphed, and where the state that it reaches begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from onelaunch.driver.driver import Driver
+from onelaunch.driver.select import select
+from onelaunch.state import walk
+from onelaunch.tree import Flat, call_constants, is_plain
+
+
+class Callee:
+    """A callable, as it is called and as it is captured.
+
+    Args:
+        fn: what the caller calls.
+        compile: whether Inductor's version of it is captured; see `compiled`.
+        root: what state is sought from, and its name: the module whose forward `fn` is, or `fn`.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], compile: bool | str, root: tuple[str, object] | None
+    ) -> None:
+        self.fn = fn
+        self.compile = compile
+        self.root = root or (getattr(fn, "__name__", "callable"), fn)
+        self._compiled: Callable[..., Any] | None = None
+
+    def roots(self, flat: Flat) -> list[tuple[str, object]]:
+        """Where the state that a call reaches begins, named."""
+        objects = [
+            (path, c.value) for path, c in call_constants(flat.tree) if not is_plain(c.value)
+        ]
+        return [self.root, *objects]
+
+    def reached(self, flat: Flat) -> list[object]:
+        """All values that a call reaches."""
+        return [value for _, value in walk(self.roots(flat)).held.values()]
+
+    def where(self, flat: Flat) -> tuple[Driver, torch.device]:
+        """The driver and device: an accelerator's if any argument, parameter or buffer is there."""
+        driver, device = select(flat.tensors)
+        if device.type == "cpu":
+            driver, device = select(t for _, t in walk(self.roots(flat)).tensors())
+        return driver, device
+
+    def on(self, driver: Driver) -> Callable[..., Any]:
+        """What runs in warm-up and capture: the callable, or Inductor's version of it."""
+        if not self.compile or driver.name != "cuda":
+            return self.fn
+        if self._compiled is None:
+            self._compiled = _compiled(self.fn, self.compile)
+        return self._compiled
+
+
+def _compiled(fn: Callable[..., Any], mode: bool | str) -> Callable[..., Any]:
+    """`fn` compiled by Inductor, its own CUDA graphs off: the recording takes their place.
+
+    Args:
+        mode: True or ``"default"``, or ``"max-autotune"`` (slow to build).
+    """
+    if mode == "max-autotune":
+        return torch.compile(fn, mode="max-autotune-no-cudagraphs", dynamic=False)
+    return torch.compile(fn, options={"triton.cudagraphs": False}, dynamic=False)

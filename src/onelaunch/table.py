@@ -1,0 +1,200 @@
+"""The table of a graphed callable: its recordings, and what is known of each signature."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from onelaunch.driver.driver import Pool as DevicePool
+from onelaunch.errors import ReplayError
+from onelaunch.guard import StateGuard
+from onelaunch.observe import Observer
+from onelaunch.optimizers import Options as StepOptions
+from onelaunch.options import Options
+from onelaunch.pool import Comeback, Member, Pool
+from onelaunch.recording import Captured, Recording
+from onelaunch.spec import CallSpec
+from onelaunch.state import Walk
+from onelaunch.stats import Counts, GraphStats, graph_stats
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A recording in the table."""
+
+    call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    spec: CallSpec
+    paths: Sequence[str]
+    captured: Captured
+    info: Recording
+    guard: StateGuard
+    member: Member
+
+
+@dataclass(slots=True)
+class Signature:
+    """What is known of a signature, recorded or not."""
+
+    warm: int = 0
+    forward: bool = False
+    """Whether its results require grad, so that it is captured as a forward with a backward."""
+    threads: set[int] = field(default_factory=lambda: cast(set[int], set()))
+    """Who warmed up: cuBLAS and cuDNN make a handle for each thread, and not under capture."""
+    least: int = 0
+    """Warm-up calls that what it reaches needs, whatever the option says."""
+    eager: str | None = None
+    """Why it runs eagerly for good, or None."""
+    eager_us: list[float] = field(default_factory=lambda: cast(list[float], []))
+    known: Observer | None = None
+    why: str | None = None
+    launches: list[int] | None = None
+    """The count of a recording that this signature's next one takes the place of."""
+    need_bytes: int = 0
+    """What a recording needs in a pool of its own, as far as a warm-up showed; or 0."""
+    comeback: Comeback = field(default_factory=Comeback)
+    options: StepOptions | None = None
+    """Of the optimizers that step in the last recording."""
+    parts: dict[tuple[bool, ...], Signature] | None = None
+    """By which leaves have a gradient, once a recording was dropped because one was replaced."""
+
+    def part(self, walked: Walk) -> Signature:
+        """The signature with the gradients of now, if they count."""
+        if self.parts is None:
+            return self
+        empty = tuple(t.grad is None for _, t in walked.tensors() if t.is_leaf and t.requires_grad)
+        if empty not in self.parts:  # the first goes on where this one was
+            part = Signature(self.warm, threads=self.threads, why=self.why, launches=self.launches)
+            self.parts[empty] = part
+            self.warm, self.launches = 0, None
+        return self.parts[empty]
+
+
+class Table:
+    """The recordings of a callable, and what users ask of them."""
+
+    def __init__(self, name: str, options: Options, pool: Pool) -> None:
+        self.options = options
+        self._name = name
+        self._pool = pool
+        self._entries: tuple[Entry, ...] = ()
+        self._signatures: dict[CallSpec, Signature] = {}
+        self._counts = Counts()
+        self._lock = threading.RLock()
+
+    @property
+    def inputs_reached(self) -> int:
+        """How many arguments and parameters the newest recording hands a gradient to."""
+        pair = self._entries[0].captured.pair
+        return 0 if pair is None else len(pair.static.inputs)
+
+    @property
+    def recordings(self) -> list[Recording]:
+        """What was captured, the newest first."""
+        return [entry.info for entry in self._entries]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device bytes that the recordings hold, a shared pool counted once."""
+        return self._pool.memory_bytes if self._entries else 0
+
+    def stats(self) -> GraphStats:
+        """What the recordings hold, and what the calls were. Costs microseconds, and no sync."""
+        gone = [s.launches[0] for s in list(self._signatures.values()) if s.launches is not None]
+        return graph_stats(self._name, self.recordings, self._counts, sum(gone))
+
+    def reset(self) -> None:
+        """Free every recording and forget every signature."""
+        with self._lock:
+            # Only the graphs: the last of a pool gives back what no static result holds any more.
+            graphs = [entry.captured.graph for entry in self._entries]
+            self._entries = ()
+            self._signatures.clear()
+            self._counts = Counts()
+            for graph in graphs:
+                graph.reset()
+
+    def _evicted(self, member: Member) -> None:
+        """The pool takes a recording's room: its signature is captured again when it is called."""
+        with self._lock:
+            entry = next((e for e in self._entries if e.member is member), None)
+            if entry is None:
+                return
+            self._entries = tuple(e for e in self._entries if e is not entry)
+            self._counts.evictions += 1
+            signature = self._signatures.get(entry.spec)
+            if signature is not None:
+                signature.why, signature.launches = "evicted", entry.captured.launches
+                signature.warm = self.options.warmup_calls
+                signature.comeback.evicted(entry.captured.launches[0])
+
+    def _drop_stale(self, spec: CallSpec, signature: Signature) -> None:
+        """Free recordings of this signature whose parameters are gone: they cannot fit again."""
+        for entry in self._entries:
+            moved = entry.guard.moved() if entry.spec == spec else None
+            if moved is not None:
+                signature.why = f"{moved} moved"
+                if moved.endswith(".grad") and signature.parts is None:
+                    signature.parts = {}
+                signature.launches = entry.captured.launches
+                with self._lock:
+                    self._entries = tuple(e for e in self._entries if e is not entry)
+                entry.captured.graph.reset()
+
+
+def in_flight(entries: Iterable[Entry], spec: CallSpec) -> int:
+    """How many recordings of a signature, fit for the state as it is, wait for a backward."""
+    return sum(
+        entry.captured.pair is not None
+        and entry.captured.pair.in_flight
+        and entry.spec == spec
+        and entry.captured.guard.check()
+        for entry in entries
+    )
+
+
+def member_of(
+    captured: Captured,
+    part: DevicePool,
+    kept_bytes: int,
+    forget: weakref.WeakMethod[Callable[[Member], None]],
+) -> Member:
+    """A recording as its pool sees it; see `Member`."""
+    pair = captured.pair
+    busy = bool if pair is None else lambda: pair.in_flight
+    return Member(part, captured.graph, captured.launches, kept_bytes, forget, busy)
+
+
+# What a new signature is told of the recordings that it does not fit.
+
+
+def why(entries: Sequence[Entry], spec: CallSpec) -> str:
+    """Why a call needs a recording of its own."""
+    for entry in entries:
+        if entry.spec == spec:
+            numbers = None if entry.captured.dials.current() else "an optimizer's numbers"
+            changed = entry.guard.difference() or numbers or "memory shared otherwise"
+            return f"state changed: {changed}"
+    if not entries:
+        return "first signature"
+    where, how = entries[0].spec.difference(spec, entries[0].paths)
+    return f"{where}: {how}"
+
+
+def mismatch(name: str, entry: Entry, spec: CallSpec) -> ReplayError:
+    """The error of a call that differs from the one signature that there may be."""
+    where, how = entry.spec.difference(spec, entry.paths)
+    what = f"`{name}` was captured for {entry.spec}, got {spec}"
+    return ReplayError("OL201", what, where=f"{where}: {how}")
+
+
+def varying(name: str, entries: Sequence[Entry], signatures: int, spec: CallSpec) -> str:
+    """What differs between the calls of a callable that has too many recordings or signatures."""
+    if not entries:
+        return f"`{name}` was called with {signatures} signatures"
+    if entries[0].spec == spec:
+        return f"`{name}` has {len(entries)} recordings; {why(entries, spec)}"
+    where, how = entries[0].spec.difference(spec, entries[0].paths)
+    return f"`{name}` has {len(entries)} recordings; {where} varies: {how}"

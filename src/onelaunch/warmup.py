@@ -1,0 +1,224 @@
+"""The runs of a callable before it is captured, and what they show of it.
+
+Libraries make their handles and choose their kernels, the allocator of the pool gets its memory,
+and it is seen whether the results require grad, and what the capture will need.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from threading import get_ident
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from onelaunch.callee import Callee
+from onelaunch.driver.driver import Driver
+from onelaunch.driver.select import preserved_random_state
+from onelaunch.errors import CaptureError
+from onelaunch.observe import Observer
+from onelaunch.optimizers import refusal, settle, watching_steps
+from onelaunch.options import Options
+from onelaunch.pool import Pool
+from onelaunch.slots import MISSING, gradient_of
+from onelaunch.spent import is_spent
+from onelaunch.state import Change, changes, walk
+from onelaunch.surroundings import inlining
+from onelaunch.table import Signature
+from onelaunch.tree import Flat, flatten, flatten_call
+
+Refuse = Callable[[Signature, CaptureError], object]
+"""What is done about a signature that cannot be captured: raises, or lets it run eagerly."""
+
+
+class Warmup:
+    """Warms a callable up.
+
+    Args:
+        pool: foresees what a recording will need of it.
+    """
+
+    def __init__(self, callee: Callee, options: Options, pool: Pool) -> None:
+        self._callee = callee
+        self._options = options
+        self._pool = pool
+
+    def run(
+        self,
+        driver: Driver,
+        device: torch.device,
+        signature: Signature,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        refuse: Refuse,
+    ) -> Any:
+        """One of the caller's own first calls, on the stream that will capture."""
+        measured = self._options.policy == "measure"
+        if measured:
+            driver.synchronize(device)
+        started = perf_counter()
+        if self._options.compile and signature.known is None:
+            with _stepping(signature, refuse):
+                result = driver.warmup(
+                    lambda: self._watched(driver, device, signature, args, kwargs), device
+                )
+        else:
+            result = self._called(driver, device, signature, args, kwargs, refuse)
+        if measured:
+            driver.synchronize(device)
+            signature.eager_us.append((perf_counter() - started) * 1e6)
+        signature.warm += 1
+        signature.threads.add(get_ident())
+        return result
+
+    def _called(
+        self,
+        driver: Driver,
+        device: torch.device,
+        signature: Signature,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        refuse: Refuse,
+    ) -> Any:
+        """What is going to be captured, run."""
+        fn = self._callee.on(driver)
+        flat = flatten_call(args, kwargs)
+        here = _trains(fn, flat, self._callee.roots(flat))
+        run = functools.partial(fn, *args, **kwargs)
+        stepping = _stepping(signature, refuse) if fn is self._callee.fn else nullcontext()
+        with inlining(), stepping:
+            if here:
+                return run()
+            if signature.warm + 1 < self._options.warmup_calls:
+                return driver.warmup(run, device)
+            # The last: nothing is new any more.
+            result, signature.need_bytes = self._pool.warmup(driver, device, run, flat.tensors)
+            return result
+
+    def _watched(
+        self,
+        driver: Driver,
+        device: torch.device,
+        signature: Signature,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """An eager run that learns what Inductor's kernels will not show."""
+        tensors = flatten_call(args, kwargs).tensors
+        here = [t for t in tensors if t.device.type == device.type]
+        observer = Observer(driver, device, here, refuse=False)
+        roots = self._callee.roots(flatten_call(args, kwargs))
+        before = walk(roots)
+        with observer:
+            result = self._callee.fn(*args, **kwargs)
+        observer.release()
+        if any(_creates_state(change) for change in changes(before, walk(roots))):
+            signature.warm -= 1  # an optimizer's first step: the next call shows what it reads
+        else:
+            signature.known = observer
+        return result
+
+    def rehearse(
+        self,
+        driver: Driver,
+        device: torch.device,
+        signature: Signature,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        refuse: Refuse,
+    ) -> None:
+        """Warm up ahead of time: run, then put everything back as it was.
+
+        Raises:
+            CaptureError: OL110, the callable stores new tensors in Python state.
+        """
+        callee = self._callee
+        flat = flatten_call(args, kwargs)
+        here = [t for t in flat.tensors if t.device.type == device.type]
+        before = walk(callee.roots(flat))
+        observer = Observer(driver, device, here, save=True, refuse=False)
+        with preserved_random_state(device):
+            try:
+                run = functools.partial(callee.fn, *args, **kwargs)
+                with _stepping(signature, refuse), observer, inlining():
+                    if _trains(callee.fn, flat, callee.roots(flat)):
+                        result, need = run(), 0
+                    else:
+                        result, need = self._pool.warmup(driver, device, run, flat.tensors)
+                signature.forward = wants_grad(callee, driver, result, args, kwargs)
+                del result
+                signature.need_bytes = max(0, need - observer.saved_bytes)
+                signature.threads.add(get_ident())
+                if self._options.compile:
+                    signature.known = observer
+                    for _ in range(2):
+                        driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
+            finally:
+                observer.restore()
+                found = changes(before, walk(callee.roots(flat)))
+        _put_back(found)
+        observer.release()
+
+
+def _put_back(found: list[Change]) -> None:
+    """Put Python state back as it was before a rehearsal."""
+    for change in reversed(found):
+        change.slot.write(change.before)
+    lasting = [c for c in found if c.slot.key is not gradient_of]
+    if lasting:
+        names = ", ".join(f"`{c.slot.name}`" for c in lasting[:3])
+        raise CaptureError("OL110", f"the callable rebinds {names}")
+
+
+def _trains(fn: Callable[..., Any], call: Flat, roots: Sequence[tuple[str, object]]) -> bool:
+    """Whether a call seems to be a forward whose backward will run outside.
+
+    Its warm-up runs on the caller's own stream: an AccumulateGrad node lives on the stream where
+    it was made, as long as somebody keeps the loss, and PyTorch warns where the next backward's
+    gradient comes from another. A capture has no such node. A callable that names a backward may
+    run it itself; then the nodes are in its capture, and must live on the capture's stream.
+    """
+    if not torch.is_grad_enabled():
+        return False
+    found = walk(roots)
+    if any("backward" in name or name == "autograd" for name in found.names):
+        return False
+    tensors = [*call.tensors, *(t for _, t in found.tensors())]
+    return any(t.requires_grad for t in tensors)
+
+
+def wants_grad(
+    callee: Callee, driver: Driver, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Whether new memory of a result requires grad, by a graph that a backward can still use;
+    views of the caller's memory may."""
+    tensors = [t for t in flatten(result).tensors if t.grad_fn is not None and not is_spent(t)]
+    if not tensors:
+        return False
+    flat = flatten_call(args, kwargs)
+    given = [*flat.tensors, *(t for _, t in walk(callee.roots(flat)).tensors())]
+    storages = {driver.region(t).storage for t in given if t.layout is torch.strided}
+    return any(driver.region(t).storage not in storages for t in tensors)
+
+
+def _stepping(signature: Signature, refuse: Refuse) -> AbstractContextManager[None]:
+    """Around a warm-up: refuse an optimizer before it steps, if no capture could hold it."""
+
+    def before(optimizer: Optimizer) -> None:
+        error = refusal(optimizer)
+        if error is None:
+            settle(optimizer)
+        elif signature.eager is None:
+            refuse(signature, error)
+
+    return watching_steps(before)
+
+
+def _creates_state(change: Change) -> bool:
+    """Whether a slot that was empty holds a tensor now, other than a gradient."""
+    new = change.before is MISSING and change.slot.key is not gradient_of
+    return new and isinstance(change.after, torch.Tensor)

@@ -165,7 +165,7 @@ class Forward:
             storages |= set(held)
         else:
             storages = {region(t).storage for t in saved if self._here(t)}
-            pair.saves = bool(saved) or any(
+            pair.saves = bool(saved or graph.packs) or any(
                 isinstance(node, torch.autograd.function.BackwardCFunction) for node in graph.nodes
             )
         # What the forward writes without counting it (the statistics of a BatchNorm) is saved

@@ -166,6 +166,8 @@ class CapturedGraph:
     """
 
     def __init__(self, outputs: Sequence[Tensor]) -> None:
+        self.packs = False
+        """Whether hooks of the callable's (checkpointing) hold what some node saved."""
         self.nodes: list[Node] = []
         self.leaves: list[Tensor] = []
         seen: set[Node] = set()
@@ -189,21 +191,33 @@ class CapturedGraph:
     def saved(self) -> list[Tensor] | None:
         """The tensors that the backward will read, or None where a node does not tell.
 
+        Without what was packed by hooks: to unpack it may run a part of the forward, and eager does
+        not look whether it has changed.
+
         Raises:
             RuntimeError: torch's, where the callable wrote over one of them itself.
         """
         found: list[Tensor] = []
         for node in self.nodes:
             if isinstance(node, torch.autograd.function.BackwardCFunction):
+                if self._packed(node, "saved_tensors"):
+                    continue
                 found += [t for t in cast(Any, node).saved_tensors if t is not None]
                 continue
             if "CppNode" in node.name():
                 return None
             for name in _saved_names(type(node)):
+                if self._packed(node, name):
+                    continue
                 value = getattr(node, name)
                 values = value if isinstance(value, list | tuple) else (value,)
                 found += [t for t in values if isinstance(t, Tensor)]
         return found
+
+    def _packed(self, node: Node, name: str) -> bool:
+        packed = is_packed(node, name)
+        self.packs |= packed
+        return packed
 
     def held(self) -> set[int]:
         """The ids of Python objects that belong to the graph: contexts of custom functions."""
@@ -213,6 +227,14 @@ class CapturedGraph:
                 inside = vars(node)
                 found |= {id(node), id(inside), *(id(value) for value in inside.values())}
         return found
+
+
+def is_packed(node: Node, name: str) -> bool:
+    """Whether hooks (`saved_tensors_hooks`, as checkpointing uses them) hold what a node saved
+    under this name. To read it would run them: a checkpointed part once more, BatchNorm and all."""
+    raw = getattr(node, f"_raw{name}" if name.startswith("_") else f"_raw_{name}", None)
+    entries = cast(tuple[Any, ...], raw if isinstance(raw, tuple) else (raw,))
+    return any(getattr(entry, "unpack_hook", None) is not None for entry in entries)
 
 
 _names: dict[type, list[str]] = {}

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onelaunch.leaves import is_packed
+
 _AGAIN = "Trying to backward through the graph a second time"
 _MESSAGE = (
     f"{_AGAIN} (or directly access saved tensors after they have already been freed). The "
@@ -51,6 +53,9 @@ def _saved(node: Any) -> Iterator[bool]:
         names = [name for name in dir(node) if name.startswith("_saved_")]
     for name in names:
         try:
+            if is_packed(node, name):
+                yield False  # a freed one has no hook any more
+                return
             value = getattr(node, name)
         except RuntimeError as error:
             if _AGAIN not in str(error):

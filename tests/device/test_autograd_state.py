@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import onelaunch as ol
 
-from .drop_in import assert_same, on_cpu_and_cuda, on_cuda, replays
+from .drop_in import assert_same, drop_in_worlds, on_cpu_and_cuda, on_cuda, replays
 from .training import Net, Optimized, Rand, state_of, train
 
 
@@ -130,6 +130,32 @@ def test_checkpointing_inside(device: torch.device, rand: Rand) -> None:
 
     program = Optimized(lambda p: torch.optim.SGD(p, 0.1), step)
     train(Checkpointed(preserve=False).to(device), program, steps=8)
+
+
+def test_checkpointing_runs_the_forward_as_often_as_in_eager(
+    device: torch.device, rand: Rand
+) -> None:
+    """Once, and once more for the backward: the statistics of a BatchNorm tell."""
+    model = Checkpointed(preserve=False)
+    model.first = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    train(model.to(device), lambda m, i: loss_of(m(rand(i, 5, 4))).backward(), steps=6)
+
+
+def test_a_step_that_checkpoints_runs_the_forward_as_often_as_in_eager(
+    device: torch.device, rand: Rand
+) -> None:
+    def world() -> tuple[Any, Any]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)).to(device)
+
+        def step(x: Tensor) -> tuple[Tensor, Tensor]:
+            y = checkpoint(model, x, use_reentrant=False, preserve_rng_state=False)
+            loss_of(y).backward()
+            return y.detach(), model[1].running_mean.clone()
+
+        return step, lambda i: (rand(i, 5, 4),)
+
+    drop_in_worlds(world, mode=torch.enable_grad, recordings=None, min_replays=1)
 
 
 def test_checkpointing_that_preserves_random_state_is_refused(

@@ -68,6 +68,7 @@ def refused_step(reached: Iterable[object]) -> CaptureError | None:
         reached: what the callable reaches.
     """
     parts = [part for part in reached if spread(part) in _SHARDED] if _initialized() else []
+    parts = [p for p in parts if spread(p) != "FSDP2" or _reshards(p)]
     if not parts:
         return None
     why = "it frees and allocates the storage of its parameters in each step, and a recording "

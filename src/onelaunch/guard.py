@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.native import native
+from onelaunch.shards import local
 from onelaunch.slots import (
     Slot,
     checker,
@@ -202,8 +203,8 @@ class StateGuard:
 
     def untraced(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Those of `tensors` that no guarded slot holds."""
-        held = {id(value) for value in self._values}
-        return [t for t in tensors if id(t) not in held]
+        held = {id(local(v)) if isinstance(v, Tensor) else id(v) for v in self._values}
+        return [t for t in tensors if id(local(t)) not in held]
 
 
 def _fits(content: object, value: object) -> bool:
@@ -250,6 +251,7 @@ class _Place:
 
 
 def _layout(t: Tensor) -> tuple[object, ...]:
+    t = local(t)
     return t.data_ptr(), t.shape, t.stride(), t.dtype, t.is_conj(), t.is_neg()
 
 

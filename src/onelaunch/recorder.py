@@ -40,6 +40,7 @@ from onelaunch.plan import (
 )
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.relied import relied_on
+from onelaunch.shards import local
 from onelaunch.slots import gradient_of
 from onelaunch.spec import TensorSpec, readers
 from onelaunch.spent import is_spent
@@ -128,7 +129,7 @@ class Recorder:
         self, tree: Tree, tensors: Sequence[Tensor], hidden: list[Slot], started: float
     ) -> Captured | None:
         before = walk(self.roots)
-        slots_kept = [_Kept.of(t) for _, t in before.tensors() if self._strided(t)]
+        slots_kept = [_Kept.of(local(t)) for _, t in before.tensors() if self._strided(t)]
         held = self._held(before)
         hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
         pinned = set(held) - {self.driver.region(t).storage for t in hidden_tensors}
@@ -564,7 +565,8 @@ def _afterthought(
             shape = list(k.tensor.shape)
             return CaptureError("OL107", f"a tensor of the callable's state became {shape}")
     dropped = _dropped(run.found, before)
-    expected = [*run.result, *run.lasting, *plan.statics, *dropped]
+    lasting = [part for t in run.lasting for part in (t, local(t))]
+    expected = [*run.result, *lasting, *plan.statics, *dropped]
     stray = observer.survivor(expected, holders)
     if stray is None:
         return None

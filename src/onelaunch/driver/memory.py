@@ -59,8 +59,11 @@ class HostMemory:
 
     def external(self, t: Tensor) -> Tensor | None:
         """The bytes of the storage of `t`, if no recorded operation made it."""
-        own = t.untyped_storage()._cdata in self._own
-        return None if own else storage_bytes(t)
+        return None if self.made(t.untyped_storage()) else storage_bytes(t)
+
+    def made(self, storage: torch.UntypedStorage) -> bool:
+        """Whether it is the storage of a result."""
+        return storage._cdata in self._own
 
 
 class ArenaMemory(HostMemory):

@@ -41,6 +41,7 @@ _UNDECLARED_WRITES = {
     "aten::native_batch_norm": (5, (3, 4)),
     "aten::cudnn_batch_norm": (5, (3, 4)),
     "aten::rrelu_with_noise": (4, (1,)),
+    "fsdp::all_gather_copy_in": (2, (1,)),  # if there is anything to copy
 }
 
 # Their ``out=`` form resizes the result to the unreduced loss on the way, and warns.
@@ -93,7 +94,8 @@ class Operator:
     def __init__(self, func: torch._ops.OpOverload) -> None:
         self.func = func
         self.name = func.name()
-        self.bound: Callable[..., Any] = func._op
+        functional = func.namespace == "_c10d_functional"
+        self.bound: Callable[..., Any] = _waiting(func._op) if functional else func._op
         self.label = self.name.replace("::", ".").removeprefix("aten.").removesuffix(".default")
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
         self.composite = has_kernel(self.name, _IMPLICIT) and not has_kernel(self.name, "CPU")
@@ -109,6 +111,17 @@ class Operator:
             if a.alias_info is not None and a.alias_info.is_write
         ]
         self.collective = func.namespace == "c10d"
+        # Gloo's reduce-scatter copies its result, by operations of torch, in each wait for it.
+        self._finishes_late = self.collective and "reduce_scatter" in self.name
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the overload; what it gives to wait for adds no operation to a recording."""
+        result = self.func(*args, **kwargs)
+        if not self._finishes_late:
+            return result
+        wait(result)
+        done = distributed.FakeWork().boxed()
+        return mapped(result, lambda v: done if isinstance(v, torch.ScriptObject) else v)
 
     def in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """A call that writes the arguments it wrote in the capture, and gives nothing fresh."""
@@ -211,9 +224,7 @@ class Collective:
 
     def __call__(self) -> None:
         call, args, kwargs = self._call
-        for value in leaves(call(*args, **kwargs)):
-            if isinstance(value, torch.ScriptObject):
-                distributed.Work.unbox(value).wait()
+        wait(call(*args, **kwargs))
 
     @classmethod
     def release(cls) -> None:
@@ -223,6 +234,25 @@ class Collective:
 
 
 atexit.register(Collective.release)
+
+
+def wait(result: Any) -> None:
+    """Wait for what a collective returned."""
+    for value in leaves(result):
+        if isinstance(value, torch.ScriptObject):
+            distributed.Work.unbox(value).wait()
+
+
+def _waiting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A functional collective and the wait for its results, which are copied at once."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        for t in tensors(result):
+            torch.ops._c10d_functional.wait_tensor(t)
+        return result
+
+    return called
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from onelaunch.driver.operators import (
     Operator,
@@ -31,9 +31,11 @@ from onelaunch.driver.operators import (
     tensors,
 )
 from onelaunch.driver.randomness import RandomState, seeding_line, unwatched, watching_seeds
+from onelaunch.driver.resizes import resize, watching_resizes
 from onelaunch.errors import CaptureError
 from onelaunch.hostreads import HostReads
 from onelaunch.refusals import refusal
+from onelaunch.shards import is_shard_type
 from onelaunch.source import Place, user_frame
 
 
@@ -63,6 +65,10 @@ class Memory(Protocol):
 
     def external(self, t: Tensor) -> Tensor | None:
         """All the bytes around host tensor `t` if they existed before the capture, else None."""
+        ...
+
+    def made(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a recorded operation made this memory."""
         ...
 
 
@@ -105,7 +111,8 @@ def recording_with(recorder: Recorder) -> Generator[None]:
     """Record what runs in the context: its operations, and its reads on the host."""
     _here.recorder = recorder
     try:
-        with watching_seeds(recorder.refuse_seed), recorder.host_reads(), recorder:
+        seeds, resizes = watching_seeds(recorder.refuse_seed), watching_resizes(recorder.resize)
+        with seeds, resizes, recorder.host_reads(), recorder:
             yield
         recorder.finish()
     finally:
@@ -128,12 +135,15 @@ class Recorder(TorchDispatchMode):
         self.refused: CaptureError | None = None
         self._random = RandomState(generators)
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
+        self._resized: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._line: Place | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if any(map(is_shard_type, types)):
+            return NotImplemented  # its own dispatch comes back with this process's parts
         with unwatched(), torch._C.DisableTorchFunction():
             line = user_frame()
             self._watch_random(line)
@@ -167,7 +177,7 @@ class Recorder(TorchDispatchMode):
         addresses = [t.untyped_storage().data_ptr() for t in written]
         for t in written:
             self.save(t)
-        result = op.func(*args, **kwargs)
+        result = op.run(args, kwargs)
         for t, address in zip(written, addresses, strict=True):
             if t.untyped_storage().data_ptr() != address and self.memory.external(t) is not None:
                 raise self.refuse("OL107", f"`{op.label}` moved the memory of a caller's tensor.")
@@ -213,11 +223,29 @@ class Recorder(TorchDispatchMode):
     def save(self, t: Tensor) -> None:
         """Remember the memory of `t`, about to be written, unless it is the recording's own."""
         around = self.memory.external(t)
+        if t.untyped_storage()._cdata in self._resized:
+            return
         if around is not None and around.numel():
             self._saved.setdefault(around.data_ptr(), (around, around.clone()))
 
+    def resize(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Record that the body resizes a storage, as FSDP does to free a parameter and to have it
+        again."""
+        if storage.device.type != "cpu":
+            return  # the emulated device's memory has no such method
+        if self.memory.made(storage):
+            raise self.refuse("OL107", "a tensor made in the call is given other memory")
+        if storage._cdata not in self._resized:
+            with _disable_current_modes():
+                self._resized[storage._cdata] = storage, storage.clone()
+        self.steps.append(functools.partial(resize, storage, nbytes))
+
     def restore(self) -> None:
         """Put memory and random state back to what they were before the capture."""
+        for storage, before in self._resized.values():
+            if storage.nbytes() != before.nbytes():
+                resize(storage, before.nbytes())
+            storage.copy_(before)
         # Latest first: two storages may share memory, and the first copy is the true one.
         for around, saved in reversed(self._saved.values()):
             around.copy_(saved)

@@ -30,6 +30,7 @@ from onelaunch.driver.operators import Step
 from onelaunch.driver.recorder import Numbered, Recorder, recording, recording_with
 from onelaunch.driver.rows import first_rows, grow
 from onelaunch.errors import CaptureError
+from onelaunch.shards import local
 from onelaunch.source import user_frame
 from onelaunch.spec import TensorSpec
 
@@ -268,6 +269,7 @@ class TapeDriver:
 
     def region(self, t: Tensor) -> Region:
         """The bytes that `t` touches, as addresses of this process."""
+        t = local(t)
         start = t.data_ptr()
         storage = t.untyped_storage()._cdata
         if t.numel() == 0:

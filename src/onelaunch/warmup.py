@@ -160,8 +160,8 @@ class Warmup:
             finally:
                 observer.restore()
                 found = changes(before, walk(callee.roots(flat)))
+        observer.release()  # the tensors of a backward keep AccumulateGrad nodes on this stream
         _put_back(found)
-        observer.release()
 
 
 def _put_back(found: list[Change]) -> None:

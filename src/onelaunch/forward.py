@@ -28,6 +28,7 @@ from onelaunch.observe import Observer, refuse
 from onelaunch.plan import Inputs, Outputs, own
 from onelaunch.pool import Pool
 from onelaunch.slots import Slot
+from onelaunch.spec import lies_on
 from onelaunch.state import Walk
 
 
@@ -184,7 +185,7 @@ class Forward:
         pair.watched_results = [i for i, t in enumerate(made) if region(t).storage in storages]
 
     def _here(self, t: Tensor) -> bool:
-        return t.layout is torch.strided and t.device.type == self.device.type and bool(t.numel())
+        return lies_on(t, self.device) and bool(t.numel())
 
 
 _spares: dict[tuple[str, torch.device], list[object]] = {}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from onelaunch.driver.driver import Driver
 from onelaunch.slots import Slot, gradient_of, read_gradient
+from onelaunch.spec import lies_on
 
 
 def lasting_gradients(
@@ -26,14 +27,10 @@ def lasting_gradients(
     """
     gradients = [t for slot, t in rebound if slot.key is gradient_of and isinstance(t, Tensor)]
     others = [t for slot, t in rebound if slot.key is not gradient_of and isinstance(t, Tensor)]
-    taken = {driver.region(t).storage for t in (*results, *others) if _is_here(t, device)}
+    taken = {driver.region(t).storage for t in (*results, *others) if lies_on(t, device)}
     return {
-        id(t) for t in gradients if _is_here(t, device) and driver.region(t).storage not in taken
+        id(t) for t in gradients if lies_on(t, device) and driver.region(t).storage not in taken
     }
-
-
-def _is_here(t: Tensor, device: torch.device) -> bool:
-    return t.layout is torch.strided and t.device.type == device.type
 
 
 def keeper(gradients: Sequence[tuple[Any, Tensor | None]]) -> Callable[[], None]:

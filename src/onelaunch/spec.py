@@ -201,3 +201,8 @@ def _tree_difference(mine: Tree, theirs: Tree, path: str) -> tuple[str, str]:
             place = path + step if path else ("args", "kwargs")[index]
             return _tree_difference(a, b, place)
     return path, "the same"
+
+
+def lies_on(t: Tensor, device: torch.device) -> bool:
+    """Whether a tensor is plain memory of a device of this kind."""
+    return t.layout is torch.strided and t.device.type == device.type

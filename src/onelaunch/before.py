@@ -1,0 +1,78 @@
+"""What a callable reached before a capture, and the way back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.driver import Driver
+from onelaunch.shards import local
+from onelaunch.spec import lies_on
+from onelaunch.state import Change, Walk, changes, restore, walk
+from onelaunch.tree import Tree, constants, flatten
+
+
+@dataclass(slots=True)
+class Before:
+    """The state that a callable reaches, as it was before a capture."""
+
+    roots: Sequence[tuple[str, object]]
+    walk: Walk
+    held: dict[int, list[Tensor]]
+    """storage -> tensors that the callable reaches by address. The capture adds what it finds."""
+    _kept: list[_Kept]
+
+    @staticmethod
+    def of(driver: Driver, device: torch.device, roots: Sequence[tuple[str, object]]) -> Before:
+        """The state as it is now."""
+        found = walk(roots)
+        tensors = [t for _, t in found.tensors() if lies_on(t, device)]
+        held: dict[int, list[Tensor]] = {}
+        for t in tensors:
+            held.setdefault(driver.region(t).storage, []).append(t)
+        return Before(roots, found, held, [_Kept.of(local(t)) for t in tensors])
+
+    def generators(self, tree: Tree) -> list[torch.Generator]:
+        """The generators that a call reaches, each once; `tree` is of its arguments."""
+        values = [constant.value for _, constant in constants(tree)]
+        values += [value for _, value in self.walk.held.values()]
+        found = {id(g): g for g in values if isinstance(g, torch.Generator)}
+        return list(found.values())
+
+    def moved(self) -> Tensor | None:
+        """A tensor that has other memory, sizes or strides now."""
+        return next((k.tensor for k in self._kept if k.changed()), None)
+
+    def undo(self, found: Sequence[Change]) -> None:
+        """Put back what a failed capture left in the callable's state: of the changes that were
+        `found`, or of those there are, what has to do with tensors."""
+        found = found or changes(self.walk, walk(self.roots))
+        restore(c for c in found if isinstance(c.before, Tensor) or flatten(c.after).tensors)
+        for k in self._kept:
+            k.restore()
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A tensor that existed before a capture, with where it was."""
+
+    tensor: Tensor
+    alias: Tensor
+    address: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    @staticmethod
+    def of(t: Tensor) -> _Kept:
+        return _Kept(t, t.detach(), t.data_ptr(), t.shape, t.stride())
+
+    def changed(self) -> bool:
+        t = self.tensor
+        return (t.data_ptr(), t.shape, t.stride()) != (self.address, self.shape, self.stride)
+
+    def restore(self) -> None:
+        if self.changed():
+            self.tensor.data = self.alias

@@ -1,0 +1,97 @@
+"""What a run did that no replay could repeat, refused after it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection, Sequence
+from types import FrameType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from onelaunch.before import Before
+from onelaunch.errors import CaptureError
+from onelaunch.observe import Observer
+from onelaunch.outcome import Run
+from onelaunch.plan import Inputs
+from onelaunch.shards import local
+from onelaunch.spec import TensorSpec, lies_on
+from onelaunch.state import Change, Walk
+from onelaunch.tree import Tree, constants, flatten_call, is_code, is_plain
+
+
+def inspect_arguments(tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs) -> None:
+    """Refuse what the callable did to its arguments other than write into tensors."""
+    flat = flatten_call(*now)
+    if flat.tree != tree or any(a is not b for a, b in zip(flat.tensors, statics, strict=False)):
+        raise CaptureError("OL105", "the callable changed a container among its arguments")
+    for t, spec in zip(statics, plan.specs, strict=False):
+        if t.shape != spec.shape or t.stride() != spec.stride or t.dtype != spec.dtype:
+            raise CaptureError("OL107", f"an argument, {spec}, became {list(t.shape)}")
+
+
+def refuse_opaque(tree: Tree) -> None:
+    """Results must be tensors and plain values: anything else would be shared between calls."""
+    for _, constant in constants(tree):
+        value = constant.value
+        if not (is_plain(value) or is_code(value) or isinstance(value, nn.Module)):
+            kind = type(value)
+            raise CaptureError("OL108", f"the result holds a {kind.__module__}.{kind.__qualname__}")
+
+
+def refuse_uncovered(
+    after: Walk, every: Sequence[Tensor], observer: Observer, device: torch.device
+) -> None:
+    """Refuse tensors of the recording that were stored where no replay will renew them."""
+    covered = {id(t) for t in every}
+    for slot, t in after.tensors():
+        if id(t) not in covered and lies_on(t, device) and observer.known(t):
+            raise CaptureError("OL105", f"`{slot.name}` keeps a tensor made in the call")
+
+
+def afterthought(
+    before: Before,
+    observer: Observer,
+    run: Run,
+    plan: Inputs,
+    holders: Collection[int],
+) -> CaptureError | None:
+    """What is wrong with a capture that succeeded, or None.
+
+    A tensor of the callable's state was moved; or one that was made in the run lives on where no
+    slot leads: a hook's list, a tensor's attribute, an iterator. No replay would renew it, and each
+    would write over it.
+    """
+    moved = before.moved()
+    if moved is not None:
+        shape = list(moved.shape)
+        return CaptureError("OL107", f"a tensor of the callable's state became {shape}")
+    dropped = _dropped(run.found, before.walk)
+    lasting = [part for t in run.lasting for part in (t, local(t))]
+    expected = [*run.result, *lasting, *plan.statics, *dropped]
+    stray = observer.survivor(expected, holders)
+    if stray is None:
+        return None
+    what = f"somebody keeps a tensor made in the call, {TensorSpec.of(stray)}"
+    return CaptureError("OL105", what)
+
+
+def _dropped(found: Sequence[Change], before: Walk) -> list[Tensor]:
+    """The tensors in containers that the callable replaced, and that only `before` still holds, as
+    a GradScaler does with what it found in each step."""
+    ours = {id(entry) for entry in (*before.held.values(), *before.containers.values(), *found)}
+    tensors: list[Tensor] = []
+    for change in found:
+        if isinstance(change.before, dict | list):
+            holders = gc.get_referrers(change.before)
+            if all(id(h) in ours or isinstance(h, FrameType) for h in holders):
+                tensors += _inside(change.before)
+    return tensors
+
+
+def _inside(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [t for part in cast(Sequence[object], parts) for t in _inside(part)]

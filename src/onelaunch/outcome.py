@@ -1,0 +1,165 @@
+"""What a run of a callable under capture found, and what becomes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from onelaunch.autograd import ForwardGraph
+from onelaunch.before import Before
+from onelaunch.dials import Dials
+from onelaunch.driver.driver import Driver, Graph
+from onelaunch.forward import Forward
+from onelaunch.guard import StateGuard
+from onelaunch.observe import Observer
+from onelaunch.optimizers import parameters_of
+from onelaunch.plan import Inputs, Outputs, unique
+from onelaunch.recording import Captured, StateOutput
+from onelaunch.relied import relied_on
+from onelaunch.spec import lies_on, readers
+from onelaunch.state import Change, Slot, Walk, restore
+from onelaunch.steps import Steps
+from onelaunch.tree import Tree
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run of the body found."""
+
+    result: Any = None
+    inputs: Inputs | None = None
+    outputs: Outputs | None = None
+    tree: Tree | None = None
+    numbers: tuple[int, ...] = ()
+    state: list[StateOutput] = field(default_factory=lambda: cast(list[StateOutput], []))
+    found: list[Change] = field(default_factory=lambda: cast(list[Change], []))
+    after: Walk | None = None
+    lasting: list[Tensor] = field(default_factory=lambda: cast(list[Tensor], []))
+    """Gradients that each replay writes where they are."""
+    again: list[Slot] = field(default_factory=lambda: cast(list[Slot], []))
+    """Slots that turned out to be inputs: the run is to be repeated with them as such."""
+    steps: Steps = field(default_factory=Steps)
+
+
+def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int]:
+    """The groups of inputs that the callable wrote into."""
+    return [
+        index
+        for index, group in enumerate(plan.groups)
+        if group.buffer is not None and driver.region(group.buffer).storage in observer.written
+    ]
+
+
+def captured_of(
+    graph: Graph,
+    statics: list[Tensor],
+    run: Run,
+    hidden: list[Slot],
+    before: Before,
+    observer: Observer,
+    driver: Driver,
+    device: torch.device,
+    dials: Dials,
+    forward: Forward | None,
+    watched: bool,
+    static_outputs: bool,
+    started: float,
+) -> Captured:
+    """What the call path needs of a capture that succeeded.
+
+    Args:
+        hidden: slots whose tensors are inputs.
+        watched: whether the operations of the run were seen; those of compiled code are not.
+        started: when the capture began, by `time.perf_counter`.
+    """
+    assert run.inputs is not None
+    assert run.outputs is not None
+    assert run.tree is not None
+    # The slots are as before the call until a launch rebinds them.
+    rebound = {state.slot.id for state in run.state}
+    restore(change for change in run.found if change.slot.id in rebound)
+    pinned = [
+        t for t, how in zip(run.inputs.tensors, run.inputs.travels, strict=True) if how == "address"
+    ]
+    external = [t for tensors in observer.external.values() for t in tensors]
+    rebound |= {slot.id for slot in hidden}
+    slots = relied_on(before.walk, run.found, rebound, observer, driver, device)
+    external += [value for _, value in slots if isinstance(value, Tensor)]
+    writes = _writes(observer, driver, device)
+    if watched:  # of compiled code no step is seen
+        slots = run.steps.relied_on(slots, before.walk, writes)
+    unmoved = [t for t in unique([*external, *pinned]) if lies_on(t, device)]
+    guard = StateGuard(slots, unmoved, _sized(run, before), readers())
+    written = [t for t in observer.written.values() if not observer.known(t)]
+    bumped = [t for t in written if driver.region(t).storage in observer.counted]
+    written_inputs, bumped_inputs = _written_inputs(driver, run.inputs, observer)
+    run.inputs.release()
+    for own in run.outputs.groups:
+        own.example = own.example.new_empty(0) if not static_outputs else own.example
+    observer.release()
+    pair = None
+    if forward is not None:
+        pair = forward.pair
+        graph, statics = ForwardGraph(graph, pair), []
+    return Captured(
+        driver=driver,
+        device=device,
+        graph=graph,
+        inputs=run.inputs,
+        hidden=list(hidden),
+        outputs=run.outputs,
+        tree=run.tree,
+        numbers=run.numbers,
+        state=run.state,
+        guard=guard,
+        written=written,
+        written_inputs=written_inputs,
+        bumped=bumped,
+        bumped_inputs=bumped_inputs,
+        draws=observer.draws,
+        dials=dials,
+        optimizers=run.steps.optimizers if watched else _stepped(before.walk, writes),
+        statics=statics,
+        lasting=run.lasting,
+        untraced=guard.untraced([t for t in external if not any(t is p for p in pinned)]),
+        seconds=time.perf_counter() - started,
+        pair=pair,
+    )
+
+
+def _sized(run: Run, before: Before) -> list[Any]:
+    """The containers whose sizes count, with what names them."""
+    # A scheduler writes to the groups at each step, and each would be looked into again then.
+    groups = {id(group) for o in run.steps.optimizers for group in o.param_groups}
+    sized = {id(c): (c, names) for c, names in before.walk.sized() if id(c) not in groups}
+    return list(sized.values())
+
+
+def _written_inputs(
+    driver: Driver, plan: Inputs, observer: Observer
+) -> tuple[list[int], list[int]]:
+    """The inputs that the callable wrote into, and those whose version counters eager advances."""
+    written: list[int] = []
+    counted: list[int] = []
+    for index in written_groups(driver, plan, observer):
+        group = plan.groups[index]
+        written += group.members
+        if group.buffer is not None and driver.region(group.buffer).storage in observer.counted:
+            counted += group.members
+    return sorted(written), sorted(counted)
+
+
+def _writes(observer: Observer, driver: Driver, device: torch.device) -> Callable[[Tensor], bool]:
+    return lambda t: lies_on(t, device) and driver.region(t).storage in observer.written
+
+
+def _stepped(before: Walk, writes: Callable[[Tensor], bool]) -> list[Optimizer]:
+    """The optimizers of compiled code that step: those whose parameters it wrote."""
+    found = {id(o): o for _, o in before.held.values() if isinstance(o, Optimizer)}
+    return [o for o in found.values() if any(map(writes, parameters_of(o)))]

@@ -1,0 +1,235 @@
+"""The optimizer steps of a capture: numbers that can be told stand in for those of the groups."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from onelaunch.errors import CaptureError
+from onelaunch.hyperparameters import Book, unmistakable
+from onelaunch.names import names_read
+from onelaunch.observe import Observer
+from onelaunch.optimizers import parameters_of, refusal, settle, watching_steps
+from onelaunch.slots import Slot
+from onelaunch.source import is_users
+from onelaunch.state import Change, Walk
+
+
+class Place(NamedTuple):
+    """Where a number of an optimizer is: ``group[key]``, or an item of the tuple there."""
+
+    group: dict[str, Any]
+    key: str
+    item: int | None
+
+    def read(self) -> Any:
+        value = self.group[self.key]
+        return value if self.item is None else value[self.item]
+
+
+def places_of(group: dict[str, Any], without: Collection[str]) -> list[Place]:
+    """The numbers of a group that could be turned. Zero is a branch of its own for all but the
+    learning rate, with which schedules begin and end."""
+    places: list[Place] = []
+    for key, value in group.items():
+        if key in without or key == "params":
+            continue
+        if _turns(value) or (key == "lr" and type(value) in (int, float) and math.isfinite(value)):
+            places.append(Place(group, key, None))
+        elif type(value) is tuple and all(map(_is_float, value)):
+            places += [Place(group, key, i) for i, part in enumerate(value) if _turns(part)]
+    return places
+
+
+def _is_float(value: Any) -> bool:
+    return type(value) is float
+
+
+def _turns(value: Any) -> bool:
+    return type(value) is float and value != 0 and math.isfinite(value)
+
+
+@dataclass(slots=True)
+class Steps:
+    """The optimizer steps of one capture.
+
+    Args:
+        kept: the keys of an optimizer's groups whose numbers stay constants of the recording.
+        on_cuda: torch refuses there a step that is not marked capturable, even a fused one.
+    """
+
+    kept: Callable[[Optimizer], frozenset[str]] = lambda _: frozenset()
+    on_cuda: bool = False
+    optimizers: list[Optimizer] = field(default_factory=lambda: cast(list[Optimizer], []))
+    book: Book = field(default_factory=Book)
+    places: dict[tuple[int, str, int | None], tuple[Place, Any]] = field(
+        default_factory=lambda: cast(Any, {})
+    )
+    _before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = field(
+        default_factory=lambda: cast(Any, [])
+    )
+    """Groups, with what was in them, and what they got for the step."""
+    stepped: dict[int, list[Tensor]] = field(default_factory=lambda: cast(Any, {}))
+    """id of an optimizer -> those of its parameters that had a gradient as it stepped."""
+    _counts: dict[int, list[object]] = field(default_factory=lambda: cast(Any, {}))
+    _random: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def before(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step: put numbers that can be told in the place of its own."""
+        error = refusal(optimizer)
+        if error is not None:
+            raise error
+        settle(optimizer)
+        if not any(optimizer is other for other in self.optimizers):
+            self.optimizers.append(optimizer)
+        self._counts[id(optimizer)] = _counters(optimizer)
+        self.stepped[id(optimizer)] = [p for p in parameters_of(optimizer) if p.grad is not None]
+        for group in optimizer.param_groups:
+            before = dict(group)
+            if self.on_cuda and group.get("fused") and not group.get("capturable"):
+                group["capturable"] = True
+            self._swap(group, self.kept(optimizer))
+            self._before.append((group, before, dict(group)))
+
+    @contextmanager
+    def watched(self, observer: Observer) -> Generator[None]:
+        """Around the callable: see its optimizers step."""
+
+        def before(optimizer: Optimizer) -> None:
+            try:
+                self.before(optimizer)
+            except CaptureError as error:
+                observer.refused = observer.refused or error  # the callable may catch it
+                raise
+
+        try:
+            with watching_steps(before, self.after):
+                yield
+        finally:
+            self.restore()
+
+    def relied_on(
+        self,
+        slots: Sequence[tuple[Slot, object]],
+        before: Walk,
+        writes: Callable[[Tensor], bool],
+    ) -> list[tuple[Slot, object]]:
+        """`slots` without the numbers that each call reads, and without what only schedulers read,
+        and optimizers that do not step here: not what the callable's own code names.
+
+        Args:
+            writes: whether the call wrote a tensor's memory.
+        """
+        turned = {(group, key) for group, key, _ in self.places}
+        # What is in an optimizer's state is as seldom written as an attribute of it.
+        states = {id(o.state): o for o in self.optimizers}
+        states.update((id(inner), o) for o in self.optimizers for inner in o.state.values())
+        idle: dict[int, frozenset[str]] = {}
+        for _, value in before.held.values():
+            if not isinstance(value, Optimizer) or any(value is o for o in self.optimizers):
+                continue
+            if not any(map(writes, parameters_of(value))):
+                named = keys_read(before, value) | {"params"}
+                idle.update((id(group), named) for group in value.param_groups)
+        named = keys_read(before)
+
+        def counts(slot: Slot) -> bool:
+            way: Slot | None = slot
+            while way is not None:
+                if isinstance(way.owner, LRScheduler) and way.key not in named:
+                    return False
+                if way.id in turned or way.key not in idle.get(id(way.holder), (way.key,)):
+                    return False
+                way = way.via
+            return True
+
+        return [
+            (slot._replace(owner=states.get(id(slot.holder), slot.owner)), value)
+            for slot, value in slots
+            if counts(slot)
+        ]
+
+    def refuse_schedule(self, found: Sequence[Change]) -> None:
+        """Refuse a callable that itself changes the numbers of an optimizer that steps in it."""
+        groups = {id(g): type(o).__name__ for o in self.optimizers for g in o.param_groups}
+        for slot, old, new in found:
+            if isinstance(slot.owner, LRScheduler):
+                name = type(slot.owner).__name__
+                raise CaptureError("OL122", f"the callable steps a schedule, {name}")
+            if id(slot.holder) in groups and type(new) in (float, int, tuple):
+                kind = groups[id(slot.holder)]
+                what = f"the callable sets `{slot.key}` of {kind} from {old} to {new}"
+                raise CaptureError("OL122", what)
+
+    def _swap(self, group: dict[str, Any], kept: Collection[str]) -> None:
+        for place in places_of(group, kept):
+            at = (id(group), place.key, place.item)
+            if at not in self.places:
+                number = self.book.number(unmistakable(float(place.read()), self._random))
+                self.places[at] = (place, number)
+            number = self.places[at][1]
+            if place.item is None:
+                group[place.key] = number
+            else:
+                parts = list(group[place.key])
+                parts[place.item] = number
+                group[place.key] = tuple(parts)
+
+    def after(self, optimizer: Optimizer) -> None:
+        """It has stepped: put its own numbers back."""
+        counts = any(_differ(group, given) for group, _, given in self._before)
+        self.restore()
+        if counts or _counters(optimizer) != self._counts.pop(id(optimizer), None):
+            kind = type(optimizer).__name__
+            raise CaptureError("OL120", f"{kind} counts its steps in Python")
+
+    def restore(self) -> None:
+        """Put every optimizer's own numbers back; also after a step that raised."""
+        for group, before, _ in reversed(self._before):
+            group.clear()
+            group.update(before)
+        self._before.clear()
+
+
+def _differ(group: dict[str, Any], given: dict[str, Any]) -> bool:
+    """Whether a step has put other numbers into its group."""
+    numbers = {key: value for key, value in group.items() if isinstance(value, int | float)}
+    return any(
+        value is not given.get(key) and repr(value) != repr(given.get(key))
+        for key, value in numbers.items()
+    )
+
+
+def _counters(optimizer: Optimizer) -> list[object]:
+    """The numbers that an optimizer keeps in Python."""
+    return [
+        value
+        for state in optimizer.state.values()
+        for value in (cast(dict[str, object], state).values() if isinstance(state, dict) else ())
+        if isinstance(value, int | float)
+    ]
+
+
+def keys_read(before: Walk, optimizer: Optimizer | None = None) -> frozenset[str]:
+    """What the user's code names, that of the optimizer's own class apart."""
+    kinds = () if optimizer is None else type(optimizer).__mro__
+    own = {id(member) for kind in kinds for member in vars(kind).values()}
+    names: set[str] = set()
+    for fn in before.functions:
+        inner = getattr(fn, "__wrapped__", fn)
+        if is_users(fn.__code__.co_filename) and id(fn) not in own and id(inner) not in own:
+            names |= names_read(fn.__code__)
+    return frozenset(names)
+
+
+def every_key(optimizer: Optimizer) -> frozenset[str]:
+    """All keys of an optimizer's groups."""
+    return frozenset(key for group in optimizer.param_groups for key in group)

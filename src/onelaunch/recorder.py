@@ -39,7 +39,7 @@ from onelaunch.plan import (
     varying_group,
 )
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
-from onelaunch.relied import relied_on
+from onelaunch.relied import hooked_leaves, relied_on
 from onelaunch.slots import gradient_of
 from onelaunch.spec import TensorSpec, readers
 from onelaunch.spent import is_spent
@@ -486,7 +486,8 @@ class Recorder:
         # A scheduler writes to the groups at each step, and each would be looked into again then.
         groups = {id(group) for o in run.steps.optimizers for group in o.param_groups}
         sized = {id(c): (c, names) for c, names in before.sized() if id(c) not in groups}
-        guard = StateGuard(slots, unmoved, list(sized.values()), readers())
+        leaves = hooked_leaves(before, run.found, slots) if self.forward is None else []
+        guard = StateGuard(slots, unmoved, list(sized.values()), readers(), leaves)
         groups = written_groups(self.driver, run.inputs, observer)
         written_inputs = sorted(m for g in groups for m in run.inputs.groups[g].members)
         written = [t for t in observer.written.values() if not observer.known(t)]

@@ -29,9 +29,16 @@ _TWICE = (
     ".backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
     "graph a second time or if you need to access saved tensors after calling backward."
 )
+_hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
 _EAGER_FIRST = 1
 """Backwards of a kind that run operation by operation before it is captured: its warm-up, in the
 thread and on the stream of its capture."""
+
+
+def packing() -> bool:
+    """Whether the caller's hooks want what a forward saves: `checkpoint` around a graphed module,
+    `save_on_cpu`. No replay saves anything, so that the callable itself runs."""
+    return torch.is_grad_enabled() and _hooks(True) is not None
 
 
 class Flight:
@@ -116,7 +123,10 @@ class Pair:
     # The forward.
 
     def take(self) -> Flight | None:
-        """The recording for one forward, or None while another is in flight. Atomic."""
+        """The recording for one forward, or None while another is in flight. Atomic. None also
+        where hooks want what the forward saves."""
+        if _hooks(True) is not None:
+            return None
         if self.saves:
             try:
                 self.free.pop()

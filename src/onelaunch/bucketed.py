@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from threading import get_ident
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from onelaunch.autograd import packing
 from onelaunch.buckets import Buckets, Sizes, histogram, padding, volume
 from onelaunch.callpath import MISS
 from onelaunch.driver.driver import Driver, Padded, Varying
@@ -97,7 +99,7 @@ class Bucketed(Graphed[P, R]):
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         flat = flatten_call(args, kwargs)
         driver, device = self._callee.where(flat)
-        if driver.capturing() or foreign(flat.tensors) is not None:
+        if driver.capturing() or foreign(flat.tensors) is not None or packing():
             return self.fn(*args, **kwargs)
         call = request(self._buckets, flat, self._names)
         self._count(call.sizes)[0] += 1
@@ -117,9 +119,10 @@ class Bucketed(Graphed[P, R]):
                 result = self._advance(driver, device, self._job.padded(), args, kwargs)
             finally:
                 self._job = before
-            self._counts.eager_calls += result is MISS
-        # An eager run holds no lock: threads of the callable's own may wait for each other.
-        return self.fn(*args, **kwargs) if result is MISS else result
+            if result is MISS:
+                self._counts.eager_calls += 1
+                self._running.append(get_ident())
+        return self._eager(args, kwargs) if result is MISS else result
 
     def _count(self, sizes: Sizes) -> list[int]:
         return self._by_size.setdefault(sizes, [0])

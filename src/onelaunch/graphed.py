@@ -13,6 +13,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 import torch
 
 from onelaunch import distributed
+from onelaunch.autograd import packing
 from onelaunch.callee import Callee
 from onelaunch.callpath import MISS, build_call
 from onelaunch.collection import no_collection
@@ -66,6 +67,9 @@ class Graphed(Table, Generic[P, R]):
         self._warned: set[str] = set()
         self._callee = Callee(fn, options.compile, root)
         self._warmup = Warmup(self._callee, options, self._pool)
+        self._running: list[int] = []
+        """The threads in an eager run: a capture of a forward puts stand-ins in the place of
+        parameters, and such a run would take them for the parameters."""
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -98,7 +102,7 @@ class Graphed(Table, Generic[P, R]):
         driver, device = self._callee.where(flat)
         if driver.capturing():
             return self.fn(*args, **kwargs)
-        if foreign(flat.tensors) is not None:
+        if foreign(flat.tensors) is not None or packing():
             return self.fn(*args, **kwargs)
         with driver.exclusive():
             for entry in self._entries:  # recorded by another thread in the meantime?
@@ -106,9 +110,20 @@ class Graphed(Table, Generic[P, R]):
                 if result is not MISS:
                     return result
             result = self._advance(driver, device, flat, args, kwargs)
-            self._counts.eager_calls += result is MISS
-        # An eager run holds no lock: threads of the callable's own may wait for each other.
-        return self.fn(*args, **kwargs) if result is MISS else result
+            if result is MISS:
+                self._counts.eager_calls += 1
+                self._running.append(get_ident())
+        return self._eager(args, kwargs) if result is MISS else result
+
+    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Run the callable itself, in a thread that has entered itself in `_running`.
+
+        It holds no lock: threads of the callable's own may wait for each other.
+        """
+        try:
+            return self.fn(*args, **kwargs)
+        finally:
+            self._running.remove(get_ident())
 
     def _advance(
         self,
@@ -146,6 +161,8 @@ class Graphed(Table, Generic[P, R]):
             return self._warm(driver, device, signature, args, kwargs)
         if len(self._entries) >= self.options.max_recordings:
             self._warn("OL301", varying(self._name, self._entries, len(self._signatures), spec))
+            return MISS
+        if signature.forward and any(ident != get_ident() for ident in self._running):
             return MISS
         return self._recorded(driver, device, spec, signature, flat, args, kwargs)
 

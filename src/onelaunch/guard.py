@@ -23,6 +23,7 @@ from onelaunch.slots import (
     defaults_of,
     gradient_of,
     keyword_defaults_of,
+    same_hooks,
 )
 from onelaunch.tree import Constant, is_plain
 
@@ -40,6 +41,7 @@ class StateGuard:
         sized: (container, names): what must keep its length; of a dict of attributes only a key
             among the names may not come or go.
         modes: modes of torch, and what they must be.
+        leaves: tensors whose hooks ran in the capture, or would have.
 
     Attributes:
         check: whether all is as it was; changes nothing. 0.3 us, and 0.03 us for each tensor; with
@@ -55,6 +57,7 @@ class StateGuard:
         tensors: Iterable[Tensor],
         sized: Sequence[tuple[Any, frozenset[str] | None]] = (),
         modes: Sequence[Reader] = (),
+        leaves: Sequence[Tensor] = (),
     ) -> None:
         # Dicts of attributes first: those need no look unless they change.
         ordered = sorted(slots, key=lambda pair: not _is_attribute(pair[0]))
@@ -72,6 +75,7 @@ class StateGuard:
         # Without grad mode what requires grad is nobody's business, and may change.
         wanting = torch.is_grad_enabled()
         self._grads = [t.requires_grad for t in self.tensors] if wanting else []
+        self._same_hooks = same_hooks(leaves) if leaves else None
         self.check = self._native_check() or self._python_check
 
     def _native_check(self) -> Callable[[], bool] | None:
@@ -123,7 +127,8 @@ class StateGuard:
                 values[position] = content
             return quick() is True
 
-        if not unseen and not others:
+        hooks_kept = self._same_hooks
+        if not unseen and not others and hooks_kept is None:
             return lambda: (found := quick()) is True or (found is None and settle())
 
         def check() -> bool:
@@ -132,6 +137,7 @@ class StateGuard:
                 return False
             return (
                 same_gradients()
+                and (hooks_kept is None or hooks_kept())
                 and all(map(self._holds, rest))
                 and all(place.kept() for place in others)
                 and (not others or self._same_grads())
@@ -146,6 +152,7 @@ class StateGuard:
             and all(map(self._holds, self._watched))
             and all(place.kept() for place in self._places)
             and self._same_grads()
+            and (self._same_hooks is None or self._same_hooks())
         )
 
     def _same_grads(self) -> bool:
@@ -182,6 +189,8 @@ class StateGuard:
             if not self._holds(index):
                 was, now = repr(self._values[index])[:40], repr(slot.read())[:40]
                 return f"{slot.name}: captured {was}, got {now}"
+        if self._same_hooks is not None and not self._same_hooks():
+            return "a parameter's hooks"
         for index, (t, was) in enumerate(zip(self.tensors, self._grads, strict=False)):
             if t.requires_grad is not was:
                 return f"{self._name(t, index)}.requires_grad: captured {was}, got {not was}"

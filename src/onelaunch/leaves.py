@@ -151,6 +151,9 @@ class NoHooks(TorchFunctionMode):
 
 def refuse_backward_hooks(modules: Iterable[tuple[str, nn.Module]]) -> None:
     """Refuse backward hooks of submodules, by name: they are Python of every backward."""
+    everywhere: Any = nn.modules.module
+    if everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks:
+        raise CaptureError("OL112", "every module has a backward hook")
     for name, module in modules:
         state = module.__dict__
         if state.get("_backward_hooks") or state.get("_backward_pre_hooks"):

@@ -21,7 +21,7 @@ from onelaunch.observe import Observer
 from onelaunch.optimizers import parameters_of
 from onelaunch.plan import Inputs, Outputs, unique
 from onelaunch.recording import Captured, StateOutput
-from onelaunch.relied import relied_on
+from onelaunch.relied import hooked_leaves, relied_on
 from onelaunch.spec import lies_on, readers
 from onelaunch.state import Change, Slot, Walk, restore
 from onelaunch.steps import Steps
@@ -95,7 +95,8 @@ def captured_of(
     if watched:  # of compiled code no step is seen
         slots = run.steps.relied_on(slots, before.walk, writes)
     unmoved = [t for t in unique([*external, *pinned]) if lies_on(t, device)]
-    guard = StateGuard(slots, unmoved, _sized(run, before), readers())
+    leaves = hooked_leaves(before.walk, run.found, slots) if forward is None else []
+    guard = StateGuard(slots, unmoved, _sized(run, before), readers(), leaves)
     written = [t for t in observer.written.values() if not observer.known(t)]
     bumped = [t for t in written if driver.region(t).storage in observer.counted]
     written_inputs, bumped_inputs = _written_inputs(driver, run.inputs, observer)

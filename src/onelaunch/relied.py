@@ -37,7 +37,7 @@ def relied_on(
     """
     now = {change.slot.id: change.after for change in found}
     guarded: list[tuple[Slot, object]] = [
-        (Slot("item", hooks, key, "a hook of a submodule", None), hook)
+        (Slot("item", hooks, key, "a hook of modules", None), hook)
         for hooks in before.hooks
         for key, hook in hooks.items()
     ]
@@ -83,6 +83,17 @@ def _empty_gradients(
         for slot, t in leaves.values()
         if (id(t), gradient_of) not in before.held
     ]
+
+
+def hooked_leaves(
+    before: Walk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
+) -> list[Tensor]:
+    """The leaves whose hooks a backward in the call runs: all of them, where there may be one."""
+    touched = [change.slot for change in found] + [slot for slot, _ in guarded]
+    if not torch.is_grad_enabled() and not any(slot.key is gradient_of for slot in touched):
+        return []
+    leaves = [t for _, t in before.tensors() if t.requires_grad and t.is_leaf]
+    return list({id(t): t for t in leaves}.values())
 
 
 def _with_ways(guarded: list[tuple[Slot, object]], before: Walk) -> list[tuple[Slot, object]]:

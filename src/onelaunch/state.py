@@ -36,7 +36,9 @@ from onelaunch.tree import Constant, is_plain
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _LISTED_ANEW = ("modules_buffers", "named_module_buffers")
 """Which DDP makes at each forward, of buffers that are reached without them."""
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_FORWARD_HOOKS = _HOOKS[:2]
+_MODULES: Any = nn.modules.module
 _UNWALKED = ("torch._", "torch.cuda", "torch.utils", "threading", "logging", "onelaunch")
 _INSTALLED = (sysconfig.get_path("stdlib"), "<frozen", __file__.removesuffix("state.py"))
 """Where code is nobody's own: the standard library's, and onelaunch's in a checkout too."""
@@ -56,7 +58,8 @@ class Walk:
     owned: list[tuple[dict[str, Any], object]] = field(default_factory=lambda: cast(Any, []))
     """(dict, owner): where objects and modules keep their attributes."""
     hooks: list[dict[int, Any]] = field(default_factory=lambda: cast(Any, []))
-    """The dicts of hooks of every submodule; those of the graphed module itself run outside."""
+    """The dicts of hooks of every submodule, and those of all modules; those of the graphed module
+    itself run outside. Without grad mode no backward runs, and those of backwards do not count."""
     functions: list[types.FunctionType] = field(default_factory=lambda: cast(Any, []))
     """The functions whose code was read."""
 
@@ -133,6 +136,7 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
     tops = {id(value) for _, value in roots}
     seen: set[int] = set()
     kinds: set[type] = set()
+    hooked = _HOOKS if torch.is_grad_enabled() else _FORWARD_HOOKS
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
     queue: deque[tuple[str, object, Slot | None]] = deque((n, value, None) for n, value in roots)
     methods: list[tuple[str, types.FunctionType, Slot | None]] = []
@@ -142,8 +146,10 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
             continue
         seen.add(id(value))
         if isinstance(value, nn.Module) and id(value) not in tops:
-            found.hooks += [value._forward_hooks, value._forward_pre_hooks]
-            hooks = [hook for entries in found.hooks[-2:] for hook in entries.values()]
+            if not found.hooks:
+                found.hooks += [getattr(_MODULES, f"_global{kind}") for kind in hooked]
+            found.hooks += [value.__dict__[kind] for kind in hooked]
+            hooks = [h for kind in hooked for h in value.__dict__[kind].values()]
             queue.extend((f"a hook of {name}", hook, None) for hook in hooks)
         elif isinstance(value, types.FunctionType):
             found.names |= names_read(value.__code__)

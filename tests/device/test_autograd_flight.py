@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -213,6 +215,49 @@ def test_reset_while_a_forward_is_in_flight(device: torch.device, rand: Rand) ->
             loss.backward()
         for p, q in zip(model.parameters(), other.parameters(), strict=True):
             assert_same(p.grad, q.grad)
+
+
+class Meets(nn.Linear):
+    """Two forwards that overlap: the one given a lock begins first, and ends in the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(4, 4, device=device)
+        self.begun, self.inside, self.ended = (threading.Event() for _ in range(3))
+
+    def forward(self, x: Tensor, lock: object = None) -> Tensor:
+        if lock is not None:
+            self.begun.set()
+            assert self.inside.wait(60)
+        elif self.begun.is_set():
+            self.inside.set()
+            assert self.ended.wait(60)
+        y = nn.functional.linear(torch.tanh(x), self.weight, self.bias)
+        if lock is not None:
+            self.ended.set()
+        return y
+
+
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
+def test_an_eager_run_in_another_thread_meets_no_stand_ins(
+    device: torch.device, rand: Rand
+) -> None:
+    """A capture puts stand-ins in the place of parameters; whoever finds those loses gradients."""
+    model = Meets(device)
+    weight = model.weight
+    fast = ol.graph(model, warmup=1)
+    gradients: list[Any] = []
+
+    def other() -> None:
+        y = fast(rand(1, 5, 4), threading.Lock())  # eager: a lock cannot be compared
+        gradients.extend(torch.autograd.grad(y.sum(), weight))
+
+    fast(rand(0, 5, 4)).sum().backward()
+    with ThreadPoolExecutor(1) as executor:
+        result = executor.submit(other)
+        assert model.begun.wait(60)
+        fast(rand(0, 5, 4)).sum().backward()
+        result.result(60)
+    assert_same(gradients, list(torch.autograd.grad(model(rand(1, 5, 4)).sum(), weight)))
 
 
 def test_no_memory_growth(device: torch.device, rand: Rand) -> None:

@@ -73,6 +73,21 @@ def test_a_backward_hook_on_a_submodule_is_refused_by_name(
     assert caught.value.code == "OL112"
 
 
+def test_a_backward_hook_that_comes_after_the_capture_is_refused(
+    device: torch.device, rand: Rand
+) -> None:
+    model = Net(device)
+    fast = ol.graph(model, warmup=1)
+    for i in range(3):
+        fast(rand(i, 5, 4)).sum().backward()
+    assert replays(fast) > 0
+    model.out.register_full_backward_hook(lambda module, given, got: None)
+    fast(rand(3, 5, 4)).sum().backward()  # a warm-up
+    with pytest.raises(ol.CaptureError, match="`out`") as caught:
+        fast(rand(4, 5, 4))
+    assert caught.value.code == "OL112"
+
+
 @pytest.mark.parametrize("method", ["register_hook", "retain_grad"])
 def test_a_tensor_hook_inside_is_refused(device: torch.device, rand: Rand, method: str) -> None:
     def f(x: Tensor) -> Tensor:

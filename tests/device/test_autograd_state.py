@@ -158,6 +158,39 @@ def test_a_step_that_checkpoints_runs_the_forward_as_often_as_in_eager(
     drop_in_worlds(world, mode=torch.enable_grad, recordings=None, min_replays=1)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_around_a_graphed_module(
+    device: torch.device, rand: Rand, reentrant: bool
+) -> None:
+    def program(model: Any, i: int) -> Any:
+        x = rand(i, 5, 4).requires_grad_()
+        plain = loss_of(model(x))  # recorded, and then called for a checkpoint
+        loss = loss_of(checkpoint(model, x, use_reentrant=reentrant)) + plain
+        loss.backward()
+        return loss, x.grad
+
+    train(Net(device, 0.5), program, recordings=None)
+
+
+def test_hooks_on_saved_tensors_around_a_graphed_module(device: torch.device, rand: Rand) -> None:
+    packed: dict[int, int] = {}
+
+    def program(model: Any, i: int) -> Any:
+        count = len(packed)
+
+        def pack(t: Tensor) -> Tensor:
+            packed[len(packed)] = t.dim()
+            return t * 2
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t / 2):
+            loss = loss_of(model(rand(i, 5, 4)))
+        loss_of(model(rand(i, 5, 4))).backward()
+        loss.backward()
+        return loss, len(packed) - count
+
+    train(Net(device), program)
+
+
 def test_checkpointing_that_preserves_random_state_is_refused(
     device: torch.device, rand: Rand
 ) -> None:

@@ -247,3 +247,22 @@ def test_forward_called_directly(device: torch.device, rand: Rand) -> None:
     fast = recorded(Scaled(device), rand)
     with torch.no_grad():
         assert_same(fast.forward(rand(4, 5, 4)), Scaled(device)(rand(4, 5, 4)))
+
+
+def test_a_hook_of_all_modules_comes_and_goes(
+    device: torch.device, rand: Callable[..., Tensor]
+) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(device)
+    fast = ol.graph(lambda x: net(x), warmup=1)
+    handle: Any = None
+    try:
+        for i in range(12):
+            if i == 4:
+                handle = nn.modules.module.register_module_forward_hook(lambda m, args, y: y * 2)
+            elif i == 8:
+                handle.remove()
+            with torch.no_grad():
+                assert_same(fast(rand(i, 3, 4)), net(rand(i, 3, 4)))
+    finally:
+        handle.remove()
+    assert replays(fast) >= 8

@@ -250,6 +250,61 @@ def test_the_step_itself_at_every_fourth_call(device: torch.device) -> None:
     assert replays(fast[1]) >= 5
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_hook_of_a_parameter_comes_and_goes(device: torch.device, last: bool) -> None:
+    handles: dict[int, Any] = {}
+
+    def halve(p: Tensor) -> None:
+        assert p.grad is not None
+        p.grad.mul_(0.5)
+
+    def between(i: int, t: Training) -> None:
+        weight = next(t.model.parameters())
+        if i == 4:
+            hook = weight.register_post_accumulate_grad_hook if last else weight.register_hook
+            handles[id(t)] = hook(halve if last else lambda g: g * 2)
+        elif i == 8:
+            handles[id(t)].remove()
+
+    as_eager(
+        lambda: training(device, lambda p: torch.optim.SGD(p, 0.1)),
+        device,
+        calls=12,
+        between=between,
+        recordings=2,
+        min_replays=4,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_backward_hook_of_a_submodule_comes(device: torch.device, everywhere: bool) -> None:
+    handles: list[Any] = []
+
+    def double(module: nn.Module, given: Any, _: Any) -> Any:
+        return tuple(None if g is None else g * 2 for g in given)
+
+    def between(i: int, t: Training) -> None:
+        last = t.model[-1] if isinstance(t.model, nn.Sequential) else t.model
+        if i == 4 and everywhere and not handles:
+            handles.append(nn.modules.module.register_module_full_backward_hook(double))
+        elif i == 4 and not everywhere:
+            last.register_full_backward_hook(double)
+
+    try:
+        as_eager(
+            lambda: training(device, lambda p: torch.optim.SGD(p, 0.1), nn.Tanh()),
+            device,
+            calls=10,
+            between=between,
+            recordings=None,
+            min_replays=4,
+        )
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 @pytest.mark.parametrize("norm", [2.0, float("inf")])
 def test_clipping(device: torch.device, norm: float) -> None:
     def step(job: Training) -> Callable[..., Any]:

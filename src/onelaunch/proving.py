@@ -223,7 +223,14 @@ class _Proving:
             raise CaptureError("OL140", what, fix="return tensors, or ask the tensor for its size")
         for number, (big, small) in enumerate(zip(padded.tensors, real.tensors, strict=True)):
             self._check_result(spread, number, big, small, sizes, grown)
+        if spread is not None:  # a run that was refused must be followed again
+            self._remember(trace.steps, spread.steps)
         return padded
+
+    def _remember(self, real: Sequence[Step], padded: Sequence[Step]) -> None:
+        first = (form(real), self.call.padded)
+        both = (form(real), form(padded), self.call.padded)
+        self.known.forms[first] = self.known.forms[both] = set(self.written)
 
     def _padded(
         self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step]
@@ -240,8 +247,6 @@ class _Proving:
         spread = self._marked(grown, real, steps)
         padded = self.rehearsal.run(grown, spread)
         self._check_run(spread, grown)
-        both = (form(steps), form(spread.steps), self.call.padded)
-        self.known.forms[first] = self.known.forms[both] = set(self.written)
         return spread, padded
 
     def _marked(

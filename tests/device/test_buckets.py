@@ -208,6 +208,19 @@ def test_refused_by_name(device: torch.device, rand: Rand, name: str) -> None:
         eager(x)
 
 
+def test_a_refused_callable_is_refused_again_whatever_the_values(rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+    fast = ol.graph(f, buckets=BATCH, warmup=1)
+    for n in (5, 3):
+        alike = torch.ones_like(rand(1, n, 3))  # padding does not change their mean
+        same(fast(alike), f(alike))
+        with pytest.raises(ol.CaptureError, match="mean"):
+            fast(alike)
+    assert not fast.recordings
+
+
 def test_a_refusal_names_the_line(rand: Rand) -> None:
     def f(x: Tensor) -> Tensor:
         y = x * 2

@@ -2,14 +2,14 @@
 
 Each storage gets a shadow, one byte for each element, so that a view of a tensor sees the shadow of
 its own elements and no operation on metadata needs a rule. A bit says that an element depends on
-padding; another that its value is not the same for every padding, which a mask's is; a third that
-it is lower than any score. What each operation does to the bits is in `flows`; one that is not
-there makes everything that it touches depend on the padding.
+padding; another that its value is not the same at every call, as that of a mask's padding is; a
+third that it is lower than any score. What each operation does to the bits is in `flows`; one that
+is not there makes everything that it touches depend on the padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -68,6 +68,7 @@ class Spread(TorchDispatchMode):
         self.steps: list[Step] = []
         self._events: list[_Event] = []
         self._roots: set[int] = set()
+        self._given: set[int] = set()
         self._made: set[int] = set()
         self._written: dict[int, Tensor] = {}
         self.apart: Finding | None = None
@@ -76,7 +77,19 @@ class Spread(TorchDispatchMode):
     def mark(self, t: Tensor, padded: Tensor, unknown: Tensor) -> None:
         """Say which elements of an argument are padding, and of which the values may vary."""
         self._roots.add(storage_of(t))
+        self._given.add(storage_of(t))
         self._memory.put(t, self._joined(padded, unknown))
+
+    def vary(self, t: Tensor) -> None:
+        """Say that the values of an argument that is not padded vary from call to call."""
+        if t.layout is torch.strided:
+            self._given.add(storage_of(t))
+            clean = torch.zeros((), dtype=torch.bool)
+            self._memory.put(t, self._joined(clean, ~clean))
+
+    def _kept(self, t: Tensor) -> bool:
+        """Whether a tensor lives on from call to call: who owns it may change its values."""
+        return storage_of(t) not in self._made and storage_of(t) not in self._given
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -107,6 +120,8 @@ class Spread(TorchDispatchMode):
         old: dict[int, Tensor],
     ) -> None:
         step = step_of(func, args, kwargs, result)
+        if step.name == "lift_fresh":  # a constant in the code
+            self._made.add(storage_of(args[0]))
         self.steps.append(step)
         real = self._counterpart(step)
         inputs = [t for t in tensors((args, kwargs)) if t.layout is torch.strided]
@@ -120,7 +135,7 @@ class Spread(TorchDispatchMode):
         targets = [*fresh, *written]
         before = [bits for t in inputs if (bits := self._memory.of(t)) is not None]
         reason = _reason(func, step, real)
-        look = _Look(self._memory, old, inputs, real)
+        look = _Look(self._memory, old, inputs, real, self._kept)
         if targets and (reason or look.any):
             bits = self._bits(func, args, kwargs, outputs, reason, look)
             for t, b in zip(outputs, bits, strict=True):
@@ -157,7 +172,16 @@ class Spread(TorchDispatchMode):
         name = name_of(func)
         unsure = look.plane(_UNKNOWN)
         call = Call(
-            func, name, args, kwargs, list(outputs), look.zero, look.low, unsure, look.value
+            func,
+            name,
+            args,
+            kwargs,
+            list(outputs),
+            look.zero,
+            look.low,
+            unsure,
+            look.value,
+            look.real,
         )
         padded, unknown = list[Tensor](), list[Tensor]()
         if flow is not None:
@@ -338,21 +362,38 @@ class _Look:
         old: dict[int, Tensor],
         inputs: Sequence[Tensor],
         real: Step | None,
+        kept: Callable[[Tensor], bool],
     ) -> None:
         self._memory = memory
         self._old = old
         self._none = torch.zeros((), dtype=torch.bool, device=memory.device)
         self._bits: dict[int, Tensor] = {}
         shapes = real.inputs if real is not None and len(real.inputs) == len(inputs) else ()
-        for index, t in enumerate(inputs):
+        self._real = {id(t): shape for t, shape in zip(inputs, shapes, strict=False)}
+        for t in inputs:
             bits = memory.of(t)
-            if bits is None and shapes and shapes[index] != t.shape:
-                bits = _outside(t.shape, shapes[index], memory.device)
+            if bits is None and kept(t) and t.dtype != torch.bool:
+                bits = self._varying(t)
+            real_shape = self._real.get(id(t), t.shape)
+            if real_shape != t.shape and not memory.any(t, _PADDED):
+                outside = _outside(t.shape, real_shape, memory.device)
+                bits = outside if bits is None else bits | outside
             if bits is not None:
                 self._bits[id(t)] = bits
         if old:  # flows read the bits before any is changed
             self._bits = {key: bits.clone() for key, bits in self._bits.items()}
         self.any = bool(self._bits)
+
+    def _varying(self, t: Tensor) -> Tensor:
+        """Bits of a tensor whose values may change in place. What hides scores stays so."""
+        bits = torch.full(t.shape, _UNKNOWN, dtype=torch.uint8, device=self._memory.device)
+        if t.is_floating_point():
+            bits |= (self.value(t) <= LOW).to(torch.uint8) * _LOW
+        return bits
+
+    def real(self, t: Tensor) -> torch.Size | None:
+        """The shape of an input in the run at the real size."""
+        return self._real.get(id(t))
 
     def plane(self, bit: int) -> Any:
         """The plane of one bit."""

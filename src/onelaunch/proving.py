@@ -255,10 +255,11 @@ class _Proving:
         spread = Spread(self.rehearsal.device, steps)
         for t, small, how in zip(grown, real, self.call.padded, strict=True):
             if how is None:
+                spread.vary(t)
                 continue
             outside = torch.ones(t.shape, dtype=torch.bool)
             outside[tuple(slice(0, n) for n in small.shape)] = False
-            # What is filled with a constant is padding, but of a known value.
+            # What is filled with a constant is padding, but of a value that every call has.
             spread.mark(t, outside, _unknown(outside, small, how))
         return spread
 
@@ -329,10 +330,12 @@ class _Proving:
         spread = Spread(self.rehearsal.device, trace.steps)
         for t, how in zip(inputs, self.call.padded, strict=True):
             dim = None if how is None else how.dim_of(place)
-            if dim is not None:
-                before = torch.zeros(t.shape, dtype=torch.bool)
-                before.narrow(dim, 0, half).fill_(True)
-                spread.mark(t, before, before)
+            if dim is None:
+                spread.vary(t)
+                continue
+            before = torch.zeros(t.shape, dtype=torch.bool)
+            before.narrow(dim, 0, half).fill_(True)
+            spread.mark(t, before, torch.ones_like(before))
         result = self.rehearsal.run(inputs, spread)
         self._check_run(spread, inputs)
         for number, t in enumerate(result.tensors):
@@ -421,8 +424,8 @@ def _line(dim: int, place: int, sizes: dict[Sizes, int]) -> Follow | None:
 
 
 def _unknown(outside: Tensor, small: Tensor, how: Padded) -> Tensor:
-    """Of the padding, what repeats a real row: not where a constant was written on top."""
-    where = outside.clone()
+    """All that another call may hold: what is real or repeats it, not where a constant is."""
+    where = torch.ones_like(outside)
     for dim, value in zip(how.dims, how.fill, strict=True):
         if value is not None:
             real = small.shape[dim]

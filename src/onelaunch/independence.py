@@ -71,6 +71,8 @@ class Spread(TorchDispatchMode):
         self._given: set[int] = set()
         self._made: set[int] = set()
         self._written: dict[int, Tensor] = {}
+        self.random: Finding | None = None
+        """The first operation that draws random numbers."""
         self.apart: Finding | None = None
         """The first operation that the run at the real size does not have."""
 
@@ -123,6 +125,8 @@ class Spread(TorchDispatchMode):
         if step.name == "lift_fresh":  # a constant in the code
             self._made.add(storage_of(args[0]))
         self.steps.append(step)
+        if self.random is None and _draws(func):
+            self.random = Finding(step.name, user_frame(), "random numbers are drawn")
         real = self._counterpart(step)
         inputs = [t for t in tensors((args, kwargs)) if t.layout is torch.strided]
         outputs = [t for t in tensors(result) if t.layout is torch.strided]
@@ -142,7 +146,7 @@ class Spread(TorchDispatchMode):
                 if any(t is other for other in targets) or storage_of(t) not in given:
                     self._memory.put(t, b)
             # What is written besides the results, or without any, takes after all of them.
-            start = 0 if bits else _ALL
+            start = 0 if bits else _ALL if reason else look.most
             whole = torch.full((), start, dtype=torch.uint8, device=self._memory.device)
             for b in bits:
                 whole = torch.maximum(whole, b.max()) if b.numel() else whole
@@ -190,7 +194,8 @@ class Spread(TorchDispatchMode):
             except (RuntimeError, IndexError, TypeError, ValueError):
                 flow = None  # arguments of a form that the flow does not know: it spreads
         if flow is None:
-            every = torch.tensor(_ALL, dtype=torch.uint8, device=self._memory.device)
+            bits = _ALL if reason else look.most
+            every = torch.tensor(bits, dtype=torch.uint8, device=self._memory.device)
             return [every.broadcast_to(t.shape) for t in outputs]
         bits = [self._joined(p, u) for p, u in zip(padded, unknown, strict=True)]
         bits += [bits[0].max().broadcast_to(t.shape) for t in outputs[len(bits) :]]
@@ -267,6 +272,15 @@ class Spread(TorchDispatchMode):
         """Tensors that existed before the run and were given values that depend on padding."""
         return [t for key, t in self._written.items() if key not in self._roots and self.depends(t)]
 
+    def changed(self) -> Finding | None:
+        """The operation that wrote to what existed before the run and has no rows of its own."""
+        for key in self._written:
+            if key not in self._roots:
+                event = next((e for e in self._events if key in e.targets), None)
+                name, place = (event.name, event.place) if event else ("a write", None)
+                return Finding(name, place, _ONCE)
+        return None
+
     def mutated(self, t: Tensor) -> bool:
         """Whether the run wrote into an argument."""
         return storage_of(t) in self._written
@@ -299,6 +313,7 @@ class Spread(TorchDispatchMode):
 
 
 _TAKES = "it takes a padded row"
+_ONCE = "it would be written once for each piece"
 _STRANGE = "its effect on rows is not known"
 _DIVERGES = (
     "the run at another size does not have it: the callable branches on the size, or on a value"
@@ -335,12 +350,16 @@ def _reason(func: Any, step: Step, real: Step | None) -> str | None:
     if real.fixed != step.fixed:
         return "a number in it changes with the size"
     grown = real.outputs != step.outputs
-    random = torch.Tag.nondeterministic_seeded in func.tags and flow_of(func) is None
+    random = _draws(func)
     if grown and random:
         return "random numbers are drawn for the padded rows too"
     if grown and not step.inputs and packet not in PREFIX and not random:
         return "its values change with the size"
     return None
+
+
+def _draws(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags and flow_of(func) is None
 
 
 def _joined_low(call: Call, look: _Look) -> Tensor:
@@ -394,6 +413,12 @@ class _Look:
     def real(self, t: Tensor) -> torch.Size | None:
         """The shape of an input in the run at the real size."""
         return self._real.get(id(t))
+
+    @property
+    def most(self) -> int:
+        """The bits of a result to which everything spreads."""
+        padded = any(bool((bits & _PADDED).any()) for bits in self._bits.values())
+        return _ALL if padded else _UNKNOWN
 
     def plane(self, bit: int) -> Any:
         """The plane of one bit."""

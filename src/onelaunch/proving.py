@@ -150,8 +150,7 @@ def prove_pieces(
         if not any((f.place, f.scale, f.more) == (place, 1, 0) for f in follows):
             what = f"result {number} has no rows of its own for each piece"
             raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
-    if not buckets.independent:
-        proving.check_pieces(proof, place)
+    proving.check_pieces(proof, place)
     return proof
 
 
@@ -319,7 +318,7 @@ class _Proving:
         return [self._found(i, {s: each[i] for s, each in shapes.items()}) for i in range(count)]
 
     def check_pieces(self, proof: Proof, place: int) -> None:
-        """Refuse where rows depend on those before them."""
+        """Refuse where rows depend on those before them, or pieces are more than their rows."""
         size = max(self.bucket[place], 2)
         half = size // 2
         trace = Trace()
@@ -337,17 +336,23 @@ class _Proving:
             before.narrow(dim, 0, half).fill_(True)
             spread.mark(t, before, torch.ones_like(before))
         result = self.rehearsal.run(inputs, spread)
+        repeated = spread.changed() or spread.random
+        if repeated is not None:
+            raise self._refusal("the callable", repeated, "being cut into pieces")
+        if self.buckets.independent:
+            return
         self._check_run(spread, inputs)
         for number, t in enumerate(result.tensors):
             dim = next(f.dim for f in proof.follows[number] if f.place == place)
             if spread.depends(t, (*[slice(None)] * dim, slice(half, None))):
                 raise self._refusal(f"result {number}", spread.blame(t))
 
-    def _refusal(self, what: str, found: Finding) -> CaptureError:
+    def _refusal(self, what: str, found: Finding, on: str | None = None) -> CaptureError:
         reason = found.reason or "it brings rows together"
+        on = on or f"padding to {_shown(self.bucket)}"
         return CaptureError(
             "OL140",
-            f"{what} depends on padding to {_shown(self.bucket)}, by `{found.name}`: {reason}",
+            f"{what} depends on {on}, by `{found.name}`: {reason}",
             where=str(found.place) if found.place else None,
         )
 

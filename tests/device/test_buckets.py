@@ -279,6 +279,32 @@ def test_pieces_that_depend_on_each_other_are_refused(rand: Rand) -> None:
         fast(rand(1, 19, 2))
 
 
+@pytest.mark.parametrize("asserted", [False, True])
+def test_what_happens_once_for_each_piece_is_refused(rand: Rand, asserted: bool) -> None:
+    counter = torch.zeros_like(rand(1, 1))
+
+    def counts(x: Tensor, y: Tensor) -> Tensor:
+        return x + counter.add_(1)
+
+    def writes(x: Tensor, y: Tensor) -> Tensor:
+        return x + y.add_(1)
+
+    def draws(x: Tensor, y: Tensor) -> Tensor:
+        return x + torch.rand_like(y)
+
+    buckets = ol.Buckets(
+        0, (2, 4), dims={1: None}, overflow="chunk", independent=asserted, outputs={0: 0}
+    )
+    for f in (counts, writes, draws):
+        fast = ol.graph(f, buckets=buckets, warmup=1)
+        y = rand(2, 3)
+        before, count = y.clone(), counter.clone()
+        with pytest.raises(ol.CaptureError, match="pieces") as caught:
+            fast(rand(1, 9, 3), y)
+        assert caught.value.code == "OL140"
+        same((y, counter), (before, count))
+
+
 def test_no_rows(rand: Rand) -> None:
     fast = ol.graph(lambda x: x * 2, buckets=BATCH, warmup=1)
     for n in (3, 0, 3, 0):

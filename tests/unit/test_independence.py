@@ -49,6 +49,8 @@ def first(_: int) -> tuple[Follow, ...]:
     return (Follow(0, 0, 1, 0),)
 
 
+WEIGHT = torch.eye(6) * 2
+
 PASS: dict[str, Program] = {
     "elementwise": lambda x: torch.where(x > 0, x.relu() * 2, x.exp()) ** 2,
     "sum over features": lambda x: x.sum(1),
@@ -68,6 +70,7 @@ PASS: dict[str, Program] = {
     "its own product": lambda x: (x[:, None, :] @ x[:, :, None])[:, 0],
     "masked mean": lambda x: torch.zeros(len(x), 6).masked_fill(x > 0, 1.0),
     "gathered columns": lambda x: x.gather(1, torch.zeros(len(x), 2, dtype=torch.int64)),
+    "what has no flow, of no rows": lambda x: x @ torch.linalg.inv(WEIGHT),
     "a constant row": lambda x: x + torch.ones(1, 6).expand(len(x), 6),
 }
 

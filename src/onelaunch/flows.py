@@ -30,10 +30,11 @@ class Call:
 
     Attributes:
         name: of the overload: ``add.Tensor``.
-        zero: where a tensor is 0 whatever the padding holds.
-        low: where it is so low that a softmax gives 0, whatever the padding holds.
-        unknown: where a value depends on what the padding holds.
+        zero: where a tensor is 0 at every call, whatever the padding holds.
+        low: where it is so low that a softmax gives 0, at every call.
+        unknown: where a value may differ from call to call.
         value: a tensor's values, on the device of the planes.
+        real: the shape of a tensor in the run at the real size; None if that is not known.
     """
 
     func: Any
@@ -45,6 +46,7 @@ class Call:
     low: See
     unknown: See
     value: See
+    real: Callable[[Tensor], torch.Size | None]
 
     def argument(self, name: str, default: Any = None) -> Any:
         """An argument by its name in the schema."""
@@ -113,14 +115,20 @@ def _product(call: Call, see: See) -> list[Tensor]:
 def _chosen(call: Call, see: See) -> list[Tensor]:
     """`where`: of the two values only the one chosen counts."""
     mask, yes, no = call.args
-    picked = torch.where(call.value(mask), see(yes), see(no))
+    picked = _either(call, mask, see(yes), see(no))
     return [(see(mask) | picked).broadcast_to(call.results[0].shape)]
 
 
 def _masked_fill(call: Call, see: See) -> list[Tensor]:
     t, mask, value = call.args
-    picked = torch.where(call.value(mask), see(value), see(t))
+    picked = _either(call, mask, see(value), see(t))
     return [(see(mask) | picked).broadcast_to(call.results[0].shape)]
+
+
+def _either(call: Call, mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """What a mask chooses; both where another call may choose otherwise."""
+    picked = torch.where(call.value(mask).bool(), yes, no)
+    return torch.where(call.unknown(mask), yes | no, picked)
 
 
 def _dims(call: Call, t: Tensor) -> list[int]:
@@ -175,8 +183,11 @@ def _fit(plane: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _softmax(call: Call, see: See) -> list[Tensor]:
-    found = _above_low(call, see, _dims(call, call.args[0]))
-    return [found.broadcast_to(call.results[0].shape)]
+    low = call.low(call.args[0])
+    dims = _dims(call, call.args[0])
+    found = _above_low(call, see, dims)
+    gone = low & _any(~low, dims)  # 0 at every call
+    return [found.broadcast_to(call.results[0].shape) & ~gone]
 
 
 def _log_softmax(call: Call, see: See) -> list[Tensor]:
@@ -316,22 +327,53 @@ def _padded(call: Call, see: See) -> list[Tensor]:
 
 def _index_select(call: Call, see: See) -> list[Tensor]:
     t, dim, index = call.args
-    found = see(t).index_select(dim, call.value(index))
+    found = _reached(call, see, t, dim, index).index_select(dim, call.value(index))
     shape = [1] * t.dim()
-    shape[dim] = -1
+    if shape:
+        shape[dim] = -1
     return [found | see(index).reshape(shape)]
 
 
 def _gather(call: Call, see: See) -> list[Tensor]:
     t, dim, index = call.args[:3]
-    return [see(t).gather(dim, call.value(index)) | see(index)]
+    return [_reached(call, see, t, dim, index).gather(dim, call.value(index)) | see(index)]
+
+
+def _reached(call: Call, see: See, t: Tensor, dim: int, index: Tensor) -> Tensor:
+    """What an index that is never negative picks: any real place, where calls may differ."""
+    plane = see(t)
+    if not t.dim() or not bool(call.unknown(index).any()):
+        return plane
+    real = call.real(t)
+    if real is None:
+        return torch.ones_like(plane)
+    return plane.narrow(dim, 0, real[dim]).any(dim, keepdim=True).broadcast_to(plane.shape)
+
+
+def _uncertain(call: Call, t: Tensor, indices: Sequence[Tensor | None]) -> list[int] | None:
+    """The dimensions in which another call may index otherwise; None where what it means there
+    depends on the size, as a negative index does."""
+    real = call.real(t)
+    dims: list[int] = []
+    dim = 0
+    for index in indices:
+        masks = index is not None and index.dtype in (torch.bool, torch.uint8)
+        count = index.dim() if index is not None and masks else 1
+        if index is not None and bool(call.unknown(index).any()):
+            dims += range(dim, dim + count)
+        dim += count
+    if dims and (real is None or any(real[d] != t.shape[d] for d in dims)):
+        return None
+    return dims
 
 
 def _indexed(call: Call, see: See) -> list[Tensor]:
     """`t[i, j]`: what is picked, and everything where an index is not certain."""
     t, indices = call.args[0], call.args[1]
     values = tuple(slice(None) if i is None else call.value(i) for i in indices)
-    found = see(t)[values]
+    dims = _uncertain(call, t, indices)
+    plane = torch.ones_like(see(t)) if dims is None else _any(see(t), dims).broadcast_to(t.shape)
+    found = plane[values]
     return [found | _doubt(indices, see, found)]
 
 
@@ -352,30 +394,39 @@ def _doubt(indices: Sequence[Tensor | None], see: See, picked: Tensor) -> Tensor
 
 
 def _index_put(call: Call, see: See) -> list[Tensor]:
-    """What is put, where it is put; everything where a place is not certain."""
+    """What is put, where it is put; in all of a dimension where a place is not certain."""
     t, indices, values = call.args[:3]
     old = see(t)
-    if any(bool(call.unknown(i).any()) for i in indices if i is not None):
+    dims = _uncertain(call, t, indices)
+    if dims is None:
         return [torch.ones_like(old)]
     where = tuple(slice(None) if i is None else call.value(i) for i in indices)
     picked = old[where]
     put = see(values).broadcast_to(picked.shape) | _doubt(indices, see, picked)
+    if dims or call.argument("accumulate", False):
+        found = torch.zeros_like(old)
+        found[where] = put
+        return [old | _any(found, dims)]
     found = old.clone()
     found[where] = put
-    return [found | old if call.argument("accumulate", False) else found]
+    return [found]
 
 
 def _scattered(call: Call, see: See) -> list[Tensor]:
     t, dim, index, source = call.args[:4]
-    if bool(call.unknown(index).any()):
-        return [torch.ones(t.shape, dtype=torch.bool, device=see(t).device)]
     put = see(source)
     put = put[tuple(slice(0, n) for n in index.shape)] if put.dim() else put
     old, put = see(t).to(torch.uint8), (put | see(index)).to(torch.uint8)
+    if bool(call.unknown(index).any()):  # anywhere in its line
+        line = torch.zeros_like(old)
+        if line.dim():
+            line[tuple(slice(0, n) for n in index.shape)] = put
+            return [(old | line.amax(dim, keepdim=True)).bool()]
+        return [(old | put).bool()]
     index = call.value(index)
     if call.name.startswith(("scatter_add", "scatter_reduce")) or len(call.args) > 4:
         return [old.scatter_reduce(dim, index, put, "amax", include_self=True).bool()]
-    return [old.scatter(dim, index, put).bool()]
+    return [old.scatter(dim, index, put.broadcast_to(index.shape)).bool()]
 
 
 def _attention(call: Call, see: See) -> list[Tensor]:
@@ -392,7 +443,7 @@ def _attention(call: Call, see: See) -> list[Tensor]:
     found = q | kv
     if mask is not None:
         boolean = mask.dtype == torch.bool
-        hidden = ~call.value(mask) & ~see(mask) if boolean else call.low(mask)
+        hidden = ~call.value(mask) & ~call.unknown(mask) if boolean else call.low(mask)
         dead = dead | hidden
         found = found | (see(mask) & ~hidden)
     if call.argument("is_causal", False):

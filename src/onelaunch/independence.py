@@ -2,14 +2,14 @@
 
 Each storage gets a shadow, one byte for each element, so that a view of a tensor sees the shadow of
 its own elements and no operation on metadata needs a rule. A bit says that an element depends on
-padding; another that its value is not the same for every padding, which a mask's is; a third that
-it is lower than any score. What each operation does to the bits is in `flows`; one that is not
-there makes everything that it touches depend on the padding.
+padding; another that its value is not the same at every call, as that of a mask's padding is; a
+third that it is lower than any score. What each operation does to the bits is in `flows`; one that
+is not there makes everything that it touches depend on the padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -68,15 +68,30 @@ class Spread(TorchDispatchMode):
         self.steps: list[Step] = []
         self._events: list[_Event] = []
         self._roots: set[int] = set()
+        self._given: set[int] = set()
         self._made: set[int] = set()
         self._written: dict[int, Tensor] = {}
+        self.random: Finding | None = None
+        """The first operation that draws random numbers."""
         self.apart: Finding | None = None
         """The first operation that the run at the real size does not have."""
 
     def mark(self, t: Tensor, padded: Tensor, unknown: Tensor) -> None:
         """Say which elements of an argument are padding, and of which the values may vary."""
         self._roots.add(storage_of(t))
+        self._given.add(storage_of(t))
         self._memory.put(t, self._joined(padded, unknown))
+
+    def vary(self, t: Tensor) -> None:
+        """Say that the values of an argument that is not padded vary from call to call."""
+        if t.layout is torch.strided:
+            self._given.add(storage_of(t))
+            clean = torch.zeros((), dtype=torch.bool)
+            self._memory.put(t, self._joined(clean, ~clean))
+
+    def _kept(self, t: Tensor) -> bool:
+        """Whether a tensor lives on from call to call: who owns it may change its values."""
+        return storage_of(t) not in self._made and storage_of(t) not in self._given
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -107,7 +122,11 @@ class Spread(TorchDispatchMode):
         old: dict[int, Tensor],
     ) -> None:
         step = step_of(func, args, kwargs, result)
+        if step.name == "lift_fresh":  # a constant in the code
+            self._made.add(storage_of(args[0]))
         self.steps.append(step)
+        if self.random is None and _draws(func):
+            self.random = Finding(step.name, user_frame(), "random numbers are drawn")
         real = self._counterpart(step)
         inputs = [t for t in tensors((args, kwargs)) if t.layout is torch.strided]
         outputs = [t for t in tensors(result) if t.layout is torch.strided]
@@ -120,14 +139,14 @@ class Spread(TorchDispatchMode):
         targets = [*fresh, *written]
         before = [bits for t in inputs if (bits := self._memory.of(t)) is not None]
         reason = _reason(func, step, real)
-        look = _Look(self._memory, old, inputs, real)
+        look = _Look(self._memory, old, inputs, real, self._kept)
         if targets and (reason or look.any):
             bits = self._bits(func, args, kwargs, outputs, reason, look)
             for t, b in zip(outputs, bits, strict=True):
                 if any(t is other for other in targets) or storage_of(t) not in given:
                     self._memory.put(t, b)
             # What is written besides the results, or without any, takes after all of them.
-            start = 0 if bits else _ALL
+            start = 0 if bits else _ALL if reason else look.most
             whole = torch.full((), start, dtype=torch.uint8, device=self._memory.device)
             for b in bits:
                 whole = torch.maximum(whole, b.max()) if b.numel() else whole
@@ -157,7 +176,16 @@ class Spread(TorchDispatchMode):
         name = name_of(func)
         unsure = look.plane(_UNKNOWN)
         call = Call(
-            func, name, args, kwargs, list(outputs), look.zero, look.low, unsure, look.value
+            func,
+            name,
+            args,
+            kwargs,
+            list(outputs),
+            look.zero,
+            look.low,
+            unsure,
+            look.value,
+            look.real,
         )
         padded, unknown = list[Tensor](), list[Tensor]()
         if flow is not None:
@@ -166,7 +194,8 @@ class Spread(TorchDispatchMode):
             except (RuntimeError, IndexError, TypeError, ValueError):
                 flow = None  # arguments of a form that the flow does not know: it spreads
         if flow is None:
-            every = torch.tensor(_ALL, dtype=torch.uint8, device=self._memory.device)
+            bits = _ALL if reason else look.most
+            every = torch.tensor(bits, dtype=torch.uint8, device=self._memory.device)
             return [every.broadcast_to(t.shape) for t in outputs]
         bits = [self._joined(p, u) for p, u in zip(padded, unknown, strict=True)]
         bits += [bits[0].max().broadcast_to(t.shape) for t in outputs[len(bits) :]]
@@ -243,6 +272,15 @@ class Spread(TorchDispatchMode):
         """Tensors that existed before the run and were given values that depend on padding."""
         return [t for key, t in self._written.items() if key not in self._roots and self.depends(t)]
 
+    def changed(self) -> Finding | None:
+        """The operation that wrote to what existed before the run and has no rows of its own."""
+        for key in self._written:
+            if key not in self._roots:
+                event = next((e for e in self._events if key in e.targets), None)
+                name, place = (event.name, event.place) if event else ("a write", None)
+                return Finding(name, place, _ONCE)
+        return None
+
     def mutated(self, t: Tensor) -> bool:
         """Whether the run wrote into an argument."""
         return storage_of(t) in self._written
@@ -275,6 +313,7 @@ class Spread(TorchDispatchMode):
 
 
 _TAKES = "it takes a padded row"
+_ONCE = "it would be written once for each piece"
 _STRANGE = "its effect on rows is not known"
 _DIVERGES = (
     "the run at another size does not have it: the callable branches on the size, or on a value"
@@ -311,12 +350,16 @@ def _reason(func: Any, step: Step, real: Step | None) -> str | None:
     if real.fixed != step.fixed:
         return "a number in it changes with the size"
     grown = real.outputs != step.outputs
-    random = torch.Tag.nondeterministic_seeded in func.tags and flow_of(func) is None
+    random = _draws(func)
     if grown and random:
         return "random numbers are drawn for the padded rows too"
     if grown and not step.inputs and packet not in PREFIX and not random:
         return "its values change with the size"
     return None
+
+
+def _draws(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags and flow_of(func) is None
 
 
 def _joined_low(call: Call, look: _Look) -> Tensor:
@@ -338,21 +381,44 @@ class _Look:
         old: dict[int, Tensor],
         inputs: Sequence[Tensor],
         real: Step | None,
+        kept: Callable[[Tensor], bool],
     ) -> None:
         self._memory = memory
         self._old = old
         self._none = torch.zeros((), dtype=torch.bool, device=memory.device)
         self._bits: dict[int, Tensor] = {}
         shapes = real.inputs if real is not None and len(real.inputs) == len(inputs) else ()
-        for index, t in enumerate(inputs):
+        self._real = {id(t): shape for t, shape in zip(inputs, shapes, strict=False)}
+        for t in inputs:
             bits = memory.of(t)
-            if bits is None and shapes and shapes[index] != t.shape:
-                bits = _outside(t.shape, shapes[index], memory.device)
+            if bits is None and kept(t) and t.dtype != torch.bool:
+                bits = self._varying(t)
+            real_shape = self._real.get(id(t), t.shape)
+            if real_shape != t.shape and not memory.any(t, _PADDED):
+                outside = _outside(t.shape, real_shape, memory.device)
+                bits = outside if bits is None else bits | outside
             if bits is not None:
                 self._bits[id(t)] = bits
         if old:  # flows read the bits before any is changed
             self._bits = {key: bits.clone() for key, bits in self._bits.items()}
         self.any = bool(self._bits)
+
+    def _varying(self, t: Tensor) -> Tensor:
+        """Bits of a tensor whose values may change in place. What hides scores stays so."""
+        bits = torch.full(t.shape, _UNKNOWN, dtype=torch.uint8, device=self._memory.device)
+        if t.is_floating_point():
+            bits |= (self.value(t) <= LOW).to(torch.uint8) * _LOW
+        return bits
+
+    def real(self, t: Tensor) -> torch.Size | None:
+        """The shape of an input in the run at the real size."""
+        return self._real.get(id(t))
+
+    @property
+    def most(self) -> int:
+        """The bits of a result to which everything spreads."""
+        padded = any(bool((bits & _PADDED).any()) for bits in self._bits.values())
+        return _ALL if padded else _UNKNOWN
 
     def plane(self, bit: int) -> Any:
         """The plane of one bit."""

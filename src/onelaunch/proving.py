@@ -150,8 +150,7 @@ def prove_pieces(
         if not any((f.place, f.scale, f.more) == (place, 1, 0) for f in follows):
             what = f"result {number} has no rows of its own for each piece"
             raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
-    if not buckets.independent:
-        proving.check_pieces(proof, place)
+    proving.check_pieces(proof, place)
     return proof
 
 
@@ -223,7 +222,14 @@ class _Proving:
             raise CaptureError("OL140", what, fix="return tensors, or ask the tensor for its size")
         for number, (big, small) in enumerate(zip(padded.tensors, real.tensors, strict=True)):
             self._check_result(spread, number, big, small, sizes, grown)
+        if spread is not None:  # a run that was refused must be followed again
+            self._remember(trace.steps, spread.steps)
         return padded
+
+    def _remember(self, real: Sequence[Step], padded: Sequence[Step]) -> None:
+        first = (form(real), self.call.padded)
+        both = (form(real), form(padded), self.call.padded)
+        self.known.forms[first] = self.known.forms[both] = set(self.written)
 
     def _padded(
         self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step]
@@ -240,8 +246,6 @@ class _Proving:
         spread = self._marked(grown, real, steps)
         padded = self.rehearsal.run(grown, spread)
         self._check_run(spread, grown)
-        both = (form(steps), form(spread.steps), self.call.padded)
-        self.known.forms[first] = self.known.forms[both] = set(self.written)
         return spread, padded
 
     def _marked(
@@ -250,10 +254,11 @@ class _Proving:
         spread = Spread(self.rehearsal.device, steps)
         for t, small, how in zip(grown, real, self.call.padded, strict=True):
             if how is None:
+                spread.vary(t)
                 continue
             outside = torch.ones(t.shape, dtype=torch.bool)
             outside[tuple(slice(0, n) for n in small.shape)] = False
-            # What is filled with a constant is padding, but of a known value.
+            # What is filled with a constant is padding, but of a value that every call has.
             spread.mark(t, outside, _unknown(outside, small, how))
         return spread
 
@@ -313,7 +318,7 @@ class _Proving:
         return [self._found(i, {s: each[i] for s, each in shapes.items()}) for i in range(count)]
 
     def check_pieces(self, proof: Proof, place: int) -> None:
-        """Refuse where rows depend on those before them."""
+        """Refuse where rows depend on those before them, or pieces are more than their rows."""
         size = max(self.bucket[place], 2)
         half = size // 2
         trace = Trace()
@@ -324,22 +329,30 @@ class _Proving:
         spread = Spread(self.rehearsal.device, trace.steps)
         for t, how in zip(inputs, self.call.padded, strict=True):
             dim = None if how is None else how.dim_of(place)
-            if dim is not None:
-                before = torch.zeros(t.shape, dtype=torch.bool)
-                before.narrow(dim, 0, half).fill_(True)
-                spread.mark(t, before, before)
+            if dim is None:
+                spread.vary(t)
+                continue
+            before = torch.zeros(t.shape, dtype=torch.bool)
+            before.narrow(dim, 0, half).fill_(True)
+            spread.mark(t, before, torch.ones_like(before))
         result = self.rehearsal.run(inputs, spread)
+        repeated = spread.changed() or spread.random
+        if repeated is not None:
+            raise self._refusal("the callable", repeated, "being cut into pieces")
+        if self.buckets.independent:
+            return
         self._check_run(spread, inputs)
         for number, t in enumerate(result.tensors):
             dim = next(f.dim for f in proof.follows[number] if f.place == place)
             if spread.depends(t, (*[slice(None)] * dim, slice(half, None))):
                 raise self._refusal(f"result {number}", spread.blame(t))
 
-    def _refusal(self, what: str, found: Finding) -> CaptureError:
+    def _refusal(self, what: str, found: Finding, on: str | None = None) -> CaptureError:
         reason = found.reason or "it brings rows together"
+        on = on or f"padding to {_shown(self.bucket)}"
         return CaptureError(
             "OL140",
-            f"{what} depends on padding to {_shown(self.bucket)}, by `{found.name}`: {reason}",
+            f"{what} depends on {on}, by `{found.name}`: {reason}",
             where=str(found.place) if found.place else None,
         )
 
@@ -416,8 +429,8 @@ def _line(dim: int, place: int, sizes: dict[Sizes, int]) -> Follow | None:
 
 
 def _unknown(outside: Tensor, small: Tensor, how: Padded) -> Tensor:
-    """Of the padding, what repeats a real row: not where a constant was written on top."""
-    where = outside.clone()
+    """All that another call may hold: what is real or repeats it, not where a constant is."""
+    where = torch.ones_like(outside)
     for dim, value in zip(how.dims, how.fill, strict=True):
         if value is not None:
             real = small.shape[dim]

@@ -43,6 +43,11 @@ class Memory:
             self.shadows[key] = shadow = Shadow(shadow.storage, bits, t.element_size())
         return shadow.bits.as_strided(t.shape, t.stride(), int(t.storage_offset()))
 
+    def any(self, t: Tensor, bit: int) -> bool:
+        """Whether an element of the storage of `t` has this bit."""
+        shadow = self.shadows.get(storage_of(t))
+        return shadow is not None and bool((shadow.bits & bit).any())
+
     def put(self, t: Tensor, bits: Tensor) -> None:
         """Set the bits of the elements of `t`."""
         view = self.of(t)

@@ -208,6 +208,19 @@ def test_refused_by_name(device: torch.device, rand: Rand, name: str) -> None:
         eager(x)
 
 
+def test_a_refused_callable_is_refused_again_whatever_the_values(rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+    fast = ol.graph(f, buckets=BATCH, warmup=1)
+    for n in (5, 3):
+        alike = torch.ones_like(rand(1, n, 3))  # padding does not change their mean
+        same(fast(alike), f(alike))
+        with pytest.raises(ol.CaptureError, match="mean"):
+            fast(alike)
+    assert not fast.recordings
+
+
 def test_a_refusal_names_the_line(rand: Rand) -> None:
     def f(x: Tensor) -> Tensor:
         y = x * 2
@@ -264,6 +277,32 @@ def test_pieces_that_depend_on_each_other_are_refused(rand: Rand) -> None:
         same(fast(x), x.cumsum(0), exact=False)
     with pytest.raises(ol.CaptureError, match="cumsum"):
         fast(rand(1, 19, 2))
+
+
+@pytest.mark.parametrize("asserted", [False, True])
+def test_what_happens_once_for_each_piece_is_refused(rand: Rand, asserted: bool) -> None:
+    counter = torch.zeros_like(rand(1, 1))
+
+    def counts(x: Tensor, y: Tensor) -> Tensor:
+        return x + counter.add_(1)
+
+    def writes(x: Tensor, y: Tensor) -> Tensor:
+        return x + y.add_(1)
+
+    def draws(x: Tensor, y: Tensor) -> Tensor:
+        return x + torch.rand_like(y)
+
+    buckets = ol.Buckets(
+        0, (2, 4), dims={1: None}, overflow="chunk", independent=asserted, outputs={0: 0}
+    )
+    for f in (counts, writes, draws):
+        fast = ol.graph(f, buckets=buckets, warmup=1)
+        y = rand(2, 3)
+        before, count = y.clone(), counter.clone()
+        with pytest.raises(ol.CaptureError, match="pieces") as caught:
+            fast(rand(1, 9, 3), y)
+        assert caught.value.code == "OL140"
+        same((y, counter), (before, count))
 
 
 def test_no_rows(rand: Rand) -> None:

@@ -49,6 +49,8 @@ def first(_: int) -> tuple[Follow, ...]:
     return (Follow(0, 0, 1, 0),)
 
 
+WEIGHT = torch.eye(6) * 2
+
 PASS: dict[str, Program] = {
     "elementwise": lambda x: torch.where(x > 0, x.relu() * 2, x.exp()) ** 2,
     "sum over features": lambda x: x.sum(1),
@@ -68,6 +70,7 @@ PASS: dict[str, Program] = {
     "its own product": lambda x: (x[:, None, :] @ x[:, :, None])[:, 0],
     "masked mean": lambda x: torch.zeros(len(x), 6).masked_fill(x > 0, 1.0),
     "gathered columns": lambda x: x.gather(1, torch.zeros(len(x), 2, dtype=torch.int64)),
+    "what has no flow, of no rows": lambda x: x @ torch.linalg.inv(WEIGHT),
     "a constant row": lambda x: x + torch.ones(1, 6).expand(len(x), 6),
 }
 
@@ -168,6 +171,52 @@ def test_a_mask_counts_only_where_its_padding_is_known() -> None:
     for buckets in (Buckets(1, (8, 16)), Buckets(1, (8, 16), pad={"mask": 1})):
         with pytest.raises(CaptureError, match="softmax"):
             proof(attend, x, mask, buckets=buckets)
+
+
+VARYING: dict[str, tuple[str, Program, Tensor]] = {
+    "chosen": ("mean", lambda x, y: torch.where(y > 0, x, x.mean(0)), torch.ones(6, 1)),
+    "times": ("mean", lambda x, y: x + x.mean(0) * y, torch.zeros(6, 1)),
+    "hidden": ("mean", lambda x, y: (x - x.mean(0)).masked_fill(y == 0, 0), torch.zeros(6, 1)),
+    "from the end": ("index", lambda x, y: x[y], torch.zeros(6, dtype=torch.int64)),
+    "gathered": (
+        "mean",
+        lambda x, y: torch.cat([x, x - x.mean(0)], 1).gather(1, y),
+        torch.zeros(6, 1, dtype=torch.int64),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_what_another_call_may_choose_counts(name: str) -> None:
+    words, f, y = VARYING[name]
+    with pytest.raises(CaptureError, match=words) as caught:
+        proof(f, torch.randn(6, 6), y)
+    assert caught.value.code == "OL140"
+
+
+def test_a_parameter_that_is_zero_does_not_stay_so() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Parameter(torch.zeros(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.gate * x.mean(0)
+
+    with pytest.raises(CaptureError, match="mean"):
+        proof(Gated(), torch.randn(6, 6))
+
+
+def test_an_index_that_stays_in_its_row() -> None:
+    def last(x: Tensor, lengths: Tensor) -> Tensor:
+        return x[torch.arange(len(x)), lengths - 1]
+
+    def hot(x: Tensor, _: Tensor) -> Tensor:
+        return torch.zeros(len(x), 6).scatter(1, x.argmax(1, keepdim=True), 1.0)
+
+    for f in (last, hot):
+        found = proof(f, torch.randn(6, 6), torch.full((6,), 3))
+        assert found.follows[0][0] == Follow(0, 0, 1, 0)
 
 
 def test_a_mean_over_the_real_length() -> None:

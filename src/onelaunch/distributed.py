@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -77,6 +77,18 @@ def refused_step(reached: Iterable[object]) -> CaptureError | None:
         why += "; resharding after forward it does so twice"
     what = f"`{type(parts[0]).__name__}` in a recording"
     return CaptureError("OL130", what, why=why, fix=_WHOLE)
+
+
+def is_unsharded(reached: Callable[[], Iterable[object]]) -> bool:
+    """Whether FSDP2 holds whole parameters now, as it does after a forward without a backward.
+
+    A step from there gathers nothing, and frees memory that it found: it is run as it is, and
+    leaves the parameters sharded for the next.
+    """
+    if not _initialized() or "torch.distributed.fsdp" not in sys.modules:
+        return False
+    parts = [part for part in reached() if spread(part) == "FSDP2"]
+    return any(group.is_unsharded for part in parts for group in _groups(part))
 
 
 class _Shutdown:
@@ -148,9 +160,14 @@ def _initialized() -> bool:
 
 def _reshards(part: Any) -> bool:
     """Whether an FSDP2 module frees its parameters between forward and backward."""
+    return any(group.post_forward_mesh_info for group in _groups(part))
+
+
+def _groups(part: Any) -> list[Any]:
+    """The groups of parameters that an FSDP2 module gathers and frees at once."""
     state = part._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-    return any(group is not None and group.post_forward_mesh_info for group in groups)
+    return [group for group in groups if group is not None]
 
 
 def _skipped(part: object) -> str:

@@ -133,6 +133,8 @@ class Graphed(Table, Generic[P, R]):
             signature = signature.part(walk(self._callee.roots(flat)))
         if signature.eager is not None or signature.comeback.waits():
             return MISS
+        if distributed.is_unsharded(lambda: self._reached(flat)):
+            return MISS
         self._drop_stale(spec, signature)
         refused = self._refusal(signature, flat)
         if refused is not None:

@@ -360,7 +360,10 @@ class Observer(TorchDispatchMode):
     def restore(self) -> None:
         """Put back every byte that existed before the run; needs `save`."""
         for memory, before in reversed(self._saved):
-            memory.copy_(before)
+            if (
+                memory.untyped_storage().nbytes()
+            ):  # else the run had it for itself, and gave it back
+                memory.copy_(before)
         self._saved.clear()
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from onelaunch import distributed
 from onelaunch.autograd import ForwardGraph
 from onelaunch.dials import Dials, Reached, Steps, constants, dials, every_key, keys_read
 from onelaunch.driver.driver import Capture, Driver, Graph, Varying
@@ -150,6 +151,7 @@ class Recorder:
             stream = self.forward and self.forward.stream
             graph, statics = self.driver.capture(body, self.pool, generators, stream)
         except BaseException:
+            distributed.abandon_step(value for _, value in before.held.values())
             self._undo(run, slots_kept, before)
             plan.release()  # frames of the traceback refer to it for good
             raise
@@ -298,6 +300,7 @@ class Recorder:
         run.found = changes(before, run.after)
         run.steps.refuse_schedule(run.found)
         run.again = self._read_and_rebound(run.found, hidden, observer, flat.tensors)
+        _refuse_parts([cast(Tensor, slot.read()) for slot in run.again], (), ())
         if run.again:
             run.outputs = Outputs()
             run.result = []
@@ -311,6 +314,7 @@ class Recorder:
                 part.tensors[:] = map(self.forward.real, part.tensors)
         every = [*flat.tensors, *(t for part in trees for t in part.tensors)]
         run.inputs = plan
+        _refuse_parts(every, rebound, {id(t) for ts in held.values() for t in ts})
         lasting: set[int] = set()
         if self.forward is None:
             lasting = lasting_gradients(self.driver, rebound, flat.tensors, self.device)
@@ -636,6 +640,18 @@ class _Kept:
     def restore(self) -> None:
         if self.changed():
             self.tensor.data = self.alias
+
+
+def _refuse_parts(
+    results: Sequence[Tensor], rebound: Sequence[tuple[Slot, object]], held: Collection[int]
+) -> None:
+    """A DTensor is more than the memory that a replay would give: only what is there already may
+    be a result, and gradients, which stay as they are."""
+    kept = {id(t) for slot, t in rebound if slot.key is gradient_of} | set(held)
+    for t in results:
+        if local(t) is not t and id(t) not in kept:
+            what = f"the result holds a {type(t).__name__}"
+            raise CaptureError("OL108", what, fix="return t.full_tensor(), or t.to_local()")
 
 
 def _refuse_opaque(tree: Tree) -> None:

@@ -170,6 +170,23 @@ def all_reduce(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, An
     return model, call, fast
 
 
+def late_collectives(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]:
+    """Those whose results are there only when somebody has waited or looked."""
+    from torch.distributed import _functional_collectives as functional
+
+    model = network(device)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        scattered = torch.empty(8, 32, device=device)
+        work = dist.reduce_scatter_tensor(scattered, x * 3, async_op=True)
+        total: Tensor = functional.all_reduce(x + 1, "sum", dist.group.WORLD)
+        work.wait()
+        return (total * 2).sum() + scattered.sum() + y.sum()
+
+    fast: Any = ol.graph(step) if graphed else step
+    return model, fast, fast
+
+
 # What is refused.
 
 
@@ -209,6 +226,7 @@ WAYS = {
     "fsdp-deep": fsdp_deep,
     "fsdp-accumulated": fsdp_accumulated,
     "all-reduce": all_reduce,
+    "late-collectives": late_collectives,
 }
 REFUSED = {
     "pair-over-ddp": pair_over_ddp,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -23,6 +23,10 @@ DDP_WARMUP = 11
 """Of its first ten backwards DDP takes times with events that it waits for, and after the first it
 orders its buckets anew."""
 
+FSDP_WARMUP = 2
+"""In the first call FSDP makes what it keeps, and optimizers their state; how DTensors' operations
+are to be split is looked up once each, in the second the last of them."""
+
 _STEP = (
     "graph the whole step: @ol.graph def step(x, y): optimizer.zero_grad(); "
     "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); return loss"
@@ -32,6 +36,8 @@ _WHOLE = (
     "DistributedDataParallel(model) where the model fits one GPU; else run the step eagerly, with "
     "ol.graph on the parts that are not sharded"
 )
+
+_KEPT = "fully_shard(module, reshard_after_forward=False), for every module that is sharded"
 
 _SHARDED = ("FSDP1", "FSDP2")
 
@@ -61,22 +67,62 @@ def refused_pair(reached: Iterable[object]) -> CaptureError | None:
     return None
 
 
-def refused_step(reached: Iterable[object]) -> CaptureError | None:
+def refused_step(reached: Iterable[object], device: torch.device) -> CaptureError | None:
     """Why a callable that shards its parameters cannot be recorded, OL130; or None.
 
     Args:
         reached: what the callable reaches.
+        device: of the recording.
     """
     parts = [part for part in reached if spread(part) in _SHARDED] if _initialized() else []
-    parts = [p for p in parts if spread(p) != "FSDP2" or _reshards(p)]
     if not parts:
         return None
-    why = "it frees and allocates the storage of its parameters in each step, and a recording "
-    why += "would go on writing to the memory of its capture"
+    what = f"`{type(parts[0]).__name__}` in a recording"
+    why = "it frees and allocates the storage of its parameters in each step"
     if any(spread(part) == "FSDP2" and _reshards(part) for part in parts):
         why += "; resharding after forward it does so twice"
-    what = f"`{type(parts[0]).__name__}` in a recording"
+        return CaptureError("OL130", what, why=why, fix=_KEPT)
+    if device.type != "cpu":
+        why += ", and a recording on a GPU knows storages by their addresses"
+    elif any(spread(part) == "FSDP1" for part in parts):
+        why += ", by ways that this version does not follow"
+    elif not hasattr(parts[0], "reset_iter_state"):
+        why = "this torch has no `reset_iter_state`, to take back a step that a capture broke off"
+    else:
+        return None
     return CaptureError("OL130", what, why=why, fix=_WHOLE)
+
+
+def refused_ahead(reached: Iterable[object], device: torch.device) -> CaptureError | None:
+    """Why a step over FSDP cannot be captured ahead of its first call, OL130; or None."""
+    reached = list(reached)
+    sharded = [part for part in reached if spread(part) in _SHARDED] if _initialized() else []
+    if not sharded:
+        return None
+    what = f"`{type(sharded[0]).__name__}` in a recording that is captured ahead"
+    why = "FSDP counts and notes in Python what each step did, and that cannot be taken back"
+    ahead = CaptureError("OL130", what, why=why, fix="call the step: its first calls warm it up")
+    return refused_step(reached, device) or ahead
+
+
+def abandon_step(reached: Iterable[object]) -> None:
+    """Have FSDP2 forget a step that a failed capture broke off, and shard its parameters again."""
+    for part in reached if _initialized() else ():
+        if spread(part) == "FSDP2" and _state(part)._is_root:
+            whole: Any = part
+            whole.reset_iter_state()
+
+
+def is_unsharded(reached: Callable[[], Iterable[object]]) -> bool:
+    """Whether FSDP2 holds whole parameters now, as it does after a forward without a backward.
+
+    A step from there gathers nothing, and frees memory that it found: it is run as it is, and
+    leaves the parameters sharded for the next.
+    """
+    if not _initialized() or "torch.distributed.fsdp" not in sys.modules:
+        return False
+    parts = [part for part in reached() if spread(part) == "FSDP2"]
+    return any(group.is_unsharded for part in parts for group in _groups(part))
 
 
 class _Shutdown:
@@ -122,9 +168,10 @@ shutdown = _Shutdown()
 
 
 def least_warmup(reached: Iterable[object]) -> int:
-    """How many calls must come before a capture: more than ten where DDP is in it."""
+    """How many calls must come before a capture."""
     found = reached if _initialized() else ()
-    return DDP_WARMUP if any(isinstance(part, DistributedDataParallel) for part in found) else 0
+    kinds = {spread(part) for part in found}
+    return DDP_WARMUP if "DDP" in kinds else FSDP_WARMUP if "FSDP2" in kinds else 0
 
 
 def spread(part: object) -> str | None:
@@ -148,9 +195,18 @@ def _initialized() -> bool:
 
 def _reshards(part: Any) -> bool:
     """Whether an FSDP2 module frees its parameters between forward and backward."""
-    state = part._get_fsdp_state()
+    return any(group.post_forward_mesh_info for group in _groups(part))
+
+
+def _groups(part: Any) -> list[Any]:
+    """The groups of parameters that an FSDP2 module gathers and frees at once."""
+    state = _state(part)
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-    return any(group is not None and group.post_forward_mesh_info for group in groups)
+    return [group for group in groups if group is not None]
+
+
+def _state(part: Any) -> Any:
+    return part._get_fsdp_state()
 
 
 def _skipped(part: object) -> str:

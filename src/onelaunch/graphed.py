@@ -148,8 +148,10 @@ class Graphed(Table, Generic[P, R]):
             signature = signature.part(walk(self._callee.roots(flat)))
         if signature.eager is not None or signature.comeback.waits():
             return MISS
+        if distributed.is_unsharded(lambda: self._callee.reached(flat)):
+            return MISS
         self._drop_stale(spec, signature)
-        refused = self._refusal(signature, flat)
+        refused = self._refusal(signature, flat, device)
         if refused is not None:
             return self._refused(signature, refused)
         flying = in_flight(self._entries, spec)
@@ -213,12 +215,14 @@ class Graphed(Table, Generic[P, R]):
         self._entries = (entry, *self._entries)
         return result
 
-    def _refusal(self, signature: Signature, flat: Flat) -> CaptureError | None:
+    def _refusal(
+        self, signature: Signature, flat: Flat, device: torch.device
+    ) -> CaptureError | None:
         """What forbids to capture a signature, as far as it shows before a capture."""
         if signature.warm == 0 and not self._entries:  # modules of several processes
             reached = self._callee.reached(flat)
             signature.least = distributed.least_warmup(reached)
-            refused = distributed.refused_step(reached)
+            refused = distributed.refused_step(reached, device)
             if refused is not None:
                 return refused
         restless = signature.options.restless() if signature.options is not None else None
@@ -367,6 +371,9 @@ class Graphed(Table, Generic[P, R]):
             if any(e.spec == spec and e.guard.check() for e in self._entries):
                 return
             self._drop_stale(spec, signature)
+            refused = distributed.refused_ahead(self._callee.reached(flat), device)
+            if refused is not None:
+                raise refused
             if len(self._entries) >= self.options.max_recordings:
                 raise CaptureError("OL301", f"{len(self._entries)} recordings exist")
             try:

@@ -16,6 +16,7 @@ from onelaunch.observe import Observer
 from onelaunch.outcome import Run
 from onelaunch.plan import Inputs
 from onelaunch.shards import local
+from onelaunch.slots import Slot, gradient_of
 from onelaunch.spec import TensorSpec, lies_on
 from onelaunch.state import Change, Walk
 from onelaunch.tree import Tree, constants, flatten_call, is_code, is_plain
@@ -38,6 +39,18 @@ def refuse_opaque(tree: Tree) -> None:
         if not (is_plain(value) or is_code(value) or isinstance(value, nn.Module)):
             kind = type(value)
             raise CaptureError("OL108", f"the result holds a {kind.__module__}.{kind.__qualname__}")
+
+
+def refuse_parts(
+    results: Sequence[Tensor], stored: Sequence[tuple[Slot, object]], held: Collection[int]
+) -> None:
+    """A DTensor is more than the memory that a replay would give: only what is there already may
+    be a result, and gradients, which stay as they are."""
+    kept = {id(t) for slot, t in stored if slot.key is gradient_of} | set(held)
+    for t in results:
+        if local(t) is not t and id(t) not in kept:
+            what = f"the result holds a {type(t).__name__}"
+            raise CaptureError("OL108", what, fix="return t.full_tensor(), or t.to_local()")
 
 
 def refuse_uncovered(

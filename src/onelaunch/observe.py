@@ -23,7 +23,7 @@ from onelaunch.driver.operators import operator, tensors
 from onelaunch.errors import CaptureError
 from onelaunch.hostreads import HostReads
 from onelaunch.refusals import refusal
-from onelaunch.shards import is_shard_type
+from onelaunch.shards import stands_for_another
 from onelaunch.source import user_frame
 
 _LIFTS = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
@@ -98,7 +98,7 @@ class Observer(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if any(map(is_shard_type, types)):
+        if any(map(stands_for_another, types)):
             return NotImplemented  # its own dispatch comes back with this process's parts
         name: str = func._schema.name
         given = tensors((args, kwargs))
@@ -360,7 +360,10 @@ class Observer(TorchDispatchMode):
     def restore(self) -> None:
         """Put back every byte that existed before the run; needs `save`."""
         for memory, before in reversed(self._saved):
-            memory.copy_(before)
+            if (
+                memory.untyped_storage().nbytes()
+            ):  # else the run had it for itself, and gave it back
+                memory.copy_(before)
         self._saved.clear()
 
 

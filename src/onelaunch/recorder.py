@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from onelaunch import distributed
 from onelaunch.before import Before
 from onelaunch.driver.driver import Capture, Driver, Graph, Varying
 from onelaunch.driver.driver import Pool as DevicePool
@@ -19,7 +20,13 @@ from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_s
 from onelaunch.errors import CaptureError
 from onelaunch.forward import BackwardInside, Forward
 from onelaunch.gradients import lasting_gradients
-from onelaunch.inspection import afterthought, inspect_arguments, refuse_opaque, refuse_uncovered
+from onelaunch.inspection import (
+    afterthought,
+    inspect_arguments,
+    refuse_opaque,
+    refuse_parts,
+    refuse_uncovered,
+)
 from onelaunch.leaves import stand_in_for
 from onelaunch.observe import Observer, let_go
 from onelaunch.outcome import Run, captured_of, written_groups
@@ -113,6 +120,7 @@ class Recorder:
             stream = self.forward and self.forward.stream
             graph, statics = self.driver.capture(body, self.pool, generators, stream)
         except BaseException:
+            distributed.abandon_step(value for _, value in before.walk.held.values())
             before.undo(run.found)
             plan.release()  # frames of the traceback refer to it for good
             raise
@@ -204,6 +212,7 @@ class Recorder:
         run.found = changes(before.walk, run.after)
         run.steps.refuse_schedule(run.found)
         run.again = recurrent(self.driver, self.device, run.found, hidden, observer, flat.tensors)
+        refuse_parts([cast(Tensor, slot.read()) for slot in run.again], (), ())
         if run.again:
             run.outputs = Outputs()
             run.result = []
@@ -274,6 +283,7 @@ class Recorder:
                 part.tensors[:] = map(self.forward.real, part.tensors)
         every = [*flat.tensors, *(t for part in trees for t in part.tensors)]
         run.inputs = plan
+        refuse_parts(every, stored, {id(t) for ts in before.held.values() for t in ts})
         lasting: set[int] = set()
         if self.forward is None:
             lasting = lasting_gradients(self.driver, stored, flat.tensors, self.device)

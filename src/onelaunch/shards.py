@@ -1,4 +1,4 @@
-"""Tensors that are spread over several processes: where the memory of this one is."""
+"""Tensors of torch.distributed that stand for memory of this process: where that memory is."""
 
 from __future__ import annotations
 
@@ -8,17 +8,31 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
+_KINDS = (
+    ("torch.distributed.tensor", "DTensor", "_local_tensor"),
+    ("torch.distributed._functional_collectives", "AsyncCollectiveTensor", "elem"),
+)
+"""Module, class, and the attribute that holds the memory: the part of a tensor that this process
+has, and what a collective will have written when somebody reads it."""
+
 
 def local(t: Tensor) -> Tensor:
-    """The part of a DTensor that this process holds, or any other tensor itself. 0.1 us."""
+    """The plain tensor that `t` stands for; any other tensor itself. 0.1 us."""
     if type(t) is Tensor or type(t) is Parameter:
         return t
-    return t._local_tensor if is_shard_type(type(t)) else t
+    attribute = _held_in(type(t))
+    return t if attribute is None else getattr(t, attribute)
 
 
-def is_shard_type(kind: type) -> bool:
-    """Whether tensors of this class are DTensors, whose operations become some on their parts."""
-    # Nothing is an instance of a class whose module nobody imported.
-    module: Any = sys.modules.get("torch.distributed.tensor")
-    found = getattr(module, "DTensor", None)
-    return found is not None and issubclass(kind, found)
+def stands_for_another(kind: type) -> bool:
+    """Whether operations on tensors of this class become others, on what they stand for."""
+    return _held_in(kind) is not None
+
+
+def _held_in(kind: type) -> str | None:
+    for module, name, attribute in _KINDS:
+        # Nothing is an instance of a class whose module nobody imported.
+        found: Any = getattr(sys.modules.get(module), name, None)
+        if found is not None and issubclass(kind, found):
+            return attribute
+    return None

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import onelaunch as ol
@@ -181,7 +184,112 @@ def test_recordings_are_freed_before_process_groups_end(kept: bool) -> None:
         assert_same(fast(rows(0)), rows(0) * 2)
 
 
+def sharded() -> Any:
+    mesh = init_device_mesh("cpu", (1,))
+    return fully_shard(network(), mesh=mesh, reshard_after_forward=False)
+
+
+def parts(model: nn.Module) -> list[Tensor]:
+    """What this process holds of the state of a sharded model, gradients included."""
+    held = [*model.state_dict().values(), *(p.grad for p in model.parameters())]
+    return [getattr(t, "_local_tensor", t) for t in held]
+
+
+@pytest.mark.usefixtures("group")
+def test_a_step_over_fsdp2() -> None:
+    """DTensors with their gradients and momenta, and parameters freed between the calls."""
+    model, expected = sharded(), sharded()
+    step, eager = step_over(model), step_over(expected)
+    fast: Any = ol.graph(step, warmup=1)
+    for i in range(8):
+        assert_same(fast(rows(i)), eager(rows(i)))
+        assert_same(parts(model), parts(expected))
+        assert len(fast.recordings) == (i >= 2)  # FSDP has its first two calls
+    assert replays(fast) == 6
+    assert fast.recordings[0].untraced == []
+
+
+@pytest.mark.usefixtures("group")
+def test_a_state_dict_that_is_loaded_into_fsdp2() -> None:
+    model, expected = sharded(), sharded()
+    step, eager = step_over(model), step_over(expected)
+    fast: Any = ol.graph(step)
+    for i in range(12):
+        assert_same(fast(rows(i)), eager(rows(i)))
+        if i == 6:
+            for each in (model, expected):
+                each.load_state_dict({k: v * 2 for k, v in each.state_dict().items()})
+    assert_same(parts(model), parts(expected))
+
+
+@pytest.mark.usefixtures("group")
+def test_a_step_over_fsdp2_that_a_capture_breaks_off() -> None:
+    """FSDP is left as if the capture had not been: its parameters sharded, nothing pending."""
+    model, expected = sharded(), sharded()
+
+    def step_reading(model: Any) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> float:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            number = loss.item()
+            loss.backward()
+            optimizer.step()
+            return number
+
+        return step
+
+    fast: Any = ol.graph(step_reading(model), on_refusal="eager")
+    eager = step_reading(expected)
+    for i in range(6):
+        with pytest.warns(ol.GraphWarning, match="OL101") if i == 3 else nullcontext():
+            result = fast(rows(i))
+        assert result == eager(rows(i))
+        assert_same(parts(model), parts(expected))
+    assert fast.recordings == []
+
+
+@pytest.mark.usefixtures("group")
+def test_a_dtensor_as_result_is_refused() -> None:
+    model = sharded()
+
+    def step(x: Tensor) -> Tensor:
+        model(x).sum().backward()
+        result = model[0].weight.grad * 2
+        model.zero_grad()
+        return result
+
+    fast: Any = ol.graph(step)
+    for i in range(3):
+        fast(rows(i))
+    with pytest.raises(ol.CaptureError, match="DTensor") as caught:
+        fast(rows(3))
+    assert caught.value.code == "OL108"
+    assert "full_tensor" in caught.value.fix
+
+
+@pytest.mark.usefixtures("group")
+def test_fsdp2_captured_ahead_is_refused() -> None:
+    fast: Any = ol.graph(step_over(sharded()))
+    assert "call the step" in refused(lambda: fast.capture(rows(0))).fix
+
+
+@pytest.mark.usefixtures("group")
+def test_fsdp2_on_another_device_or_resharding_is_refused() -> None:
+    model = sharded()
+    error = distributed.refused_step([model], torch.device("cuda"))
+    assert error is not None
+    assert "addresses" in error.why
+    assert distributed.refused_step([model], torch.device("cpu")) is None
+    model.set_reshard_after_forward(True)
+    error = distributed.refused_step([model], torch.device("cpu"))
+    assert error is not None
+    assert "reshard_after_forward=False" in error.fix
+
+
 def test_without_a_process_group_nothing_is_asked() -> None:
     assert distributed.least_warmup([network()]) == 0
-    assert distributed.refused_step([network()]) is None
+    assert distributed.refused_step([network()], torch.device("cpu")) is None
+    assert not distributed.is_unsharded(lambda: [network()])
     assert distributed.spread(network()) is None

@@ -57,10 +57,18 @@ def test_a_pair_inside_ddp(gpus: bool) -> None:
         assert report["replays"] >= 40
 
 
-def test_a_whole_step_over_fsdp2_is_refused(gpus: bool) -> None:
-    for report in torchrun("fsdp-step", gpus=gpus):
-        assert report["refused"] == "OL130"
-        assert "storage of its parameters" in report["what"]
+@pytest.mark.parametrize(
+    ("way", "eager"), [("fsdp-step", 3), ("fsdp-deep", 3), ("fsdp-accumulated", 3 + 5)]
+)
+def test_a_whole_step_over_fsdp2(gpus: bool, way: str, eager: int) -> None:
+    """On the tape; where a forward alone left the parameters whole, the next call is eager."""
+    for report in torchrun(way, gpus=gpus):
+        if gpus:
+            assert report["refused"] == "OL130", report
+            assert "storage of its parameters" in report["what"]
+        else:
+            assert report["equal"], report
+            assert report["replays"] == 50 - eager
 
 
 @pytest.mark.parametrize("way", ["pair-over-ddp", "function-over-ddp", "pair-over-fsdp"])
@@ -74,6 +82,12 @@ def test_resharding_after_forward_is_refused(gpus: bool) -> None:
     for report in torchrun("fsdp-reshard", gpus=gpus):
         assert report["refused"] == "OL130", report
         assert "resharding after forward" in report["what"]
+
+
+def test_results_that_are_there_once_waited_for() -> None:
+    for report in torchrun("late-collectives", gpus=False):
+        assert report["equal"], report
+        assert report["replays"] >= 40
 
 
 def test_a_collective_writes_its_argument(gpus: bool) -> None:

@@ -89,6 +89,69 @@ def fsdp_step(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any
     return model, fast, fast
 
 
+def fsdp_deep(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]:
+    """Layers sharded one by one, low precision, clipping, fused Adam and a schedule."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model = network(device)
+    low = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)
+    for part in (model[0], model[3]):
+        fully_shard(part, reshard_after_forward=False, mp_policy=low)
+    fully_shard(model, reshard_after_forward=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=200)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return loss.detach()
+
+    fast: Any = ol.graph(step) if graphed else step
+
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        loss = fast(x, y)
+        schedule.step()
+        return loss
+
+    return model, call, fast
+
+
+def fsdp_accumulated(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]:
+    """Gradients of two batches, reduced once; now and then a forward alone, after which FSDP
+    leaves the parameters unsharded."""
+    from torch.distributed.fsdp import fully_shard
+
+    model: Any = network(device)
+    fully_shard(model, reshard_after_forward=False)
+    optimizer = adam(model.parameters(), device)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        first, second = x.chunk(2)
+        optimizer.zero_grad(set_to_none=False)
+        for part, wanted in ((first, y[:8]), (second, y[8:])):
+            model.set_requires_gradient_sync(part is second)
+            loss = F.cross_entropy(model(part), wanted) / 2
+            loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    fast: Any = ol.graph(step) if graphed else step
+
+    calls = iter(range(10**6))
+
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        loss = fast(x, y)
+        if next(calls) % 10:
+            return loss
+        with torch.no_grad():
+            return loss + model(x).sum()
+
+    return model, call, fast
+
+
 def all_reduce(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]:
     """What a collective writes is an argument, and what it reads another."""
     model = network(device)
@@ -105,6 +168,23 @@ def all_reduce(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, An
         return fast(x, y) + x.sum()
 
     return model, call, fast
+
+
+def late_collectives(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]:
+    """Those whose results are there only when somebody has waited or looked."""
+    from torch.distributed import _functional_collectives as functional
+
+    model = network(device)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        scattered = torch.empty(8, 32, device=device)
+        work = dist.reduce_scatter_tensor(scattered, x * 3, async_op=True)
+        total: Tensor = functional.all_reduce(x + 1, "sum", dist.group.WORLD)
+        work.wait()
+        return (total * 2).sum() + scattered.sum() + y.sum()
+
+    fast: Any = ol.graph(step) if graphed else step
+    return model, fast, fast
 
 
 # What is refused.
@@ -143,7 +223,10 @@ WAYS = {
     "ddp-pair": ddp_pair,
     "ddp-step": ddp_step,
     "fsdp-step": fsdp_step,
+    "fsdp-deep": fsdp_deep,
+    "fsdp-accumulated": fsdp_accumulated,
     "all-reduce": all_reduce,
+    "late-collectives": late_collectives,
 }
 REFUSED = {
     "pair-over-ddp": pair_over_ddp,

@@ -15,6 +15,7 @@ LAYERS = {
         "errors",
         "source",
         "collection",
+        "shards",
         "refusals",
         "hostreads",
         "tree",

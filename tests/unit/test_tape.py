@@ -205,6 +205,44 @@ def test_capture_leaves_no_trace(device: torch.device) -> None:
         assert torch.equal(end, torch.get_rng_state())
 
 
+def test_a_storage_that_the_program_resizes() -> None:
+    """As FSDP frees a parameter and has it again: repeated, and put back after the capture."""
+    whole, kept = torch.zeros(4, 4), torch.ones(4, 4)
+    whole.untyped_storage().resize_(0)
+
+    def program(x: Tensor) -> Tensor:
+        whole.untyped_storage().resize_(whole.nbytes)
+        whole.copy_(x)
+        y = whole * 2 + kept
+        kept.add_(1)
+        whole.untyped_storage().resize_(0)
+        kept.untyped_storage().resize_(2 * kept.nbytes)
+        return y
+
+    captured = Captured(program, torch.randn(4, 4))
+    assert whole.untyped_storage().nbytes() == 0
+    assert kept.untyped_storage().nbytes() == kept.nbytes
+    assert kept.eq(1).all()
+    for i in range(3):
+        x = torch.randn(4, 4)
+        assert_same(captured(x), [x * 2 + (1 + i)])
+        assert whole.untyped_storage().nbytes() == 0
+    assert kept.eq(4).all()
+    assert kept.untyped_storage().nbytes() == 2 * kept.nbytes
+    assert "resize_" not in vars(torch.UntypedStorage)
+
+
+def test_a_storage_of_the_recording_cannot_be_resized() -> None:
+    def program(x: Tensor) -> Tensor:
+        y = x * 2
+        y.untyped_storage().resize_(0)
+        return x + 1
+
+    with pytest.raises(CaptureError) as caught:
+        Captured(program, torch.randn(4, 4))
+    assert caught.value.code == "OL107"
+
+
 def test_a_generator_of_its_own(device: torch.device) -> None:
     generator = torch.Generator().manual_seed(5)
     before = generator.get_state()

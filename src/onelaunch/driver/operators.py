@@ -88,6 +88,7 @@ class Operator:
         describes: its numbers are about metadata, so that they are no host read.
         outs: its arguments for the memory of its results.
         idle: there is nothing to repeat: metadata only, or memory left undefined.
+        wraps: its result is of another class, and of the argument's memory.
         collective: it goes to other processes, and gives something to wait for.
     """
 
@@ -110,6 +111,7 @@ class Operator:
             for i, a in enumerate(self._arguments)
             if a.alias_info is not None and a.alias_info.is_write
         ]
+        self.wraps = self.name == "_c10d_functional::_wrap_tensor_autograd"
         self.collective = func.namespace == "c10d"
         # Gloo's reduce-scatter copies its result, by operations of torch, in each wait for it.
         self._finishes_late = self.collective and "reduce_scatter" in self.name

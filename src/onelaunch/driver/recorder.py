@@ -35,7 +35,7 @@ from onelaunch.driver.resizes import resize, watching_resizes
 from onelaunch.errors import CaptureError
 from onelaunch.hostreads import HostReads
 from onelaunch.refusals import refusal
-from onelaunch.shards import is_shard_type
+from onelaunch.shards import stands_for_another
 from onelaunch.source import Place, user_frame
 
 
@@ -142,13 +142,14 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if any(map(is_shard_type, types)):
+        if any(map(stands_for_another, types)):
             return NotImplemented  # its own dispatch comes back with this process's parts
         with unwatched(), torch._C.DisableTorchFunction():
             line = user_frame()
             self._watch_random(line)
             self._line = line
-            if func.namespace == "profiler" or not self.memory.owns(args, kwargs):
+            wraps = operator(func).wraps
+            if wraps or func.namespace == "profiler" or not self.memory.owns(args, kwargs):
                 result = func(*args, **kwargs)
             else:
                 result = self._on_the_device(func, args, kwargs)

@@ -286,6 +286,7 @@ class TapeDriver:
         offset: int,
     ) -> Tensor:
         """A tensor over the storage of `base`; see `Driver.alias`."""
+        base = local(base)
         storage = base.untyped_storage()
         first, rest = divmod(int(base.storage_offset()) * base.itemsize + offset, dtype.itemsize)
         if rest:

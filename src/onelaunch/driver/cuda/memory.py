@@ -18,6 +18,7 @@ from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.order import Order, bindings, device_index
 from onelaunch.driver.driver import Region
+from onelaunch.shards import local
 
 _GUARD_BYTES = 1
 _BLOCK_BYTES = 512
@@ -178,6 +179,7 @@ def _segments(pool_id: tuple[int, int]) -> list[tuple[int, int]]:
 
 def region(t: Tensor) -> Region:
     """The bytes that `t` touches; the storage is named by its address."""
+    t = local(t)
     start = t.data_ptr()
     storage = t.untyped_storage().data_ptr()
     if t.numel() == 0:
@@ -190,6 +192,7 @@ def alias(
     base: Tensor, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
 ) -> Tensor:
     """A tensor over the storage of `base`; see `Driver.alias`. About 3 us of host time."""
+    base = local(base)
     made = torch.empty(0, dtype=dtype, device=base.device)
     start = base.storage_offset() * base.itemsize + offset
     if start % dtype.itemsize:

@@ -25,7 +25,7 @@ from onelaunch.leaves import (
     refuse_backward_hooks,
 )
 from onelaunch.observe import Observer, refuse
-from onelaunch.plan import Inputs, Outputs, own
+from onelaunch.plan import Inputs, Outputs, own, unique
 from onelaunch.pool import Pool
 from onelaunch.slots import Slot
 from onelaunch.spec import lies_on
@@ -180,8 +180,7 @@ class Forward:
             and not inputs.tensors[i].is_inference()
         ]
         external = {s: ts for s, ts in observer.external.items() if s in storages and s in held}
-        unique = {id(t): t for ts in external.values() for t in ts if not t.is_inference()}
-        pair.watched = list(unique.values())
+        pair.watched = unique([t for ts in external.values() for t in ts if not t.is_inference()])
         pair.watched_results = [i for i, t in enumerate(made) if region(t).storage in storages]
 
     def _here(self, t: Tensor) -> bool:

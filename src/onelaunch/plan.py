@@ -19,7 +19,7 @@ from onelaunch.driver.driver import Capture, Driver, Region, Travel, Varying
 from onelaunch.errors import CaptureError
 from onelaunch.observe import Observer, refuse
 from onelaunch.padding import Follow
-from onelaunch.spec import TensorSpec
+from onelaunch.spec import TensorSpec, contiguous_stride
 
 _SPARSE_EXTENT = 2
 """A memcpy carries the gaps of a strided tensor too; above so many times its own bytes,
@@ -255,6 +255,7 @@ def plan_outputs(
 
 
 def unique(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Each tensor object once, in the order in which they come first."""
     return list({id(t): t for t in tensors}.values())
 
 
@@ -313,15 +314,6 @@ def varying_group(plan: Outputs, index: int) -> Varying | None:
     if any(f.more < 0 for f in follows):  # no rows at all are no rows to copy
         raise Unfit
     return Varying(spec.shape, spec.dtype, dims, (None,) * len(dims))
-
-
-def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a new tensor of this shape."""
-    stride, step = [0] * len(shape), 1
-    for dim in reversed(range(len(shape))):
-        stride[dim] = step
-        step *= max(shape[dim], 1)
-    return tuple(stride)
 
 
 def own(driver: Driver, plan: Outputs, output: Output, t: Tensor) -> None:

@@ -206,3 +206,12 @@ def _tree_difference(mine: Tree, theirs: Tree, path: str) -> tuple[str, str]:
 def lies_on(t: Tensor, device: torch.device) -> bool:
     """Whether a tensor is plain memory of a device of this kind."""
     return t.layout is torch.strided and t.device.type == device.type
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a new tensor of this shape."""
+    stride, step = [0] * len(shape), 1
+    for dim in reversed(range(len(shape))):
+        stride[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(stride)

@@ -80,11 +80,6 @@ def host(t: Tensor) -> Tensor:
     return over
 
 
-def contiguous_stride(size: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a new tensor of shape `size`."""
-    return torch.empty(tuple(size), device="meta").stride()
-
-
 def extent_bytes(t: Tensor) -> int:
     """Bytes from the first element of `t` to the end of its last."""
     if t.numel() == 0:

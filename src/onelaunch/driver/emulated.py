@@ -27,7 +27,6 @@ from onelaunch.driver.backing import (
     NAME,
     bind,
     block_of,
-    contiguous_stride,
     device_storage,
     extent_bytes,
     host,
@@ -37,6 +36,7 @@ from onelaunch.driver.backing import (
 )
 from onelaunch.driver.operators import Operator, copy_bits, mapped, operator, tensors
 from onelaunch.driver.recorder import recording
+from onelaunch.spec import contiguous_stride
 
 # May read a tensor of the host: a copy from it, and (as on CUDA) the indices of an indexing.
 TAKES_HOST = frozenset({"aten::copy_", "aten::index.Tensor", "aten::index_put_", "aten::index_put"})

@@ -1,0 +1,246 @@
+"""The part of a call path that launches, and hands over results and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.autograd import Pair
+from onelaunch.driver.driver import Driver, Released
+from onelaunch.gradients import keeper
+from onelaunch.lines import Source, tuple_of
+from onelaunch.plan import Output
+from onelaunch.recording import Captured, StateOutput
+from onelaunch.slots import gradient_of
+from onelaunch.spent import spend
+from onelaunch.tree import Constant, Leaf, Tree, build
+from onelaunch.viewing import viewer
+
+_C: Any = torch._C
+
+
+def launch(
+    source: Source,
+    driver: Driver,
+    captured: Captured,
+    inputs: Sequence[str],
+    device: torch.device,
+) -> list[str]:
+    """Allocate what the caller gets, launch, and name each result."""
+    sources = [inputs[group.members[0]] for group in captured.inputs.groups]
+    targets: list[str] = []
+    names: dict[int, str] = {}
+    if captured.statics:
+        for number, output in enumerate(captured.outputs.made):
+            if output.source == "own":
+                names[number] = source.name("static", captured.statics[number])
+    else:
+        _allocate(source, driver, captured, device, targets, names)
+    after = _take_writes(source, driver, captured, inputs, device, targets)
+    replay = source.name("launch", captured.graph.launch)
+    source.line("try:")
+    source.line(f"{replay}(({tuple_of(sources)}), ({tuple_of(targets)}))", 2)
+    source.line(f"except {source.name('released', Released)}:  # by another thread")
+    source.line("return MISS", 2)
+    for line in after:
+        source.line(line)
+    launches = source.name("launches", captured.launches)
+    source.line(f"{launches}[0] += 1")
+    if captured.clock is not None:
+        source.line(f"{launches}[1] = {source.name('clock', captured.clock)}()")
+    _bump_written(source, captured, inputs)
+    if captured.pair is not None:
+        _attach(source, captured.pair, inputs, names)
+    if not captured.statics:  # those have the graph of the capture
+        for number, output in enumerate(captured.outputs.made):
+            if output.spent:
+                source.line(f"{names[number]} = {source.name('spend', spend)}({names[number]})")
+    for number, output in enumerate(captured.outputs.made):
+        if number not in names:
+            names[number] = _caller_result(source, output, inputs, names)
+    made = [names[number] for number in range(len(names))]
+    _rebind_slots(source, captured, made)
+    return made
+
+
+def _take_writes(
+    source: Source,
+    driver: Driver,
+    captured: Captured,
+    inputs: Sequence[str],
+    device: torch.device,
+    targets: list[str],
+) -> list[str]:
+    """Name where the written inputs go, after the results in `targets`; the lines that follow the
+    launch, which copy those back that lie too sparsely."""
+    after: list[str] = []
+    for index in _written_groups(captured):
+        group = captured.inputs.groups[index]
+        leaf = inputs[group.members[0]]
+        if group.travel == "copy":
+            buffer = f"w{index}"
+            nbytes = group.region.stop - group.region.start
+            empty, where = source.name("empty", driver.empty), source.name("device", device)
+            source.line(f"{buffer} = {empty}({nbytes}, {where})")
+            spec = captured.inputs.specs[group.members[0]]
+            view = source.name("view", viewer(Output("own", spec)))
+            after.append(f"{leaf}.copy_({view}({buffer}))")
+            targets.append(buffer)
+        else:
+            targets.append(leaf)
+    return after
+
+
+def _attach(source: Source, pair: Pair, inputs: Sequence[str], names: dict[int, str]) -> None:
+    """Give the results their node of autograd."""
+    results = tuple_of([names[number] for number in pair.results])
+    arguments = tuple_of([inputs[i] for i in pair.arguments])
+    watched = tuple_of([inputs[i] for i in pair.watched_inputs])
+    watched += tuple_of([source.name("saved", t) for t in pair.watched])
+    attach = source.name("attach", pair.attach)
+    source.line(f"({results}) = {attach}(flight, ({results}), ({arguments}), ({watched}))")
+
+
+def _written_groups(captured: Captured) -> list[int]:
+    written = set(captured.written_inputs)
+    return [i for i, g in enumerate(captured.inputs.groups) if written & set(g.members)]
+
+
+def _allocate(
+    source: Source,
+    driver: Driver,
+    captured: Captured,
+    device: torch.device,
+    targets: list[str],
+    names: dict[int, str],
+) -> None:
+    """Fresh memory for each group of results, as the tensor itself where there is only one."""
+    for index, group in enumerate(captured.outputs.groups):
+        members = [
+            (number, output)
+            for number, output in enumerate(captured.outputs.made)
+            if output.source == "own" and output.index == index
+        ]
+        nbytes = group.stop - group.start
+        base = next((m for m in members if _is_whole(m[1], nbytes)), None)
+        name, where = f"g{index}", source.name("device", device)
+        if base is not None and base[1].follows:
+            sized = source.name("sized", driver.sized_allocator(base[1].spec))
+            made = f"{sized}({_sizes(base[1])})"
+            names[base[0]] = name
+        elif base is not None:
+            made = f"{source.name('allocate', driver.allocator(base[1].spec))}()"
+            names[base[0]] = name
+        else:
+            made = f"{source.name('empty', driver.empty)}({nbytes}, {where})"
+        source.line(f"{name} = {made}")
+        for number, output in members:
+            if base is None or number != base[0]:
+                names[number] = f"o{number}"
+                source.line(f"o{number} = {source.name('view', viewer(output))}({name})")
+        targets.append(name)
+
+
+def _sizes(output: Output) -> str:
+    """Expressions for the size and the strides of a contiguous result of a bucketed call."""
+    sizes: list[str] = [str(size) for size in output.spec.shape]
+    for follow in output.follows:
+        scaled = f"{follow.scale} * n{follow.place}" if follow.scale > 1 else f"n{follow.place}"
+        sizes[follow.dim] = f"{scaled} + {follow.more}" if follow.more else scaled
+    strides: list[str] = []
+    number, factors = 1, list[str]()
+    for size in reversed(sizes):
+        strides.append(
+            " * ".join([str(number), *factors])
+            if number > 1 or not factors
+            else " * ".join(factors)
+        )
+        if size.isdigit():
+            number *= max(int(size), 1)
+        else:
+            factors.append(f"({size})" if " " in size else size)
+    return f"({tuple_of(sizes)}), ({tuple_of(strides[::-1])})"
+
+
+def _is_whole(output: Output, nbytes: int) -> bool:
+    """Whether a result is its group's memory itself, and not a view of it."""
+    spec = output.spec
+    covers = spec.dense and spec.extent_bytes == nbytes and output.offset == 0
+    return covers and not (output.is_view or spec.conj or spec.neg)
+
+
+def _caller_result(
+    source: Source, output: Output, inputs: Sequence[str], names: dict[int, str]
+) -> str:
+    """A result that is the caller's memory, a view of another result, or a constant."""
+    name = f"r{len(source.lines)}"
+    if output.source == "argument":
+        return inputs[output.index]
+    if output.source == "held":
+        return source.name("held", output.tensor)
+    if output.source == "host constant":
+        source.line(f"{name} = {source.name('constant', output.tensor)}.clone()")
+        return name
+    if output.source == "held view":
+        base = source.name("base", output.tensor)
+    else:
+        base = (names if output.source == "own view" else inputs)[output.index]
+    view = source.name("view", viewer(output))
+    source.line(f"{name} = {view}({base})")
+    return name
+
+
+def _bump_written(source: Source, captured: Captured, inputs: Sequence[str]) -> None:
+    """Count the writes, as eager would have."""
+    for name in [inputs[i] for i in captured.bumped_inputs]:
+        source.line(f"{source.name('bump', _bump)}({name})")
+    written = [t for t in captured.bumped if not t.is_inference()]
+    if written:
+        source.line(f"{source.name('count', _C._increment_version)}({source.name('all', written)})")
+
+
+def _rebind_slots(source: Source, captured: Captured, made: Sequence[str]) -> None:
+    """Put what the callable would have stored where it would have."""
+    kept = [state for state in captured.state if gradient_in(state, captured) is not None]
+    if kept:
+        gradients = [(state.slot.holder, gradient_in(state, captured)) for state in kept]
+        source.line(f"{source.name('gradients', keeper(gradients))}()")
+    for state in captured.state:
+        if gradient_in(state, captured) is not None:
+            continue
+        value = expression(source, state.tree, [made[n] for n in state.numbers])
+        source.line(f"{source.name('rebind', state.slot.write)}({value})")
+
+
+def gradient_in(state: StateOutput, captured: Captured) -> Tensor | None:
+    """The tensor that each replay writes where it is, if it is that which a slot gets."""
+    if state.slot.key is not gradient_of or not isinstance(state.tree, Leaf):
+        return None
+    output = captured.outputs.made[state.numbers[0]]
+    return output.tensor if output.lasts else None
+
+
+def _bump(t: Tensor) -> None:
+    """Count a write, so that autograd sees that a saved tensor changed."""
+    if not t.is_inference():
+        torch.autograd.graph.increment_version(t)
+
+
+def expression(source: Source, tree: Tree, names: Sequence[str]) -> str:
+    """An expression that puts a result together."""
+    if isinstance(tree, Leaf):
+        return names[tree.index]
+    if isinstance(tree, Constant):
+        return source.name("constant", tree.value)
+    children = [expression(source, child, names) for child in tree.children]
+    if tree.kind is tuple:
+        return f"({tuple_of(children)})"
+    if tree.kind is list:
+        return f"[{', '.join(children)}]"
+    if tree.kind is dict:
+        keys = [source.name("key", key) for key in tree.keys]
+        return "{" + ", ".join(f"{k}: {c}" for k, c in zip(keys, children, strict=True)) + "}"
+    return f"{source.name('build', build)}({source.name('tree', tree)}, [{', '.join(children)}])"

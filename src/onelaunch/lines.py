@@ -1,0 +1,39 @@
+"""The lines of a generated function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+
+@dataclass
+class Source:
+    """Lines of a function, and the objects that they name."""
+
+    lines: list[str] = field(default_factory=lambda: cast(list[str], []))
+    names: dict[str, Any] = field(default_factory=lambda: cast(dict[str, Any], {}))
+
+    def line(self, text: str, depth: int = 1) -> None:
+        self.lines.append("    " * depth + text)
+
+    def name(self, prefix: str, value: object) -> str:
+        name = f"{prefix}{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def miss_if(self, condition: str) -> None:
+        self.line(f"if {condition}:")
+        self.line("return MISS", 2)
+
+    def compile(self, signature: str, label: str) -> Callable[..., Any]:
+        text = "\n".join([f"def call({signature}):", *self.lines])
+        exec(compile(text, f"<onelaunch {label}>", "exec"), self.names)
+        # Names that held the function would be a cycle, and keep a recording's memory till the
+        # next collection.
+        return self.names.pop("call")
+
+
+def tuple_of(names: Sequence[str]) -> str:
+    """The inside of a tuple's parentheses."""
+    return "".join(f"{name}, " for name in names)

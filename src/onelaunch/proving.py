@@ -102,10 +102,15 @@ class Known:
 
     Attributes:
         forms: of runs through which padding was followed, with the padded arguments they write.
+        follows: of such a form, how its results followed the size in the first bucket. A later one
+            runs at its smallest size alone, a second and third point of the same lines.
     """
 
     forms: dict[tuple[object, ...], set[int]] = field(
         default_factory=dict[tuple[object, ...], set[int]]
+    )
+    follows: dict[tuple[object, ...], list[tuple[Follow, ...]]] = field(
+        default_factory=dict[tuple[object, ...], list[tuple[Follow, ...]]]
     )
 
 
@@ -164,6 +169,8 @@ class _Proving:
     known: Known = field(default_factory=Known)
     results: dict[Sizes, Flat] = field(default_factory=dict[Sizes, Flat])
     written: set[int] = field(default_factory=set[int])
+    form: tuple[object, ...] | None = None
+    """Of the run at the smallest size, where nothing is asserted."""
 
     def prove(self) -> Proof:
         least = self.buckets.smallest(self.bucket)
@@ -173,15 +180,21 @@ class _Proving:
         contents = [extremes(t) for t in self.flat.tensors]
         lows, highs = zip(*contents, strict=True) if contents else ((), ())
         padded = self._pair(least, lows)
-        if not self.buckets.independent:
+        if self.buckets.independent:
+            if most != least:
+                self.results[most] = self._real(most, None)
+        elif self.form is None or self.form not in self.known.follows:
             padded = self._pair(most, highs)
-        elif most != least:
-            self.results[most] = self._real(most, None)
         mixed = [i for i, (n, b) in enumerate(zip(least, self.bucket, strict=True)) if n < b]
         for place in mixed[1:]:  # which of several sizes a dimension follows
             sizes = tuple(b if i < place else n for i, (n, b) in enumerate(self._ends(least)))
             self.results.setdefault(sizes, self._real(sizes, None))
-        return self._cuts(padded)
+        proof = self._cuts(padded)
+        if self.form is None:
+            return proof
+        if self.known.follows.setdefault(self.form, proof.follows) != proof.follows:
+            return self._cuts(self._pair(most, highs))  # unlike the first bucket's: look closer
+        return proof
 
     def _ends(self, least: Sizes) -> list[tuple[int, int]]:
         return list(zip(least, self.bucket, strict=True))
@@ -217,6 +230,8 @@ class _Proving:
         if self.buckets.independent:
             return self.rehearsal.run(grown, None)
         spread, padded = self._padded(grown, inputs, trace.steps)
+        if self.form is None:
+            self.form = (form(trace.steps), self.call.padded)
         if padded.tree != real.tree:
             what = "a result that is not a tensor changes with the size"
             raise CaptureError("OL140", what, fix="return tensors, or ask the tensor for its size")

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onelaunch as ol
+from onelaunch.proving import Rehearsal
 
 from .drop_in import assert_same, describe, replays
 
@@ -432,6 +433,39 @@ def test_all_ahead(device: torch.device, rand: Rand) -> None:
     assert not fast.recordings
     assert not fast.stats().sizes
     assert len(copy.deepcopy(fast).recordings) == 0
+
+
+def test_a_later_bucket_is_compared_at_one_size_only(
+    rand: Rand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    run = Rehearsal.run
+
+    def counted(self: Rehearsal, inputs: Any, mode: Any) -> Any:
+        sizes.append(inputs[0].shape[0])
+        return run(self, inputs, mode)
+
+    monkeypatch.setattr(Rehearsal, "run", counted)
+
+    def f(x: Tensor) -> Tensor:
+        return x[:-1] * 2
+
+    fast = ol.graph(f, buckets=ol.Buckets(0, (4, 8, 16)))
+    fast.capture_all(rand(1, 3, 3))
+    assert sizes == [9, 16, 15, 16, 5, 8, 1, 4], "the first bucket at both of its ends"
+    for n in range(1, 17):
+        x = rand(n, n, 3)
+        same(fast(x), f(x))
+
+
+def test_a_branch_in_a_later_bucket_is_refused(rand: Rand) -> None:
+    fast = ol.graph(lambda x: x * (2 if x.shape[0] > 6 else 3), buckets=BATCH, warmup=1)
+    for _ in range(2):
+        x = rand(1, 2, 3)
+        same(fast(x), x * 3)
+    fast(rand(1, 5, 3))
+    with pytest.raises(ol.CaptureError, match="changes with the size"):
+        fast(rand(1, 5, 3))
 
 
 def test_other_signatures_get_recordings_too(rand: Rand) -> None:

@@ -107,7 +107,7 @@ def _check(chosen: Sequence[Any], args: Sequence[Any], kwargs: Sequence[Any]) ->
         counts = f"{len(chosen)} callables, {len(args)} sample_args, {len(kwargs)} sample_kwargs"
         raise GraphError("OL401", counts, fix="one tuple of arguments for each callable")
     for fn, arguments, named in zip(chosen, args, kwargs, strict=True):
-        if not isinstance(arguments, tuple) or not isinstance(named, Mapping | None):
+        if not isinstance(arguments, tuple | list) or not isinstance(named, Mapping | None):
             what = f"sample_args {type(arguments).__name__}, sample_kwargs {type(named).__name__}"
             raise GraphError("OL401", what, fix="a tuple of arguments, and a dict of named ones")
         if not isinstance(fn, nn.Module):
@@ -140,16 +140,19 @@ def _pool(given: Pool | tuple[int, int] | None) -> Pool | None:
 
 def _graphed(fn: Any, options: Options, pool: Pool | None) -> Graphed[..., Any]:
     if isinstance(fn, nn.Module):
-        return Graphed(_forward_of(fn), options, pool, root=("", fn))
+        return Graphed(_Forward(fn), options, pool, root=("", fn))
     return Graphed(fn, options, pool)
 
 
-def _forward_of(module: nn.Module) -> Callable[..., Any]:
-    """The module's forward as it is now: its attribute is about to be replaced."""
-    forward = module.forward
+class _Forward:
+    """A module's forward as it is now: its attribute is about to be replaced.
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
+    A copy of the module copies this with it, and so runs on its own parameters.
+    """
 
-    run.__name__ = type(module).__name__
-    return run
+    def __init__(self, module: nn.Module) -> None:
+        self._forward: Callable[..., Any] = module.forward
+        self.__name__ = type(module).__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)

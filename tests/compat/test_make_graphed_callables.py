@@ -4,6 +4,7 @@ torch's and TransformerEngine's own tests, written anew."""
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
-from tests.device.drop_in import assert_same, on_cpu_and_cuda
+from tests.device.drop_in import assert_same, on_cpu_and_cuda, replays
 from tests.device.training import Net, Rand, state_of
 
 
@@ -196,3 +197,30 @@ def test_autocast_with_and_without_its_cache(device: torch.device, rand: Rand, c
                 y = m(rand(i, 5, 4))
             y.float().square().mean().backward()
         assert_same(state_of(model), state_of(other))
+
+
+def _assert_apart(model: nn.Module, copied: nn.Module, device: torch.device, rand: Rand) -> None:
+    with torch.no_grad():
+        copied.weight.zero_()
+        copied.bias.fill_(7)
+    for i in range(6):
+        result = copied(rand(i, 3, 4))
+        assert_same(result.detach(), torch.full((3, 2), 7.0).to(device))
+        result.sum().backward()
+    assert model.weight.grad is None
+    assert copied.weight.grad is not None
+    assert replays(copied.forward) > 0
+
+
+def test_a_copy_runs_on_its_own_parameters(device: torch.device, rand: Rand) -> None:
+    """As the average of a model's weights is made."""
+    model = nn.Linear(4, 2).to(device)
+    ol.make_graphed_callables(model, (rand(0, 3, 4),))
+    _assert_apart(model, copy.deepcopy(model), device, rand)
+
+
+@on_cpu_and_cuda
+def test_a_pickled_one_runs_on_its_own_parameters(device: torch.device, rand: Rand) -> None:
+    model = nn.Linear(4, 2).to(device)
+    ol.make_graphed_callables(model, [rand(0, 3, 4)])  # torch takes a list too
+    _assert_apart(model, pickle.loads(pickle.dumps(model)), device, rand)

@@ -413,8 +413,8 @@ class Graphed(Table, Generic[P, R]):
         return f"<onelaunch.Graphed {self._name}, {len(self._entries)} recordings>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphed[P, R]:
-        root = copy.deepcopy(self._root, memo)
+        root = copy.deepcopy(self._callee.root, memo)
         return type(self)(copy.deepcopy(self.fn, memo), self.options, None, root)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.fn, self.options, None, self._root)
+        return type(self), (self.fn, self.options, None, self._callee.root)

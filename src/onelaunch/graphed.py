@@ -30,15 +30,7 @@ from onelaunch.signature import foreign, opaque, spec_of
 from onelaunch.source import levels_to_user
 from onelaunch.spec import CallSpec, ambient
 from onelaunch.state import walk
-from onelaunch.surroundings import (
-    WARMING,
-    anomaly,
-    dispatch_modes,
-    forward_ad,
-    function_modes,
-    functorch,
-    tracing,
-)
+from onelaunch.surroundings import surrounded
 from onelaunch.table import Entry, Signature, Table, in_flight, member_of, mismatch, varying, why
 from onelaunch.tree import Flat, flatten_call
 from onelaunch.trial import timed
@@ -73,16 +65,7 @@ class Graphed(Table, Generic[P, R]):
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_dynamo_compiling() or (WARMING and get_ident() in WARMING):
-            return self.fn(*args, **kwargs)
-        if (
-            dispatch_modes()
-            or function_modes()
-            or functorch() is not None
-            or forward_ad._current_level >= 0
-            or anomaly()
-            or tracing() is not None
-        ) and ambient() is not None:
+        if surrounded():
             return self.fn(*args, **kwargs)
         for entry in self._entries:
             result = entry.call(args, kwargs)
@@ -100,9 +83,7 @@ class Graphed(Table, Generic[P, R]):
         """A call that no recording fits: warm up, capture, or run eagerly."""
         flat = flatten_call(args, kwargs)
         driver, device = self._callee.where(flat)
-        if driver.capturing():
-            return self.fn(*args, **kwargs)
-        if foreign(flat.tensors) is not None or packing():
+        if driver.capturing() or foreign(flat.tensors) is not None or packing():
             return self.fn(*args, **kwargs)
         with driver.exclusive():
             for entry in self._entries:  # recorded by another thread in the meantime?
@@ -251,11 +232,9 @@ class Graphed(Table, Generic[P, R]):
             if refused is not None:
                 self._refused(signature, refused)
             elif not torch.is_grad_enabled():
-                signature.eager = "OL303"
-                self._warn("OL303", "results require grad in no_grad mode: runs eagerly")
+                self._ungraphed(signature, "OL303", "results require grad in no_grad mode")
             elif self._callee.on(driver) is not self.fn:
-                signature.eager = "OL303"
-                self._warn("OL303", "compile=True, and the results require grad: runs eagerly")
+                self._ungraphed(signature, "OL303", "compile=True, and the results require grad")
         return result
 
     def _record(

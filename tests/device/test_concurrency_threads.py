@@ -46,7 +46,8 @@ def test_threads_share_one_callable(device: torch.device, rand: Rand) -> None:
             assert_same(fast(x), (x @ weight).relu() + x)
 
     run_threads(4, body)
-    assert len(fast.recordings) == 3
+    reasons = [(str(r.spec), r.why) for r in fast.recordings]
+    assert len(reasons) == 3, reasons
     assert all(r.replays > 0 for r in fast.recordings)
 
 

@@ -187,8 +187,9 @@ def targets(part: str, workload: str, rows: Iterable[Row]) -> list[Target]:
         judge("onelaunch-compile", f"{once:.2f}x the best incumbent", best, once)
     elif workload in SMALL:
         theirs = walls.get("make_graphed_callables")
-        judge("onelaunch", "0.7x make_graphed_callables", theirs, 0.7)
-        judge("onelaunch", "0.7x the best incumbent", best, 0.7)
+        for ours in ("onelaunch", "onelaunch-direct"):
+            judge(ours, "0.7x make_graphed_callables", theirs, 0.7)
+            judge(ours, "0.7x the best incumbent", best, 0.7)
     else:
         same = [
             us for name, us in incumbents.items() if name in ("eager", "make_graphed_callables")

@@ -232,9 +232,9 @@ def pair(
     return build
 
 
-def our_pair(compiled: bool) -> Callable[[nn.Module, Sequence[Batch]], Training]:
+def our_pair(**options: Any) -> Callable[[nn.Module, Sequence[Batch]], Training]:
     def build(model: nn.Module, batches: Sequence[Batch]) -> Training:
-        fast: Any = ol.graph(model, compile=compiled)
+        fast: Any = ol.graph(model, **options)
         return _ours(fast, forward_backward(model, fast), model, None, batches)
 
     return build
@@ -265,7 +265,8 @@ PAIR = (
         pair(lambda model, x: torch.cuda.make_graphed_callables(model, (x.clone(),))),
         graphs=True,
     ),
-    Engine("onelaunch", "onelaunch", our_pair(False), "ours"),
+    Engine("onelaunch", "onelaunch", our_pair(), "ours"),
+    Engine("onelaunch-direct", "onelaunch gradients=direct", our_pair(gradients="direct"), "ours"),
     Engine("compile", "torch.compile", pair(lambda model, x: torch.compile(model))),
     Engine(
         "reduce-overhead",
@@ -273,7 +274,7 @@ PAIR = (
         pair(lambda model, x: torch.compile(model, mode="reduce-overhead")),
         graphs=True,
     ),
-    Engine("onelaunch-compile", "onelaunch compile=True", our_pair(True), "ours", graphs=True),
+    Engine("onelaunch-compile", "onelaunch compile=True", our_pair(compile=True), "ours", True),
 )
 STEP = (
     Engine("eager", "eager", eager_step()),

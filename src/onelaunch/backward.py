@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from onelaunch.direct import laid_out
 from onelaunch.driver.driver import Capture, Driver, Graph, Pool
 from onelaunch.driver.randomness import watching_seeds
 from onelaunch.leaves import own_memory
@@ -31,6 +32,8 @@ class StaticGraph:
     stream: object
     outputs: list[Tensor]
     inputs: list[Tensor]
+    direct: int
+    """How many of the inputs, the last, are leaves to whose `.grad` the backward adds itself."""
 
     def gradients(self, grads: Gradients) -> list[Tensor | None]:
         """What eager's backward gives, computed by the operations of eager's backward."""
@@ -53,12 +56,19 @@ class StaticGraph:
             taken: set[int] = set()
             with observer:
                 found = self.gradients(grads)
-                return [
+                made = [
                     None if g is None else own_memory(g, observer, self.driver, taken)
                     for g in found
                 ]
+                return self.laid_out(made)
 
         return self.driver.warmup(backward, self.device, self.stream)
+
+    def laid_out(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
+        """Those of the leaves as `.grad` is to have them."""
+        first = len(gradients) - self.direct
+        pairs = zip(gradients[first:], self.inputs[first:], strict=True)
+        return gradients[:first] + [laid_out(g, leaf) for g, leaf in pairs]
 
 
 class Backward:
@@ -86,9 +96,9 @@ class Backward:
             taken: set[int] = set()
             with seeds, observer.host_reads(), observer:
                 found = static.gradients(statics)
-                made = [
-                    None if g is None else own_memory(g, observer, driver, taken) for g in found
-                ]
+                made = static.laid_out(
+                    [None if g is None else own_memory(g, observer, driver, taken) for g in found]
+                )
             if observer.refused is not None:
                 raise observer.refused
             self.written = [

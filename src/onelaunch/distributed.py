@@ -60,7 +60,7 @@ def refused_pair(reached: Iterable[object]) -> CaptureError | None:
     Args:
         reached: what the callable reaches.
     """
-    for part in reached if _initialized() else ():
+    for part in reached if initialized() else ():
         kind = spread(part)
         if kind is not None:
             return CaptureError("OL130", _skipped(part), fix=_pair_fix(kind))
@@ -74,7 +74,7 @@ def refused_step(reached: Iterable[object], device: torch.device) -> CaptureErro
         reached: what the callable reaches.
         device: of the recording.
     """
-    parts = [part for part in reached if spread(part) in _SHARDED] if _initialized() else []
+    parts = [part for part in reached if spread(part) in _SHARDED] if initialized() else []
     if not parts:
         return None
     what = f"`{type(parts[0]).__name__}` in a recording"
@@ -96,7 +96,7 @@ def refused_step(reached: Iterable[object], device: torch.device) -> CaptureErro
 def refused_ahead(reached: Iterable[object], device: torch.device) -> CaptureError | None:
     """Why a step over FSDP cannot be captured ahead of its first call, OL130; or None."""
     reached = list(reached)
-    sharded = [part for part in reached if spread(part) in _SHARDED] if _initialized() else []
+    sharded = [part for part in reached if spread(part) in _SHARDED] if initialized() else []
     if not sharded:
         return None
     what = f"`{type(sharded[0]).__name__}` in a recording that is captured ahead"
@@ -107,7 +107,7 @@ def refused_ahead(reached: Iterable[object], device: torch.device) -> CaptureErr
 
 def abandon_step(reached: Iterable[object]) -> None:
     """Have FSDP2 forget a step that a failed capture broke off, and shard its parameters again."""
-    for part in reached if _initialized() else ():
+    for part in reached if initialized() else ():
         if spread(part) == "FSDP2" and _state(part)._is_root:
             whole: Any = part
             whole.reset_iter_state()
@@ -119,7 +119,7 @@ def is_unsharded(reached: Callable[[], Iterable[object]]) -> bool:
     A step from there gathers nothing, and frees memory that it found: it is run as it is, and
     leaves the parameters sharded for the next.
     """
-    if not _initialized() or "torch.distributed.fsdp" not in sys.modules:
+    if not initialized() or "torch.distributed.fsdp" not in sys.modules:
         return False
     parts = [part for part in reached() if spread(part) == "FSDP2"]
     return any(group.is_unsharded for part in parts for group in _groups(part))
@@ -144,7 +144,7 @@ class _Shutdown:
 
         Does nothing where there is no process group.
         """
-        if not _initialized():
+        if not initialized():
             return
         self._callables.add(graphed)
         self._graphs.add(graph)
@@ -169,7 +169,7 @@ shutdown = _Shutdown()
 
 def least_warmup(reached: Iterable[object]) -> int:
     """How many calls must come before a capture."""
-    found = reached if _initialized() else ()
+    found = reached if initialized() else ()
     kinds = {spread(part) for part in found}
     return DDP_WARMUP if "DDP" in kinds else FSDP_WARMUP if "FSDP2" in kinds else 0
 
@@ -189,7 +189,8 @@ def spread(part: object) -> str | None:
     return "FSDP1" if isinstance(part, fsdp.FullyShardedDataParallel) else None
 
 
-def _initialized() -> bool:
+def initialized() -> bool:
+    """Whether this process is one of several: a process group is there."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 

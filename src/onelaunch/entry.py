@@ -12,7 +12,7 @@ from onelaunch.buckets import Buckets
 from onelaunch.errors import GraphError
 from onelaunch.graphed import Graphed
 from onelaunch.module import graph_module
-from onelaunch.options import Inputs, OnMismatch, OnRefusal, Options, Outputs, Policy
+from onelaunch.options import Gradients, Inputs, OnMismatch, OnRefusal, Options, Outputs, Policy
 from onelaunch.pool import Pool
 
 P = ParamSpec("P")
@@ -42,6 +42,7 @@ def graph(
     warmup: int = 3,
     outputs: Outputs = "fresh",
     inputs: Inputs = "copy",
+    gradients: Gradients = "autograd",
     compile: bool | str = False,
     pool: Pool | None = None,
     max_recordings: int = 64,
@@ -58,6 +59,7 @@ def graph(
     warmup: int = 3,
     outputs: Outputs = "fresh",
     inputs: Inputs = "copy",
+    gradients: Gradients = "autograd",
     compile: bool | str = False,
     pool: Pool | None = None,
     max_recordings: int = 64,
@@ -74,6 +76,7 @@ def graph(
     warmup: int = 3,
     outputs: Outputs = "fresh",
     inputs: Inputs = "copy",
+    gradients: Gradients = "autograd",
     compile: bool | str = False,
     pool: Pool | None = None,
     max_recordings: int = 64,
@@ -89,6 +92,7 @@ def graph(
     warmup: int = 3,
     outputs: Outputs = "fresh",
     inputs: Inputs = "copy",
+    gradients: Gradients = "autograd",
     compile: bool | str = False,
     pool: Pool | None = None,
     max_recordings: int = 64,
@@ -113,6 +117,10 @@ def graph(
             buffers themselves, overwritten by the next call; saves an allocation and a copy.
         inputs: ``"copy"``: inputs are copied by nodes of the graph. ``"rebind"``: kernels read the
             caller's memory where that is proven right, else as ``"copy"``.
+        gradients: in training, how parameters get theirs. ``"autograd"``: parameters are inputs of
+            the result's node, as in eager. ``"direct"``: `backward()` adds them to `.grad` itself,
+            which saves the engine's 3 us or so for each parameter; `torch.autograd.grad` and
+            ``backward(inputs=...)`` then find no way to a parameter, but for those with hooks.
         compile: capture Inductor's kernels instead of eager's; ``"max-autotune"`` for its slow
             search. On a device without CUDA graphs it has no effect.
         pool: memory to share with other graphed callables; its own by default.
@@ -148,6 +156,7 @@ def graph(
         warmup=warmup,
         outputs=outputs,
         inputs=inputs,
+        gradients=gradients,
         compile=compile,
         max_recordings=max_recordings,
         max_in_flight=max_in_flight,

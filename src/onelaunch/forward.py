@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from onelaunch.autograd import Pair
 from onelaunch.backward import StaticGraph
+from onelaunch.direct import takes_directly
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.errors import CaptureError
@@ -45,6 +46,7 @@ class Forward:
             every launch in between, so that it has device pools of its own.
         top: the module that is graphed; hooks on it run outside.
         raises: whether a backward that cannot be captured is an error.
+        direct: whether the backward may write the gradients of parameters itself.
     """
 
     driver: Driver
@@ -52,6 +54,7 @@ class Forward:
     shared: Pool
     top: object
     raises: bool
+    direct: bool
     pool: DevicePool = field(init=False)
     stream: object = field(init=False)
     """Of this recording alone; eager backwards over the captured graph run on it too."""
@@ -129,8 +132,10 @@ class Forward:
             raise BackwardInside
         if lost is not None:
             raise CaptureError("OL114", f"a tensor of shape {list(lost.shape)} requires grad")
+        stand_ins.sort(key=lambda pair: self.direct and takes_directly(pair[1]))
+        direct = [real for _, real in stand_ins if self.direct and takes_directly(real)]
         leaves = [inputs.statics[i] for i in arguments] + [s for s, _ in stand_ins]
-        static = StaticGraph(self.driver, self.device, self.stream, made, leaves)
+        static = StaticGraph(self.driver, self.device, self.stream, made, leaves, len(direct))
         pair = Pair(
             static=static,
             pool=self.pool,
@@ -139,7 +144,8 @@ class Forward:
             give_stream=partial(_spare(self.driver, self.device).append, self.stream),
             results=numbers,
             arguments=arguments,
-            parameters=[real for _, real in stand_ins],
+            parameters=[real for _, real in stand_ins[: len(stand_ins) - len(direct)]],
+            direct=direct,
             watched_inputs=[],
             watched=[],
             watched_results=[],

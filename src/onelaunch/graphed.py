@@ -269,7 +269,9 @@ class Graphed(Table, Generic[P, R]):
         forward = None
         if signature.forward:
             raises = self.options.on_refusal == "raise"
-            forward = Forward(driver, device, self._pool, self._callee.root[1], raises)
+            direct = self.options.gradients == "direct" and not distributed.initialized()
+            root = self._callee.root[1]
+            forward = Forward(driver, device, self._pool, root, raises, direct)
         pool = forward.pool if forward else self._pool.on(driver, device)
         callee = self._callee.on(driver)
         recorder = Recorder(

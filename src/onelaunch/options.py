@@ -11,6 +11,7 @@ from onelaunch.errors import GraphError
 
 Outputs = Literal["fresh", "static"]
 Inputs = Literal["copy", "rebind"]
+Gradients = Literal["autograd", "direct"]
 OnMismatch = Literal["record", "error"]
 OnRefusal = Literal["raise", "eager"]
 Policy = Literal["always", "measure"]
@@ -23,6 +24,7 @@ class Options:
     warmup: int = 3
     outputs: Outputs = "fresh"
     inputs: Inputs = "copy"
+    gradients: Gradients = "autograd"
     compile: bool | str = False
     max_recordings: int = 64
     max_in_flight: int = 4
@@ -34,6 +36,7 @@ class Options:
     def __post_init__(self) -> None:
         _one_of("outputs", self.outputs, ("fresh", "static"))
         _one_of("inputs", self.inputs, ("copy", "rebind"))
+        _one_of("gradients", self.gradients, ("autograd", "direct"))
         _one_of("on_mismatch", self.on_mismatch, ("record", "error"))
         _one_of("on_refusal", self.on_refusal, ("raise", "eager"))
         _one_of("policy", self.policy, ("always", "measure"))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from onelaunch import distributed
 from onelaunch.autograd import ForwardGraph
 from onelaunch.before import Before
 from onelaunch.dials import Dials
@@ -95,8 +96,12 @@ def captured_of(
     if watched:  # of compiled code no step is seen
         slots = run.steps.relied_on(slots, before.walk, writes)
     unmoved = [t for t in unique([*external, *pinned]) if lies_on(t, device)]
-    leaves = hooked_leaves(before.walk, run.found, slots) if forward is None else []
-    guard = StateGuard(slots, unmoved, _sized(run, before), readers(), leaves)
+    if forward is None:
+        leaves = hooked_leaves(before.walk, run.found, slots)
+    else:
+        leaves = forward.pair.direct
+    modes = [*readers(), *([(distributed.initialized, False)] if forward and leaves else [])]
+    guard = StateGuard(slots, unmoved, _sized(run, before), modes, leaves)
     written = [t for t in observer.written.values() if not observer.known(t)]
     bumped = [t for t in written if driver.region(t).storage in observer.counted]
     written_inputs, bumped_inputs = _written_inputs(driver, run.inputs, observer)

@@ -248,6 +248,10 @@ class Driver(Protocol):
     # Recording. Both are called inside `exclusive()`.
     def new_pool(self, device: torch.device) -> Pool: ...
 
+    def current_stream(self, device: torch.device) -> int:
+        """The handle of the stream that this thread works on: 0.1 us."""
+        ...
+
     def new_stream(self, device: torch.device) -> object:
         """A stream that nobody else works on, for `warmup` and `capture`; None: there are none."""
         ...

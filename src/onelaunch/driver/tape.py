@@ -335,6 +335,10 @@ class TapeDriver:
         """A pool without recordings."""
         return TapePool(device)
 
+    def current_stream(self, device: torch.device) -> int:
+        """0: there is one stream."""
+        return 0
+
     def new_stream(self, device: torch.device) -> object:
         """None: there is one stream."""
         return None

@@ -94,6 +94,10 @@ class CudaDriver:
         """A pool of its own on a CUDA device; it takes no memory before its first recording."""
         return CudaPool(device)
 
+    def current_stream(self, device: torch.device) -> int:
+        """See `Driver.current_stream`."""
+        return bindings._cuda_getCurrentRawStream(device_index(device))
+
     def new_stream(self, device: torch.device) -> torch.cuda.Stream:
         """A stream that is none of torch's pool of them."""
         return new_stream(device_index(device))

@@ -1,0 +1,74 @@
+"""Gradients that a backward adds to `.grad` itself.
+
+For each parameter that is an input of a node the engine spends 3 us: it follows the edge, visits
+the AccumulateGrad node and guards its stream. Under ``gradients="direct"`` the node of a recording
+has no edges to its parameters; it does here, for all of them at once, what AccumulateGrad does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from onelaunch.slots import read_gradient, read_hooks, read_last_hooks
+
+_executes: Callable[[Any], bool] = cast(Any, torch._C)._will_engine_execute_node
+_anchors: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def takes_directly(t: Tensor) -> bool:
+    """Whether nobody but AccumulateGrad sees the gradient of `t`: a leaf without hooks."""
+    return t.is_leaf and not read_hooks(t) and not read_last_hooks(t)
+
+
+def anchor(device: torch.device, stream: int) -> Tensor:
+    """A leaf that makes a node part of every backward, and never gets a gradient.
+
+    At the end of a backward the caller's stream waits for the streams of the leaves, so there is
+    one of each stream.
+    """
+    key = (device, stream)
+    if key not in _anchors:
+        _anchors[key] = torch.zeros((), device=device, requires_grad=True)
+    return _anchors[key]
+
+
+def is_backward(node: Any) -> bool:
+    """Whether the engine is to accumulate gradients in all leaves, in a node over an anchor; not in
+    `torch.autograd.grad` or under ``inputs=``."""
+    return _executes(node.next_functions[0][0])
+
+
+def accumulate(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """Add each gradient to its leaf's. Those in grad mode have a graph of their own, and are added
+    out of place, as in eager."""
+    kept: list[Tensor] = []
+    added: list[Tensor] = []
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        if gradient is None:
+            continue
+        held = read_gradient(leaf)
+        if held is None:
+            leaf.grad = gradient
+        elif torch.is_grad_enabled():
+            leaf.grad = held + gradient
+        else:
+            kept.append(held)
+            added.append(gradient)
+    if kept:
+        torch._foreach_add_(kept, added)
+
+
+def laid_out(gradient: Tensor | None, leaf: Tensor) -> Tensor | None:
+    """`gradient` with the strides that AccumulateGrad gives it: those of a dense leaf."""
+    if gradient is None:
+        return None
+    dense = torch.empty_like(leaf, device="meta")  # contiguous where the leaf has gaps
+    if gradient.stride() == dense.stride():
+        return gradient
+    return torch.empty_strided(
+        leaf.shape, dense.stride(), dtype=gradient.dtype, device=gradient.device
+    ).copy_(gradient)

@@ -1,0 +1,191 @@
+"""``gradients="direct"``: the backward adds to `.grad` itself. As in eager, but for what it says.
+
+The tests of gradients, hooks and flights run once more with the option on.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from . import test_autograd_flight, test_autograd_gradients, test_autograd_hooks
+from .drop_in import CUDA, replays
+from .training import Net, Optimized, Rand, train
+
+_OTHERWISE = {
+    # of `torch.autograd.grad` and ``backward(inputs=...)`` of parameters
+    "test_retain_graph_and_a_second_backward",
+    "test_autograd_grad",
+    "test_backward_of_some_inputs",
+    # bit for bit with several contributions to one gradient
+    "test_a_parameter_of_two_modules_and_of_eager_code",
+}
+
+for _module in (test_autograd_flight, test_autograd_gradients, test_autograd_hooks):
+    for _name, _test in vars(_module).items():
+        if _name.startswith("test_") and _name not in _OTHERWISE:
+            globals()[_name] = _test
+
+pytestmark = pytest.mark.parametrize("device", ["tape", CUDA], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ol, "graph", functools.partial(ol.graph, gradients="direct"))
+
+
+def test_parameters_are_no_inputs_of_the_node(device: torch.device, rand: Rand) -> None:
+    model = Net(device)
+    fast = ol.graph(model, warmup=1)
+    for i in range(3):
+        y = fast(rand(i, 5, 4))
+        y.sum().backward()
+    assert len(y.grad_fn.next_functions) == 1  # the anchor
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_autograd_grad_of_a_parameter_raises(device: torch.device, rand: Rand) -> None:
+    model = Net(device)
+    fast = ol.graph(model, warmup=1)
+    for i in range(3):
+        fast(rand(i, 5, 4)).sum().backward()
+    assert replays(fast) == 2
+    with pytest.raises(RuntimeError, match="not have been used in the graph"):
+        torch.autograd.grad(fast(rand(9, 5, 4)).sum(), list(model.parameters()))
+
+
+@pytest.mark.parametrize("how", ["grad", "inputs"])
+def test_a_backward_to_an_input_alone_leaves_parameters(
+    device: torch.device, rand: Rand, how: str
+) -> None:
+    def program(model: Any, i: int) -> Tensor | None:
+        model.zero_grad()
+        x = rand(i, 5, 4).requires_grad_()
+        loss = model(x).square().mean()
+        if how == "grad":
+            (found,) = torch.autograd.grad(loss, [x])
+        else:
+            loss.backward(inputs=[x])
+            found = x.grad
+        assert all(p.grad is None for p in model.parameters())
+        return found
+
+    train(Net(device), program)
+
+
+def test_retain_graph_adds_again(device: torch.device, rand: Rand) -> None:
+    def program(model: Any, i: int) -> None:
+        model.zero_grad()
+        loss = model(rand(i, 5, 4)).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+
+    train(Net(device), program)
+
+
+def test_several_contributions_to_one_gradient(device: torch.device, rand: Rand) -> None:
+    """Right, and summed in another order than eager's engine does."""
+    torch.manual_seed(3)
+    layer, other = nn.Linear(4, 4, device=device), nn.Linear(4, 4, device=device)
+    other.load_state_dict(layer.state_dict())
+    fast = ol.graph(layer, warmup=1)
+    for i in range(6):
+        for f, weight in ((fast, layer.weight), (other, other.weight)):
+            x = rand(i, 5, 4)
+            (f(f(x)).square().mean() + weight.square().sum() + (x @ weight).sum()).backward()
+        torch.testing.assert_close(layer.weight.grad, other.weight.grad)
+        torch.testing.assert_close(layer.bias.grad, other.bias.grad)
+    assert replays(fast) >= 8
+
+
+def test_a_hook_that_comes_and_goes(device: torch.device, rand: Rand) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def program(model: Any, i: int) -> None:
+        model.zero_grad()
+        handle = None
+        if i in (3, 5):
+            name = "graphed" if type(model) is not Net else "eager"
+
+            def double(g: Tensor) -> Tensor:
+                seen.append((name, i))
+                return g * 2
+
+            handle = model.out.weight.register_hook(double)
+        model(rand(i, 5, 4)).square().mean().backward()
+        if handle is not None:
+            handle.remove()
+
+    train(Net(device), program, steps=8, recordings=None)
+    assert [i for name, i in seen if name == "graphed"] == [3, 5]
+    assert [i for name, i in seen if name == "eager"] == [3, 5]
+
+
+def test_a_parameter_that_is_computed_is_reached_by_its_node(
+    device: torch.device, rand: Rand
+) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(5)
+            self.inner = nn.Linear(4, 4)
+            self.scale = nn.Parameter(torch.ones(4))
+            self.to(device)
+            self.weight = self.inner.weight * 2
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight * self.scale
+
+    def program(model: Any, i: int) -> None:
+        model.zero_grad()
+        model.weight = model.inner.weight * 2
+        model(rand(i, 5, 4)).square().mean().backward()
+
+    train(Scaled(), program, recordings=None)
+
+
+def test_a_transposed_parameter_gets_a_gradient_of_its_layout(
+    device: torch.device, rand: Rand
+) -> None:
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(6)
+            self.weight = nn.Parameter(torch.randn(3, 4).t())
+            self.to(device)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.weight) * 1.5
+
+    def step(model: Any, optimizer: torch.optim.Optimizer, i: int) -> tuple[int, ...]:
+        optimizer.zero_grad()
+        model(rand(i, 5, 4)).square().mean().backward()
+        optimizer.step()
+        return model.weight.grad.stride()
+
+    train(Transposed(), Optimized(lambda p: torch.optim.SGD(p, 0.1), step))
+
+
+def test_no_several_processes(device: torch.device, rand: Rand, monkeypatch: Any) -> None:
+    """DDP's hooks are on nodes where nothing shows them."""
+    from onelaunch import distributed
+
+    model = Net(device)
+    fast = ol.graph(model, warmup=1)
+    for i in range(3):
+        fast(rand(i, 5, 4)).sum().backward()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert distributed.initialized()
+    monkeypatch.setattr(distributed, "least_warmup", lambda reached: 0)
+    for i in range(4):
+        y = fast(rand(i, 5, 4))
+        y.sum().backward()
+    assert len(y.grad_fn.next_functions) == len(list(model.parameters()))

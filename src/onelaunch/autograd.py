@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.backward import Backward, Gradients, StaticGraph
-from onelaunch.direct import accumulate, anchor, is_backward
+from onelaunch.direct import Anchors, accumulate, is_backward
 from onelaunch.driver.driver import Graph, Pool, Released, Travel
 from onelaunch.errors import CATALOGUE, CaptureError, GraphError, GraphWarning
 from onelaunch.leaves import keep_graph
@@ -119,9 +119,14 @@ class Pair:
     raises: bool
     free: list[None] = field(default_factory=lambda: [None])
     retired: bool = False
+    _anchors: Anchors = field(init=False)
     _kinds: dict[object, list[_Kind]] = field(default_factory=lambda: cast(Any, {}))
     _latest: _Kind | None = None
     _warned: bool = False
+
+    def __post_init__(self) -> None:
+        device = self.static.device
+        self._anchors = Anchors(device, self.static.driver.stream_reader(device))
 
     # The forward.
 
@@ -153,9 +158,8 @@ class Pair:
         node = (self, flight, made, watched)
         if not self.direct:
             return _launched(node, *inputs, *self.parameters)
-        static = self.static
-        leaf = anchor(static.device, static.driver.current_stream(static.device))
-        return _launched_directly(node, leaf, *inputs, *self.parameters)
+        anchor = self._anchors.of_this_stream()
+        return _launched_directly(node, anchor, *inputs, *self.parameters)
 
     # The backward.
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from onelaunch.slots import read_gradient, read_hooks, read_last_hooks
 
 _executes: Callable[[Any], bool] = cast(Any, torch._C)._will_engine_execute_node
-_anchors: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def takes_directly(t: Tensor) -> bool:
@@ -24,16 +23,24 @@ def takes_directly(t: Tensor) -> bool:
     return t.is_leaf and not read_hooks(t) and not read_last_hooks(t)
 
 
-def anchor(device: torch.device, stream: int) -> Tensor:
-    """A leaf that makes a node part of every backward, and never gets a gradient.
+class Anchors:
+    """Leaves that make a node part of every backward, and never get a gradient.
 
     At the end of a backward the caller's stream waits for the streams of the leaves, so there is
-    one of each stream.
+    one of each stream that forwards come from.
     """
-    key = (device, stream)
-    if key not in _anchors:
-        _anchors[key] = torch.zeros((), device=device, requires_grad=True)
-    return _anchors[key]
+
+    def __init__(self, device: torch.device, stream: Callable[[], int]) -> None:
+        self._device = device
+        self._stream = stream
+        self._of: dict[int, Tensor] = {}
+
+    def of_this_stream(self) -> Tensor:
+        """The one of the stream that this thread works on."""
+        stream = self._stream()
+        if stream not in self._of:
+            self._of[stream] = torch.zeros((), device=self._device, requires_grad=True)
+        return self._of[stream]
 
 
 def is_backward(node: Any) -> bool:

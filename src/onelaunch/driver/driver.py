@@ -248,8 +248,8 @@ class Driver(Protocol):
     # Recording. Both are called inside `exclusive()`.
     def new_pool(self, device: torch.device) -> Pool: ...
 
-    def current_stream(self, device: torch.device) -> int:
-        """The handle of the stream that this thread works on: 0.1 us."""
+    def stream_reader(self, device: torch.device) -> Callable[[], int]:
+        """What gives the handle of the stream that a thread works on: 0.1 us."""
         ...
 
     def new_stream(self, device: torch.device) -> object:

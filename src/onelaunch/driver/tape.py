@@ -335,9 +335,9 @@ class TapeDriver:
         """A pool without recordings."""
         return TapePool(device)
 
-    def current_stream(self, device: torch.device) -> int:
-        """0: there is one stream."""
-        return 0
+    def stream_reader(self, device: torch.device) -> Callable[[], int]:
+        """Always 0: there is one stream."""
+        return int
 
     def new_stream(self, device: torch.device) -> object:
         """None: there is one stream."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -94,9 +95,9 @@ class CudaDriver:
         """A pool of its own on a CUDA device; it takes no memory before its first recording."""
         return CudaPool(device)
 
-    def current_stream(self, device: torch.device) -> int:
-        """See `Driver.current_stream`."""
-        return bindings._cuda_getCurrentRawStream(device_index(device))
+    def stream_reader(self, device: torch.device) -> Callable[[], int]:
+        """See `Driver.stream_reader`."""
+        return functools.partial(bindings._cuda_getCurrentRawStream, device_index(device))
 
     def new_stream(self, device: torch.device) -> torch.cuda.Stream:
         """A stream that is none of torch's pool of them."""

@@ -89,7 +89,7 @@ POINTWISE = frozenset(
 def pointwise(call: Call, see: See) -> list[Tensor]:
     """The inputs' planes, broadcast and joined."""
     shape = call.results[0].shape
-    found = torch.zeros((), dtype=torch.bool)
+    found = torch.zeros((), dtype=torch.bool, device="cpu")
     for t in tensors((call.args, call.kwargs)):
         found = found.to(see(t).device) | see(t)
     return [found.broadcast_to(shape)]
@@ -97,7 +97,7 @@ def pointwise(call: Call, see: See) -> list[Tensor]:
 
 def _filled(call: Call, see: See) -> list[Tensor]:
     """Nothing of the input's values remains."""
-    return [torch.zeros(t.shape, dtype=torch.bool) for t in call.results]
+    return [torch.zeros(t.shape, dtype=torch.bool, device="cpu") for t in call.results]
 
 
 def _copied(call: Call, see: See) -> list[Tensor]:
@@ -433,7 +433,7 @@ def _attention(call: Call, see: See) -> list[Tensor]:
     """`softmax(q @ k.T * scale + mask) @ v` as one kernel."""
     query, key, value = call.args[:3]
     if call.argument("dropout_p", 0.0):
-        return [torch.ones(r.shape, dtype=torch.bool) for r in call.results]
+        return [torch.ones(r.shape, dtype=torch.bool, device="cpu") for r in call.results]
     q = see(query).any(-1).unsqueeze(-1)
     kv = (see(key).any(-1) | see(value).any(-1)).unsqueeze(-2)
     if kv.shape[-3] != q.shape[-3]:  # grouped queries

@@ -86,7 +86,7 @@ class Spread(TorchDispatchMode):
         """Say that the values of an argument that is not padded vary from call to call."""
         if t.layout is torch.strided:
             self._given.add(storage_of(t))
-            clean = torch.zeros((), dtype=torch.bool)
+            clean = torch.zeros((), dtype=torch.bool, device="cpu")
             self._memory.put(t, self._joined(clean, ~clean))
 
     def _kept(self, t: Tensor) -> bool:
@@ -156,7 +156,7 @@ class Spread(TorchDispatchMode):
         else:
             for t in targets:  # an address that is used again, or clean values over others
                 if self._memory.of(t) is not None:
-                    self._memory.put(t, torch.zeros((), dtype=torch.uint8))
+                    self._memory.put(t, torch.zeros((), dtype=torch.uint8, device="cpu"))
         after = [bits for t in outputs if (bits := self._memory.of(t)) is not None]
         if before or after or reason:
             self._note(step.name, inputs, [*outputs, *written], before, after, reason)
@@ -334,7 +334,7 @@ def _known(name: str) -> bool:
 
 
 def _share(bits: Tensor) -> Tensor:
-    return (bits & _PADDED).float().mean() if bits.numel() else torch.zeros(())
+    return (bits & _PADDED).float().mean() if bits.numel() else torch.zeros((), device="cpu")
 
 
 def _same_place(a: Tensor, b: Tensor) -> bool:
@@ -363,7 +363,7 @@ def _draws(func: Any) -> bool:
 
 
 def _joined_low(call: Call, look: _Look) -> Tensor:
-    low = torch.zeros((), dtype=torch.bool)
+    low = torch.zeros((), dtype=torch.bool, device="cpu")
     given = tensors(call.args)
     if call.name.startswith(("mul", "div", "sub", "copy")):
         given = given[-1:] if call.name.startswith("copy") else given[:1]

@@ -271,7 +271,7 @@ class _Proving:
             if how is None:
                 spread.vary(t)
                 continue
-            outside = torch.ones(t.shape, dtype=torch.bool)
+            outside = torch.ones(t.shape, dtype=torch.bool, device="cpu")
             outside[tuple(slice(0, n) for n in small.shape)] = False
             # What is filled with a constant is padding, but of a value that every call has.
             spread.mark(t, outside, _unknown(outside, small, how))
@@ -347,7 +347,7 @@ class _Proving:
             if dim is None:
                 spread.vary(t)
                 continue
-            before = torch.zeros(t.shape, dtype=torch.bool)
+            before = torch.zeros(t.shape, dtype=torch.bool, device="cpu")
             before.narrow(dim, 0, half).fill_(True)
             spread.mark(t, before, torch.ones_like(before))
         result = self.rehearsal.run(inputs, spread)

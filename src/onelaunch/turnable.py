@@ -153,7 +153,7 @@ def _miniature(optimizer: Optimizer, stepped: Sequence[Tensor], device: torch.de
         if name.endswith("_hooks"):
             vars(trial)[name] = type(value)()
     vars(trial)["state"] = defaultdict(dict)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
 
     def like(t: Tensor) -> torch.nn.Parameter:
         made = torch.nn.Parameter(_random(t, generator).to(device))
@@ -170,7 +170,7 @@ def _miniature(optimizer: Optimizer, stepped: Sequence[Tensor], device: torch.de
 
 def _random(t: Tensor, generator: torch.Generator) -> Tensor:
     shape = [min(n, _LARGEST) for n in t.shape]
-    return torch.randn(shape, generator=generator).to(t.dtype)
+    return torch.randn(shape, generator=generator, device="cpu").to(t.dtype)
 
 
 def _tensors(optimizer: Optimizer) -> list[Tensor]:

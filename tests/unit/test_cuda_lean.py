@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
+import re
 import struct
 import subprocess
 import sys
@@ -10,9 +12,10 @@ import sys
 import pytest
 import torch
 
-from onelaunch.driver.cuda import CudaDriver, capabilities, nodes
+from onelaunch.driver.cuda import CudaDriver, capabilities, nodes, rebind, rows
 from onelaunch.driver.cuda.memory import Ranges, bytes_of
 from onelaunch.driver.cuda.rebind import Span, Word, flipped, moving_words, poison
+from onelaunch.driver.driver import Varying
 
 LEAN = """
 import sys
@@ -123,6 +126,81 @@ def test_memory_of_tensors() -> None:
     assert not again._is_view()
     with pytest.raises(ValueError, match="not a multiple"):
         driver.alias(base, torch.float32, (1,), (1,), 2)
+
+
+@pytest.mark.parametrize("default", ["cpu", "meta"])
+def test_the_bits_of_added_rows(default: str) -> None:
+    with torch.device(default):
+        for dtype, value, bits in (
+            (torch.float32, 1.0, 0x3F800000_3F800000),
+            (torch.bfloat16, 1, 0x3F80_3F80_3F80_3F80),
+            (torch.bool, True, 0x0101010101010101),
+            (torch.complex64, 2, 0x00000000_40000000),
+            (torch.int64, -1, 2**64 - 1),
+        ):
+            assert rows._pattern(Varying((4,), dtype, (0,), (value,))) == bits
+        assert rows._pattern(Varying((4,), torch.float32, (0,), (None,))) == 0
+
+
+def test_rows_are_one_run_of_bytes_between_dimensions_that_vary() -> None:
+    def blocks(*dims: int) -> tuple[int, ...]:
+        fill = (None,) * len(dims)
+        return rows._blocks(Varying((2, 3, 5, 7), torch.float32, dims, fill))
+
+    assert blocks(0) == (1, 2, 1, 1, 3 * 5 * 7 * 4)
+    assert blocks(3) == (2 * 3 * 5, 7, 1, 1, 4)
+    assert blocks(1, 2) == (2, 3, 1, 5, 7 * 4)
+    assert blocks(0, 3) == (1, 2, 3 * 5, 7, 4)
+
+
+def test_parameters_of_nodes_are_changed_in_place() -> None:
+    """What the launches of a recording store into, as `cuda.bindings` hands it to the driver."""
+    cu = pytest.importorskip("cuda.bindings.driver")
+    copy = cu.CUDA_MEMCPY3D()
+    copy.srcDevice, copy.dstDevice, copy.WidthInBytes, copy.Height = 0x7F0000001000, 5, 77, 1
+    fields = nodes.Memcpy.from_address(copy.getPtr())
+    assert (fields.srcDevice, fields.dstDevice) == (0x7F0000001000, 5)
+    assert (fields.WidthInBytes, fields.Height, fields.Depth) == (77, 1, 0)
+    fields.srcDevice = 0x7F0000002000
+    assert int(copy.srcDevice) == 0x7F0000002000
+
+    kernel = cu.CUDA_KERNEL_NODE_PARAMS()
+    kernel.func = cu.CUfunction(9)
+    for i, name in enumerate(nodes._SHAPE):
+        setattr(kernel, name, i + 1)
+    array = (ctypes.c_void_p * 2)(1, 2)
+    kernel.kernelParams = kernel.extra = ctypes.addressof(array)
+    words = (ctypes.c_uint32 * 14).from_address(kernel.getPtr())
+    assert list(words[:9]) == [9, 0, 1, 2, 3, 4, 5, 6, 7]
+    pointers = (ctypes.c_uint64 * 7).from_address(kernel.getPtr())
+    assert list(pointers[5:7]) == [ctypes.addressof(array)] * 2
+    assert not cu.CUresult.CUDA_SUCCESS  # a launch asks `if code`
+    assert cu.CUresult.CUDA_ERROR_INVALID_VALUE
+
+
+def test_the_bindings_have_all_that_is_called() -> None:
+    cu = pytest.importorskip("cuda.bindings.driver")
+    assert nodes.missing() == []
+    source = inspect.getsource(nodes)
+    called = set(re.findall(r'_call\(\s*"(\w+)"', source))
+    called |= set(re.findall(r"\b_?cu(?:\(\))?\.(\w+)", source))
+    assert len(called) > 25, called
+    assert [name for name in called if not hasattr(cu, name)] == []
+    kinds = {kind.name.removeprefix("CU_GRAPH_NODE_TYPE_") for kind in cu.CUgraphNodeType}
+    assert kinds > rebind._KNOWN
+
+
+def test_the_kernel_of_our_own_compiles() -> None:
+    """The compiler needs no GPU."""
+    rtc = pytest.importorskip("cuda.bindings.nvrtc")
+    try:
+        rtc.nvrtcVersion()
+    except RuntimeError as error:  # the bindings are there, and the compiler is not
+        pytest.skip(str(error))
+    for architecture in ("sm_80", "sm_90"):
+        assert nodes.binary(rows._SOURCE, architecture).startswith(b"\x7fELF")
+    with pytest.raises(nodes.NodeError, match="nvrtc: NVRTC_ERROR_INVALID_OPTION"):
+        nodes.binary(rows._SOURCE, "sm_1")
 
 
 def test_a_pool_of_another_driver_is_refused() -> None:

@@ -46,3 +46,10 @@ def test_reading_the_seed_is_no_seeding() -> None:
     with seeded_once(Seeded, nothing):
         assert torch.initial_seed() == seed
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_seeding_is_seen_under_any_default_device() -> None:
+    """Even where it leaves the state as it was: a number of the host's is drawn before."""
+    torch.manual_seed(1)
+    with torch.device("meta"), pytest.raises(Seeded), seeded_once(Seeded, nothing):
+        torch.manual_seed(1)

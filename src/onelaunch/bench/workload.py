@@ -141,14 +141,14 @@ def resample(generator: torch.Generator, t: Tensor) -> Tensor:
     flat = values.detach().to("cpu").reshape(-1)
     if values.is_floating_point():
         wide = flat.double()
-        noise = torch.randn(wide.shape, generator=generator, dtype=torch.float64)
+        noise = torch.randn(wide.shape, generator=generator, dtype=torch.float64, device="cpu")
         low, high = wide.aminmax()
         if low == high:
             new = wide + 0.1 * noise
         else:
             new = (wide.mean() + wide.std() * noise).clamp(low, high)
     else:
-        new = flat[torch.randperm(flat.numel(), generator=generator)]
+        new = flat[torch.randperm(flat.numel(), generator=generator, device="cpu")]
     new = new.to(values.dtype).reshape(values.shape).to(values.device)
     result = t.detach().clone()
     result.copy_(torch.view_as_complex(new) if t.is_complex() else new)

@@ -69,7 +69,9 @@ def host_over(
 ) -> Tensor:
     """A CPU tensor over the memory of `block`, which it does not keep allocated."""
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
-        return torch.empty(0, dtype=dtype).set_(block.host, offset, tuple(size), tuple(stride))
+        return torch.empty(0, dtype=dtype, device="cpu").set_(
+            block.host, offset, tuple(size), tuple(stride)
+        )
 
 
 def host(t: Tensor) -> Tensor:

@@ -248,7 +248,7 @@ def _size_outputs(
     outs = [(name, kwargs[name]) for name in op.outs if isinstance(kwargs.get(name), TapeTensor)]
     if not outs:
         return
-    trial = {name: torch.empty(0, dtype=t.dtype) for name, t in outs}
+    trial = {name: torch.empty(0, dtype=t.dtype, device="cpu") for name, t in outs}
     state = torch.get_rng_state()
     op.func(*mapped(args, _host_or_same), **mapped(kwargs, _host_or_same) | trial)
     torch.set_rng_state(state)

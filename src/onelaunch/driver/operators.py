@@ -202,7 +202,7 @@ class Operator:
         if any(t.dtype is not dtype for t in tensors(args)):
             return args
         return tuple(
-            torch.tensor(value, dtype=dtype)
+            torch.tensor(value, dtype=dtype, device="cpu")
             if isinstance(value, (int, float)) and str(argument.type) == "Tensor"
             else value
             for value, argument in zip(args, self._arguments, strict=False)
@@ -291,7 +291,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def poisoned_like(t: Tensor) -> Tensor:
     """Memory of the layout of `t` in which every byte is 0xFF: NaN in every float format."""
-    poisoned = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
+    poisoned = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu")
     storage_bytes(poisoned).fill_(0xFF)
     return poisoned
 
@@ -312,7 +312,7 @@ def _bits(t: Tensor) -> Tensor:
 
 def storage_bytes(t: Tensor) -> Tensor:
     """All the bytes of the storage of host tensor `t`, as uint8 of shape (n,)."""
-    return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage())  # pyright: ignore
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(t.untyped_storage())  # pyright: ignore
 
 
 def copy_out(

@@ -122,7 +122,7 @@ def seeded_once(
     with generators of their own, whose graphs cannot repeat a seeding. The state is put back.
     """
     state = torch.get_rng_state()
-    torch.rand(())
+    torch.rand((), device="cpu")  # whatever the default device is
     drawn = torch.get_rng_state()
     try:
         yield

@@ -294,7 +294,9 @@ class TapeDriver:
         if isinstance(base, emulated.TapeTensor):
             return tensor_over(emulated.TapeTensor, storage, dtype, size, stride, first)
         with _raw(), _no_functions():
-            return torch.empty(0, dtype=dtype).set_(storage, first, tuple(size), tuple(stride))
+            return torch.empty(0, dtype=dtype, device="cpu").set_(
+                storage, first, tuple(size), tuple(stride)
+            )
 
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
         """uint8 memory of shape (nbytes,); torch aligns it to 64 bytes."""
@@ -302,7 +304,7 @@ class TapeDriver:
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
         recorder = recording()
         with _raw(), _no_functions():
-            block = torch.empty(nbytes, dtype=torch.uint8)
+            block = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
             return block if recorder is None else recorder.memory.place(block)
 
     def allocator(self, spec: TensorSpec) -> Callable[[], Tensor]:

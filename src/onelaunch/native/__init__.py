@@ -100,7 +100,8 @@ def _library() -> Path:
 def _place() -> int:
     """Where a Python tensor keeps its one pointer, found by looking."""
     places: set[int] | None = None
-    for t in (torch.empty(2), torch.empty(1), torch.nn.Parameter(torch.empty(3))):
+    plain = (torch.empty(2, device="cpu"), torch.empty(1, device="cpu"))
+    for t in (*plain, torch.nn.Parameter(torch.empty(3, device="cpu"))):
         size = type(t).__basicsize__ // 8
         words = (ctypes.c_uint64 * size).from_address(id(t))
         # Not the head: a reference count and a type.

@@ -167,16 +167,22 @@ def can_compile() -> bool:
 
 def compiled(source: str, name: str, architecture: str) -> Any:
     """A kernel of the current device from its source, loaded. About 0.1 s."""
+    image = binary(source, architecture)
+    with relaxed():
+        return _call("cuModuleGetFunction", _call("cuModuleLoadData", image), name.encode())
+
+
+def binary(source: str, architecture: str) -> bytes:
+    """The machine code of kernels, for a device of an architecture; needs none itself."""
     rtc = importlib.import_module("cuda.bindings.nvrtc")
     program = _checked(rtc.nvrtcCreateProgram(source.encode(), b"onelaunch.cu", 0, [], []))
     options = [f"--gpu-architecture={architecture}".encode()]
     _checked(rtc.nvrtcCompileProgram(program, len(options), options))
     size = _checked(rtc.nvrtcGetCUBINSize(program))
-    binary = b" " * size
-    _checked(rtc.nvrtcGetCUBIN(program, binary))
+    image = b" " * size
+    _checked(rtc.nvrtcGetCUBIN(program, image))
     _checked(rtc.nvrtcDestroyProgram(program))
-    with relaxed():
-        return _call("cuModuleGetFunction", _call("cuModuleLoadData", binary), name.encode())
+    return image
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:

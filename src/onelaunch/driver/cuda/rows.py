@@ -207,5 +207,5 @@ def _product(sizes: Sequence[int]) -> int:
 def _pattern(varying: Varying) -> int:
     """The bits of the fill value, repeated to 8 bytes."""
     value = next((v for v in varying.fill if v is not None), 0)
-    one = torch.full((1,), value, dtype=varying.dtype).view(torch.uint8).numpy().tobytes()
-    return struct.unpack("<Q", (one * 8)[:8])[0]
+    one = torch.full((1,), value, dtype=varying.dtype, device="cpu")
+    return struct.unpack("<Q", (one.view(torch.uint8).numpy().tobytes() * 8)[:8])[0]

@@ -1,23 +1,47 @@
 """Measurements in processes of their own: all build at once, then measure one after the other.
 
-A child prints a line ``ready`` when it is built, and measures when it reads a line.
+A child is told until when it may build. It prints a line ``ready`` when it is built, and measures
+when it reads a line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-GRACE_SECONDS = 30.0  # for a process to start and to see that its time is up
+GRACE_SECONDS = 30.0  # for a process to see that its time is up
+AGAIN_SECONDS = 5.0  # an interrupt may come where it is lost, in a destructor say
+
+
+@contextlib.contextmanager
+def ends_by(deadline: float) -> Generator[None]:
+    """Raise KeyboardInterrupt in what is still under way then, a tenth of a second from now at the
+    earliest, and again until it ends.
+
+    Args:
+        deadline: by `time.time()`, which processes share.
+    """
+    signal.signal(signal.SIGALRM, _time_is_up)
+    signal.setitimer(signal.ITIMER_REAL, max(0.1, deadline - time.time()), AGAIN_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _time_is_up(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def run_together(
@@ -29,18 +53,20 @@ def run_together(
     measure_seconds: float,
     done: Callable[[str, dict[str, Any] | None], None],
 ) -> None:
-    """Run ``python -m module --one NAME --out FILE`` for each name.
+    """Run ``python -m module --one NAME --out FILE --ready-by TIME`` for each name.
 
     Args:
         module: what is run.
         names: what the children are told to measure, in the order in which they do.
         options: further arguments for each of them.
-        build_seconds: when those that are not ready are ended.
+        build_seconds: how long they may build, their start included; then those that are not
+            ready are ended.
         measure_seconds: how long each may measure.
         done: called after each with its name and what it wrote, None where that is nothing.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = {name: Path(folder) / f"{name}.json" for name in names}
+        options = [*options, "--ready-by", str(time.time() + build_seconds)]
         children = {n: _start(module, n, files[n], options, len(names)) for n in names}
         try:
             _all_ready(list(children.values()), build_seconds + GRACE_SECONDS)
@@ -62,7 +88,8 @@ def _start(
 ) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", module, "--one", name, "--out", str(out), *options]
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    threads = str(max(1, (os.cpu_count() or 1) // count))
+    # Twice as many as there are cores: the small networks are soon compiled.
+    threads = str(max(1, 2 * (os.cpu_count() or 1) // count))
     env = {**os.environ, "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": threads}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=env, stdin=pipe, stdout=pipe, text=True)

@@ -25,6 +25,7 @@ Batch = tuple[Tensor, Tensor]
 Train = Callable[[Tensor, Tensor], Tensor]
 
 LEARNING_RATE = 1e-3
+BETAS = (0.9, 0.999)
 EPS = 1e-4  # so that a gradient of nothing but rounding moves no parameter by the learning rate
 WARM_CALLS = 3
 BATCHES = 3
@@ -81,6 +82,10 @@ class Training:
     bare: Callable[[], object] | None = None
     notes: Callable[[], list[str]] = list
 
+    def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
+        """What its optimizer knows of a parameter."""
+        return self.optimizer.state.get(parameter, {}) if self.optimizer else {}
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -106,7 +111,7 @@ def adam(model: nn.Module, **options: Any) -> Adam:
     """Adam on the parameters. Without CUDA only the fused one keeps its numbers in tensors."""
     if device().type != "cuda":
         options = {"fused": True}
-    return Adam(model.parameters(), lr=LEARNING_RATE, eps=EPS, **options)
+    return Adam(model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPS, **options)
 
 
 def whole_step(

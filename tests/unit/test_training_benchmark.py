@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from benchmarks import long_training, render
 from benchmarks.call_overhead import Row
-from benchmarks.training import ORDER, RUNS, Reference, main, targets
-from benchmarks.training_engines import PARTS, Training, network, whole_step
+from benchmarks.training import ORDER, RUNS, main, targets
+from benchmarks.training_check import Reference
+from benchmarks.training_engines import (
+    LEARNING_RATE,
+    PARTS,
+    Batch,
+    Training,
+    adam,
+    forward_backward,
+    whole_step,
+)
+from examples.placement import device
 from onelaunch.bench.timers import Timing
 
 
@@ -61,23 +74,129 @@ def test_nothing_is_judged_without_figures() -> None:
         assert targets(part, "mlp", missing) == []
 
 
-def test_an_engine_that_trains_wrongly_is_found() -> None:
-    model, batches = network("mlp")
+def check(part: str, model: nn.Module, batches: Sequence[Batch], wrong: str) -> str | None:
+    """What the check says of an engine that is wrong in one way, or in none."""
+    mine = copy.deepcopy(model)
+    optimizer = adam(mine)
+    step = whole_step(mine, optimizer)
+    if part == "pair":
+        step = forward_backward(mine, mine)
+    if wrong == "another optimizer":
+        optimizer = torch.optim.SGD(mine.parameters(), lr=LEARNING_RATE)
+        step = whole_step(mine, optimizer)
+    right = step
+
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        if wrong == "frozen input":
+            x = batches[0][0]
+        if wrong == "gradients of two steps":
+            right(x, y)
+            return accumulating(x, y)
+        if wrong == "no step":
+            return nn.functional.cross_entropy(mine(x), y)
+        if wrong == "statistics of BatchNorm twice":
+            mine(x)
+        return right(x, y)
+
+    def accumulating(x: Tensor, y: Tensor) -> Tensor:
+        loss = mine(x).sum()
+        loss.backward()
+        return loss
+
+    right(*batches[0])
+    if wrong == "learning rate 1% off":
+        optimizer.param_groups[0]["lr"] *= 1.01
+    if wrong == "counts its steps elsewhere":
+        for known in optimizer.state.values():
+            known["step"] = known["step"].clone() + 7
+            known["step"].fill_ = lambda count: None  # so that loading a state does not reach it
+    engine = Training(call, mine, optimizer if part == "step" else None)
+    return Reference(part, model, batches).judge(engine)[1]
+
+
+class Shallow(nn.Module):
+    """With BatchNorm over few values, where float32 is far from float64 after a few steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU()),
+            *(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(8 * 3 * 3, 5)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+@pytest.fixture(scope="module")
+def shallow() -> tuple[nn.Module, list[Batch]]:
+    torch.manual_seed(0)
+    where = device()
+    batches = [
+        (torch.randn(2, 1, 7, 7, device=where), torch.randint(5, (2,), device=where))
+        for _ in range(3)
+    ]
+    return Shallow().to(where), batches
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong", "says"),
+    [
+        ("step", "frozen input", "losses"),
+        ("step", "another optimizer", "updates"),
+        ("step", "no step", "gradients"),
+        ("step", "learning rate 1% off", "updates"),
+        ("step", "counts its steps elsewhere", "updates"),
+        ("step", "statistics of BatchNorm twice", "buffers"),
+        ("pair", "frozen input", "gradients"),
+        ("pair", "gradients of two steps", "gradients"),
+        ("pair", "statistics of BatchNorm twice", "buffers"),
+    ],
+)
+def test_an_engine_that_trains_wrongly_is_found(
+    shallow: tuple[nn.Module, list[Batch]], part: str, wrong: str, says: str
+) -> None:
+    found = check(part, *shallow, wrong)
+    assert found is not None
+    assert says in found
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_engine_that_trains_rightly_passes(
+    shallow: tuple[nn.Module, list[Batch]], part: str
+) -> None:
+    assert check(part, *shallow, "nothing") is None
+
+
+def test_rounding_that_training_magnifies_is_no_fault(
+    shallow: tuple[nn.Module, list[Batch]],
+) -> None:
+    """Gradients that are off by what float32 costs pass, although Adam would follow them to
+    quite another place."""
+    model, batches = shallow
+    mine = copy.deepcopy(model)
+    optimizer = adam(mine)
     reference = Reference("step", model, batches)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    step = whole_step(model, optimizer)
-    found = Row("wrong", "another optimizer")
-    reference.check(found, Training(step, model, optimizer))
-    assert found.status == "wrong"
-    assert found.reason is not None
-    assert "updates" in found.reason
+    allowed = 1e-3
+
+    def rounded() -> None:
+        for p in mine.parameters():
+            assert p.grad is not None
+            noise = torch.randn_like(p.grad)
+            p.grad += noise * (allowed / 4 * p.grad.norm() / noise.norm())
+        optimizer.step()
+
+    step = whole_step(mine, optimizer, rounded)
+    step(*batches[0])
+    assert reference.judge(Training(step, mine, optimizer))[1] is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU gives")
 def test_it_runs_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "training.json"
     wanted = "step:mlp,pair:mlp,long"
-    small = ["--seconds", "0.3", "--steps", "40", "--build-seconds", "60"]
+    small = ["--seconds", "0.3", "--steps", "40", "--build-seconds", "120"]
     assert main(["--runs", wanted, *small, "--out", str(out)]) == 0
     assert "MLP (32, 1024), step" in capsys.readouterr().out
     data = json.loads(out.read_text())

@@ -9,6 +9,7 @@ kernels of eager with the same arguments, so the results are eager's, bit for bi
 
 from __future__ import annotations
 
+import ctypes
 import operator
 import random
 from collections.abc import Callable, Sequence
@@ -183,5 +184,19 @@ _SOME = 0.0137
 
 
 def unmistakable(value: float, generator: random.Random) -> float:
-    """A number near `value`, nearer to zero unless that is zero, that occurs nowhere else."""
-    return (value or _SOME) * (1 - generator.uniform(0.001, 0.008))
+    """A number near `value`, nearer to zero unless that is zero, that occurs nowhere else.
+
+    In single precision its reciprocal differs from that of itself rounded, as it does for a quarter
+    of all numbers: a kernel may hold either, and must be told which.
+    """
+    number = value
+    for _ in range(100):  # beyond the range of single precision there is none
+        number = (value or _SOME) * (1 - generator.uniform(0.001, 0.008))
+        rounded = _rounded(number)
+        if rounded and _rounded(1 / number) != _rounded(1 / rounded):
+            break
+    return number
+
+
+def _rounded(value: float) -> float:
+    return ctypes.c_float(value).value

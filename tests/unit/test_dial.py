@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import random
 import struct
 import threading
 
@@ -12,7 +13,7 @@ import torch
 
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.dial import FORMS, CudaDial, patterns_of, places
-from onelaunch.hyperparameters import Book, Number
+from onelaunch.hyperparameters import Book, Number, unmistakable
 
 
 def block(content: bytes) -> ctypes.Array[ctypes.c_char]:
@@ -94,6 +95,24 @@ def test_what_a_number_becomes() -> None:
     reciprocal = FORMS[5]
     assert struct.unpack("<f", reciprocal(0.0)) == (math.inf,)
     assert struct.unpack("<f", reciprocal(-0.0)) == (-math.inf,)
+
+
+@pytest.mark.parametrize("value", [0.1, 1e-3, 0.9, 0.999, 1e-8, -2e-3, 0.0, 1e-30, 1e30])
+def test_numbers_that_stand_in_tell_the_forms_apart(value: float) -> None:
+    """A kernel that holds one form is not taken for one that holds another, which later numbers
+    would show in the last bit."""
+    generator = random.Random(0)
+    for _ in range(50):
+        number = unmistakable(value, generator)
+        assert len({form(number) for form in FORMS}) == len(FORMS)
+        for form in FORMS:
+            (found,) = places(block(form(number)), patterns_of([number]))
+            assert found.form(0.3) == form(0.3)
+
+
+@pytest.mark.parametrize("value", [1e-300, 1e300, 5e-324])
+def test_numbers_beyond_single_precision_have_stand_ins_too(value: float) -> None:
+    assert 0 <= unmistakable(value, random.Random(0)) <= value
 
 
 def test_terms_follow_their_numbers() -> None:

@@ -36,10 +36,12 @@ FORMS: tuple[Form, ...] = (
     lambda v: _double(-v),
     lambda v: _single(-v),
     lambda v: _double(_over(v)),
-    lambda v: _single(_over(v)),
     lambda v: _single(_over(_rounded(v))),
+    lambda v: _single(_over(v)),
 )
-"""The first that fits counts: the last two agree for most numbers."""
+"""The first that fits counts. The last two agree for most numbers, though not for those that stand
+in for an optimizer's; where they agree for what was computed from these, torch's way goes first: it
+divides by a number of the host's by multiplying with the reciprocal of that number rounded."""
 
 
 class _Place(NamedTuple):

@@ -91,8 +91,13 @@ def train(graphed: bool, epochs: int = EPOCHS) -> Result:
 
 def main(epochs: int = EPOCHS) -> tuple[Result, Result]:
     """Train both ways and print them side by side."""
-    train(graphed=False, epochs=1)  # libraries loaded
-    eager, ours = train(graphed=False, epochs=epochs), train(graphed=True, epochs=epochs)
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True  # else two eager runs on a GPU may differ, too
+    try:
+        train(graphed=False, epochs=1)  # libraries loaded
+        eager, ours = train(graphed=False, epochs=epochs), train(graphed=True, epochs=epochs)
+    finally:
+        torch.backends.cudnn.deterministic = before
     print("epoch   loss, eager   loss, onelaunch")
     for i, (a, b) in enumerate(zip(eager.losses, ours.losses, strict=True)):
         print(f"{i + 1:5}   {a:11.6f}   {b:15.6f}")

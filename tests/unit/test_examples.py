@@ -8,6 +8,9 @@ import torch
 from examples import digits, resnet, train_digits, train_rl
 from examples.workloads import WORKLOADS
 
+# On a GPU where there is one, and so before the emulated device is registered: see conftest.py.
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+
 OUTPUTS = {
     "linear_small": (10,),
     "linear": (32, 500),

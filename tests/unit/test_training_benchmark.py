@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,12 @@ from benchmarks.training_engines import (
 )
 from examples.placement import device
 from onelaunch.bench.timers import Timing
+
+
+def trains(test: Callable[..., None]) -> Callable[..., None]:
+    """On a GPU where there is one, and so before the emulated device is registered: see
+    conftest.py."""
+    return pytest.mark.gpu(test) if torch.cuda.is_available() else test
 
 
 def row(variant: str, wall: float) -> Row:
@@ -140,6 +146,7 @@ def shallow() -> tuple[nn.Module, list[Batch]]:
     return Shallow().to(where), batches
 
 
+@trains
 @pytest.mark.parametrize(
     ("part", "wrong", "says"),
     [
@@ -162,6 +169,7 @@ def test_an_engine_that_trains_wrongly_is_found(
     assert says in found
 
 
+@trains
 @pytest.mark.parametrize("part", PARTS)
 def test_an_engine_that_trains_rightly_passes(
     shallow: tuple[nn.Module, list[Batch]], part: str
@@ -169,6 +177,7 @@ def test_an_engine_that_trains_rightly_passes(
     assert check(part, *shallow, "nothing") is None
 
 
+@trains
 def test_rounding_that_training_magnifies_is_no_fault(
     shallow: tuple[nn.Module, list[Batch]],
 ) -> None:
@@ -222,6 +231,7 @@ def test_a_table_without_results_is_left_alone(tmp_path: Path) -> None:
     assert render.render(page, tmp_path) == page
 
 
+@trains
 @pytest.mark.parametrize("check", long_training.CHECKS)
 def test_changing_batch_sizes_rates_and_accumulation(check: long_training.Check) -> None:
     """Once every size has its recording, none is made anew; the parameters are eager's."""

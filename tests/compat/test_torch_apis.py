@@ -177,6 +177,99 @@ def test_tensor_guards_compare_layout_and_not_values() -> None:
     assert not guards.check(1)
 
 
+# Autograd.
+
+
+def test_what_hooks_hold_of_a_saved_tensor_is_seen_without_running_them() -> None:
+    unpacked: list[Tensor] = []
+
+    def unpack(t: Tensor) -> Tensor:
+        unpacked.append(t)
+        return t
+
+    x = torch.ones(2, requires_grad=True)
+    plain = x.exp()
+    assert C._autograd._top_saved_tensors_default_hooks(True) is None
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        assert C._autograd._top_saved_tensors_default_hooks(True) is not None
+        packed = x.exp()
+    raw = packed.grad_fn._raw_saved_result  # type: ignore[union-attr]
+    assert raw.unpack_hook is unpack
+    assert plain.grad_fn._raw_saved_result.unpack_hook is None  # type: ignore[union-attr]
+    assert not unpacked
+    packed.sum().backward()
+    assert packed.grad_fn._raw_saved_result.unpack_hook is None  # type: ignore[union-attr]
+
+
+def test_a_backward_tells_whether_it_keeps_its_graph() -> None:
+    told: list[bool] = []
+    keeps = C._autograd._get_current_graph_task_keep_graph
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+            told.append(keeps())
+            return g
+
+    loss = Asks.apply(torch.ones(2, requires_grad=True)).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert told == [True, False]
+
+
+def test_a_saved_tensor_is_read_off_its_node() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()
+    node: Any = y.grad_fn
+    assert "_saved_result" in dir(type(node))
+    assert torch.equal(node._saved_result, y)
+    assert node.next_functions[0][0].variable is x
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
+        _ = node._saved_result
+
+
+def test_an_error_put_off_until_the_backward() -> None:
+    late = C._functions.DelayedError("too late", 1)(torch.ones(2).requires_grad_())
+    assert late.requires_grad
+    with pytest.raises(RuntimeError, match="too late"):
+        late.sum().backward()
+
+
+def test_the_tensors_over_a_storage_are_counted() -> None:
+    t = torch.ones(3)
+    storage = t.untyped_storage()._cdata
+    alone = C._storage_Use_Count(storage)
+    view = t.detach()
+    assert C._storage_Use_Count(storage) == alone + 1
+    del view
+    assert C._storage_Use_Count(storage) == alone
+
+
+def test_steps_of_optimizers_are_announced() -> None:
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+
+    seen: list[str] = []
+    handles = [
+        register_optimizer_step_pre_hook(lambda o, args, kwargs: seen.append("before")),
+        register_optimizer_step_post_hook(lambda o, args, kwargs: seen.append("after")),
+    ]
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    optimizer.step()
+    for handle in handles:
+        handle.remove()
+    optimizer.step()
+    assert seen == ["before", "after"]
+    assert torch.amp.GradScaler._maybe_opt_step.__code__
+
+
 # Operators.
 
 
@@ -327,6 +420,69 @@ def test_the_stream_is_read_in_c() -> None:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         assert C._cuda_getCurrentRawStream(0) == stream.cuda_stream
+
+
+@pytest.mark.gpu
+def test_a_stream_of_ones_own_is_told_by_its_handle() -> None:
+    """Which tells it from torch's: those may be recorded on at any time."""
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    torch.cuda.synchronize()
+    error, made = runtime.cudaStreamCreate()
+    assert int(error) == 0
+    stream = torch.cuda.ExternalStream(int(made))
+    assert stream.cuda_stream == stream.stream_id == int(made)
+    for ours in (torch.cuda.Stream(), torch.cuda.default_stream()):
+        assert ours.cuda_stream == 0 or ours.stream_id != ours.cuda_stream
+    with torch.cuda.stream(stream):
+        assert C._cuda_getCurrentRawStream(0) == int(made)
+        assert not C._cuda_isCurrentStreamCapturing()
+
+
+@pytest.mark.gpu
+def test_memory_apart_is_seen_and_given_back_alone() -> None:
+    """What one thread allocates meanwhile has a pool of its own; `_cuda_emptyCache` inside another
+    such pool frees what no such pool uses, and leaves the ordinary cache."""
+    torch.cuda.empty_cache()
+    cached = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+    del cached
+    pool = torch.cuda.graph_pool_handle()
+    C._cuda_beginAllocateCurrentThreadToPool(0, pool)
+    t = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+    C._cuda_endAllocateToPool(0, pool)
+    C._cuda_releasePool(0, pool)
+
+    def held() -> int:
+        segments = torch.cuda.memory_snapshot()
+        return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == pool)
+
+    assert held() >= t.nbytes
+    before = torch.cuda.memory_reserved()
+    del t
+    other = torch.cuda.graph_pool_handle()
+    C._cuda_beginAllocateCurrentThreadToPool(0, other)
+    C._cuda_emptyCache()
+    C._cuda_endAllocateToPool(0, other)
+    C._cuda_releasePool(0, other)
+    assert held() == 0
+    assert before - (64 << 20) < torch.cuda.memory_reserved() < before
+
+
+@pytest.mark.gpu
+def test_memory_is_allocated_by_inductors_way_in() -> None:
+    make = C._dynamo.guards._empty_strided_cuda
+    t = make((2, 3), (3, 1), torch.float16)
+    assert (t.shape, t.stride(), t.dtype) == ((2, 3), (3, 1), torch.float16)
+    assert t.device.index == C._cuda_getDevice() == 0
+
+
+@pytest.mark.gpu
+def test_a_saved_tensor_in_a_capture_is_told_by_its_address() -> None:
+    x = torch.ones(8, device="cuda", requires_grad=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x.exp()
+    node: Any = y.grad_fn
+    assert node._saved_result.data_ptr() == y.data_ptr()
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pathlib
@@ -16,10 +17,13 @@ def report(file: str, name: str, figures: dict[str, Any]) -> None:
     folder = os.environ.get("ONELAUNCH_RESULTS")
     if not folder:
         return
-    path = pathlib.Path(folder) / file
-    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    known["torch"] = torch.__version__
-    if torch.cuda.is_available():
-        known["gpu"] = torch.cuda.get_device_name()
-    known[name] = figures
-    path.write_text(json.dumps(known, indent=2) + "\n")
+    with (pathlib.Path(folder) / file).open("a+") as results:
+        fcntl.flock(results, fcntl.LOCK_EX)  # tests may run in several processes
+        results.seek(0)
+        known: dict[str, Any] = json.loads(results.read() or "{}")
+        known["torch"] = torch.__version__
+        if torch.cuda.is_available():
+            known["gpu"] = torch.cuda.get_device_name()
+        known[name] = figures
+        results.truncate(0)
+        results.write(json.dumps(known, indent=2) + "\n")

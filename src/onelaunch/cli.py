@@ -55,7 +55,8 @@ def compare(
     for file in (json, report):
         if file is not None and not file.absolute().parent.is_dir():
             raise _bad(f"there is no folder {file.parent}", str(file), "the file is written there")
-    names = [name.strip() for name in engines.split(",")] if engines is not None else None
+    names = None if engines is None else [n.strip() for n in engines.split(",") if n.strip()]
+    bench.choose(names)  # a wrong name is told before a model is loaded
     fn, args, kwargs = load(target)
     console = _console()
     with _progress(console) as bar:
@@ -131,7 +132,8 @@ def doctor(explain: Annotated[str, typer.Option("--explain", help="A code to exp
 
 def _progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
+    disable = not console.is_terminal  # else an empty line is left there
+    return Progress(*columns, console=console, transient=True, disable=disable)
 
 
 def _console() -> Console:
@@ -153,6 +155,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         print(f"GraphError {_usage(error)}", file=sys.stderr)
         return FAILED
     except (KeyboardInterrupt, typer.Abort):
+        print("stopped before there was anything to show", file=sys.stderr)
         return STOPPED
     return code if isinstance(code, int) else OK
 

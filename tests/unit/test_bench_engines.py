@@ -82,8 +82,16 @@ def test_an_absent_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert why == f"{PACKAGES[name]} is not installed"
 
 
+def no_arguments() -> Tensor:
+    return torch.ones(3) * 2
+
+
 @pytest.mark.parametrize("name", [*QUICK, *OURS])
-@pytest.mark.parametrize("workload", [plain(), masked()], ids=["positional", "keyword"])
+@pytest.mark.parametrize(
+    "workload",
+    [plain(), masked(), Workload(no_arguments, (), {})],
+    ids=["positional", "keyword", "no arguments"],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_code_of_an_engine_runs(name: str, workload: Workload) -> None:
     names = dict(zip(workload.names[0], workload.args, strict=True)) | workload.kwargs

@@ -19,6 +19,7 @@ from onelaunch.bench.reference import Outputs, Reference, Verdict, first_line, s
 from onelaunch.bench.rows import Row, Status
 from onelaunch.bench.timers import Timer, TimerName, Timing, settled
 from onelaunch.bench.workload import Workload
+from onelaunch.errors import GraphError
 
 # They are about how an engine calls torch, which a reader of its row can do nothing about.
 OUTDATED = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
@@ -90,7 +91,7 @@ class Entry:
         self.error = max((v.error for v in verdicts if v.error == v.error), default=None)
         wrong = next((v.wrong for v in verdicts if v.wrong), None)
         if not reference.repeatable:
-            self.status, self.reason = "unchecked", "the callable's own results change"
+            self.status, self.reason = "unchecked", reference.doubt
         elif wrong is not None:
             self.status, self.reason = "wrong", wrong
         else:
@@ -130,7 +131,10 @@ class Entry:
                     yield
             except Exception as error:  # noqa: BLE001  an engine may raise anything
                 self.status = "failed"
-                self.reason = f"{type(error).__name__}: {first_line(error)}"
+                place = (
+                    f", at {error.where}" if isinstance(error, GraphError) and error.where else ""
+                )
+                self.reason = f"{type(error).__name__}: {first_line(error)}{place}"
                 self.close()
         for warning in caught:
             if issubclass(warning.category, OUTDATED):

@@ -40,7 +40,10 @@ from onelaunch.tree import Flat, Tree, flatten, unflatten
 # Of size 1 a transposed tensor is contiguous, and torch takes other operations for those.
 _ALONE = "a bucket of its own for size 1, where torch may take other operations: sizes=(1, ...)"
 _SLOWPATH = "torch.backends.mha.set_fastpath_enabled(False): then masks are followed"
-_FUSED = dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), _SLOWPATH)
+_FUSED: dict[str, str] = {
+    "_transformer_encoder_layer_fwd": _SLOWPATH,
+    "_native_multi_head_attention": _SLOWPATH,
+}
 
 
 @dataclass(slots=True)
@@ -363,7 +366,7 @@ class _Proving:
             raise self._refusal("the callable", repeated, "being cut into pieces")
         if self.buckets.independent:
             return
-        self._check_run(spread, inputs)
+        self._check_run(spread, inputs, whole)
         for number, t in enumerate(result.tensors):
             dim = next(f.dim for f in proof.follows[number] if f.place == place)
             if spread.depends(t, (*[slice(None)] * dim, slice(half, None))):

@@ -5,6 +5,7 @@ Exit codes: 0; 1, an engine gave wrong results; 2, the command could not do its 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,7 +60,9 @@ def compare(
     bench.choose(names)  # a wrong name is told before a model is loaded
     fn, args, kwargs = load(target)
     console = _console()
-    with _progress(console) as bar:
+    bar = _progress(console)
+    # Where nothing is shown, rich leaves an empty line.
+    with bar if console.is_terminal else contextlib.nullcontext():
         task = bar.add_task("starting", total=1.0)
 
         def on_progress(text: str, part: float) -> None:
@@ -132,8 +135,7 @@ def doctor(explain: Annotated[str, typer.Option("--explain", help="A code to exp
 
 def _progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    disable = not console.is_terminal  # else an empty line is left there
-    return Progress(*columns, console=console, transient=True, disable=disable)
+    return Progress(*columns, console=console, transient=True)
 
 
 def _console() -> Console:

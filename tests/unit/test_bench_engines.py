@@ -224,3 +224,13 @@ def test_every_engine_on_a_gpu() -> None:
     assert result.profile is not None
     assert result.profile.bound == "launches"
     assert result.profile.kernels
+
+
+def test_a_graph_break_is_not_logged_into_the_progress_bar(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    result = compare(
+        lambda x: x * x.max().item(), (torch.ones(3),), engines=["compile"], seconds=0.01
+    )
+    assert result.rows[0].status == "ok"
+    assert "Graph break" not in capfd.readouterr().err + caplog.text

@@ -75,6 +75,7 @@ def test_compare(name: str, factories: Path, capsys: pytest.CaptureFixture[str])
     out, err = capsys.readouterr()
     assert "eager, no_grad" in out
     assert "Fastest correct engine" in out
+    assert out.startswith("\nThis call takes")  # one empty line, whether or not a bar was shown
     assert err == ""
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import io
+import logging
 import time
 import warnings
 from collections.abc import Callable, Generator
@@ -62,7 +63,7 @@ class Entry:
             own = self.workload.copy()
             held = _reserved(own.device)
             start = time.perf_counter()
-            with contextlib.redirect_stderr(io.StringIO()):  # autotuners print their trials
+            with _quiet():
                 self.built = self.engine.build(own)
             _synchronize(own.device)
             self.build_seconds = time.perf_counter() - start
@@ -176,6 +177,19 @@ class Entry:
             code=self.engine.code(self.workload),
             notes=tuple(self.notes),
         )
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None]:
+    """Autotuners print their trials, and dynamo logs its graph breaks, into the progress bar."""
+    logger = logging.getLogger("torch._dynamo")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _differ(some: Outputs, others: Outputs) -> bool:

@@ -92,7 +92,10 @@ def train(graphed: bool, epochs: int = EPOCHS) -> Result:
 def main(epochs: int = EPOCHS) -> tuple[Result, Result]:
     """Train both ways and print them side by side."""
     train(graphed=False, epochs=1)  # libraries loaded
-    eager, ours = train(graphed=False, epochs=epochs), train(graphed=True, epochs=epochs)
+    print(f"training for {epochs} epochs: eagerly", end="", flush=True)
+    eager = train(graphed=False, epochs=epochs)
+    print(", as one launch per step", flush=True)
+    ours = train(graphed=True, epochs=epochs)
     print("epoch   loss, eager   loss, onelaunch")
     for i, (a, b) in enumerate(zip(eager.losses, ours.losses, strict=True)):
         print(f"{i + 1:5}   {a:11.6f}   {b:15.6f}")
@@ -107,6 +110,8 @@ def main(epochs: int = EPOCHS) -> tuple[Result, Result]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     main(parser.parse_args().epochs)

@@ -95,7 +95,10 @@ def main(epochs: int = EPOCHS) -> tuple[Result, Result]:
     torch.backends.cudnn.deterministic = True  # else two eager runs on a GPU may differ, too
     try:
         train(graphed=False, epochs=1)  # libraries loaded
-        eager, ours = train(graphed=False, epochs=epochs), train(graphed=True, epochs=epochs)
+        print(f"training for {epochs} epochs: eagerly", end="", flush=True)
+        eager = train(graphed=False, epochs=epochs)
+        print(", as one launch per step", flush=True)
+        ours = train(graphed=True, epochs=epochs)
     finally:
         torch.backends.cudnn.deterministic = before
     print("epoch   loss, eager   loss, onelaunch")
@@ -112,6 +115,8 @@ def main(epochs: int = EPOCHS) -> tuple[Result, Result]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     main(parser.parse_args().epochs)

@@ -198,7 +198,10 @@ def learn(engine: str, iterations: int = ITERATIONS, seed: int = 1) -> Curve:
 
 def main(engines: list[str], iterations: int = ITERATIONS) -> dict[str, Curve]:
     """Learn with each engine and print the curves side by side."""
-    curves = {engine: learn(engine, iterations) for engine in engines}
+    curves: dict[str, Curve] = {}
+    for engine in engines:
+        print(f"learning with {engine}", flush=True)
+        curves[engine] = learn(engine, iterations)
     print("mean return of the episodes that ended:")
     print("steps   " + "".join(f"{engine:>17}" for engine in engines))
     for i in [*range(0, iterations, 5), iterations - 1]:
@@ -213,8 +216,13 @@ def main(engines: list[str], iterations: int = ITERATIONS) -> dict[str, Curve]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engines", default="eager,onelaunch", help=f"of {', '.join(ENGINES)}")
     parser.add_argument("--iterations", type=int, default=ITERATIONS)
     options = parser.parse_args()
-    main(options.engines.split(","), options.iterations)
+    names = options.engines.split(",")
+    if unknown := set(names) - set(ENGINES):
+        parser.error(f"no engine is called {' or '.join(unknown)}; they are {', '.join(ENGINES)}")
+    main(names, options.iterations)

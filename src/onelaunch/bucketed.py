@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -320,7 +321,9 @@ class Bucketed(Graphed[P, R]):
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         started = time.perf_counter()
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        progress = Progress(*columns, console=console)
+        # Where nothing is shown, rich leaves an empty line.
+        with progress if console.is_terminal else contextlib.nullcontext():
             task = progress.add_task(self._name, total=len(every))
             for bucket in every:
                 tensors = [

@@ -72,16 +72,16 @@ class Buckets:
         outputs: Mapping[int, int | Sequence[int | None] | None] | None = None,
     ) -> None:
         several = not isinstance(dim, int)
-        places = (dim,) if isinstance(dim, int) else tuple(dim)
+        places = (dim,) if isinstance(dim, int) else tuple(dim) if _is_sequence(dim) else ()
         if not places or not all(_is_int(d) and d >= 0 for d in places):
             raise GraphError("OL401", f"dim={dim!r}", fix="dim=0, or dim=(0, 1)")
-        listed = tuple(cast(Sequence[Sequence[int]], sizes)) if several else (sizes,)
-        if len(listed) != len(places):
-            raise GraphError(
-                "OL401",
-                f"{len(places)} dimensions and {len(listed)} sequences of sizes",
-                fix="Buckets(dim=(0, 1), sizes=((2, 4), (8, 16)))",
-            )
+        listed: tuple[object, ...] = (sizes,)
+        if several and _is_sequence(sizes):
+            listed = tuple(cast(Sequence[object], sizes))
+        if len(listed) != len(places) or (several and not all(map(_is_sequence, listed))):
+            what = f"{len(places)} dimensions and sizes={sizes!r}"
+            fix = "a sequence of sizes for each: Buckets(dim=(0, 1), sizes=((2, 4), (8, 16)))"
+            raise GraphError("OL401", what, fix=fix)
         if overflow not in ("eager", "chunk", "error"):
             fix = 'overflow is one of "eager", "chunk", "error"'
             raise GraphError("OL401", f"overflow={overflow!r}", fix=fix)
@@ -148,6 +148,8 @@ class Buckets:
             fix = "seconds_of=lambda size: seconds that capturing this size takes"
             what = f"max_capture_seconds={max_capture_seconds} without seconds_of"
             raise GraphError("OL401", what, fix=fix)
+        if max_sizes is not None:
+            _positive("max_sizes", max_sizes)
         rows = {size: count for size, count in histogram.items() if size != 0 and count}
         if not rows or not all(_is_int(s) and s > 0 and c > 0 for s, c in rows.items()):
             fix = "a mapping of size to count, of one dimension, with a positive size in it"

@@ -5,6 +5,7 @@ Exit codes: 0; 1, an engine gave wrong results; 2, the command could not do its 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,10 +56,13 @@ def compare(
     for file in (json, report):
         if file is not None and not file.absolute().parent.is_dir():
             raise _bad(f"there is no folder {file.parent}", str(file), "the file is written there")
-    names = [name.strip() for name in engines.split(",")] if engines is not None else None
+    names = None if engines is None else [n.strip() for n in engines.split(",") if n.strip()]
+    bench.choose(names)  # a wrong name is told before a model is loaded
     fn, args, kwargs = load(target)
     console = _console()
-    with _progress(console) as bar:
+    bar = _progress(console)
+    # Where nothing is shown, rich leaves an empty line.
+    with bar if console.is_terminal else contextlib.nullcontext():
         task = bar.add_task("starting", total=1.0)
 
         def on_progress(text: str, part: float) -> None:
@@ -153,6 +157,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         print(f"GraphError {_usage(error)}", file=sys.stderr)
         return FAILED
     except (KeyboardInterrupt, typer.Abort):
+        print("stopped before there was anything to show", file=sys.stderr)
         return STOPPED
     return code if isinstance(code, int) else OK
 

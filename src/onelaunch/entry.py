@@ -143,8 +143,8 @@ def graph(
         GraphError: OL401, an option or callable of the wrong kind.
         CaptureError: at the call that captures, if `fn` cannot be captured as written.
 
-    A replay costs about 10 us of host time, plus 0.03 us for each tensor read by address. Python
-    effects of `fn` (prints, counters) happen in warm-up and capture only.
+    What a replay costs the host is in docs/benchmarks.md, for five models. Python effects of `fn`
+    (prints, counters) happen in warm-up and capture only.
 
     Example:
         >>> import torch, onelaunch as ol

@@ -391,7 +391,7 @@ class Graphed(Table, Generic[P, R]):
         warnings.warn(text, GraphWarning, stacklevel=levels_to_user())
 
     def __repr__(self) -> str:
-        return f"<onelaunch.Graphed {self._name}, {len(self._entries)} recordings>"
+        return f"<onelaunch.Graphed {self._name}, recordings: {len(self._entries)}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphed[P, R]:
         root = copy.deepcopy(self._callee.root, memo)

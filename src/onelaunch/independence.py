@@ -226,7 +226,7 @@ class Spread(TorchDispatchMode):
             if _packet(self._reference[place].name) not in LAYOUT:
                 break
         if _packet(step.name) not in LAYOUT and self.apart is None:
-            self.apart = Finding(step.name, user_frame(), _DIVERGES)
+            self.apart = Finding(step.name, user_frame(), DIVERGES)
         return None
 
     def _note(
@@ -256,7 +256,7 @@ class Spread(TorchDispatchMode):
         rest = self._reference[self._next :]
         left = next((s for s in rest if _packet(s.name) not in LAYOUT), None)
         if left is not None and self.apart is None:
-            self.apart = Finding(left.name, None, _DIVERGES)
+            self.apart = Finding(left.name, None, DIVERGES)
         return self.apart
 
     def depends(self, t: Tensor, part: tuple[slice, ...] = ()) -> bool:
@@ -309,13 +309,15 @@ class Spread(TorchDispatchMode):
             key=lambda e: float(e.after[0]) - max(float(b) for b in e.before),
             default=chain[-1] if chain else None,
         )
-        return Finding(last.name, last.place, None) if last else Finding("result", None, None)
+        if last is None:
+            return Finding("result", None, None)
+        return Finding(last.name, last.place, None if _known(last.name) else _STRANGE)
 
 
 _TAKES = "it takes a padded row"
 _ONCE = "it would be written once for each piece"
 _STRANGE = "its effect on rows is not known"
-_DIVERGES = (
+DIVERGES = (
     "the run at another size does not have it: the callable branches on the size, or on a value"
 )
 

@@ -122,12 +122,15 @@ class Pool:
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
+        fix = "max_bytes=2**30, or None for no bound"
         if max_bytes is not None and (
             isinstance(max_bytes, bool) or not isinstance(max_bytes, int)
         ):
-            raise GraphError("OL401", f"max_bytes must be an int or None, got {max_bytes!r}")
+            raise GraphError(
+                "OL401", f"max_bytes must be an int or None, got {max_bytes!r}", fix=fix
+            )
         if max_bytes is not None and max_bytes <= 0:
-            raise GraphError("OL401", f"max_bytes must be positive, got {max_bytes}")
+            raise GraphError("OL401", f"max_bytes must be positive, got {max_bytes}", fix=fix)
         self.max_bytes = max_bytes
         self._pools: dict[tuple[str, torch.device], DevicePool] = {}
         self._apart: weakref.WeakSet[DevicePool] = weakref.WeakSet()

@@ -21,7 +21,7 @@ from onelaunch.buckets import Buckets, Number, Sizes
 from onelaunch.driver.driver import Driver, Padded
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
-from onelaunch.independence import Finding, Spread
+from onelaunch.independence import DIVERGES, Finding, Spread
 from onelaunch.observe import Observer
 from onelaunch.padding import (
     Follow,
@@ -36,6 +36,14 @@ from onelaunch.padding import (
 from onelaunch.state import Walk, changes, walk
 from onelaunch.trace import Step, Trace, form
 from onelaunch.tree import Flat, Tree, flatten, unflatten
+
+# Of size 1 a transposed tensor is contiguous, and torch takes other operations for those.
+_ALONE = "a bucket of its own for size 1, where torch may take other operations: sizes=(1, ...)"
+_SLOWPATH = "torch.backends.mha.set_fastpath_enabled(False): then masks are followed"
+_FUSED: dict[str, str] = {
+    "_transformer_encoder_layer_fwd": _SLOWPATH,
+    "_native_multi_head_attention": _SLOWPATH,
+}
 
 
 @dataclass(slots=True)
@@ -229,7 +237,7 @@ class _Proving:
         )
         if self.buckets.independent:
             return self.rehearsal.run(grown, None)
-        spread, padded = self._padded(grown, inputs, trace.steps)
+        spread, padded = self._padded(grown, inputs, trace.steps, sizes)
         if self.form is None:
             self.form = (form(trace.steps), self.call.padded)
         if padded.tree != real.tree:
@@ -247,7 +255,7 @@ class _Proving:
         self.known.forms[first] = self.known.forms[both] = set(self.written)
 
     def _padded(
-        self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step]
+        self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step], sizes: Sizes
     ) -> tuple[Spread | None, Flat]:
         """The padded run, and what was followed through it; None where that is known."""
         first = (form(steps), self.call.padded)
@@ -260,7 +268,7 @@ class _Proving:
                 return None, padded
         spread = self._marked(grown, real, steps)
         padded = self.rehearsal.run(grown, spread)
-        self._check_run(spread, grown)
+        self._check_run(spread, grown, sizes)
         return spread, padded
 
     def _marked(
@@ -277,10 +285,12 @@ class _Proving:
             spread.mark(t, outside, _unknown(outside, small, how))
         return spread
 
-    def _check_run(self, spread: Spread, grown: Sequence[Tensor]) -> None:
+    def _check_run(self, spread: Spread, grown: Sequence[Tensor], sizes: Sizes) -> None:
         apart = spread.finish()
         if apart is not None:
-            raise self._refusal("the callable", apart)
+            alone = any(n == 1 < b for n, b in zip(sizes, self.bucket, strict=True))
+            fix = _ALONE if alone and apart.reason == DIVERGES else None
+            raise self._refusal("the callable", apart, fix=fix)
         kept = spread.written()
         if kept:
             raise self._refusal("a tensor that the callable keeps", spread.blame(kept[0]))
@@ -356,19 +366,22 @@ class _Proving:
             raise self._refusal("the callable", repeated, "being cut into pieces")
         if self.buckets.independent:
             return
-        self._check_run(spread, inputs)
+        self._check_run(spread, inputs, whole)
         for number, t in enumerate(result.tensors):
             dim = next(f.dim for f in proof.follows[number] if f.place == place)
             if spread.depends(t, (*[slice(None)] * dim, slice(half, None))):
                 raise self._refusal(f"result {number}", spread.blame(t))
 
-    def _refusal(self, what: str, found: Finding, on: str | None = None) -> CaptureError:
+    def _refusal(
+        self, what: str, found: Finding, on: str | None = None, fix: str | None = None
+    ) -> CaptureError:
         reason = found.reason or "it brings rows together"
         on = on or f"padding to {_shown(self.bucket)}"
         return CaptureError(
             "OL140",
             f"{what} depends on {on}, by `{found.name}`: {reason}",
             where=str(found.place) if found.place else None,
+            fix=fix or _FUSED.get(found.name),
         )
 
     def _cuts(self, padded: Flat) -> Proof:

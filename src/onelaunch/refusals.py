@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 _KEEP = "keep the value on the device, or read it after the call"
+_INDEX = f"{_KEEP}; to index with it: x.index_select(0, i.view(1))"
 _FIXED = "use a form of fixed size: torch.where, a mask, or topk"
 
 
@@ -53,8 +54,8 @@ def _unbounded(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 REFUSALS: dict[str, Refusal] = {
     # Host reads.
-    "aten::_local_scalar_dense": Refusal("OL101", _KEEP),
-    "aten::item": Refusal("OL101", _KEEP),
+    "aten::_local_scalar_dense": Refusal("OL101", _INDEX),
+    "aten::item": Refusal("OL101", _INDEX),
     "aten::is_nonzero": Refusal("OL101", "torch.where(condition, a, b)"),
     "aten::equal": Refusal("OL101", "(a == b).all() stays on the device"),
     "aten::allclose": Refusal("OL101", "torch.isclose(a, b).all() stays on the device"),

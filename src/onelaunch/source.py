@@ -17,6 +17,7 @@ _LIBRARY = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
 )
+MOST = 160  # characters of a line in a message
 _PLUMBING = frozenset({contextlib.__file__, functools.__file__})
 
 
@@ -33,7 +34,10 @@ class Place(NamedTuple):
         except ValueError:  # another drive, on Windows
             path = self.filename
         path = self.filename if path.startswith("..") else path
-        return f"{path}:{self.lineno}: {self.source}" if self.source else f"{path}:{self.lineno}"
+        if not self.source:
+            return f"{path}:{self.lineno}"
+        source = f"{self.source[:MOST]} ..." if len(self.source) > MOST else self.source
+        return f"{path}:{self.lineno}: {source}"
 
 
 def user_frame(traceback: TracebackType | None = None) -> Place | None:

@@ -156,6 +156,9 @@ class CallSpec:
     def __str__(self) -> str:
         return ", ".join(str(t) for t in self.tensors) or "no tensors"
 
+    def __repr__(self) -> str:  # one of all fields would fill the screen
+        return f"<CallSpec {self}>"
+
     def difference(self, other: CallSpec, paths: Sequence[str]) -> tuple[str, str]:
         """Where `other` differs, and how: ``("args[0], dim 1", "captured 8, got 9")``."""
         for mine, theirs, path in zip(self.tensors, other.tensors, paths, strict=False):

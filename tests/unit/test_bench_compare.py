@@ -308,3 +308,15 @@ def test_every_engine_has_a_name_of_its_own_and_its_code() -> None:
     assert len({engine.name for engine in DEFAULT}) == len(DEFAULT)
     for engine in ENGINES.values():
         compile(engine.code(workload), engine.name, "exec")
+
+
+def test_nan_is_not_called_a_result_that_changes() -> None:
+    result = compare(lambda x: x * math.nan, (X,), engines=["eager"], seconds=0.01)
+    assert result["eager"].reason == "eager's own result has NaN in it"
+    assert result.remarks == ("Nothing could be checked: eager's own result has NaN in it.",)
+
+
+def test_a_refused_capture_names_the_line() -> None:
+    result = compare(lambda x: x * x.sum().item(), (X,), engines=["onelaunch"], seconds=0.01)
+    assert result["onelaunch"].reason is not None
+    assert "test_bench_compare.py" in result["onelaunch"].reason

@@ -82,8 +82,16 @@ def test_an_absent_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert why == f"{PACKAGES[name]} is not installed"
 
 
+def no_arguments() -> Tensor:
+    return torch.ones(3) * 2
+
+
 @pytest.mark.parametrize("name", [*QUICK, *OURS])
-@pytest.mark.parametrize("workload", [plain(), masked()], ids=["positional", "keyword"])
+@pytest.mark.parametrize(
+    "workload",
+    [plain(), masked(), Workload(no_arguments, (), {})],
+    ids=["positional", "keyword", "no arguments"],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_code_of_an_engine_runs(name: str, workload: Workload) -> None:
     names = dict(zip(workload.names[0], workload.args, strict=True)) | workload.kwargs
@@ -216,3 +224,13 @@ def test_every_engine_on_a_gpu() -> None:
     assert result.profile is not None
     assert result.profile.bound == "launches"
     assert result.profile.kernels
+
+
+def test_a_graph_break_is_not_logged_into_the_progress_bar(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    result = compare(
+        lambda x: x * x.max().item(), (torch.ones(3),), engines=["compile"], seconds=0.01
+    )
+    assert result.rows[0].status == "ok"
+    assert "Graph break" not in capfd.readouterr().err + caplog.text

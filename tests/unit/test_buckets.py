@@ -173,12 +173,16 @@ BAD: list[Callable[[], Buckets]] = [
     lambda: Buckets(0, (0, 4)),
     lambda: Buckets(-1, (4,)),
     lambda: Buckets((0, 1), ((4,),)),
+    lambda: Buckets((0, 1), 8),  # pyright: ignore[reportArgumentType]
+    lambda: Buckets((0, 1), (2, 4)),  # pyright: ignore[reportArgumentType]
+    lambda: Buckets(None, (4,)),  # pyright: ignore[reportArgumentType]
     lambda: Buckets(0, (4.0,)),  # pyright: ignore[reportArgumentType]
     lambda: Buckets(0, (4,), overflow="wrap"),  # pyright: ignore[reportArgumentType]
     lambda: Buckets((0, 1), ((4,), (4,)), pad={"x": (1, 2, 3)}),
     lambda: Buckets.powers_of_two(0),
     lambda: Buckets.every(0, upto=4),
     lambda: Buckets.fit({}),
+    lambda: Buckets.fit({4: 2}, max_sizes=0),
     lambda: Buckets.fit({4: 2}, max_bytes=10),
     lambda: Buckets.fit({4: 2}, max_capture_seconds=10),
 ]

@@ -48,7 +48,11 @@ def mismatched():
 def no_tensor():
     return len, ([1, 2],)
 
+def leaves():
+    raise SystemExit(0)
+
 number = 3
+net = nn.Linear(8, 3)
 """
 
 
@@ -71,6 +75,7 @@ def test_compare(name: str, factories: Path, capsys: pytest.CaptureFixture[str])
     out, err = capsys.readouterr()
     assert "eager, no_grad" in out
     assert "Fastest correct engine" in out
+    assert out.startswith("\nThis call takes")  # one empty line, whether or not a bar was shown
     assert err == ""
 
 
@@ -103,8 +108,11 @@ def test_an_engine_that_is_wrong_is_exit_code_1(
         ("odd_kwargs", "its third part must be a dict"),
         ("broken", "`broken()` raised LookupError: no weights here"),
         ("mismatched", "the callable raised RuntimeError: mat1 and mat2"),
-        ("no_tensor", "the callable returns no tensor"),
+        ("no_tensor", "the callable returns no tensor, but a int"),
+        ("leaves", "`leaves()` raised SystemExit: 0"),
+        ("net", "`net` is a Linear, not a function"),
         ("number", "`number` is not callable"),
+        ("modle", "factories.py:model\n"),
         ("modle", "has no `modle`"),
     ],
 )
@@ -167,6 +175,30 @@ def test_a_broken_module_names_its_line(
     file.write_text("x = 1\ny = x / 0\n")
     assert run(["compare", f"{file}:model"]) == 2
     assert "broken_module.py:2: y = x / 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "where"),
+    [("x = 1\ndef model(:\n", "fails.py:2: def model(:"), ("exit(3)\n", "fails.py:1: exit(3)")],
+)
+def test_a_module_that_cannot_be_run_names_its_line(
+    source: str,
+    where: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "fails.py").write_text(source)
+    assert run(["compare", f"{tmp_path}/fails.py:model"]) == 2
+    assert where in capsys.readouterr().err
+
+
+def test_an_unknown_engine_is_told_before_the_model_is_made(
+    factories: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["compare", f"{factories}:broken", "--engines", "eagre"]) == 2
+    assert "engines=['eager']" in capsys.readouterr().err
 
 
 def test_a_file_in_a_package_is_imported_as_part_of_it(

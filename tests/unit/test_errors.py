@@ -12,6 +12,7 @@ import pytest
 
 import onelaunch as ol
 from onelaunch.errors import CATALOGUE, CaptureError, GraphError, ReplayError
+from onelaunch.source import Place
 
 SOURCE = Path(__file__).parents[2] / "src" / "onelaunch"
 KINDS = (GraphError, CaptureError, ReplayError)
@@ -73,3 +74,8 @@ def test_the_tree_of_errors() -> None:
     assert GraphError.__bases__ == (RuntimeError,)
     assert CaptureError.__bases__ == ReplayError.__bases__ == (GraphError,)
     assert issubclass(ol.GraphWarning, UserWarning)
+
+
+def test_a_long_line_of_source_is_cut() -> None:
+    assert str(Place("/nowhere/f.py", 3, "x = 1")) == "/nowhere/f.py:3: x = 1"
+    assert len(str(Place("/nowhere/f.py", 3, "x + " * 300))) < 200

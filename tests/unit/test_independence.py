@@ -160,6 +160,30 @@ def test_an_encoder_of_torch() -> None:
         proof(model, torch.randn(3, 7, 16), buckets=Buckets(1, (4, 8)))
 
 
+@torch.no_grad()
+def test_the_fused_layer_and_size_1_say_what_to_do() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).eval()
+    x, mask = torch.randn(3, 5, 8), torch.ones(3, 5, dtype=torch.bool)
+
+    def encode(x: Tensor, mask: Tensor) -> Tensor:
+        return layer(x, src_key_padding_mask=~mask)
+
+    def buckets(*lengths: int) -> Buckets:
+        return Buckets(dim=(0, 1), sizes=((1, 4), lengths), pad={"mask": (None, 0)})
+
+    with pytest.raises(CaptureError, match="_transformer_encoder_layer_fwd") as caught:
+        proof(encode, x, mask, buckets=buckets(8))
+    assert "set_fastpath_enabled(False)" in caught.value.fix
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with pytest.raises(CaptureError, match="branches on the size") as caught:
+            proof(encode, x, mask, buckets=buckets(8))
+        assert "sizes=(1, ...)" in caught.value.fix
+        proof(encode, x, mask, buckets=buckets(1, 8))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
 def test_a_mask_counts_only_where_its_padding_is_known() -> None:
     def attend(x: Tensor, mask: Tensor) -> Tensor:
         scores = x @ x.transpose(1, 2) + (1 - mask[:, None, :]) * torch.finfo(torch.float32).min

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from benchmarks import render
@@ -56,8 +57,8 @@ COMPARISON = Comparison(
 )
 
 
-def printed(comparison: Comparison) -> str:
-    console = Console(width=160, file=io.StringIO())
+def printed(comparison: Comparison, width: int = 160) -> str:
+    console = Console(width=width, file=io.StringIO())
     show(comparison, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -81,6 +82,42 @@ def test_the_table_has_every_row_the_paragraph_and_the_code() -> None:
     assert text.index("the slow") < text.index("wrong: relative error") < text.index("missing:")
     for part in ("30.0 us ±0.2", "3.0e-07", "3 MiB", "noisy", "y = quick(x)", "a remark", "<no>"):
         assert part in text
+
+
+def test_on_a_cpu_each_engine_is_one_line_of_80_columns() -> None:
+    """Nothing wraps and nothing is cut off; engines without times have their reason below."""
+    rows = [
+        Row(
+            engine.name,
+            engine.title,
+            "ok",
+            error=1e-7,
+            fresh_output=engine.name != "onelaunch-static",
+            build_seconds=71.0,
+            wall=Timing(119_000, 75_800, 9),
+            host=Timing(249, 129_789_000, 9),
+            noisy=True,
+            memory_bytes=408 << 10,
+        )
+        for engine in ENGINES.values()
+        if engine.missing(torch.device("cpu")) is None and engine.name != "onelaunch-max-autotune"
+    ]
+    text = printed(Comparison("w", (*rows, Row("a", "A", "missing", "no GPU"))), width=80)
+    lines = text.splitlines()
+    for row in rows:
+        overwritten = " *" if row.fresh_output is False else ""
+        line = next(line for line in lines if line.startswith(f"{row.title}{overwritten}  "))
+        assert " ".join(line.split()).endswith("~119 ms ±37.9 249 us 1.0e-07 71.0 s 408 KiB")
+    assert any(line.split() == ["A", "missing:", "no", "GPU"] for line in lines)
+    assert "*: the next call overwrites the result." in lines
+
+
+def test_results_that_change_are_not_called_checked() -> None:
+    row = Row("a", "A", "unchecked", "changes", error=0.9, wall=Timing(5.0, 1.0, 3))
+    text = printed(Comparison("w", (row,), tolerance=9.0))
+    assert "9e+00" not in text
+    assert "9.0e-01" not in text
+    assert "No engine could be checked" in text
 
 
 def test_empty_columns_are_left_out() -> None:
@@ -134,6 +171,8 @@ def test_a_page_without_figures() -> None:
 def test_cells() -> None:
     assert cells(Row("a", "A", "missing", "no GPU")) == ("A", *[""] * 6, "missing: no GPU")
     assert timing(Timing(1234.5, 100.0, 5)) == "1.2 ms ±0.05"
+    assert timing(Timing(249, 2 * 64_894_000, 5)) == "249 us ±64.9 s"
+    assert [memory(n) for n in (0, 80)] == ["0", "80 B"]
     assert [memory(n) for n in (0, 2048, 3 << 20, 3 << 30)] == ["0", "2 KiB", "3 MiB", "3.0 GiB"]
 
 

@@ -1,7 +1,7 @@
 """Every way to run a callable, side by side: checked, then timed."""
 
-from onelaunch.bench.comparison import ENGINES, compare
+from onelaunch.bench.comparison import ENGINES, choose, compare
 from onelaunch.bench.rows import Comparison, Row
 from onelaunch.bench.timers import Timing
 
-__all__ = ["ENGINES", "Comparison", "Row", "Timing", "compare"]
+__all__ = ["ENGINES", "Comparison", "Row", "Timing", "choose", "compare"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import gc
 import os
 import time
@@ -110,7 +111,9 @@ def choose(engines: Sequence[str | Engine] | None) -> tuple[Engine, ...]:
     unknown = [name for name in engines if isinstance(name, str) and name not in ENGINES]
     if unknown:
         known = ", ".join(ENGINES)
-        raise _bad(f"no engine is called {', '.join(unknown)}", f"the engines are {known}")
+        close = difflib.get_close_matches(unknown[0], ENGINES, 1) or ["eager"]
+        what = f"no engine is called {' or '.join(unknown)}"
+        raise _bad(what, f"the engines are {known}", f"engines={close}")
     return tuple(ENGINES[e] if isinstance(e, str) else e for e in engines)
 
 
@@ -206,10 +209,9 @@ def _remarks(workload: Workload, reference: Reference) -> Iterator[str]:
     if reference.refused is not None:
         yield f"Checked on the given inputs alone; random ones are refused: {reference.refused}"
     if not reference.repeatable:
-        yield (
-            "Nothing could be checked: eager's own result changes from call to call on the same "
-            "inputs (dropout, random numbers or state). For a model, call .eval() first."
-        )
+        changes = " (dropout, random numbers or state). For a model, call .eval() first"
+        more = changes if reference.doubt.endswith("change") else ""
+        yield f"Nothing could be checked: {reference.doubt}{more}."
 
 
 def _too_large(workload: Workload, engines: tuple[Engine, ...]) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import io
+import logging
 import time
 import warnings
 from collections.abc import Callable, Generator
@@ -19,6 +20,7 @@ from onelaunch.bench.reference import Outputs, Reference, Verdict, first_line, s
 from onelaunch.bench.rows import Row, Status
 from onelaunch.bench.timers import Timer, TimerName, Timing, settled
 from onelaunch.bench.workload import Workload
+from onelaunch.errors import GraphError
 
 # They are about how an engine calls torch, which a reader of its row can do nothing about.
 OUTDATED = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
@@ -61,7 +63,7 @@ class Entry:
             own = self.workload.copy()
             held = _reserved(own.device)
             start = time.perf_counter()
-            with contextlib.redirect_stderr(io.StringIO()):  # autotuners print their trials
+            with _quiet():
                 self.built = self.engine.build(own)
             _synchronize(own.device)
             self.build_seconds = time.perf_counter() - start
@@ -90,7 +92,7 @@ class Entry:
         self.error = max((v.error for v in verdicts if v.error == v.error), default=None)
         wrong = next((v.wrong for v in verdicts if v.wrong), None)
         if not reference.repeatable:
-            self.status, self.reason = "unchecked", "the callable's own results change"
+            self.status, self.reason = "unchecked", reference.doubt
         elif wrong is not None:
             self.status, self.reason = "wrong", wrong
         else:
@@ -130,7 +132,10 @@ class Entry:
                     yield
             except Exception as error:  # noqa: BLE001  an engine may raise anything
                 self.status = "failed"
-                self.reason = f"{type(error).__name__}: {first_line(error)}"
+                place = (
+                    f", at {error.where}" if isinstance(error, GraphError) and error.where else ""
+                )
+                self.reason = f"{type(error).__name__}: {first_line(error)}{place}"
                 self.close()
         for warning in caught:
             if issubclass(warning.category, OUTDATED):
@@ -172,6 +177,19 @@ class Entry:
             code=self.engine.code(self.workload),
             notes=tuple(self.notes),
         )
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None]:
+    """Autotuners print their trials, and dynamo logs its graph breaks, into the progress bar."""
+    logger = logging.getLogger("torch._dynamo")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _differ(some: Outputs, others: Outputs) -> bool:

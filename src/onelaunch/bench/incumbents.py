@@ -86,10 +86,10 @@ class MakeGraphedCallables:
 
     def code(self, workload: Workload) -> str:
         names, _ = workload.names
-        samples = ", ".join(f"{name}.clone()" for name in names)
+        samples = tuple_text([f"{name}.clone()" for name in names])
         return (
             "with torch.no_grad():\n"
-            f"    fast = torch.cuda.make_graphed_callables(model, ({samples},))\n"
+            f"    fast = torch.cuda.make_graphed_callables(model, {samples})\n"
             f"    y = fast({workload.call_text})  # overwritten by the next call"
         )
 
@@ -162,22 +162,21 @@ class TorchScript:
 
     def code(self, workload: Workload) -> str:
         names, keyword = workload.names
+        module = isinstance(workload.fn, nn.Module)
+        model = "model.eval()" if module else "model"
         if self.how == "script":
-            made = "torch.jit.script(model.eval())"
+            made = f"torch.jit.script({model})"
         elif keyword:
             try:
                 parameters = _by_parameter(workload.fn, names, {name: name for name in keyword})
             except (TypeError, ValueError):  # no signature, or one that these do not fit
                 parameters = {name: name for name in [*names, *keyword]}
             given = ", ".join(f'"{key}": {name}' for key, name in parameters.items())
-            made = f"torch.jit.trace(model.eval(), example_kwarg_inputs={{{given}}}, strict=False)"
+            made = f"torch.jit.trace({model}, example_kwarg_inputs={{{given}}}, strict=False)"
         else:
-            made = f"torch.jit.trace(model.eval(), ({', '.join(names)},), strict=False)"
-        return (
-            "with torch.no_grad():\n"
-            f"    fast = torch.jit.freeze({made})\n"
-            f"    y = fast({workload.call_text})"
-        )
+            made = f"torch.jit.trace({model}, {tuple_text(names)}, strict=False)"
+        made = f"torch.jit.freeze({made})" if module else made
+        return f"with torch.no_grad():\n    fast = {made}\n    y = fast({workload.call_text})"
 
 
 def _by_parameter(
@@ -186,6 +185,11 @@ def _by_parameter(
     """All arguments by the names of the parameters that they go to."""
     forward = fn.forward if isinstance(fn, nn.Module) else fn
     return dict(inspect.signature(forward).bind(*args, **kwargs).arguments)
+
+
+def tuple_text(names: Sequence[str]) -> str:
+    """A tuple of these, as code."""
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
 
 def _survives(what: str, code: str) -> None:
@@ -226,11 +230,10 @@ class AOTInductor:
 
     def code(self, workload: Workload) -> str:
         names, keyword = workload.names
-        positional = ", ".join(names) + ("," if len(names) == 1 else "")
         given = ", ".join(f'"{name}": {name}' for name in keyword)
         return (
             "with torch.no_grad():\n"
-            f"    exported = torch.export.export(model, ({positional}), {{{given}}})\n"
+            f"    exported = torch.export.export(model, {tuple_text(names)}, {{{given}}})\n"
             '    torch._inductor.aoti_compile_and_package(exported, package_path="model.pt2")\n'
             '    fast = torch._inductor.aoti_load_package("model.pt2")\n'
             f"    y = fast({workload.call_text})"
@@ -279,12 +282,12 @@ class OnnxRuntime:
 
     def code(self, workload: Workload) -> str:
         names, keyword = workload.names
-        positional = ", ".join(names) + ("," if len(names) == 1 else "")
+        positional = tuple_text(names)
         given = ", ".join(f'"{name}": {name}' for name in keyword)
         tensors = ", ".join([*names, *keyword])
         return (
             "import onnxruntime\n"
-            f"program = torch.onnx.export(model, ({positional}), kwargs={{{given}}}, dynamo=True)\n"
+            f"program = torch.onnx.export(model, {positional}, kwargs={{{given}}}, dynamo=True)\n"
             "session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())\n"
             "names = [port.name for port in session.get_inputs()]\n"
             f"feed = {{name: t.numpy() for name, t in zip(names, [{tensors}])}}\n"

@@ -68,6 +68,14 @@ class Reference:
     repeatable: bool
     refused: str | None = None
 
+    @property
+    def doubt(self) -> str:
+        """Why nothing can be checked, where eager does not repeat its own result."""
+        floats = [t for t in self.cases[0].eager if t.is_floating_point() or t.is_complex()]
+        if any(bool(t.isnan().any()) for t in floats):
+            return "eager's own result has NaN in it"
+        return "the callable's own results change"
+
     def check(self, case: Case, result: Any) -> Verdict:
         """Judge an engine's result on the inputs of a case."""
         return judge(outputs(result), case, self.tolerance)
@@ -92,11 +100,14 @@ def make_reference(workload: Workload, generator: torch.Generator) -> Reference:
         Exception: whatever it raises on the arguments given.
     """
     given = workload.copy()
-    first = snapshot(given())
+    result = given()
+    first = snapshot(result)
     if not first:
         why = "there is nothing to check or to wait for"
         fix = "return the tensors that the call computes"
-        raise GraphError("OL401", "the callable returns no tensor", where="fn", why=why, fix=fix)
+        what = f"the callable returns no tensor, but a {type(result).__name__}"
+        where = getattr(workload.fn, "__qualname__", type(workload.fn).__qualname__)
+        raise GraphError("OL401", what, where=where, why=why, fix=fix)
     again = snapshot(Workload(given.fn, *workload.copy_inputs())())
     sets = [(workload.copy_inputs(), first)]
     fresh = workload.fresh(generator)

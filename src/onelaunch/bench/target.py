@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
+
+from torch import nn
 
 from onelaunch.errors import GraphError
 
@@ -35,28 +38,50 @@ def load(target: str) -> Call:
     """
     place, separator, name = target.rpartition(":")
     if not separator or not place or not name:
-        raise _bad(target, "it is not path.py:name or module:name", "a target names a factory")
+        file = "path.py" if separator or not target else target
+        raise _bad(
+            target,
+            "it is not path.py:name or module:name",
+            "the name is that of a factory in the file",
+            f"onelaunch compare {file}:model",
+        )
     module = _import(target, place)
     factory = getattr(module, name, None)
     if factory is None:
-        public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise _bad(
-            target, f"{place} has no `{name}`", f"it has {', '.join(sorted(public)) or 'nothing'}"
-        )
+        raise _unknown(target, place, name, module)
+    if isinstance(factory, nn.Module):
+        what = f"`{name}` is a {type(factory).__name__}, not a function that makes one"
+        raise _bad(target, what, "the arguments must come with it")
     if not callable(factory):
         raise _bad(target, f"`{name}` is not callable", "the factory is called without arguments")
     try:
         made = factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise raised(f"`{name}()`", error, target) from error
     return _checked(target, name, made)
+
+
+def _unknown(target: str, place: str, name: str, module: Any) -> GraphError:
+    """There is no factory of this name, but perhaps of a similar one."""
+    own = [
+        n
+        for n, v in vars(module).items()
+        if callable(v)
+        and not n.startswith("_")
+        and getattr(v, "__module__", None) == module.__name__
+    ]
+    close = difflib.get_close_matches(name, own, 1)
+    fix = f"onelaunch compare {place}:{close[0]}" if close else FIX
+    why = f"it has {', '.join(sorted(own)) or 'nothing that can be called'}"
+    return _bad(target, f"{place} has no `{name}`", why, fix)
 
 
 def _import(target: str, place: str) -> Any:
     path = Path(place)
     if path.suffix == ".py" or "/" in place:
         if not path.is_file():
-            raise _bad(target, f"there is no file {place}", "the path starts at the current folder")
+            why = f"the path starts at the current folder, {Path.cwd()}"
+            raise _bad(target, f"there is no file {place}", why, "onelaunch compare path.py:model")
         root, module = _root(path.resolve())
     else:
         root, module = Path.cwd(), place
@@ -64,7 +89,7 @@ def _import(target: str, place: str) -> Any:
         sys.path.insert(0, str(root))
     try:
         return importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise raised(f"importing {place}", error, target) from error
 
 
@@ -96,28 +121,30 @@ def _checked(target: str, name: str, made: object) -> Call:
 def _shape(made: object) -> str:
     if isinstance(made, tuple):
         return f"({', '.join(type(part).__name__ for part in cast(tuple[Any, ...], made))})"
-    return f"a {type(made).__name__}"
+    return "None" if made is None else f"a {type(made).__name__}"
 
 
-def raised(what: str, error: Exception, target: str) -> GraphError:
+def raised(what: str, error: BaseException, target: str) -> GraphError:
     """The error for code of the user's that raised, with their line."""
     return GraphError(
         "OL401",
         f"{what} raised {type(error).__name__}: {error}",
         where=f"{target}{_line(error)}",
         why="it must run by itself before it can be compared",
-        fix=FIX,
+        fix="do the same in Python, which shows the whole traceback",
     )
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     """The innermost line that is neither onelaunch's nor of an installed package."""
-    ours = str(Path(__file__).parents[1])
+    if isinstance(error, SyntaxError) and error.filename:
+        return f", at {error.filename}:{error.lineno}: {(error.text or '').strip()}"
+    ours = (str(Path(__file__).parents[1]), str(Path(importlib.__file__).parent), "<")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((ours, "<")) and "site-packages" not in frame.filename:
+        if not frame.filename.startswith(ours) and "site-packages" not in frame.filename:
             return f", at {frame.filename}:{frame.lineno}: {frame.line}"
     return ""
 
 
-def _bad(target: str, what: str, why: str) -> GraphError:
-    return GraphError("OL401", what, where=target, why=why, fix=FIX)
+def _bad(target: str, what: str, why: str, fix: str = FIX) -> GraphError:
+    return GraphError("OL401", what, where=target, why=why, fix=fix)

@@ -38,7 +38,10 @@ def timing(found: Timing | None) -> str:
         return ""
     value, unit = us(found.median_us).split()
     scale = {"us": 1.0, "ms": 1e3, "s": 1e6}[unit]
-    return f"{value} {unit} ±{found.spread_us / 2 / scale:.{2 if float(value) < 10 else 1}f}"
+    spread = found.spread_us / 2
+    if spread > found.median_us:
+        return f"{value} {unit} ±{us(spread)}"
+    return f"{value} {unit} ±{spread / scale:.{2 if float(value) < 10 else 1}f}"
 
 
 def seconds(value: float) -> str:
@@ -47,8 +50,10 @@ def seconds(value: float) -> str:
 
 def memory(count: int) -> str:
     """Bytes in the unit that leaves a short number."""
+    if count < 2**10:
+        return f"{count} B" if count else "0"
     if count < 2**20:
-        return f"{count / 2**10:.0f} KiB" if count else "0"
+        return f"{count / 2**10:.0f} KiB"
     return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
 
 
@@ -66,6 +71,8 @@ def verdict(comparison: Comparison) -> str:
     """Which engine to take, in a sentence or two."""
     best, fastest = comparison.best, comparison.fastest
     if best is None or best.wall is None:
+        if any(row.status == "unchecked" for row in comparison.rows):
+            return "No engine could be checked, so none is named the fastest."
         return "No engine was right and timed, so none can be named the fastest."
     text = f"Fastest correct engine: {best.title}, {us(best.wall.median_us)} per call"
     eager = next((row for row in comparison.rows if row.engine == "eager"), best)
@@ -89,11 +96,14 @@ def verdict(comparison: Comparison) -> str:
 def header(comparison: Comparison) -> str:
     """Against what the rows were checked, and how they were timed."""
     where = comparison.environment.get("gpu") or comparison.environment.get("cpu") or "this machine"
-    noisy = any(row.noisy for row in comparison.rows)
-    doubt = " Noisy: the wall time still moved by more than 2% when time was up." if noisy else ""
-    return (
-        f"{comparison.workload} on {where}, torch {comparison.environment.get('torch')}. Checked "
-        f"against {comparison.reference}: a relative error up to {comparison.tolerance:.0e} "
-        f"passes. {comparison.rounds} interleaved rounds; median ± half the distance between the "
-        f"quartiles.{doubt}"
-    )
+    said = [f"{comparison.workload} on {where}, torch {comparison.environment.get('torch')}."]
+    if not any(row.status == "unchecked" for row in comparison.rows):
+        said.append(
+            f"Checked against {comparison.reference}: a relative error up to "
+            f"{comparison.tolerance:.0e} passes."
+        )
+    rounds = "1 round" if comparison.rounds == 1 else f"{comparison.rounds} interleaved rounds"
+    said.append(f"{rounds}; median ± half the distance between the quartiles.")
+    if any(row.noisy for row in comparison.rows):
+        said.append("~: noisy, the wall time still moved by more than 2% when time was up.")
+    return " ".join(said)

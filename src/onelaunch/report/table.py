@@ -7,9 +7,11 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from onelaunch.bench.rows import Comparison
-from onelaunch.report.cells import COLUMNS, cells, header, in_order, verdict
+from onelaunch.bench.profile import us
+from onelaunch.bench.rows import Comparison, Row
+from onelaunch.report.cells import cells, header, in_order, remark, verdict
 
+_COLUMNS = ("engine", "wall / call", "host", "GPU", "error", "build", "memory")
 _STYLE = {"wrong": "red", "failed": "yellow", "missing": "dim", "interrupted": "dim"}
 
 
@@ -19,10 +21,15 @@ def show(comparison: Comparison, console: Console) -> None:
     if comparison.profile is not None:
         console.print(Text(comparison.profile.summary))
         console.print()
-    console.print(_table(comparison))
+    for table in (_table(comparison), _reasons(comparison)):
+        if table.row_count:
+            console.print(table)
+            console.print()
     console.print(Text(header(comparison), style="dim"))
-    for remark in comparison.remarks:
-        console.print(Text(remark, style="yellow"))
+    if any(row.wall and row.fresh_output is False for row in comparison.rows):
+        console.print(Text("*: the next call overwrites the result.", style="dim"))
+    for said in comparison.remarks:
+        console.print(Text(said, style="yellow"))
     for row in comparison.rows:
         for note in row.notes:
             console.print(Text(f"{row.title}: {note}", style="dim"))
@@ -36,15 +43,43 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def _table(comparison: Comparison) -> Table:
-    rows = in_order(comparison)
-    texts = [cells(row) for row in rows]
-    used = [i for i in range(len(COLUMNS)) if i == 0 or any(text[i] for text in texts)]
+    """The rows that were timed, narrow enough for 80 columns on a CPU."""
+    rows = [row for row in in_order(comparison) if row.wall is not None]
+    texts = [_figures(row) for row in rows]
+    used = [i for i in range(len(_COLUMNS)) if any(text[i] for text in texts)]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i in used:
-        right = 0 < i < len(COLUMNS) - 1
-        table.add_column(COLUMNS[i], justify="right" if right else "left", no_wrap=right)
+        right = i > 0
+        justify = "right" if right else "left"
+        table.add_column(_COLUMNS[i], justify=justify, no_wrap=right, overflow="fold")
     for row, text in zip(rows, texts, strict=True):
         best = comparison.best is not None and row.engine == comparison.best.engine
         style = "bold green" if best else _STYLE.get(row.status, "")
         table.add_row(*(Text(text[i]) for i in used), style=style)
+    return table
+
+
+def _figures(row: Row) -> tuple[str, ...]:
+    """One text for each of `_COLUMNS`; the spread of the wall time stands for all."""
+    title, wall, _, _, error, build, memory, _ = cells(row)
+    return (
+        f"{title} *" if row.fresh_output is False else title,
+        f"~{wall}" if row.noisy else wall,
+        "" if row.host is None else us(row.host.median_us),
+        "" if row.gpu is None else us(row.gpu.median_us),
+        "" if row.status == "unchecked" else error,
+        build,
+        memory,
+    )
+
+
+def _reasons(comparison: Comparison) -> Table:
+    """The rows without times, and why."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in in_order(comparison):
+        if row.wall is None:
+            style = _STYLE.get(row.status, "")
+            table.add_row(Text(row.title), Text(remark(row)), style=style)
     return table

@@ -272,12 +272,12 @@ class Graphed(Table, Generic[P, R]):
             direct = self.options.gradients == "direct" and not distributed.initialized()
             root = self._callee.root[1]
             forward = Forward(driver, device, self._pool, root, raises, direct)
-        pool = forward.pool if forward else self._pool.on(driver, device)
         callee = self._callee.on(driver)
         recorder = Recorder(
             driver=driver,
             device=device,
-            pool=pool,
+            pool=self._pool.on(driver, device) if forward is None else forward.pool,
+            apart=lambda: self._pool.apart(driver, device),
             fn=callee,
             roots=self._callee.roots(flat),
             static_outputs=self.options.outputs == "static" and forward is None,
@@ -288,14 +288,15 @@ class Graphed(Table, Generic[P, R]):
             follows=self._followed(),
         )
         captured = recorder.record(flat.tree, flat.tensors)
+        pool = recorder.pool
         distributed.shutdown.watch(self, captured.graph)
         if signature.launches is not None:
             captured.launches = signature.launches
         captured.clock = self._pool.clock
         call = self._call_of(captured, spec)
-        kept = pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
-        if forward is not None:
-            kept = pool.memory_bytes
+        kept = pool.memory_bytes
+        if pool is self._pool.on(driver, device):
+            kept = pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
         info = describe(captured, spec, flat, reason, signature.eager_us, kept)
         captured.inputs.tensors = []
         signature.options = StepOptions(captured.optimizers, captured.dials.keys)

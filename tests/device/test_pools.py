@@ -525,3 +525,36 @@ def test_a_pool_keeps_no_callable_alive(device: torch.device, rand: Rand) -> Non
     allocated(device)  # collects
     assert pool.stats().callables == ()
     assert pool.memory_bytes == 0
+
+
+# What is kept.
+
+
+def wide(x: Tensor) -> Tensor:
+    """Writes to most of a pool on its way."""
+    return torch.stack([x + i for i in range(24)]).sum(0)
+
+
+def test_gradients_that_a_step_keeps_are_its_own(
+    device: torch.device, rand: Rand, x: Tensor
+) -> None:
+    pool = ol.Pool()
+    earlier = ol.graph(wide, pool=pool, warmup=1)
+    calls(earlier, x, wide(x), 2)
+    weight = torch.ones_like(x, requires_grad=True)
+
+    def step(x: Tensor) -> Tensor:
+        weight.grad = None
+        loss = (weight * x).square().sum()
+        loss.backward()
+        return loss.detach()
+
+    fast = ol.graph(step, pool=pool, warmup=1)
+    with torch.enable_grad():
+        for _ in range(3):
+            fast(x)
+    assert weight.grad is not None
+    assert len(fast.recordings) == 1
+    expected = weight.grad.clone()
+    calls(earlier, x, wide(x))
+    assert_same(weight.grad.clone(), expected)

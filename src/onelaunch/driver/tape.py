@@ -68,6 +68,8 @@ class TapePool:
         self.capturing = False
         self.graphs: weakref.WeakSet[TapeGraph] = weakref.WeakSet()
         self.arena = Arena(of_graphs=True) if device.type == NAME else None
+        self.earlier: list[tuple[int, int]] = []
+        """The addresses that the arena had before its last capture, if recordings were there."""
 
     @property
     def memory_bytes(self) -> int:
@@ -83,6 +85,14 @@ class TapePool:
             return graph.memory_bytes
         blocks = {id(b): b for b in map(block_of, _on_device(tensors)) if b.arena is self.arena}
         return sum(block.nbytes for block in blocks.values())
+
+    def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
+        """See `Pool.written_by_others`."""
+        return any(
+            start <= block_of(t).address < stop
+            for t in _on_device(tensors)
+            for start, stop in self.earlier
+        )
 
     def memory(self) -> HostMemory:
         """Where the tensors of one more recording live."""
@@ -374,6 +384,7 @@ class TapeDriver:
             raise CaptureError("OL109", "A capture was begun during a capture.")
         with pool.lock:
             pool.capturing = True
+            pool.earlier = pool.arena.ranges() if pool.arena is not None and pool.graphs else []
             try:
                 return self._record(body, pool, generators)
             except torch.OutOfMemoryError as error:

@@ -217,9 +217,6 @@ class Bucketed(Graphed[P, R]):
         assert job is not None
         rehearsal = self._rehearsal(driver, device, job.flat)
         job.proof = prove(rehearsal, self._buckets, job.call, job.flat, job.bucket, self._known)
-        if not job.ahead:  # what the warm-up needed at its own size
-            grown = volume(job.bucket) / volume(job.call.sizes)
-            signature.need_bytes = int(signature.need_bytes * grown)
         refuse_shared(job.proof, job.flat)
         # Autograd has to see the padding and the cut: its node is of the bucket's size.
         job.varying = {} if signature.forward else self._grown_inside(driver, device, job)
@@ -294,7 +291,7 @@ class Bucketed(Graphed[P, R]):
         if bucket is None or 0 in call.sizes:
             raise ReplayError("OL210", f"no bucket for size {call.sizes}")
         with driver.exclusive():
-            before, self._job = self._job, Job(call, flat, bucket, ahead=True)
+            before, self._job = self._job, Job(call, flat, bucket)
             try:
                 args, kwargs = unflatten(flat.tree, self._job.padded().tensors)
                 super().capture(*args, **kwargs)

@@ -22,6 +22,7 @@ from torch import Tensor
 from onelaunch.driver.driver import Driver, Graph
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.errors import GraphError
+from onelaunch.plan import staged_bytes
 from onelaunch.stats import GraphStats, PoolStats
 
 T = TypeVar("T")
@@ -190,8 +191,7 @@ class Pool:
         of no interest. Internal."""
         if self.max_bytes is None:
             return driver.warmup(run, device), 0
-        staged = [t.untyped_storage().nbytes() for t in inputs if t.layout is torch.strided]
-        return driver.foresee(run, device, staged)
+        return driver.foresee(run, device, staged_bytes(driver, inputs, device))
 
     def admit(
         self,
@@ -204,11 +204,14 @@ class Pool:
         """What `capture` makes, with room for it; None if it does not fit. Internal.
 
         Args:
-            need_bytes: what it would need in a pool of its own; 0 where that is not known.
+            need_bytes: what it would need in a pool of its own, or at least; 0 where that is not
+                known.
             capture: called again if the first recording fits only without gaps between others.
         """
+        with self._lock:
+            self._users.add(user)
         if self.max_bytes is None:
-            return self._add(capture(), user)
+            return self._add(capture())
         if need_bytes > self.max_bytes:
             return None
         part = self.on(driver, device)
@@ -225,19 +228,18 @@ class Pool:
         if self.memory_bytes > self.max_bytes:
             made.member.graph.reset()
             return None
-        return self._add(made, user)
+        return self._add(made)
 
     @property
     def crowded(self) -> bool:
         """Whether some recordings cannot be evicted at present. Internal."""
         return any(member.busy() for member in self._by_age())
 
-    def _add(self, made: A, user: User) -> A:
+    def _add(self, made: A) -> A:
         if self.clock is not None:
             made.member.used[1] = self.clock()  # a capture ahead is a use
         with self._lock:
             self._members.add(made.member)
-            self._users.add(user)
         return made
 
     def _by_age(self, part: DevicePool | None = None) -> list[Member]:

@@ -53,7 +53,8 @@ class Signature:
     launches: list[int] | None = None
     """The count of a recording that this signature's next one takes the place of."""
     need_bytes: int = 0
-    """What a recording needs in a pool of its own, as far as a warm-up showed; or 0."""
+    """What a recording needs in a pool of its own, as far as a warm-up showed; or 0. With buckets
+    a warm-up runs at the size of its call, and shows what is needed at least."""
     comeback: Comeback = field(default_factory=Comeback)
     options: StepOptions | None = None
     """Of the optimizers that step in the last recording."""

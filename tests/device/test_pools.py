@@ -41,6 +41,12 @@ def budget_for_two(x: Tensor) -> int:
     return (found[1] + found[2]) // 2
 
 
+def evict_all(pool: ol.Pool) -> None:
+    """As where another recording needs all the room that there is."""
+    while pool._evict_oldest():
+        pass
+
+
 @pytest.fixture(autouse=True)
 def no_grad() -> Any:
     with torch.no_grad():
@@ -275,6 +281,8 @@ def test_what_cannot_fit_is_not_captured(device: torch.device, rand: Rand, x: Te
     with pytest.raises(ol.CaptureError, match="OL304"):
         ahead.capture(x)
     assert ahead.stats().captures == 0
+    assert pool.stats().eager_calls == 2
+    assert len(pool.stats().callables) == 2
 
 
 def test_a_forward_that_waits_for_its_backward_stays(
@@ -558,3 +566,42 @@ def test_gradients_that_a_step_keeps_are_its_own(
     expected = weight.grad.clone()
     calls(earlier, x, wide(x))
     assert_same(weight.grad.clone(), expected)
+
+
+# What is foreseen.
+
+
+@on_accelerators
+def test_a_part_of_a_large_tensor_needs_what_it_touches(device: torch.device, rand: Rand) -> None:
+    pool = ol.Pool(max_bytes=32 << 20)
+    whole = rand(0, 16 << 20)
+    fast = ol.graph(lambda x: x * 2, pool=pool, warmup=1)
+    for i in range(4):
+        part = whole[100 * i : 100 * i + 100]
+        calls(fast, part, part * 2)
+    assert fast.stats().replays == 3
+
+
+@on_accelerators
+def test_a_bucket_that_small_calls_warm_up_fits_as_often_as_it_comes(
+    device: torch.device, rand: Rand, at_once: None
+) -> None:
+    """What a call of one row needs says little of a whole bucket, and nothing of the next time."""
+    width = 1 << (20 if device.type == "cuda" else 17)
+    buckets = ol.Buckets(0, (16,))
+
+    def f(x: Tensor) -> Tensor:
+        return (x * 2).relu() + x
+
+    ample = ol.Pool()
+    ahead: Any = ol.graph(f, pool=ample, buckets=buckets)
+    ahead.capture(rand(1, 16, width))
+    pool = ol.Pool(max_bytes=ample.memory_bytes + (2 << 20))
+    fast: Any = ol.graph(f, pool=pool, warmup=1, buckets=buckets)
+    row = rand(0, 1, width)
+    for i in range(6):
+        calls(fast, row, f(row), 2)
+        assert len(fast.recordings) == 1
+        evict_all(pool)
+        assert fast.stats().evictions == i + 1
+    assert fast.stats().eager_calls == 0

@@ -191,9 +191,9 @@ class Graphed(Table, Generic[P, R]):
         signature.warm = 0
         result = entry.call(args, kwargs)
         if result is MISS:  # another thread changed what it relies on in the meantime
-            entry.captured.graph.reset()
+            self._drop(entry)
             return MISS
-        self._entries = (entry, *self._entries)
+        self._add(entry)
         return result
 
     def _refusal(
@@ -302,7 +302,7 @@ class Graphed(Table, Generic[P, R]):
         signature.options = StepOptions(captured.optimizers, captured.dials.keys)
         self._counts.captured(captured.seconds)
         member = member_of(captured, pool, kept, weakref.WeakMethod(self._evicted))
-        entry = Entry(call, spec, flat.paths, captured, info, captured.guard, member)
+        entry = Entry(call, spec, signature, flat.paths, captured, info, captured.guard, member)
         if self.options.policy == "measure":
             entry.call = timed(entry, signature)
         return entry
@@ -372,7 +372,7 @@ class Graphed(Table, Generic[P, R]):
             if entry is None:
                 raise CaptureError("OL304", f"{self._pool!r}")
             signature.eager = None
-            self._entries = (entry, *self._entries)
+            self._add(entry)
 
     def reset(self) -> None:
         """Free every recording and forget every signature; the next calls warm up again.

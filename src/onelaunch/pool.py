@@ -50,12 +50,11 @@ class Member:
     forget: weakref.WeakMethod[Callable[[Member], None]]
     busy: Callable[[], bool] = bool
 
-    def evict(self) -> None:
-        """Off the table, then freed. A thread that is about to launch it looks further."""
+    def leave(self) -> None:
+        """Off its owner's table."""
         forget = self.forget()
         if forget is not None:
             forget(self)
-        self.graph.reset()
 
 
 @dataclass(slots=True)
@@ -70,9 +69,10 @@ class Comeback:
     wait: int = 0
     seen: int = 0
 
-    def evicted(self, launches: int) -> None:
-        """It went, after so many launches in all."""
-        self.early = self.early + 1 if launches - self.seen < _WORTH_LAUNCHES else 0
+    def evicted(self, launches: int, together: bool = False) -> None:
+        """It went, after so many launches in all; one of several that go `together` counts."""
+        if not together:
+            self.early = self.early + 1 if launches - self.seen < _WORTH_LAUNCHES else 0
         self.seen = launches
         self.wait = min(2 ** (self.early + 1), _LONGEST_WAIT) if self.early > 1 else 0
 
@@ -180,9 +180,15 @@ class Pool:
             self._apart.add(pool)
         return pool
 
-    def within(self) -> bool:
-        """Whether the pool holds no more than it may. Internal."""
-        return self.max_bytes is None or self.memory_bytes <= self.max_bytes
+    def make_room(self, part: DevicePool) -> bool:
+        """Evict until the pool holds no more than it may, but not what uses `part`; whether it
+        does. Internal."""
+        if self.max_bytes is None:
+            return True
+        while self.memory_bytes > self.max_bytes:
+            if not self._evict_oldest(part):
+                return False
+        return True
 
     def warmup(
         self, driver: Driver, device: torch.device, run: Callable[[], T], inputs: Sequence[Tensor]
@@ -230,6 +236,12 @@ class Pool:
             return None
         return self._add(made)
 
+    def free(self, member: Member) -> None:
+        """Free a recording. A thread that is about to launch it looks further. Internal."""
+        with self._lock:
+            self._members.discard(member)
+        member.graph.reset()
+
     @property
     def crowded(self) -> bool:
         """Whether some recordings cannot be evicted at present. Internal."""
@@ -249,14 +261,14 @@ class Pool:
         found = [m for m in members if part is None or m.part is part]
         return sorted(found, key=lambda m: m.used[1])
 
-    def _evict_oldest(self) -> bool:
+    def _evict_oldest(self, without: DevicePool | None = None) -> bool:
         """Evict the least recently used recording; False if there is none to evict."""
-        oldest = next((member for member in self._by_age() if not member.busy()), None)
+        members = (m for m in self._by_age() if m.part is not without)
+        oldest = next((m for m in members if not m.busy()), None)
         if oldest is None:
             return False
-        oldest.evict()
-        with self._lock:
-            self._members.discard(oldest)
+        oldest.leave()
+        self.free(oldest)
         return True
 
     def _make_room(self, part: DevicePool, need_bytes: int) -> bool:

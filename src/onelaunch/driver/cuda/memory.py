@@ -73,7 +73,7 @@ class CudaPool:
         """What the pool had before its last capture, if recordings were there."""
         self.recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
         self.guard = threading.Lock()
-        """Held while a capture begins, and while a recording is freed."""
+        """Held while a capture begins, while a recording is freed, and while they are listed."""
         self.capturing = False
         self._id: tuple[int, int] | None = None
         weakref.finalize(self, give_back, self.index).atexit = False
@@ -104,6 +104,11 @@ class CudaPool:
         storages = [t.untyped_storage() for t in tensors if t.is_cuda and t.layout is torch.strided]
         starts = [(s.data_ptr(), s.nbytes()) for s in storages]
         return any(self.earlier.overlaps(start, start + nbytes) for start, nbytes in starts)
+
+    def listed(self) -> list[Recording]:
+        """The recordings that exist."""
+        with self.guard:
+            return list(self.recordings)
 
     def open(self) -> tuple[int, int]:
         """The id to begin a capture with; `guard` is held.

@@ -146,7 +146,7 @@ class Buckets:
         limits: list[Limit] = []
         if max_sizes is not None:
             _positive("max_sizes", max_sizes)
-            limits.append(Limit(max_sizes, lambda size: 1))
+            limits.append(Limit(max_sizes, _one))
         limits += _limited("max_bytes", max_bytes, "bytes_of", bytes_of)
         limits += _limited("max_capture_seconds", max_capture_seconds, "seconds_of", seconds_of)
         rows = _observed(histogram)
@@ -209,6 +209,10 @@ def volume(sizes: Sizes) -> int:
     return volume
 
 
+def _one(size: int) -> float:
+    return 1
+
+
 def _limited(
     name: str, most: object, of_name: str, of: Callable[[int], float] | None
 ) -> list[Limit]:
@@ -262,7 +266,7 @@ def _is_amount(value: object) -> bool:
     """A finite number, 0 or more."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
-    return value >= 0 and math.isfinite(value)
+    return 0 <= float(value) < math.inf
 
 
 def _positive(name: str, value: object) -> None:

@@ -143,7 +143,7 @@ class Forward:
             static=static,
             pool=self.pool,
             new_pool=partial(self.shared.apart, self.driver, self.device),
-            make_room=partial(self.shared.make_room, self.pool),
+            make_room=partial(self.shared.keep_within, self.pool),
             results=numbers,
             arguments=arguments,
             parameters=[real for _, real in stand_ins[: len(stand_ins) - len(direct)]],

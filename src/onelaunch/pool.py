@@ -180,13 +180,13 @@ class Pool:
             self._apart.add(pool)
         return pool
 
-    def make_room(self, part: DevicePool) -> bool:
-        """Evict until the pool holds no more than it may, but not what uses `part`; whether it
-        does. Internal."""
+    def keep_within(self, without: DevicePool | None = None) -> bool:
+        """Evict until the pool holds no more than it may, but not what lies in one part of it;
+        whether it does. Internal."""
         if self.max_bytes is None:
             return True
         while self.memory_bytes > self.max_bytes:
-            if not self._evict_oldest(part):
+            if not self._evict_oldest(without):
                 return False
         return True
 
@@ -224,13 +224,15 @@ class Pool:
         if not self._make_room(part, need_bytes):
             return None
         alone = not self._by_age(part)
-        made = capture()
-        while self.memory_bytes > self.max_bytes and self._evict_oldest():
-            pass
-        if self.memory_bytes > self.max_bytes and not alone:
-            made.member.graph.reset()  # the pool is empty now, and has no gaps
-            del made
-            made, alone = capture(), True
+        try:
+            made = capture()
+            if not self.keep_within() and not alone:
+                made.member.graph.reset()  # the pool is empty now, and has no gaps
+                del made
+                made = capture()
+        except BaseException:
+            self.keep_within()  # what it took goes back with the pool's last recording
+            raise
         if self.memory_bytes > self.max_bytes:
             made.member.graph.reset()
             return None

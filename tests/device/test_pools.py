@@ -747,12 +747,8 @@ def test_streams_of_forwards_are_used_again(
     monkeypatch.setattr(type(driver), "new_stream", counted)
     weight = torch.ones(8, device=device, requires_grad=True)
 
-    def reads(x: Tensor) -> Tensor:
-        return x * weight.sum().item()
-
     def refused(x: Tensor) -> Tensor:
-        y = x * weight
-        return y if reads(x) is None else y
+        return x * weight * weight.sum().item()
 
     x = rand(0, 8)
     with torch.enable_grad():
@@ -801,3 +797,42 @@ def test_figures_are_read_while_recordings_come_and_go(device: torch.device, ran
             thread.join()
     if failed:
         raise failed[0]
+
+
+def test_results_held_after_the_last_recording_take_up_no_budget(
+    device: torch.device, rand: Rand, x: Tensor
+) -> None:
+    ample = ol.Pool()
+    ahead = ol.graph(scaled(2), pool=ample, outputs="static")
+    ahead.capture(x)
+    pool = ol.Pool(max_bytes=ample.memory_bytes + (1 << 19))
+    first, second = (ol.graph(scaled(k), pool=pool, outputs="static", warmup=1) for k in (2, 3))
+    calls(first, x, x * 2, 2)
+    held = first(x)
+    calls(second, x, x * 3, 3)
+    assert second.stats().replays == 2
+    assert_same(held.clone(), x * 2)
+
+
+@on_accelerators
+def test_a_capture_that_fails_leaves_the_budget(device: torch.device, rand: Rand) -> None:
+    """More than its warm-up, of one row, had shown."""
+    width = 1 << (20 if device.type == "cuda" else 17)
+    pool = ol.Pool(max_bytes=(96 if device.type == "cuda" else 12) << 20)
+    small = ol.graph(lambda x: x + 1, pool=pool, warmup=1)
+    row = rand(0, 1, width)
+    calls(small, row, row + 1, 2)
+
+    def f(x: Tensor) -> Tensor:
+        y = (x * 2).relu() + x.exp() + x
+        if capturing():
+            raise ValueError("no")
+        return y
+
+    capturing = select([row])[0].capturing
+    fast: Any = ol.graph(f, pool=pool, warmup=1, buckets=ol.Buckets(0, (16,)))
+    fast(row)
+    with pytest.raises(ValueError, match="no"):
+        fast(row)
+    assert pool.memory_bytes <= (pool.max_bytes or 0)
+    calls(small, row, row + 1, 2)

@@ -118,8 +118,11 @@ class TapePool:
     def trim(self) -> None:
         """Give back what no recording needs any more."""
         with self.lock:
-            if self.arena is not None and not self._graphs and not self.capturing:
-                self.arena.trim()
+            if self.arena is None or self._graphs or self.capturing:
+                return
+            self.arena.trim()
+            if self.arena.reserved_bytes:  # results that somebody holds, no business of the pool's
+                self.arena = Arena(of_graphs=True)
 
 
 class _Port:

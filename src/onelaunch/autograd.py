@@ -90,8 +90,8 @@ class Pair:
         static: the forward's autograd graph.
         pool: of the forward.
         new_pool: makes memory that no other recording uses.
-        give_stream: lets the next recording have this one's stream.
-        within: whether the pool that counts all this holds no more than it may.
+        make_room: sees to it that the pool that counts all this holds no more than it may; whether
+            it does.
         results: the numbers of the results that come out of the node.
         arguments: the numbers of the inputs that are inputs of the node.
         parameters: the tensors of the callable's state that are inputs of the node, after those.
@@ -106,8 +106,7 @@ class Pair:
     static: StaticGraph
     pool: Pool
     new_pool: Callable[[], Pool]
-    within: Callable[[], bool]
-    give_stream: Callable[[], object]
+    make_room: Callable[[], bool]
     results: list[int]
     arguments: list[int]
     parameters: list[Tensor]
@@ -226,9 +225,10 @@ class Pair:
             pool = self.new_pool() if kept else self.pool
             with torch.no_grad():
                 backward = Backward(self.static, grads, pool, kept=kept)
-            if not self.within():
+            if not self.make_room():
                 backward.graph.reset()
                 kind.refused = True
+                self._warn("OL304", "no room for it in the pool")
                 return None
             if kept:
                 kind.kept = backward
@@ -240,16 +240,15 @@ class Pair:
             if self.raises:
                 raise
             kind.refused = True
-            self._warn(error)
+            self._warn("OL306", str(error))
             return None
         finally:
             driver.lock.release()
 
-    def _warn(self, error: CaptureError) -> None:
+    def _warn(self, code: str, why: str) -> None:
         if not self._warned:
             self._warned = True
-            fix = CATALOGUE["OL306"].fix
-            text = f"[OL306] the backward runs eagerly: {error}\n  fix:   {fix}"
+            text = f"[{code}] the backward runs eagerly: {why}\n  fix:   {CATALOGUE[code].fix}"
             warnings.warn(text, GraphWarning, stacklevel=2)
 
     def backwards(self) -> list[Backward]:
@@ -259,8 +258,6 @@ class Pair:
 
     def retire(self) -> None:
         """Free the backward recordings. A flight that is under way runs its backward eagerly."""
-        if self.saves and not self.retired and not self.in_flight:
-            self.give_stream()  # otherwise a backward may still run on it
         self.retired = True
         for backward in self.backwards():
             backward.graph.reset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -53,6 +53,14 @@ def graphed(
     return (Graphed if options.buckets is None else Bucketed)(fn, options, pool, root)
 
 
+@dataclass(slots=True)
+class Calls:
+    """How many calls had one size: those of callers, and pieces of larger ones."""
+
+    made: int = 0
+    pieces: int = 0
+
+
 class Bucketed(Graphed[P, R]):
     """A callable with one recording for each bucket of sizes. Made by `graph`.
 
@@ -73,8 +81,8 @@ class Bucketed(Graphed[P, R]):
         super().__init__(fn, replace(options, max_recordings=most), pool, root)
         self._buckets: Buckets = options.buckets
         self._names = parameters(fn)
-        self._by_size: dict[Sizes, list[int]] = {}
-        self._ways: dict[Sizes, tuple[list[int], list[Callable[..., Any]]]] = {}
+        self._by_size: dict[Sizes, Calls] = {}
+        self._ways: dict[Sizes, tuple[Calls, list[Callable[..., Any]]]] = {}
         self._indexed: object = None
         self._read_sizes: Callable[..., Sizes] = _unread
         self._job: Job | None = None
@@ -93,7 +101,7 @@ class Bucketed(Graphed[P, R]):
                 for call in way[1]:
                     result = call(args, kwargs)
                     if result is not MISS:
-                        way[0][0] += 1
+                        way[0].made += 1
                         return result
         return self._miss(args, kwargs)
 
@@ -103,10 +111,11 @@ class Bucketed(Graphed[P, R]):
         if driver.capturing() or foreign(flat.tensors) is not None or packing():
             return self.fn(*args, **kwargs)
         call = request(self._buckets, flat, self._names)
-        self._count(call.sizes)[0] += 1
-        if 0 in call.sizes:
-            return self.fn(*args, **kwargs)
+        self._count(call.sizes).made += 1
         bucket = self._buckets.choose(call.sizes)
+        if 0 in call.sizes:
+            self._counts.eager_calls += 1
+            return self.fn(*args, **kwargs)
         if bucket is None:
             return self._above(driver, device, call, flat, args, kwargs)
         with driver.exclusive():
@@ -125,8 +134,8 @@ class Bucketed(Graphed[P, R]):
                 self._running.append(get_ident())
         return self._eager(args, kwargs) if result is MISS else result
 
-    def _count(self, sizes: Sizes) -> list[int]:
-        return self._by_size.setdefault(sizes, [0])
+    def _count(self, sizes: Sizes) -> Calls:
+        return self._by_size.setdefault(sizes, Calls())
 
     def _index(self, call: Request, flat: Flat) -> None:
         """Let calls of these sizes find their recordings without being taken apart."""
@@ -167,14 +176,17 @@ class Bucketed(Graphed[P, R]):
         if self._buckets.overflow == "chunk" and len(places) == 1:
             with driver.exclusive():
                 proof = self._proof_of_pieces(driver, device, call, flat, places[0])
-            return self._in_pieces(proof, call, flat, places[0])
+            if proof is not None:
+                return self._in_pieces(proof, call, flat, places[0])
+            what = f"{what}, with more than {len(self._pieces)} signatures"
         self._warn("OL310", f"{what}: runs eagerly")
         self._counts.eager_calls += 1
         return self.fn(*args, **kwargs)
 
     def _proof_of_pieces(
         self, driver: Driver, device: torch.device, call: Request, flat: Flat, place: int
-    ) -> Proof:
+    ) -> Proof | None:
+        """That it may be cut into pieces; None where there are too many signatures to show it."""
         largest = self._buckets.largest
         example = [
             t if how is None else resized(t, how, largest)
@@ -182,6 +194,8 @@ class Bucketed(Graphed[P, R]):
         ]
         spec = spec_of(driver, flat._replace(tensors=example), device)
         if spec not in self._pieces:
+            if len(self._pieces) >= 4 * self.options.max_recordings:
+                return None
             rehearsal = self._rehearsal(driver, device, flat)
             self._pieces[spec] = prove_pieces(rehearsal, self._buckets, call, flat, place)
         return self._pieces[spec]
@@ -199,6 +213,8 @@ class Bucketed(Graphed[P, R]):
             )
             args, kwargs = unflatten(flat.tree, tensors)
             part = cast(Any, self)(*args, **kwargs)
+            counted = self._count((*call.sizes[:place], count, *call.sizes[place + 1 :]))
+            counted.made, counted.pieces = counted.made - 1, counted.pieces + 1
             parts.append(flatten(part, "result", objects=True))
         whole: list[Tensor] = []
         for number in range(len(parts[0].tensors)):
@@ -218,9 +234,6 @@ class Bucketed(Graphed[P, R]):
         assert job is not None
         rehearsal = self._rehearsal(driver, device, job.flat)
         job.proof = prove(rehearsal, self._buckets, job.call, job.flat, job.bucket, self._known)
-        if not job.ahead:  # what the warm-up needed at its own size
-            grown = volume(job.bucket) / volume(job.call.sizes)
-            signature.need_bytes = int(signature.need_bytes * grown)
         refuse_shared(job.proof, job.flat)
         # Autograd has to see the padding and the cut: its node is of the bucket's size.
         job.varying = {} if signature.forward else self._grown_inside(driver, device, job)
@@ -295,7 +308,7 @@ class Bucketed(Graphed[P, R]):
         if bucket is None or 0 in call.sizes:
             raise ReplayError("OL210", f"no bucket for size {call.sizes}")
         with driver.exclusive():
-            before, self._job = self._job, Job(call, flat, bucket, ahead=True)
+            before, self._job = self._job, Job(call, flat, bucket)
             try:
                 args, kwargs = unflatten(flat.tree, self._job.padded().tensors)
                 super().capture(*args, **kwargs)
@@ -338,14 +351,17 @@ class Bucketed(Graphed[P, R]):
 
     def stats(self) -> GraphStats:
         """What the recordings hold, what the calls were, and which sizes they had."""
-        counts = {sizes: count[0] for sizes, count in list(self._by_size.items())}
-        share = padding(self._buckets, counts)
-        return replace(super().stats(), sizes=histogram(counts), padding=share)
+        counts = list(self._by_size.items())
+        made = {sizes: count.made for sizes, count in counts}
+        run = {sizes: count.made + count.pieces for sizes, count in counts}
+        share = padding(self._buckets, run)
+        return replace(super().stats(), sizes=histogram(made), padding=share)
 
     def reset(self) -> None:
         """Free every recording and forget every signature and count; see `Graphed.reset`."""
         super().reset()
         self._by_size.clear()
+        self._pieces.clear()
         self._ways, self._indexed = {}, None
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
+import numbers
+import operator
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Any, Literal, SupportsIndex, cast
 
 from onelaunch.errors import GraphError
-from onelaunch.fitting import Budget, fit
+from onelaunch.fitting import Limit, fit
 
 Overflow = Literal["eager", "chunk", "error"]
 Number = int | float | bool
@@ -71,28 +74,26 @@ class Buckets:
         independent: bool = False,
         outputs: Mapping[int, int | Sequence[int | None] | None] | None = None,
     ) -> None:
-        several = not isinstance(dim, int)
-        places = (dim,) if isinstance(dim, int) else tuple(dim) if _is_sequence(dim) else ()
-        if not places or not all(_is_int(d) and d >= 0 for d in places):
-            raise GraphError("OL401", f"dim={dim!r}", fix="dim=0, or dim=(0, 1)")
-        listed: tuple[object, ...] = (sizes,)
-        if several and _is_sequence(sizes):
-            listed = tuple(cast(Sequence[object], sizes))
-        if len(listed) != len(places) or (several and not all(map(_is_sequence, listed))):
-            what = f"{len(places)} dimensions and sizes={sizes!r}"
-            fix = "a sequence of sizes for each: Buckets(dim=(0, 1), sizes=((2, 4), (8, 16)))"
-            raise GraphError("OL401", what, fix=fix)
+        several = _listed(dim)
+        places = _places(dim, several)
+        listed = [sizes] if several is None else _listed(sizes)
+        if listed is None or len(listed) != len(places):
+            given = "one number" if listed is None else f"{len(listed)} sequences of sizes"
+            fix = "Buckets(dim=(0, 1), sizes=((2, 4), (8, 16)))"
+            raise GraphError("OL401", f"{len(places)} dimensions and {given}", fix=fix)
         if overflow not in ("eager", "chunk", "error"):
             fix = 'overflow is one of "eager", "chunk", "error"'
             raise GraphError("OL401", f"overflow={overflow!r}", fix=fix)
+        if type(independent) is not bool:
+            raise GraphError("OL401", f"independent={independent!r}", fix="True or False")
         settings = {
             "dim": places,
             "sizes": tuple(_ascending(s) for s in listed),
-            "dims": {k: _each(v, len(places)) for k, v in (dims or {}).items()},
-            "pad": {k: _each(v, len(places)) for k, v in (pad or {}).items()},
+            "dims": _by_argument("dims", dims, len(places), _is_dims),
+            "pad": _by_argument("pad", pad, len(places), _is_fill),
             "overflow": overflow,
-            "independent": bool(independent),
-            "outputs": {k: _each(v, len(places)) for k, v in (outputs or {}).items()},
+            "independent": independent,
+            "outputs": _by_argument("outputs", outputs, len(places), _is_dim),
         }
         for name, value in settings.items():
             object.__setattr__(self, name, value)
@@ -114,7 +115,7 @@ class Buckets:
 
     @staticmethod
     def fit(
-        histogram: Mapping[int, int],
+        histogram: Mapping[int, float],
         *,
         max_sizes: int | None = None,
         max_bytes: float | None = None,
@@ -132,36 +133,24 @@ class Buckets:
             max_sizes: at most so many sizes.
             max_bytes: what the recordings of all sizes may take together; needs `bytes_of`.
             max_capture_seconds: what capturing all of them may take; needs `seconds_of`.
-            bytes_of: bytes that the recording of a size adds.
-            seconds_of: seconds that capturing a size takes.
+            bytes_of: bytes that the recording of a size adds; not negative.
+            seconds_of: seconds that capturing a size takes; not negative.
             dim, options: as in `Buckets`.
 
-        Optimal, by dynamic programming; milliseconds for hundreds of observed sizes.
+        Optimal, by dynamic programming: milliseconds to seconds for hundreds of observed sizes.
+        With limits of bytes or seconds the search ends after some seconds with the best set known.
 
         Raises:
             GraphError: OL401 if nothing was observed, or no set of sizes fits the budget.
         """
-        if max_bytes is not None and bytes_of is None:
-            fix = "bytes_of=lambda size: bytes that a recording of this size takes"
-            raise GraphError("OL401", f"max_bytes={max_bytes} without bytes_of", fix=fix)
-        if max_capture_seconds is not None and seconds_of is None:
-            fix = "seconds_of=lambda size: seconds that capturing this size takes"
-            what = f"max_capture_seconds={max_capture_seconds} without seconds_of"
-            raise GraphError("OL401", what, fix=fix)
+        limits: list[Limit] = []
         if max_sizes is not None:
             _positive("max_sizes", max_sizes)
-        rows = {size: count for size, count in histogram.items() if size != 0 and count}
-        if not rows or not all(_is_int(s) and s > 0 and c > 0 for s, c in rows.items()):
-            fix = "a mapping of size to count, of one dimension, with a positive size in it"
-            raise GraphError("OL401", f"histogram={dict(histogram)!r}", fix=fix)
-        budget = Budget(
-            max_sizes,
-            max_bytes,
-            bytes_of or _free,
-            max_capture_seconds,
-            seconds_of or _free,
-        )
-        sizes = fit(rows, budget)
+            limits.append(Limit(max_sizes, _one))
+        limits += _limited("max_bytes", max_bytes, "bytes_of", bytes_of)
+        limits += _limited("max_capture_seconds", max_capture_seconds, "seconds_of", seconds_of)
+        rows = _observed(histogram)
+        sizes = fit(rows, limits)
         if sizes is None:
             what = f"no set of sizes up to {max(rows)} fits the budget"
             raise GraphError("OL401", what, fix="raise max_bytes or max_capture_seconds")
@@ -220,12 +209,64 @@ def volume(sizes: Sizes) -> int:
     return volume
 
 
-def _free(size: int) -> float:
-    return 0.0
+def _one(size: int) -> float:
+    return 1
 
 
-def _is_int(value: object) -> bool:
-    return type(value) is int
+def _limited(
+    name: str, most: object, of_name: str, of: Callable[[int], float] | None
+) -> list[Limit]:
+    """The limit that two arguments of `fit` make, if any."""
+    if most is None:
+        return []
+    if not _is_amount(most):
+        raise GraphError("OL401", f"{name}={most!r}", fix=f"{name} is a number, 0 or more")
+    if not callable(of):
+        what = f"{name}={most} without {of_name}" if of is None else f"{of_name}={of!r}"
+        raise GraphError("OL401", what, fix=f"{of_name}=lambda size: what one of this size takes")
+
+    def cost(size: int) -> float:
+        found = of(size)
+        if not _is_amount(found):
+            fix = f"{of_name} returns a number, 0 or more"
+            raise GraphError("OL401", f"{of_name}({size}) is {found!r}", fix=fix)
+        return found
+
+    return [Limit(cast(float, most), cost)]
+
+
+def _observed(histogram: object) -> dict[int, float]:
+    """The sizes that were called, and how often."""
+    fix = "a mapping of size to count, of one dimension, with a positive size in it"
+    if not isinstance(histogram, Mapping):
+        raise GraphError("OL401", f"histogram={histogram!r:.60}", fix=fix)
+    rows: dict[int, float] = {}
+    for given, count in cast("Mapping[object, object]", histogram).items():
+        size = _index(given)
+        if size is None or size < 0 or not _is_amount(count):
+            raise GraphError("OL401", f"histogram has {given!r}: {count!r}", fix=fix)
+        if size and count:
+            rows[size] = cast(float, count)
+    if not rows:
+        raise GraphError("OL401", "the histogram has no size above 0", fix=fix)
+    return rows
+
+
+def _index(value: object) -> int | None:
+    """An integer of any type, NumPy's too, but for booleans; else None."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(cast(SupportsIndex, value))
+    except TypeError:
+        return None
+
+
+def _is_amount(value: object) -> bool:
+    """A finite number, 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    return 0 <= float(value) < math.inf
 
 
 def _positive(name: str, value: object) -> None:
@@ -233,23 +274,72 @@ def _positive(name: str, value: object) -> None:
         raise GraphError("OL401", f"{name}={value!r}", fix=f"{name} is an int of at least 1")
 
 
+def _places(dim: object, several: list[object] | None) -> Sizes:
+    """The bucketed dimensions."""
+    found = [_index(d) for d in ([dim] if several is None else several)]
+    places = tuple(d for d in found if d is not None and d >= 0)
+    if not places or len(set(places)) < len(found):
+        raise GraphError("OL401", f"dim={dim!r}", fix="dim=0, or dim=(0, 1)")
+    return places
+
+
 def _ascending(sizes: object) -> Sizes:
-    listed: list[object] = list(cast(Sequence[object], sizes)) if _is_sequence(sizes) else []
-    if not listed or not all(_is_int(s) and cast(int, s) > 0 for s in listed):
-        raise GraphError("OL401", f"sizes={sizes!r}", fix="sizes=(1, 4, 16), each at least 1")
-    return tuple(sorted(set(cast(list[int], listed))))
+    listed = [_index(size) for size in _listed(sizes) or ()]
+    found = {size for size in listed if size is not None and size > 0}
+    if not listed or not all(size in found for size in listed):
+        fix = "sizes=(1, 4, 16), each an int of at least 1"
+        raise GraphError("OL401", f"sizes={sizes!r:.60}", fix=fix)
+    return tuple(sorted(found))
 
 
-def _is_sequence(value: object) -> bool:
-    return isinstance(value, Sequence | range) and not isinstance(value, str)
+def _listed(value: object) -> list[object] | None:
+    """The items of a sequence, or None where it is none."""
+    if isinstance(value, str | bytes | Mapping):
+        return None
+    try:
+        return list(cast("Iterable[object]", value))
+    except TypeError:
+        return None
 
 
-def _each(value: object, count: int) -> tuple[object, ...]:
-    """One value for each dimension."""
-    if not _is_sequence(value):
-        return (value,) * count
-    listed = tuple(cast(Sequence[object], value))
-    if len(listed) != count:
-        fix = f"{count} of them, or a single one for all"
-        raise GraphError("OL401", f"{value!r} for {count} dimensions", fix=fix)
-    return listed
+def _is_dim(value: object) -> bool:
+    return value is None or (type(value) is int and value >= 0)
+
+
+def _is_dims(value: object) -> bool:
+    inner = cast("Sequence[object]", value) if isinstance(value, tuple | list) else None
+    if inner is None:
+        return _is_dim(value)
+    return bool(inner) and all(d is not None and _is_dim(d) for d in inner)
+
+
+def _is_fill(value: object) -> bool:
+    return value is None or isinstance(value, int | float)
+
+
+_EXAMPLES = {
+    "dims": 'dims={"mask": 1}, of dimensions that are not negative; None for none',
+    "pad": 'pad={"mask": 0}, of numbers; None repeats the last row',
+    "outputs": "outputs={0: 0, 1: None}: the dimension of each result, by its number",
+}
+
+
+def _by_argument(
+    name: str, given: object, count: int, allowed: Callable[[object], bool]
+) -> dict[Any, tuple[Any, ...]]:
+    """What is said of single arguments or results: one value for each dimension."""
+    if not isinstance({} if given is None else given, Mapping):
+        raise GraphError("OL401", f"{name}={given!r:.60}", fix=_EXAMPLES[name])
+    found: dict[Any, tuple[Any, ...]] = {}
+    for key, value in cast("Mapping[object, object]", given or {}).items():
+        several = isinstance(value, tuple | list)
+        each = tuple(cast("Sequence[object]", value)) if several else (value,) * count
+        what = f"{name}={{{key!r}: {value!r}}}"
+        if len(each) != count:
+            fix = f"{count} of them, or a single one for all"
+            raise GraphError("OL401", f"{what} for {count} dimensions", fix=fix)
+        named = type(key) is int or (isinstance(key, str) and name != "outputs")
+        if not named or not all(map(allowed, each)):
+            raise GraphError("OL401", what, fix=_EXAMPLES[name])
+        found[key] = each
+    return found

@@ -114,7 +114,8 @@ def graph(
             gives a module: an instance of a subclass of its class that shares its state.
         warmup: calls of each signature that run eagerly first, on the stream that will capture.
         outputs: ``"fresh"``: results are new memory, as in eager. ``"static"``: the captured
-            buffers themselves, overwritten by the next call; saves an allocation and a copy.
+            buffers themselves, overwritten by the next call of this or of another callable of the
+            pool; saves an allocation and a copy.
         inputs: ``"copy"``: inputs are copied by nodes of the graph. ``"rebind"``: kernels read the
             caller's memory where that is proven right, else as ``"copy"``.
         gradients: in training, how parameters get theirs. ``"autograd"``: parameters are inputs of

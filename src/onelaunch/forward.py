@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -66,6 +67,8 @@ class Forward:
         self.pool = self.shared.apart(self.driver, self.device)
         spare = _spare(self.driver, self.device)
         self.stream = spare.pop() if spare else self.driver.new_stream(self.device)
+        # Whatever works on the stream, a capture or a backward, keeps the pool.
+        weakref.finalize(self.pool, spare.append, self.stream).atexit = False
 
     @property
     def pair(self) -> Pair:
@@ -140,8 +143,7 @@ class Forward:
             static=static,
             pool=self.pool,
             new_pool=partial(self.shared.apart, self.driver, self.device),
-            within=self.shared.within,
-            give_stream=partial(_spare(self.driver, self.device).append, self.stream),
+            make_room=partial(self.shared.keep_within, self.pool),
             results=numbers,
             arguments=arguments,
             parameters=[real for _, real in stand_ins[: len(stand_ins) - len(direct)]],

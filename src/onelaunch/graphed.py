@@ -191,9 +191,9 @@ class Graphed(Table, Generic[P, R]):
         signature.warm = 0
         result = entry.call(args, kwargs)
         if result is MISS:  # another thread changed what it relies on in the meantime
-            entry.captured.graph.reset()
+            self._drop(entry)
             return MISS
-        self._entries = (entry, *self._entries)
+        self._add(entry)
         return result
 
     def _refusal(
@@ -272,12 +272,12 @@ class Graphed(Table, Generic[P, R]):
             direct = self.options.gradients == "direct" and not distributed.initialized()
             root = self._callee.root[1]
             forward = Forward(driver, device, self._pool, root, raises, direct)
-        pool = forward.pool if forward else self._pool.on(driver, device)
         callee = self._callee.on(driver)
         recorder = Recorder(
             driver=driver,
             device=device,
-            pool=pool,
+            pool=self._pool.on(driver, device) if forward is None else forward.pool,
+            apart=lambda: self._pool.apart(driver, device),
             fn=callee,
             roots=self._callee.roots(flat),
             static_outputs=self.options.outputs == "static" and forward is None,
@@ -288,20 +288,21 @@ class Graphed(Table, Generic[P, R]):
             follows=self._followed(),
         )
         captured = recorder.record(flat.tree, flat.tensors)
+        pool = recorder.pool
         distributed.shutdown.watch(self, captured.graph)
         if signature.launches is not None:
             captured.launches = signature.launches
         captured.clock = self._pool.clock
         call = self._call_of(captured, spec)
-        kept = pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
-        if forward is not None:
-            kept = pool.memory_bytes
+        kept = pool.memory_bytes
+        if pool is self._pool.on(driver, device):
+            kept = pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
         info = describe(captured, spec, flat, reason, signature.eager_us, kept)
         captured.inputs.tensors = []
         signature.options = StepOptions(captured.optimizers, captured.dials.keys)
         self._counts.captured(captured.seconds)
         member = member_of(captured, pool, kept, weakref.WeakMethod(self._evicted))
-        entry = Entry(call, spec, flat.paths, captured, info, captured.guard, member)
+        entry = Entry(call, spec, signature, flat.paths, captured, info, captured.guard, member)
         if self.options.policy == "measure":
             entry.call = timed(entry, signature)
         return entry
@@ -371,7 +372,7 @@ class Graphed(Table, Generic[P, R]):
             if entry is None:
                 raise CaptureError("OL304", f"{self._pool!r}")
             signature.eager = None
-            self._entries = (entry, *self._entries)
+            self._add(entry)
 
     def reset(self) -> None:
         """Free every recording and forget every signature; the next calls warm up again.

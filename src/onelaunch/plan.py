@@ -96,6 +96,13 @@ def plan_inputs(
     return Inputs(list(tensors), [TensorSpec.of(t) for t in tensors], travels, groups)
 
 
+def staged_bytes(driver: Driver, tensors: Sequence[Tensor], device: torch.device) -> list[int]:
+    """The bytes of each buffer that stands for inputs, as far as that is known before a capture."""
+    here = [t for t in tensors if t.device == device and t.layout is torch.strided]
+    groups = plan_inputs(driver, here, device, set()).groups
+    return [group.region.stop - group.region.start for group in groups]
+
+
 def _join(groups: list[Group], index: int, region: Region) -> None:
     """Add an input to the groups, merging all that it overlaps, and what the union overlaps."""
     joined = Group([index], region, "node")

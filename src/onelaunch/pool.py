@@ -22,6 +22,7 @@ from torch import Tensor
 from onelaunch.driver.driver import Driver, Graph
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.errors import GraphError
+from onelaunch.plan import staged_bytes
 from onelaunch.stats import GraphStats, PoolStats
 
 T = TypeVar("T")
@@ -49,12 +50,11 @@ class Member:
     forget: weakref.WeakMethod[Callable[[Member], None]]
     busy: Callable[[], bool] = bool
 
-    def evict(self) -> None:
-        """Off the table, then freed. A thread that is about to launch it looks further."""
+    def leave(self) -> None:
+        """Off its owner's table."""
         forget = self.forget()
         if forget is not None:
             forget(self)
-        self.graph.reset()
 
 
 @dataclass(slots=True)
@@ -69,9 +69,10 @@ class Comeback:
     wait: int = 0
     seen: int = 0
 
-    def evicted(self, launches: int) -> None:
-        """It went, after so many launches in all."""
-        self.early = self.early + 1 if launches - self.seen < _WORTH_LAUNCHES else 0
+    def evicted(self, launches: int, together: bool = False) -> None:
+        """It went, after so many launches in all; one of several that go `together` counts."""
+        if not together:
+            self.early = self.early + 1 if launches - self.seen < _WORTH_LAUNCHES else 0
         self.seen = launches
         self.wait = min(2 ** (self.early + 1), _LONGEST_WAIT) if self.early > 1 else 0
 
@@ -182,9 +183,15 @@ class Pool:
             self._apart.add(pool)
         return pool
 
-    def within(self) -> bool:
-        """Whether the pool holds no more than it may. Internal."""
-        return self.max_bytes is None or self.memory_bytes <= self.max_bytes
+    def keep_within(self, without: DevicePool | None = None) -> bool:
+        """Evict until the pool holds no more than it may, but not what lies in one part of it;
+        whether it does. Internal."""
+        if self.max_bytes is None:
+            return True
+        while self.memory_bytes > self.max_bytes:
+            if not self._evict_oldest(without):
+                return False
+        return True
 
     def warmup(
         self, driver: Driver, device: torch.device, run: Callable[[], T], inputs: Sequence[Tensor]
@@ -193,8 +200,7 @@ class Pool:
         of no interest. Internal."""
         if self.max_bytes is None:
             return driver.warmup(run, device), 0
-        staged = [t.untyped_storage().nbytes() for t in inputs if t.layout is torch.strided]
-        return driver.foresee(run, device, staged)
+        return driver.foresee(run, device, staged_bytes(driver, inputs, device))
 
     def admit(
         self,
@@ -207,40 +213,50 @@ class Pool:
         """What `capture` makes, with room for it; None if it does not fit. Internal.
 
         Args:
-            need_bytes: what it would need in a pool of its own; 0 where that is not known.
+            need_bytes: what it would need in a pool of its own, or at least; 0 where that is not
+                known.
             capture: called again if the first recording fits only without gaps between others.
         """
+        with self._lock:
+            self._users.add(user)
         if self.max_bytes is None:
-            return self._add(capture(), user)
+            return self._add(capture())
         if need_bytes > self.max_bytes:
             return None
         part = self.on(driver, device)
         if not self._make_room(part, need_bytes):
             return None
         alone = not self._by_age(part)
-        made = capture()
-        while self.memory_bytes > self.max_bytes and self._evict_oldest():
-            pass
-        if self.memory_bytes > self.max_bytes and not alone:
-            made.member.graph.reset()  # the pool is empty now, and has no gaps
-            del made
-            made, alone = capture(), True
+        try:
+            made = capture()
+            if not self.keep_within() and not alone:
+                made.member.graph.reset()  # the pool is empty now, and has no gaps
+                del made
+                made = capture()
+        except BaseException:
+            self.keep_within()  # what it took goes back with the pool's last recording
+            raise
         if self.memory_bytes > self.max_bytes:
             made.member.graph.reset()
             return None
-        return self._add(made, user)
+        return self._add(made)
+
+    def free(self, member: Member) -> None:
+        """Free a recording. A thread that is about to launch it looks further. Internal."""
+        with self._lock:
+            self._members.discard(member)
+        member.graph.reset()
 
     @property
     def crowded(self) -> bool:
         """Whether some recordings cannot be evicted at present. Internal."""
         return any(member.busy() for member in self._by_age())
 
-    def _add(self, made: A, user: User) -> A:
+    def _add(self, made: A) -> A:
         if self.clock is not None:
             made.member.used[1] = self.clock()  # a capture ahead is a use
         with self._lock:
             self._members.add(made.member)
-            self._users.add(user)
         return made
 
     def _by_age(self, part: DevicePool | None = None) -> list[Member]:
@@ -250,14 +266,14 @@ class Pool:
         found = [m for m in members if part is None or m.part is part]
         return sorted(found, key=lambda m: m.used[1])
 
-    def _evict_oldest(self) -> bool:
+    def _evict_oldest(self, without: DevicePool | None = None) -> bool:
         """Evict the least recently used recording; False if there is none to evict."""
-        oldest = next((member for member in self._by_age() if not member.busy()), None)
+        members = (m for m in self._by_age() if m.part is not without)
+        oldest = next((m for m in members if not m.busy()), None)
         if oldest is None:
             return False
-        oldest.evict()
-        with self._lock:
-            self._members.discard(oldest)
+        oldest.leave()
+        self.free(oldest)
         return True
 
     def _make_room(self, part: DevicePool, need_bytes: int) -> bool:

@@ -56,6 +56,8 @@ class Recorder:
 
     Args:
         fn: what runs in the capture.
+        pool: where the recording's memory comes from, and goes back to.
+        apart: makes memory that no other recording uses.
         roots: where the state that `fn` reaches begins, named.
         forward: where the results require grad: what of the capture is autograd's business.
         known: for code whose operations cannot be watched (Inductor's): what a watched eager run
@@ -65,6 +67,7 @@ class Recorder:
     driver: Driver
     device: torch.device
     pool: DevicePool
+    apart: Callable[[], DevicePool]
     fn: Callable[..., Any]
     roots: Sequence[tuple[str, object]]
     static_outputs: bool
@@ -128,6 +131,12 @@ class Recorder:
             graph.reset()
             before.undo(run.found)
             hidden.extend(run.again)
+            return None
+        if self.pool.written_by_others(run.lasting):
+            # A launch of an earlier recording would overwrite the gradients that this one leaves.
+            graph.reset()
+            before.undo(run.found)
+            self.pool = self.apart()
             return None
         holders = self.forward.holders if self.forward else ()
         error = afterthought(before, observer[0], run, plan, holders)

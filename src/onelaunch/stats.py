@@ -47,7 +47,8 @@ class GraphStats:
             that is full.
         sizes: how often each size was called, where there are buckets: a number for each size of
             the one dimension, or a tuple of them where there are several.
-        padding: the share of the rows computed in buckets that were padding, 0 to 1.
+        padding: the share of the rows of all buckets that were padding, 0 to 1, as if each call
+            and each piece of one had run in its bucket: warm-up calls run at their own size.
     """
 
     recordings: tuple[RecordingStats, ...]

@@ -21,17 +21,26 @@ from onelaunch.state import Walk
 from onelaunch.stats import Counts, GraphStats, graph_stats
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Entry:
     """A recording in the table."""
 
     call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     spec: CallSpec
+    signature: Signature
     paths: Sequence[str]
     captured: Captured
     info: Recording
     guard: StateGuard
     member: Member
+
+    def figures(self) -> Recording:
+        """What is told of it, as it is now: a backward may have been captured since."""
+        graph = self.captured.graph
+        self.info.memory_bytes, self.info.driver_bytes = graph.memory_bytes, graph.driver_bytes
+        if self.captured.pair is not None:
+            self.info.kept_bytes = graph.memory_bytes
+        return self.info
 
 
 @dataclass(slots=True)
@@ -53,12 +62,23 @@ class Signature:
     launches: list[int] | None = None
     """The count of a recording that this signature's next one takes the place of."""
     need_bytes: int = 0
-    """What a recording needs in a pool of its own, as far as a warm-up showed; or 0."""
+    """What a recording needs in a pool of its own, as far as a warm-up showed; or 0. With buckets
+    a warm-up runs at the size of its call, and shows what is needed at least."""
     comeback: Comeback = field(default_factory=Comeback)
     options: StepOptions | None = None
     """Of the optimizers that step in the last recording."""
     parts: dict[tuple[bool, ...], Signature] | None = None
     """By which leaves have a gradient, once a recording was dropped because one was replaced."""
+
+    def lost(self, launches: list[int]) -> None:
+        """A recording of it is gone. The next one goes on with its count."""
+        launches[0] += self.launches[0] if self.launches else 0
+        self.launches = launches
+
+    def gone(self) -> int:
+        """Launches of recordings that are gone, and that no other goes on counting yet."""
+        parts = () if self.parts is None else list(self.parts.values())
+        return sum(part.gone() for part in parts) + (self.launches[0] if self.launches else 0)
 
     def part(self, walked: Walk) -> Signature:
         """The signature with the gradients of now, if they count."""
@@ -93,7 +113,7 @@ class Table:
     @property
     def recordings(self) -> list[Recording]:
         """What was captured, the newest first."""
-        return [entry.info for entry in self._entries]
+        return [entry.figures() for entry in self._entries]
 
     @property
     def memory_bytes(self) -> int:
@@ -102,19 +122,30 @@ class Table:
 
     def stats(self) -> GraphStats:
         """What the recordings hold, and what the calls were. Costs microseconds, and no sync."""
-        gone = [s.launches[0] for s in list(self._signatures.values()) if s.launches is not None]
-        return graph_stats(self._name, self.recordings, self._counts, sum(gone))
+        gone = sum(signature.gone() for signature in list(self._signatures.values()))
+        return graph_stats(self._name, self.recordings, self._counts, gone)
 
     def reset(self) -> None:
         """Free every recording and forget every signature."""
         with self._lock:
             # Only the graphs: the last of a pool gives back what no static result holds any more.
-            graphs = [entry.captured.graph for entry in self._entries]
+            members = [entry.member for entry in self._entries]
             self._entries = ()
             self._signatures.clear()
             self._counts = Counts()
-            for graph in graphs:
-                graph.reset()
+            for member in members:
+                self._pool.free(member)
+
+    def _add(self, entry: Entry) -> None:
+        with self._lock:  # another thread may reset
+            self._entries = (entry, *self._entries)
+
+    def _drop(self, entry: Entry) -> None:
+        """Free a recording that fits no call any more."""
+        with self._lock:
+            self._entries = tuple(e for e in self._entries if e is not entry)
+            entry.signature.lost(entry.captured.launches)
+        self._pool.free(entry.member)
 
     def _evicted(self, member: Member) -> None:
         """The pool takes a recording's room: its signature is captured again when it is called."""
@@ -124,11 +155,12 @@ class Table:
                 return
             self._entries = tuple(e for e in self._entries if e is not entry)
             self._counts.evictions += 1
-            signature = self._signatures.get(entry.spec)
-            if signature is not None:
-                signature.why, signature.launches = "evicted", entry.captured.launches
-                signature.warm = self.options.warmup_calls
-                signature.comeback.evicted(entry.captured.launches[0])
+            signature = entry.signature
+            together = signature.launches is not None  # with another one, since the last capture
+            signature.lost(entry.captured.launches)
+            signature.why = "evicted"
+            signature.warm = max(self.options.warmup_calls, signature.least)
+            signature.comeback.evicted(signature.gone(), together)
 
     def _drop_stale(self, spec: CallSpec, signature: Signature) -> None:
         """Free recordings of this signature whose parameters are gone: they cannot fit again."""
@@ -138,10 +170,7 @@ class Table:
                 signature.why = f"{moved} moved"
                 if moved.endswith(".grad") and signature.parts is None:
                     signature.parts = {}
-                signature.launches = entry.captured.launches
-                with self._lock:
-                    self._entries = tuple(e for e in self._entries if e is not entry)
-                entry.captured.graph.reset()
+                self._drop(entry)
 
 
 def in_flight(entries: Iterable[Entry], spec: CallSpec) -> int:

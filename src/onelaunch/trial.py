@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
@@ -17,7 +18,8 @@ _TRIALS = 5
 def timed(entry: Entry, signature: Signature) -> Callable[..., Any]:
     """The call path of a recording on trial: times the caller's own first replays, then keeps the
     faster way."""
-    call, captured = entry.call, entry.captured
+    call, captured, info = entry.call, entry.captured, entry.info
+    itself = weakref.ref(entry)  # which refers to this
     spans: list[float] = []
 
     def timed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -29,11 +31,12 @@ def timed(entry: Entry, signature: Signature) -> Callable[..., Any]:
         captured.driver.synchronize(captured.device)
         spans.append((perf_counter() - started) * 1e6)
         if len(spans) == _TRIALS:
-            entry.info.replay_us = median(spans)
-            entry.call = call
-            if entry.info.eager_us is not None and entry.info.eager_us < entry.info.replay_us:
-                signature.eager = "measured"
-                entry.call = _never
+            info.replay_us = median(spans)
+            slower = info.eager_us is not None and info.eager_us < info.replay_us
+            signature.eager = "measured" if slower else signature.eager
+            kept = itself()
+            if kept is not None:
+                kept.call = _never if slower else call
         return result
 
     return timed

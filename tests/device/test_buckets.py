@@ -268,6 +268,29 @@ def test_above_the_largest(rand: Rand) -> None:
     for _ in range(3):
         same(pieces(x), f(x))
     assert replays(pieces) >= 5
+    rows = x.shape[0]
+    assert pieces.stats().sizes == {rows: 3}, "what was called, not what became of it"
+    whole, rest = divmod(rows, 8)
+    bucket = next(size for size in (2, 4, 8) if size >= rest)
+    assert pieces.stats().padding == pytest.approx(1 - rows / (8 * whole + bucket))
+
+
+def test_pieces_of_many_signatures_are_bounded(rand: Rand) -> None:
+    """Each is shown to be right by runs of its own, and remembered."""
+    buckets = ol.Buckets(0, (2,), overflow="chunk")
+    fast = ol.graph(lambda x, k: x * k, buckets=buckets, warmup=1, max_recordings=1)
+    x = rand(0, 3, 2)
+
+    def call_all() -> None:
+        for k in range(7):
+            same(fast(x, k), x * k)
+
+    with pytest.warns(ol.GraphWarning, match="OL301|OL310"):
+        call_all()
+    assert len(fast._pieces) == 4
+    assert fast.stats().eager_calls >= 3
+    fast.reset()
+    assert not fast._pieces
 
 
 def test_pieces_that_depend_on_each_other_are_refused(rand: Rand) -> None:
@@ -311,6 +334,8 @@ def test_no_rows(rand: Rand) -> None:
     for n in (3, 0, 3, 0):
         x = rand(n, n, 3)
         same(fast(x), x * 2)
+    found = fast.stats()
+    assert (found.sizes, found.replays, found.eager_calls) == ({3: 2, 0: 2}, 1, 2)
 
 
 def test_dimensions_and_padding_by_argument(rand: Rand) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +16,9 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 from onelaunch import pool as pool_module
+from onelaunch.driver.select import select
 
-from .drop_in import allocated, assert_same, on_accelerators
+from .drop_in import allocated, assert_same, on_accelerators, on_cpu
 
 Rand = Callable[..., Tensor]
 
@@ -39,6 +42,12 @@ def budget_for_two(x: Tensor) -> int:
         found.append(pool.memory_bytes)
     assert found[1] < found[2]
     return (found[1] + found[2]) // 2
+
+
+def evict_all(pool: ol.Pool) -> None:
+    """As where another recording needs all the room that there is."""
+    while pool._evict_oldest():
+        pass
 
 
 @pytest.fixture(autouse=True)
@@ -275,6 +284,8 @@ def test_what_cannot_fit_is_not_captured(device: torch.device, rand: Rand, x: Te
     with pytest.raises(ol.CaptureError, match="OL304"):
         ahead.capture(x)
     assert ahead.stats().captures == 0
+    assert pool.stats().eager_calls == 2
+    assert len(pool.stats().callables) == 2
 
 
 def test_a_forward_that_waits_for_its_backward_stays(
@@ -525,3 +536,303 @@ def test_a_pool_keeps_no_callable_alive(device: torch.device, rand: Rand) -> Non
     allocated(device)  # collects
     assert pool.stats().callables == ()
     assert pool.memory_bytes == 0
+
+
+# What is kept.
+
+
+def wide(x: Tensor) -> Tensor:
+    """Writes to most of a pool on its way."""
+    return torch.stack([x + i for i in range(24)]).sum(0)
+
+
+def test_gradients_that_a_step_keeps_are_its_own(
+    device: torch.device, rand: Rand, x: Tensor
+) -> None:
+    pool = ol.Pool()
+    earlier = ol.graph(wide, pool=pool, warmup=1)
+    calls(earlier, x, wide(x), 2)
+    weight = torch.ones_like(x, requires_grad=True)
+
+    def step(x: Tensor) -> Tensor:
+        weight.grad = None
+        loss = (weight * x).square().sum()
+        loss.backward()
+        return loss.detach()
+
+    fast = ol.graph(step, pool=pool, warmup=1)
+    with torch.enable_grad():
+        for _ in range(3):
+            fast(x)
+    assert weight.grad is not None
+    assert len(fast.recordings) == 1
+    expected = weight.grad.clone()
+    calls(earlier, x, wide(x))
+    assert_same(weight.grad.clone(), expected)
+
+
+# What is foreseen.
+
+
+@on_accelerators
+def test_a_part_of_a_large_tensor_needs_what_it_touches(device: torch.device, rand: Rand) -> None:
+    pool = ol.Pool(max_bytes=32 << 20)
+    whole = rand(0, 16 << 20)
+    fast = ol.graph(lambda x: x * 2, pool=pool, warmup=1)
+    for i in range(4):
+        part = whole[100 * i : 100 * i + 100]
+        calls(fast, part, part * 2)
+    assert fast.stats().replays == 3
+
+
+@on_accelerators
+def test_a_bucket_that_small_calls_warm_up_fits_as_often_as_it_comes(
+    device: torch.device, rand: Rand, at_once: None
+) -> None:
+    """What a call of one row needs says little of a whole bucket, and nothing of the next time."""
+    width = 1 << (20 if device.type == "cuda" else 17)
+    buckets = ol.Buckets(0, (16,))
+
+    def f(x: Tensor) -> Tensor:
+        return (x * 2).relu() + x
+
+    ample = ol.Pool()
+    ahead: Any = ol.graph(f, pool=ample, buckets=buckets)
+    ahead.capture(rand(1, 16, width))
+    pool = ol.Pool(max_bytes=ample.memory_bytes + (2 << 20))
+    fast: Any = ol.graph(f, pool=pool, warmup=1, buckets=buckets)
+    row = rand(0, 1, width)
+    for i in range(6):
+        calls(fast, row, f(row), 2)
+        assert len(fast.recordings) == 1
+        evict_all(pool)
+        assert fast.stats().evictions == i + 1
+    assert fast.stats().eager_calls == 0
+
+
+# What is counted of recordings that go.
+
+
+def test_launches_of_all_recordings_of_a_signature_count_on(
+    device: torch.device, rand: Rand
+) -> None:
+    """Of two that were in flight at once, too."""
+    pool = ol.Pool(max_bytes=1 << 30)
+    model = nn.Linear(8, 8, device=device)
+    fast: Any = ol.graph(lambda x: model(x).tanh(), pool=pool, warmup=1)
+    x = rand(0, 4, 8)
+
+    def both() -> None:
+        with torch.enable_grad():
+            first, second = fast(x), fast(x)
+            (first.sum() + second.sum()).backward()
+
+    for i in range(6):
+        both()
+        if i in (3, 5):
+            assert len(fast.recordings) == 2
+            before = fast.stats().replays
+            evict_all(pool)
+            assert fast.stats().replays == before
+    for _ in range(9):
+        both()
+    found = fast.stats()
+    assert found.evictions == 4
+    assert found.replays + found.warmup_calls + found.eager_calls == 30
+
+
+def test_calls_are_counted_where_gradients_come_and_go(device: torch.device, rand: Rand) -> None:
+    """Which leaves have one is part of what is known of a signature, and so is an eviction."""
+    pool = ol.Pool(max_bytes=1 << 30)
+    weight = rand(1, 64).requires_grad_()
+    x = rand(0, 64)
+
+    def step(x: Tensor) -> Tensor:
+        loss = (weight * x).square().sum()
+        loss.backward()
+        return loss.detach()
+
+    fast = ol.graph(step, pool=pool, warmup=2)
+    with torch.enable_grad():
+        for i in range(22):
+            fast(x)
+            if i < 10:
+                weight.grad = (None, torch.zeros_like(x), weight.grad)[i % 3]
+            if i in (13, 17):
+                warmed = fast.stats().warmup_calls
+                assert len(fast.recordings) == 1
+                evict_all(pool)
+    found = fast.stats()
+    assert found.evictions == 2
+    assert found.warmup_calls == warmed  # they come back without
+    assert found.replays + found.warmup_calls + found.eager_calls == 22
+
+
+def test_a_backward_counts_as_its_recording_s(device: torch.device, rand: Rand) -> None:
+    pool = ol.Pool()
+    model = nn.Linear(512, 512, device=device)
+    fast: Any = ol.graph(lambda x: model(x).tanh(), pool=pool, warmup=1)
+    for i in range(5):
+        with torch.enable_grad():
+            fast(rand(i, 64, 512)).sum().backward()
+        model.zero_grad()
+    found = pool.stats()
+    assert found.recordings[0].grown_bytes == found.reserved_bytes > 0
+    assert found.kept_bytes == fast.recordings[0].kept_bytes == found.reserved_bytes
+
+
+def test_a_backward_makes_room_for_itself(device: torch.device, rand: Rand, x: Tensor) -> None:
+    """As a forward does: what is least used goes."""
+    model = nn.Linear(512, 512, device=device)
+    rows = rand(0, 64, 512)
+
+    def train(pool: ol.Pool, calls: int) -> Any:
+        fast: Any = ol.graph(lambda x: model(x).tanh(), pool=pool, warmup=1)
+        for _ in range(calls):
+            with torch.enable_grad():
+                fast(rows).sum().backward()
+            model.zero_grad()
+        return fast
+
+    pools = [ol.Pool(), ol.Pool(), ol.Pool()]
+    used = [train(pools[0], 2), train(pools[1], 5)]
+    used.append(ol.graph(scaled(2), pool=pools[2], outputs="static"))
+    used[2].capture(x)
+    forward, both, other = (p.memory_bytes for p in pools)
+    assert forward < both
+    pool = ol.Pool(max_bytes=other + (forward + both) // 2)
+    kept = ol.graph(scaled(2), pool=pool, outputs="static")
+    kept.capture(x)
+    fast = train(pool, 8)
+    assert kept.stats().evictions == 1
+    assert fast.stats().evictions == 0
+    assert fast.stats().kept_bytes == both
+    tight = ol.Pool(max_bytes=(forward + both) // 2)
+    with pytest.warns(ol.GraphWarning, match=r"OL304.*the backward runs eagerly"):
+        fast = train(tight, 8)
+    assert len(fast.recordings) == 1
+    assert tight.memory_bytes <= (tight.max_bytes or 0)
+
+
+def test_a_recording_on_trial_goes_at_once(device: torch.device, rand: Rand, x: Tensor) -> None:
+    """Without the garbage collector, and out of the pool's books."""
+    pool = ol.Pool(max_bytes=1 << 30)
+    fast = ol.graph(lambda x: x * 2, pool=pool, policy="measure", outputs="static")
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            fast(x)
+        assert len(fast.recordings) == 1
+        fast.reset()
+        assert pool.memory_bytes == 0
+        assert not list(pool._members)
+    finally:
+        gc.enable()
+
+
+def test_streams_of_forwards_are_used_again(
+    device: torch.device, rand: Rand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device keeps each for ever: those of captures that fail, and of forwards that save
+    nothing for their backward."""
+    driver, _ = select([rand(0, 1)])
+    made: list[object] = []
+    new_stream = type(driver).new_stream
+
+    def counted(self: Any, device: torch.device) -> object:
+        made.append(None)
+        return new_stream(self, device)
+
+    monkeypatch.setattr(type(driver), "new_stream", counted)
+    weight = torch.ones(8, device=device, requires_grad=True)
+
+    def refused(x: Tensor) -> Tensor:
+        return x * weight * weight.sum().item()
+
+    x = rand(0, 8)
+    with torch.enable_grad():
+        for i in range(8):
+            bad = ol.graph(refused, warmup=1)
+            bad(x)
+            with pytest.raises(ol.CaptureError):
+                bad(x)
+            good = ol.graph(lambda x: x + weight, warmup=1)
+            for _ in range(4):
+                good(x).sum().backward()
+            good.reset()
+            del good, bad
+            if i == 1:
+                before = len(made)
+    assert len(made) <= before + 1
+
+
+@on_cpu
+def test_figures_are_read_while_recordings_come_and_go(device: torch.device, rand: Rand) -> None:
+    pool = ol.Pool()
+    interval, done, failed = sys.getswitchinterval(), threading.Event(), list[BaseException]()
+
+    def watch() -> None:
+        while not done.is_set():
+            try:
+                pool.stats()
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                failed.append(error)
+
+    threads = [threading.Thread(target=watch) for _ in range(3)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        many = [ol.graph(scaled(k), pool=pool) for k in range(40)]
+        for _ in range(3):
+            for fast in many:
+                fast.capture(rand(0, 8))
+            for fast in many:
+                fast.reset()
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
+    if failed:
+        raise failed[0]
+
+
+def test_results_held_after_the_last_recording_take_up_no_budget(
+    device: torch.device, rand: Rand, x: Tensor
+) -> None:
+    ample = ol.Pool()
+    ahead = ol.graph(scaled(2), pool=ample, outputs="static")
+    ahead.capture(x)
+    pool = ol.Pool(max_bytes=ample.memory_bytes + (1 << 19))
+    first, second = (ol.graph(scaled(k), pool=pool, outputs="static", warmup=1) for k in (2, 3))
+    calls(first, x, x * 2, 2)
+    held = first(x)
+    calls(second, x, x * 3, 3)
+    assert second.stats().replays == 2
+    assert_same(held.clone(), x * 2)
+
+
+@on_accelerators
+def test_a_capture_that_fails_leaves_the_budget(device: torch.device, rand: Rand) -> None:
+    """More than its warm-up, of one row, had shown."""
+    width = 1 << (20 if device.type == "cuda" else 17)
+    pool = ol.Pool(max_bytes=(96 if device.type == "cuda" else 12) << 20)
+    small = ol.graph(lambda x: x + 1, pool=pool, warmup=1)
+    row = rand(0, 1, width)
+    calls(small, row, row + 1, 2)
+
+    def f(x: Tensor) -> Tensor:
+        y = (x * 2).relu() + x.exp() + x
+        if capturing():
+            raise ValueError("no")
+        return y
+
+    capturing = select([row])[0].capturing
+    fast: Any = ol.graph(f, pool=pool, warmup=1, buckets=ol.Buckets(0, (16,)))
+    fast(row)
+    with pytest.raises(ValueError, match="no"):
+        fast(row)
+    assert pool.memory_bytes <= (pool.max_bytes or 0)
+    calls(small, row, row + 1, 2)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import pytest
 import torch
@@ -147,6 +151,55 @@ def test_the_fit_is_the_best_of_all_sets(
     assert work(sizes, histogram) == min(work(s, histogram) for s in sets)
 
 
+def best_of(histogram: Mapping[int, int], most: int) -> int:
+    """The least work of at most so many sizes, by the plain recursion."""
+    sizes = sorted(histogram)
+    before = [0, *itertools.accumulate(histogram[size] for size in sizes)]
+    least: list[float] = [0, *(math.inf for _ in sizes)]
+    for _ in range(most):
+        least = [0] + [
+            min(least[first] + size * (before[last] - before[first]) for first in range(last))
+            for last, size in enumerate(sizes, start=1)
+        ]
+    return int(least[-1])
+
+
+@pytest.mark.parametrize("most", [1, 3, 12])
+def test_a_fit_to_hundreds_of_sizes_is_the_best_and_takes_no_time(most: int) -> None:
+    histogram = {n: 1 + (n * 7919) % 97 for n in range(1, 201)}
+    started = time.process_time()
+    (sizes,) = Buckets.fit(histogram, max_sizes=most).sizes
+    assert time.process_time() - started < 2
+    assert len(sizes) == most
+    assert work(sizes, histogram) == best_of(histogram, most)
+
+
+def test_a_fit_with_every_limit_takes_no_time() -> None:
+    histogram = {n: 1 + (n * 7919) % 97 for n in range(1, 101)}
+    started = time.process_time()
+    (sizes,) = Buckets.fit(
+        histogram,
+        max_sizes=16,
+        max_bytes=1e6,
+        bytes_of=lambda size: 1e4 + 777.77 * size,
+        max_capture_seconds=5,
+        seconds_of=lambda size: 0.2 + 0.001 * size,
+    ).sizes
+    assert time.process_time() - started < 10
+    assert len(sizes) <= 16
+    assert sum(1e4 + 777.77 * size for size in sizes) <= 1e6
+
+
+def test_a_histogram_of_numpy_and_of_weights() -> None:
+    numpy = pytest.importorskip("numpy")
+    found, counts = numpy.unique(numpy.array([3, 3, 7, 9, 9, 9]), return_counts=True)
+    observed = dict(zip(found, counts, strict=True))
+    assert Buckets.fit(observed, max_sizes=2).sizes == ((3, 9),)
+    assert Buckets(0, found).sizes == ((3, 7, 9),)
+    assert all(type(size) is int for size in Buckets(numpy.int64(0), found).sizes[0])
+    assert Buckets.fit({4: 2.5, 5: 0.0, 0: 9}).sizes == ((4,),)
+
+
 def test_a_fit_to_hundreds_of_sizes() -> None:
     histogram = {n: 1 + (n * 7919) % 97 for n in range(1, 301)}
     buckets = Buckets.fit(histogram, max_sizes=12, overflow="chunk")
@@ -185,6 +238,46 @@ BAD: list[Callable[[], Buckets]] = [
     lambda: Buckets.fit({4: 2}, max_sizes=0),
     lambda: Buckets.fit({4: 2}, max_bytes=10),
     lambda: Buckets.fit({4: 2}, max_capture_seconds=10),
+    *(
+        functools.partial(cast(Any, Buckets), *args, **kwargs)
+        for args, kwargs in (
+            ((1.0, (4,)), {}),
+            ((None, (4,)), {}),
+            (((0, 0), ((4,), (8,))), {}),
+            (((0, 1), 4), {}),
+            ((0, 4), {}),
+            ((0, {4: 1}), {}),
+            ((0, (4,)), {"dims": {"x": -1}}),
+            ((0, (4,)), {"dims": {"x": 1.5}}),
+            ((0, (4,)), {"dims": {1.0: 0}}),
+            ((0, (4,)), {"dims": ["x"]}),
+            ((0, (4,)), {"pad": {"x": "a"}}),
+            ((0, (4,)), {"pad": 0}),
+            ((0, (4,)), {"outputs": {0: -1}}),
+            ((0, (4,)), {"outputs": {"y": 0}}),
+            ((0, (4,)), {"independent": "no"}),
+        )
+    ),
+    *(
+        functools.partial(cast(Any, Buckets.fit), given, **kwargs)
+        for given, kwargs in (
+            (None, {}),
+            ([1, 2], {}),
+            ({4: "2"}, {}),
+            ({4: -2}, {}),
+            ({4: math.nan}, {}),
+            ({4: math.inf}, {}),
+            ({4.0: 2}, {}),
+            ({-4: 2, 5: 1}, {}),
+            ({(1, 2): 3}, {}),
+            ({4: 2}, {"max_sizes": 0}),
+            ({4: 2}, {"max_sizes": 1.5}),
+            ({4: 2}, {"max_bytes": math.nan, "bytes_of": float}),
+            ({4: 2}, {"max_bytes": 9, "bytes_of": 4}),
+            ({4: 2}, {"max_bytes": 9, "bytes_of": lambda size: None}),
+            ({4: 2}, {"max_bytes": 9, "bytes_of": lambda size: -1}),
+        )
+    ),
 ]
 
 

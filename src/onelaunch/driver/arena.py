@@ -78,6 +78,10 @@ class Arena:
         """Bytes of the segments."""
         return sum(s.nbytes for s in self._segments)
 
+    def ranges(self) -> list[tuple[int, int]]:
+        """The addresses `[start, stop)` of the segments."""
+        return [(s.address, s.address + s.nbytes) for s in self._segments]
+
     @property
     def allocated_bytes(self) -> int:
         """Bytes of the blocks in use."""

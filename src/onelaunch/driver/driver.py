@@ -94,6 +94,11 @@ class Pool(Protocol):
         """What of it no later recording can use while `graph` and these tensors of it exist."""
         ...
 
+    def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether recordings that were there before the last capture may write to these tensors of
+        it: they lie in memory that the pool had already."""
+        ...
+
 
 class Capture(Protocol):
     """What a body may ask for while its operations are recorded."""

@@ -66,8 +66,12 @@ class TapePool:
         self.device = device
         self.lock = threading.RLock()
         self.capturing = False
-        self.graphs: weakref.WeakSet[TapeGraph] = weakref.WeakSet()
+        self._graphs: weakref.WeakSet[TapeGraph] = weakref.WeakSet()
+        self._listed = threading.Lock()
+        """Held while the graphs are listed, which no launch waits for."""
         self.arena = Arena(of_graphs=True) if device.type == NAME else None
+        self.earlier: list[tuple[int, int]] = []
+        """The addresses that the arena had before its last capture, if recordings were there."""
 
     @property
     def memory_bytes(self) -> int:
@@ -75,7 +79,22 @@ class TapePool:
         if self.arena is not None:
             self.trim()  # a recording may have gone without a reset
             return self.arena.reserved_bytes
-        return sum(g.memory_bytes for g in self.graphs)
+        return sum(g.memory_bytes for g in self.graphs())
+
+    def graphs(self) -> list[TapeGraph]:
+        """The recordings that exist."""
+        with self._listed:
+            return list(self._graphs)
+
+    def add(self, graph: TapeGraph) -> None:
+        """Take a recording in."""
+        with self._listed:
+            self._graphs.add(graph)
+
+    def discard(self, graph: TapeGraph) -> None:
+        """Forget a recording."""
+        with self._listed:
+            self._graphs.discard(graph)
 
     def kept_bytes(self, graph: Graph, tensors: Sequence[Tensor]) -> int:
         """See `Pool.kept_bytes`. On the CPU a recording shares nothing with others."""
@@ -84,6 +103,14 @@ class TapePool:
         blocks = {id(b): b for b in map(block_of, _on_device(tensors)) if b.arena is self.arena}
         return sum(block.nbytes for block in blocks.values())
 
+    def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
+        """See `Pool.written_by_others`."""
+        return any(
+            start <= block_of(t).address < stop
+            for t in _on_device(tensors)
+            for start, stop in self.earlier
+        )
+
     def memory(self) -> HostMemory:
         """Where the tensors of one more recording live."""
         return HostMemory() if self.arena is None else ArenaMemory(self.arena)
@@ -91,8 +118,11 @@ class TapePool:
     def trim(self) -> None:
         """Give back what no recording needs any more."""
         with self.lock:
-            if self.arena is not None and not self.graphs and not self.capturing:
-                self.arena.trim()
+            if self.arena is None or self._graphs or self.capturing:
+                return
+            self.arena.trim()
+            if self.arena.reserved_bytes:  # results that somebody holds, no business of the pool's
+                self.arena = Arena(of_graphs=True)
 
 
 class _Port:
@@ -190,7 +220,8 @@ class TapeGraph:
         self._outputs = tape.outputs
         self._steps: list[Step] = recorder.steps
         self._numbered = recorder.numbered
-        pool.graphs.add(self)
+        pool.add(self)
+        self._live = True
 
     driver_bytes = 0
     """See `Graph.driver_bytes`: there is no driver beneath."""
@@ -205,7 +236,7 @@ class TapeGraph:
         if recording() is not None:
             raise CaptureError("OL109", "A recording was launched during a capture.")
         with self._pool.lock, _raw(), _no_functions():
-            if self not in self._pool.graphs:
+            if not self._live:
                 raise Released("this recording was reset, so it cannot be launched")
             if self._pool.arena is not None:
                 self._pool.arena.poison()
@@ -228,7 +259,8 @@ class TapeGraph:
         """Free the recording; a launch after that is an error. Idempotent."""
         with self._pool.lock:
             self._steps, self._inputs, self._outputs, self._numbered = [], [], [], []
-            self._pool.graphs.discard(self)
+            self._live = False
+            self._pool.discard(self)
             self._pool.trim()
 
 
@@ -376,6 +408,7 @@ class TapeDriver:
             raise CaptureError("OL109", "A capture was begun during a capture.")
         with pool.lock:
             pool.capturing = True
+            pool.earlier = pool.arena.ranges() if pool.arena is not None and pool.graphs() else []
             try:
                 return self._record(body, pool, generators)
             except torch.OutOfMemoryError as error:

@@ -145,11 +145,11 @@ class CudaDriver:
     ) -> tuple[CudaGraph, T]:
         """See `Driver.capture`."""
         pool = _own(pool)
-        before = pool.ranges.nbytes if pool.recordings else 0
+        pool.earlier = pool.ranges.copy() if pool.recordings else memory.Ranges()
         pool.capturing = True
         try:
             recorded, result = record(body, pool, generators, _stream(stream, pool.index))
-            grown = pool.memory_bytes - before
+            grown = pool.memory_bytes - pool.earlier.nbytes
             return CudaGraph(recorded, pool, grown, generators), result
         finally:
             pool.capturing = False

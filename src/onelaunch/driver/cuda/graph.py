@@ -135,7 +135,8 @@ class CudaGraph:
         if capabilities().memcpy_nodes:
             self.nodes = _wire(self.wiring, recorded, pool.index)
         self.launch, self._stop = _bind(recorded, pool, self.wiring, generators)
-        pool.recordings.add(self)
+        with pool.guard:
+            pool.recordings.add(self)
         self._graph: torch.cuda.CUDAGraph | None = recorded.graph
         # Last, so that it also goes last, and finds its memory unused.
         self.pool = pool
@@ -159,7 +160,8 @@ class CudaGraph:
         """See `Graph.reset`. The pool's memory goes back once nothing else refers to it."""
         if self._graph is None:
             return
-        self.pool.recordings.discard(self)
+        with self.pool.guard:
+            self.pool.recordings.discard(self)
         self._stop()
         self._graph = None
         self.inputs, self.outputs = [], []

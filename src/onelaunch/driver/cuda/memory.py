@@ -32,6 +32,12 @@ class Ranges:
         self.nbytes = 0
         self._bounds: tuple[list[int], list[int]] = [], []
 
+    def copy(self) -> Ranges:
+        """The same ranges, to keep."""
+        made = Ranges()
+        made.nbytes, made._bounds = self.nbytes, self._bounds
+        return made
+
     def set(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Replace them all."""
         ordered = sorted(ranges)
@@ -63,9 +69,11 @@ class CudaPool:
         self.index = device_index(device)
         self.order = Order(self.index)
         self.ranges = Ranges()
+        self.earlier = Ranges()
+        """What the pool had before its last capture, if recordings were there."""
         self.recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
         self.guard = threading.Lock()
-        """Held while a capture begins, and while a recording is freed."""
+        """Held while a capture begins, while a recording is freed, and while they are listed."""
         self.capturing = False
         self._id: tuple[int, int] | None = None
         weakref.finalize(self, give_back, self.index).atexit = False
@@ -90,6 +98,17 @@ class CudaPool:
             for start, nbytes in storages.items()
             if self.ranges.overlaps(start, start + nbytes)
         )
+
+    def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
+        """See `Pool.written_by_others`."""
+        storages = [t.untyped_storage() for t in tensors if t.is_cuda and t.layout is torch.strided]
+        starts = [(s.data_ptr(), s.nbytes()) for s in storages]
+        return any(self.earlier.overlaps(start, start + nbytes) for start, nbytes in starts)
+
+    def listed(self) -> list[Recording]:
+        """The recordings that exist."""
+        with self.guard:
+            return list(self.recordings)
 
     def open(self) -> tuple[int, int]:
         """The id to begin a capture with; `guard` is held.

@@ -171,7 +171,7 @@ def _begin(
     stream: torch.cuda.Stream,
     generators: Sequence[torch.Generator],
 ) -> Any:
-    others = tuple(pool.recordings)  # none of them is freed before the id is in use
+    others = pool.listed()  # none of them is freed before the id is in use
     with pool.guard:
         pool_id: Any = pool.open()
         try:

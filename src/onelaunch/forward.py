@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from onelaunch.autograd import Pair
 from onelaunch.backward import StaticGraph
+from onelaunch.chain import Chain, Link
 from onelaunch.direct import takes_directly
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.driver import Pool as DevicePool
@@ -31,6 +32,7 @@ from onelaunch.pool import Pool
 from onelaunch.slots import Slot
 from onelaunch.spec import lies_on
 from onelaunch.state import Walk
+from onelaunch.streams import spare_streams, take_stream
 
 
 class BackwardInside(Exception):
@@ -47,6 +49,7 @@ class Forward:
         top: the module that is graphed; hooks on it run outside.
         raises: whether a backward that cannot be captured is an error.
         direct: whether the backward may write the gradients of parameters itself.
+        chain: the callables that run before and after it, with which it shares memory.
     """
 
     driver: Driver
@@ -55,17 +58,23 @@ class Forward:
     top: object
     raises: bool
     direct: bool
+    chain: Chain | None = None
     pool: DevicePool = field(init=False)
     stream: object = field(init=False)
-    """Of this recording alone; eager backwards over the captured graph run on it too."""
+    """Of this recording, or its chain, alone; eager backwards over the captured graph run on it
+    too."""
     holders: set[int] = field(default_factory=lambda: cast(set[int], set()))
     _stand_ins: StandIns | None = None
     _pair: Pair | None = None
+    _link: Link | None = None
 
     def __post_init__(self) -> None:
+        self._link = self.chain and self.chain.on(self.driver, self.device)
+        if self._link is not None:
+            self.pool, self.stream = self._link.forwards, self._link.stream
+            return
         self.pool = self.shared.apart(self.driver, self.device)
-        spare = _spare(self.driver, self.device)
-        self.stream = spare.pop() if spare else self.driver.new_stream(self.device)
+        self.stream = take_stream(self.driver, self.device)
 
     @property
     def pair(self) -> Pair:
@@ -136,12 +145,19 @@ class Forward:
         direct = [real for _, real in stand_ins if self.direct and takes_directly(real)]
         leaves = [inputs.statics[i] for i in arguments] + [s for s, _ in stand_ins]
         static = StaticGraph(self.driver, self.device, self.stream, made, leaves, len(direct))
+        link = self._link
+        give_stream: Callable[[], object] = bool  # a chain gives its own back
+        if link is not None:
+            static.turn = link.lock
+        else:
+            spare = spare_streams(self.driver, self.device)
+            give_stream = partial(spare.append, self.stream)
         pair = Pair(
             static=static,
             pool=self.pool,
             new_pool=partial(self.shared.apart, self.driver, self.device),
             within=self.shared.within,
-            give_stream=partial(_spare(self.driver, self.device).append, self.stream),
+            give_stream=give_stream,
             results=numbers,
             arguments=arguments,
             parameters=[real for _, real in stand_ins[: len(stand_ins) - len(direct)]],
@@ -151,6 +167,7 @@ class Forward:
             watched_results=[],
             saves=True,
             raises=self.raises,
+            link=link,
         )
         self._watch(pair, graph, made, inputs, observer, held)
         self._pair = pair
@@ -191,14 +208,6 @@ class Forward:
 
     def _here(self, t: Tensor) -> bool:
         return lies_on(t, self.device) and bool(t.numel())
-
-
-_spares: dict[tuple[str, torch.device], list[object]] = {}
-
-
-def _spare(driver: Driver, device: torch.device) -> list[object]:
-    """Streams of recordings that are gone: the device would keep each for ever."""
-    return _spares.setdefault((driver.name, device), [])
 
 
 def _through_node(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> list[int]:

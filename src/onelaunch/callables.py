@@ -27,7 +27,7 @@ def make_graphed_callables(
     sample_args: tuple[Any, ...],
     num_warmup_iters: int = 3,
     allow_unused_input: bool = False,
-    pool: Pool | tuple[int, int] | torch.cuda.MemPool | None = None,
+    pool: Pool | tuple[int, int] | None = None,
     *,
     sample_kwargs: Any = None,
 ) -> Any:
@@ -149,7 +149,7 @@ def _rehearsed(result: Any, wanting: Sequence[Tensor], allow_unused_input: bool)
         raise GraphError("OL401", what, fix="make_graphed_callables(..., allow_unused_input=True)")
 
 
-def _pool(given: Pool | tuple[int, int] | torch.cuda.MemPool | None) -> Pool:
+def _pool(given: Any) -> Pool:
     if given is None:
         return Pool()
     if isinstance(given, Pool):

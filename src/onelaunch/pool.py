@@ -214,7 +214,7 @@ class Pool:
         part = self.on(driver, device)
         if not self._make_room(part, need_bytes):
             return None
-        alone = not self._by_age(part)
+        alone = not self._by_age()
         made = capture()
         while self.memory_bytes > self.max_bytes and self._evict_oldest():
             pass

@@ -91,7 +91,7 @@ class Table:
     @property
     def newest_pair(self) -> Pair | None:
         """The autograd side of the newest recording. Internal."""
-        return self._entries[0].captured.pair
+        return self._entries[0].captured.pair if self._entries else None
 
     @property
     def recordings(self) -> list[Recording]:

@@ -153,8 +153,8 @@ class Warmup:
                         result, need = run(), 0
                     else:
                         result, need = self._pool.warmup(driver, device, run, flat.tensors)
+                    signature.forward = wants_grad(callee, driver, result, args, kwargs)
                     then(result)
-                signature.forward = wants_grad(callee, driver, result, args, kwargs)
                 del result
                 signature.need_bytes = max(0, need - observer.saved_bytes)
                 signature.threads.add(get_ident())

@@ -125,6 +125,53 @@ def test_the_first_backward_is_a_launch(
     assert replays == [3, 3, 3]
 
 
+def test_other_gradients_at_their_second_backward(
+    device: torch.device, rand: Rand, eager_backwards: list[int]
+) -> None:
+    """An expanded one, as the sum of a result hands on."""
+    block = Block(0, device)
+    fast = ol.make_graphed_callables(copy.deepcopy(block), (rand(0, 8, SIZE),))
+    for i in range(4):
+        for b in (fast, block):
+            b.zero_grad()
+            b(rand(i, 8, SIZE)).sum().backward()
+        assert_same(state_of(fast), state_of(block))
+    assert len(eager_backwards) == 1
+
+
+@on_accelerators
+@pytest.mark.parametrize("mib", [2, 4, 8])
+def test_a_pool_with_a_budget(device: torch.device, rand: Rand, mib: int) -> None:
+    """Where not all find room, those that were evicted come back alone."""
+    pool = ol.Pool(max_bytes=mib << 20)  # the emulated device reserves 2 MiB at a time
+    blocks = tuple(Block(i, device) for i in range(3))
+    others = copy.deepcopy(blocks)
+    samples = tuple((rand(i, 8, SIZE),) for i in range(3))
+    ol.make_graphed_callables(blocks, samples, pool=pool)
+    for i in range(6):
+        for b, other in zip(blocks, others, strict=True):
+            for block in (b, other):
+                block.zero_grad()
+                block(rand(i, 8, SIZE)).backward(rand(i, 8, SIZE))
+            assert_same(state_of(b), state_of(other))
+        assert pool.memory_bytes <= mib << 20
+
+
+@on_accelerators
+def test_a_budget_for_one_of_them(device: torch.device) -> None:
+    """Evicted ones leave no memory behind that the next could not use."""
+
+    def activations(number: int) -> Any:
+        return tuple(nn.Sequential(nn.Hardtanh(-9, 9), nn.ELU()).to(device) for _ in range(number))
+
+    sample = (torch.ones(3 << 17, device=device).requires_grad_(),)  # 1.5 MiB
+    alone = ol.Pool()
+    held = ol.make_graphed_callables(activations(1), (sample,), pool=alone)
+    pool = ol.Pool(max_bytes=alone.memory_bytes)
+    held += ol.make_graphed_callables(activations(3), (sample,) * 3, pool=pool)
+    assert [len(module.forward.recordings) for module in held] == [1, 0, 0, 1]
+
+
 def test_one_after_another_as_one_model(
     device: torch.device, rand: Rand, eager_backwards: list[int]
 ) -> None:

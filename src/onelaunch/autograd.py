@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.backward import Backward, Gradients, StaticGraph
+from onelaunch.chain import Launch, Link
 from onelaunch.direct import Anchors, accumulate, is_backward
 from onelaunch.driver.driver import Graph, Pool, Released, Travel
 from onelaunch.errors import CATALOGUE, CaptureError, GraphError, GraphWarning
@@ -79,6 +80,8 @@ class _Kind:
     eager: int = 0
     refused: bool = False
     kept: Backward | None = None
+    launch: Callable[[Gradients], list[Tensor | None] | None] | None = None
+    """Of `kept`; it returns None where its memory is not to be written."""
     copied: Backward | None = None
 
 
@@ -101,6 +104,7 @@ class Pair:
             callable's state, results of the node by position.
         saves: whether the backward reads anything of the forward's.
         raises: whether a backward that cannot be captured is an error.
+        link: what it shares with others that run before and after it.
     """
 
     static: StaticGraph
@@ -116,6 +120,7 @@ class Pair:
     watched_results: list[int]
     saves: bool
     raises: bool
+    link: Link | None = None
     free: list[None] = field(default_factory=lambda: [None])
     retired: bool = False
     _anchors: Anchors = field(init=False)
@@ -167,14 +172,25 @@ class Pair:
         kind = self._kind(grads)
         if kind is None or kind.refused:
             return self.static.run(grads)
-        if kind.kept is not None:
-            found = self._launched(kind, kind.kept, grads)
-            return self.static.run(grads) if found is None else found
-        if kind.eager < _EAGER_FIRST:
-            kind.eager += 1
-            return self.static.run(grads)
-        found = self._captured(kind, grads, kept=True)
+        if kind.launch is None:
+            if kind.eager < _EAGER_FIRST:
+                kind.eager += 1
+                return self.static.run(grads)
+            self._capture(kind, grads, kept=True)
+        found = self._launched(kind, grads)
         return self.static.run(grads) if found is None else found
+
+    def capture_ahead(self) -> None:
+        """Capture the backward of one gradient for each result, laid out as the result is.
+
+        As all are, in the thread that the engine runs it in: what it finds there, the backwards to
+        come will find.
+        """
+        grads = [torch.zeros_like(t) for t in self.static.outputs]
+        kind = self._kind(grads)
+        if kind is not None and kind.launch is None:
+            kind.eager = _EAGER_FIRST
+            self._capture(kind, grads, kept=True, link=self.link)
 
     def _kind(self, grads: Gradients) -> _Kind | None:
         """The kind of these gradients, or None where no recording may stand for eager."""
@@ -201,47 +217,51 @@ class Pair:
         kinds.append(_Kind(_C._dynamo.guards.GlobalStateGuard().check, _like(grads)))
         return kinds[-1]
 
-    def _launched(
-        self, kind: _Kind, backward: Backward, grads: Gradients
-    ) -> list[Tensor | None] | None:
-        if not backward.available():  # somebody keeps the gradients of the launch before
-            if kind.copied is None:
-                return self._captured(kind, grads, kept=False)
-            backward = kind.copied
+    def _launched(self, kind: _Kind, grads: Gradients) -> list[Tensor | None] | None:
+        """The gradients by one launch; None where eager is to run."""
+        if kind.launch is None:
+            return None
         try:
-            return backward.run(grads)
+            found = kind.launch(grads)
+            if found is not None:
+                return found
+            if kind.copied is None:  # somebody keeps the gradients of a launch before
+                self._capture(kind, grads, kept=False)
+            return None if kind.copied is None else kind.copied.run(grads)
         except Released:
             return None
 
-    def _captured(self, kind: _Kind, grads: Gradients, *, kept: bool) -> list[Tensor | None] | None:
-        """Capture the backward and launch it; None where eager is to run.
+    def _capture(
+        self, kind: _Kind, grads: Gradients, *, kept: bool, link: Link | None = None
+    ) -> None:
+        """Capture a backward, if that can be now.
 
         This may be the engine's thread, for which the holder of the lock may be waiting.
         """
         driver = self.static.driver
         if self.retired or driver.capturing() or not driver.lock.acquire(blocking=False):
-            return None
+            return
         try:
-            pool = self.new_pool() if kept else self.pool
+            pool = self.pool
+            if kept:
+                pool = self.new_pool() if link is None else link.backwards
             with torch.no_grad():
                 backward = Backward(self.static, grads, pool, kept=kept)
             if not self.make_room():
                 backward.graph.reset()
                 kind.refused = True
                 self._warn("OL304", "no room for it in the pool")
-                return None
-            if kept:
+            elif kept:
                 kind.kept = backward
+                kind.launch = backward.launched if link is None else link.backward(backward)
             else:
                 kind.copied = backward
-            return backward.run(grads)
         except CaptureError as error:
             let_go(error)
             if self.raises:
                 raise
             kind.refused = True
             self._warn("OL306", str(error))
-            return None
         finally:
             driver.lock.release()
 
@@ -290,7 +310,8 @@ class ForwardGraph:
         self._graph = graph
         self._pair = pair
         self.travels: tuple[Travel, ...] = graph.travels
-        self.launch = graph.launch
+        launch: Launch = graph.launch
+        self.launch = launch if pair.link is None else pair.link.forward(pair.free, launch)
         self.dial = graph.dial
 
     @property

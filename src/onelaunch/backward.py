@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -34,6 +35,8 @@ class StaticGraph:
     inputs: list[Tensor]
     direct: int
     """How many of the inputs, the last, are leaves to whose `.grad` the backward adds itself."""
+    turn: AbstractContextManager[object] = field(default_factory=nullcontext[None])
+    """Entered while anything runs or is captured on the stream, where others share it."""
 
     def gradients(self, grads: Gradients) -> list[Tensor | None]:
         """What eager's backward gives, computed by the operations of eager's backward."""
@@ -62,7 +65,8 @@ class StaticGraph:
                 ]
                 return self.laid_out(made)
 
-        return self.driver.warmup(backward, self.device, self.stream)
+        with self.turn:
+            return self.driver.warmup(backward, self.device, self.stream)
 
     def laid_out(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
         """Those of the leaves as `.grad` is to have them."""
@@ -79,7 +83,7 @@ class Backward:
 
     Args:
         grads: the gradients of the call under capture; later ones have the same layout.
-        pool: under `kept` a pool of its own.
+        pool: under `kept` a pool of its own, or that of a chain's backwards.
     """
 
     def __init__(self, static: StaticGraph, grads: Gradients, pool: Pool, *, kept: bool) -> None:
@@ -114,7 +118,8 @@ class Backward:
             return made if kept else [None if g is None else g.detach() for g in made]
 
         self.graph: Graph
-        self.graph, made = driver.capture(body, pool, stream=static.stream)
+        with static.turn:
+            self.graph, made = driver.capture(body, pool, stream=static.stream)
         self._made = made if kept else []
         self._targets = [] if kept else [None if g is None else _maker(driver, g) for g in made]
         self._storages = [g.untyped_storage()._cdata for g in self._made if g is not None]
@@ -130,6 +135,10 @@ class Backward:
     def available(self) -> bool:
         """Whether nobody holds the gradients that the launch before gave."""
         return not self._kept or self._counts() == self._unused
+
+    def launched(self, grads: Gradients) -> list[Tensor | None] | None:
+        """`run`, or None while somebody holds the gradients that it would overwrite."""
+        return self.run(grads) if self.available() else None
 
     def run(self, grads: Gradients) -> list[Tensor | None]:
         """Launch. Raises `Released` where the recording was reset."""

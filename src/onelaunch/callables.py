@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from onelaunch.ahead import capture_backward, rehearse_backward
+from onelaunch.chain import Chain
 from onelaunch.errors import GraphError
 from onelaunch.graphed import Graphed
 from onelaunch.options import Options
+from onelaunch.plan import unique
 from onelaunch.pool import Pool
 from onelaunch.tree import flatten
 
@@ -35,11 +39,14 @@ def make_graphed_callables(
     capture, gradients accumulate, and outputs are the caller's.
 
     Args:
-        callables: a function or module, or a tuple of them, in the order in which they run.
+        callables: a function or module, or a tuple of them, in the order in which they run. Those
+            of a tuple share memory, which is worth it in that order; in another they are as right,
+            but need recordings of their own besides.
         sample_args: the arguments of a call, any values; for a tuple of callables a tuple of those.
         num_warmup_iters: calls of each other signature that run eagerly before its capture.
         allow_unused_input: otherwise an argument that requires grad and gets none is an error.
-        pool: memory to share: an `ol.Pool`, or what `torch.cuda.graph_pool_handle()` returned.
+        pool: where the memory is counted: an `ol.Pool`, or what `torch.cuda.graph_pool_handle()`
+            returned, or a `torch.cuda.MemPool`.
         sample_kwargs: the keyword arguments of a call; for a tuple of callables a tuple of those.
 
     Returns:
@@ -49,10 +56,11 @@ def make_graphed_callables(
     Raises:
         GraphError: OL401, under an autocast with its cache on, or a module with hooks or with
             buffers that require grad, or samples that do not match the callables.
-        CaptureError: a callable cannot be captured as written.
+        CaptureError: a callable or its backward cannot be captured as written.
 
-    Costs two runs of each callable, of which nothing remains. The first backward of each runs
-    operation by operation, the second is captured.
+    Costs two runs of each callable and its backward, of which nothing remains. Backwards are
+    captured for one gradient of each result that requires grad, laid out as the result is; other
+    gradients (expanded, or of some results only) have a recording from their second time on.
 
     Example:
         >>> import torch, onelaunch as ol
@@ -61,7 +69,7 @@ def make_graphed_callables(
         >>> fast is model, tuple(fast(torch.zeros(3, 4)).shape)
         (True, (3, 2))
     """
-    if _autocast_caches():
+    if _autocast_caches(sample_args):
         what = "make_graphed_callables under an autocast that caches weights"
         fix = "torch.autocast(..., cache_enabled=False) around the call, or call it outside"
         raise GraphError("OL401", what, fix=fix)
@@ -71,8 +79,10 @@ def make_graphed_callables(
     kwargs = sample_kwargs if several and sample_kwargs is not None else (sample_kwargs,)
     if several and sample_kwargs is None:
         kwargs = (None,) * len(chosen)
+    args = args[: len(chosen)]  # torch's ignores more of them
     _check(chosen, args, kwargs)
     shared = _pool(pool)
+    chain = Chain(shared.apart)
     options = Options(warmup=max(1, num_warmup_iters))
     made = [_graphed(fn, options, shared) for fn in chosen]
     modules = [(fn, g) for fn, g in zip(chosen, made, strict=True) if isinstance(fn, nn.Module)]
@@ -81,9 +91,12 @@ def make_graphed_callables(
         for fn, graphed in modules:  # first: a recording relies on the attributes as they are
             fn.forward = graphed
         for fn, graphed, arguments, named in zip(chosen, made, args, kwargs, strict=True):
-            graphed.capture(*arguments, **(named or {}))
-            if not allow_unused_input and torch.is_grad_enabled():
-                _check_used(fn, graphed, flatten((arguments, named or {})).tensors)
+            wanting = _wanting(fn, (arguments, named or {}))
+            then = partial(_rehearsed, wanting=wanting, allow_unused_input=allow_unused_input)
+            graphed.capture_in(chain, tuple(arguments), named or {}, then)
+        for graphed in reversed(made):
+            if graphed.newest_pair is not None:
+                capture_backward(graphed.newest_pair)
     except BaseException:
         for fn, forward in before:
             del fn.forward
@@ -97,8 +110,9 @@ def make_graphed_callables(
     return tuple(results) if several else results[0]
 
 
-def _autocast_caches() -> bool:
-    kinds = ("cuda", "cpu")
+def _autocast_caches(samples: Any) -> bool:
+    """Whether what runs would be under an autocast that keeps the weights that it casts."""
+    kinds = {"cuda", *(t.device.type for t in flatten(samples).tensors)} & {"cuda", "cpu"}
     return torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, kinds))
 
 
@@ -121,24 +135,29 @@ def _check(chosen: Sequence[Any], args: Sequence[Any], kwargs: Sequence[Any]) ->
             raise GraphError("OL401", f"a buffer of {name} requires grad", fix=fix)
 
 
-def _check_used(fn: Any, graphed: Graphed[..., Any], arguments: Sequence[Tensor]) -> None:
-    """Raise where an argument or parameter that requires grad gets none."""
-    parameters = list(fn.parameters()) if isinstance(fn, nn.Module) else []
-    wanting = sum(t.requires_grad for t in arguments)
-    wanting += len({id(p) for p in parameters if p.requires_grad})
-    reached = graphed.inputs_reached
-    if wanting and reached < wanting:
-        what = f"{wanting - reached} of {wanting} tensors that require grad are not used"
+def _wanting(fn: Any, arguments: Any) -> list[Tensor]:
+    """The arguments and parameters that require grad."""
+    parameters = fn.parameters() if isinstance(fn, nn.Module) else ()
+    return unique([t for t in (*flatten(arguments).tensors, *parameters) if t.requires_grad])
+
+
+def _rehearsed(result: Any, wanting: Sequence[Tensor], allow_unused_input: bool) -> None:
+    """Warm up the backward. Raise where something that requires grad gets none."""
+    unused = rehearse_backward(result, wanting)
+    if unused and not allow_unused_input:
+        what = f"{len(unused)} of {len(wanting)} tensors that require grad are not used"
         raise GraphError("OL401", what, fix="make_graphed_callables(..., allow_unused_input=True)")
 
 
-def _pool(given: Pool | tuple[int, int] | None) -> Pool | None:
-    if given is None or isinstance(given, Pool):
+def _pool(given: Any) -> Pool:
+    if given is None:
+        return Pool()
+    if isinstance(given, Pool):
         return given
-    return _POOLS.setdefault(given, Pool())
+    return _POOLS.setdefault(getattr(given, "id", given), Pool())
 
 
-def _graphed(fn: Any, options: Options, pool: Pool | None) -> Graphed[..., Any]:
+def _graphed(fn: Any, options: Options, pool: Pool) -> Graphed[..., Any]:
     if isinstance(fn, nn.Module):
         return Graphed(_Forward(fn), options, pool, root=("", fn))
     return Graphed(fn, options, pool)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from onelaunch.autograd import Pair
 from onelaunch.backward import StaticGraph
+from onelaunch.chain import Chain, Link
 from onelaunch.direct import takes_directly
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.driver import Pool as DevicePool
@@ -32,6 +33,7 @@ from onelaunch.pool import Pool
 from onelaunch.slots import Slot
 from onelaunch.spec import lies_on
 from onelaunch.state import Walk
+from onelaunch.streams import spare_streams, take_stream
 
 
 class BackwardInside(Exception):
@@ -48,6 +50,7 @@ class Forward:
         top: the module that is graphed; hooks on it run outside.
         raises: whether a backward that cannot be captured is an error.
         direct: whether the backward may write the gradients of parameters itself.
+        chain: the callables that run before and after it, with which it shares memory.
     """
 
     driver: Driver
@@ -56,18 +59,25 @@ class Forward:
     top: object
     raises: bool
     direct: bool
+    chain: Chain | None = None
     pool: DevicePool = field(init=False)
     stream: object = field(init=False)
-    """Of this recording alone; eager backwards over the captured graph run on it too."""
+    """Of this recording, or its chain, alone; eager backwards over the captured graph run on it
+    too."""
     holders: set[int] = field(default_factory=lambda: cast(set[int], set()))
     _stand_ins: StandIns | None = None
     _pair: Pair | None = None
+    _link: Link | None = None
 
     def __post_init__(self) -> None:
+        self._link = self.chain and self.chain.on(self.driver, self.device)
+        if self._link is not None:
+            self.pool, self.stream = self._link.forwards, self._link.stream
+            return
         self.pool = self.shared.apart(self.driver, self.device)
-        spare = _spare(self.driver, self.device)
-        self.stream = spare.pop() if spare else self.driver.new_stream(self.device)
+        self.stream = take_stream(self.driver, self.device)
         # Whatever works on the stream, a capture or a backward, keeps the pool.
+        spare = spare_streams(self.driver, self.device)
         weakref.finalize(self.pool, spare.append, self.stream).atexit = False
 
     @property
@@ -139,6 +149,9 @@ class Forward:
         direct = [real for _, real in stand_ins if self.direct and takes_directly(real)]
         leaves = [inputs.statics[i] for i in arguments] + [s for s, _ in stand_ins]
         static = StaticGraph(self.driver, self.device, self.stream, made, leaves, len(direct))
+        link = self._link
+        if link is not None:
+            static.turn = link.lock
         pair = Pair(
             static=static,
             pool=self.pool,
@@ -153,6 +166,7 @@ class Forward:
             watched_results=[],
             saves=True,
             raises=self.raises,
+            link=link,
         )
         self._watch(pair, graph, made, inputs, observer, held)
         self._pair = pair
@@ -193,14 +207,6 @@ class Forward:
 
     def _here(self, t: Tensor) -> bool:
         return lies_on(t, self.device) and bool(t.numel())
-
-
-_spares: dict[tuple[str, torch.device], list[object]] = {}
-
-
-def _spare(driver: Driver, device: torch.device) -> list[object]:
-    """Streams of recordings that are gone: the device would keep each for ever."""
-    return _spares.setdefault((driver.name, device), [])
 
 
 def _through_node(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
@@ -16,9 +15,10 @@ from onelaunch import distributed
 from onelaunch.autograd import packing
 from onelaunch.callee import Callee
 from onelaunch.callpath import MISS, build_call
+from onelaunch.chain import Chain
 from onelaunch.collection import no_collection
 from onelaunch.driver.driver import Driver, Varying
-from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning
+from onelaunch.errors import CaptureError
 from onelaunch.forward import BackwardInside, Forward
 from onelaunch.optimizers import Options as StepOptions
 from onelaunch.options import Options
@@ -27,7 +27,6 @@ from onelaunch.pool import Pool
 from onelaunch.recorder import Recorder
 from onelaunch.recording import Captured, NeedsGrad, describe
 from onelaunch.signature import foreign, opaque, spec_of
-from onelaunch.source import levels_to_user
 from onelaunch.spec import CallSpec, ambient
 from onelaunch.state import walk
 from onelaunch.surroundings import surrounded
@@ -56,9 +55,10 @@ class Graphed(Table, Generic[P, R]):
     ) -> None:
         super().__init__(getattr(fn, "__name__", type(fn).__name__), options, pool or Pool())
         self.fn = fn
-        self._warned: set[str] = set()
         self._callee = Callee(fn, options.compile, root)
         self._warmup = Warmup(self._callee, options, self._pool)
+        self._chain: Chain | None = None
+        """While a part of it is captured."""
         self._running: list[int] = []
         """The threads in an eager run: a capture of a forward puts stand-ins in the place of
         parameters, and such a run would take them for the parameters."""
@@ -271,7 +271,7 @@ class Graphed(Table, Generic[P, R]):
             raises = self.options.on_refusal == "raise"
             direct = self.options.gradients == "direct" and not distributed.initialized()
             root = self._callee.root[1]
-            forward = Forward(driver, device, self._pool, root, raises, direct)
+            forward = Forward(driver, device, self._pool, root, raises, direct, self._chain)
         callee = self._callee.on(driver)
         recorder = Recorder(
             driver=driver,
@@ -294,9 +294,12 @@ class Graphed(Table, Generic[P, R]):
             captured.launches = signature.launches
         captured.clock = self._pool.clock
         call = self._call_of(captured, spec)
-        kept = pool.memory_bytes
-        if pool is self._pool.on(driver, device):
+        if forward is not None:
+            kept = captured.graph.memory_bytes
+        elif pool is self._pool.on(driver, device):
             kept = pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
+        else:
+            kept = pool.memory_bytes
         info = describe(captured, spec, flat, reason, signature.eager_us, kept)
         captured.inputs.tensors = []
         signature.options = StepOptions(captured.optimizers, captured.dials.keys)
@@ -339,6 +342,17 @@ class Graphed(Table, Generic[P, R]):
             CaptureError: it cannot be captured; OL110 where it stores new tensors in Python state
                 (a cold optimizer: run one real step first).
         """
+        self.capture_in(None, args, kwargs, lambda result: None)
+
+    def capture_in(
+        self,
+        chain: Chain | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        then: Callable[[Any], object],
+    ) -> None:
+        """`capture` as a part of a chain; `then` is given the result of the warm-up. Internal."""
+        kwargs = dict(kwargs)
         flat = flatten_call(args, kwargs)
         reason = ambient()
         driver, device = self._callee.where(flat)
@@ -358,8 +372,9 @@ class Graphed(Table, Generic[P, R]):
                 raise refused
             if len(self._entries) >= self.options.max_recordings:
                 raise CaptureError("OL301", f"{len(self._entries)} recordings exist")
+            self._chain = chain
             try:
-                self._warmup.rehearse(driver, device, signature, args, kwargs, self._refused)
+                self._warmup.rehearse(driver, device, signature, args, kwargs, self._refused, then)
                 try:
                     entry = self._record(driver, device, spec, signature, flat)
                 except NeedsGrad:
@@ -369,27 +384,12 @@ class Graphed(Table, Generic[P, R]):
                 raise CaptureError(
                     "OL303", "a backward runs inside, or a leaf is made for one"
                 ) from None
+            finally:
+                self._chain = None
             if entry is None:
                 raise CaptureError("OL304", f"{self._pool!r}")
             signature.eager = None
             self._add(entry)
-
-    def reset(self) -> None:
-        """Free every recording and forget every signature; the next calls warm up again.
-
-        Tensors returned by earlier calls stay valid, but for those of ``outputs="static"``.
-        """
-        super().reset()
-        self._warned.clear()
-
-    def _warn(self, code: str, what: str) -> None:
-        """Warn once for each code."""
-        if code in self._warned:
-            return
-        self._warned.add(code)
-        fix = CATALOGUE[code].fix if code in CATALOGUE else ""
-        text = what if what.startswith("[") else f"[{code}] {what}\n  fix:   {fix}"
-        warnings.warn(text, GraphWarning, stacklevel=levels_to_user())
 
     def __repr__(self) -> str:
         return f"<onelaunch.Graphed {self._name}, recordings: {len(self._entries)}>"

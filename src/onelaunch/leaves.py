@@ -166,14 +166,15 @@ class CapturedGraph:
 
     Args:
         outputs: the tensors where it begins.
+        inputs: tensors where it ends, if they are no leaves.
     """
 
-    def __init__(self, outputs: Sequence[Tensor]) -> None:
+    def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
         self.packs = False
         """Whether hooks of the callable's (checkpointing) hold what some node saved."""
         self.nodes: list[Node] = []
         self.leaves: list[Tensor] = []
-        seen: set[Node] = set()
+        seen: set[Node] = {t.grad_fn for t in inputs}
         stack: list[Node] = []
         for t in outputs:
             if t.grad_fn is None:

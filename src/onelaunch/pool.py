@@ -226,7 +226,7 @@ class Pool:
         part = self.on(driver, device)
         if not self._make_room(part, need_bytes):
             return None
-        alone = not self._by_age(part)
+        alone = not self._by_age()
         try:
             made = capture()
             if not self.keep_within() and not alone:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from onelaunch.autograd import Pair
 from onelaunch.driver.driver import Pool as DevicePool
-from onelaunch.errors import ReplayError
+from onelaunch.errors import CATALOGUE, GraphWarning, ReplayError
 from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
 from onelaunch.optimizers import Options as StepOptions
 from onelaunch.options import Options
 from onelaunch.pool import Comeback, Member, Pool
 from onelaunch.recording import Captured, Recording
+from onelaunch.source import levels_to_user
 from onelaunch.spec import CallSpec
 from onelaunch.state import Walk
 from onelaunch.stats import Counts, GraphStats, graph_stats
@@ -102,13 +105,13 @@ class Table:
         self._entries: tuple[Entry, ...] = ()
         self._signatures: dict[CallSpec, Signature] = {}
         self._counts = Counts()
+        self._warned: set[str] = set()
         self._lock = threading.RLock()
 
     @property
-    def inputs_reached(self) -> int:
-        """How many arguments and parameters the newest recording hands a gradient to."""
-        pair = self._entries[0].captured.pair
-        return 0 if pair is None else len(pair.static.inputs)
+    def newest_pair(self) -> Pair | None:
+        """The autograd side of the newest recording. Internal."""
+        return self._entries[0].captured.pair if self._entries else None
 
     @property
     def recordings(self) -> list[Recording]:
@@ -126,13 +129,17 @@ class Table:
         return graph_stats(self._name, self.recordings, self._counts, gone)
 
     def reset(self) -> None:
-        """Free every recording and forget every signature."""
+        """Free every recording and forget every signature; the next calls warm up again.
+
+        Tensors returned by earlier calls stay valid, but for those of ``outputs="static"``.
+        """
         with self._lock:
             # Only the graphs: the last of a pool gives back what no static result holds any more.
             members = [entry.member for entry in self._entries]
             self._entries = ()
             self._signatures.clear()
             self._counts = Counts()
+            self._warned.clear()
             for member in members:
                 self._pool.free(member)
 
@@ -146,6 +153,15 @@ class Table:
             self._entries = tuple(e for e in self._entries if e is not entry)
             entry.signature.lost(entry.captured.launches)
         self._pool.free(entry.member)
+
+    def _warn(self, code: str, what: str) -> None:
+        """Warn once for each code."""
+        if code in self._warned:
+            return
+        self._warned.add(code)
+        fix = CATALOGUE[code].fix if code in CATALOGUE else ""
+        text = what if what.startswith("[") else f"[{code}] {what}\n  fix:   {fix}"
+        warnings.warn(text, GraphWarning, stacklevel=levels_to_user())
 
     def _evicted(self, member: Member) -> None:
         """The pool takes a recording's room: its signature is captured again when it is called."""

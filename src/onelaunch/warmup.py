@@ -130,8 +130,12 @@ class Warmup:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         refuse: Refuse,
+        then: Callable[[Any], object],
     ) -> None:
         """Warm up ahead of time: run, then put everything back as it was.
+
+        Args:
+            then: is given the result of the run, and may write what the run may write.
 
         Raises:
             CaptureError: OL110, the callable stores new tensors in Python state.
@@ -149,7 +153,8 @@ class Warmup:
                         result, need = run(), 0
                     else:
                         result, need = self._pool.warmup(driver, device, run, flat.tensors)
-                signature.forward = wants_grad(callee, driver, result, args, kwargs)
+                    signature.forward = wants_grad(callee, driver, result, args, kwargs)
+                    then(result)
                 del result
                 signature.need_bytes = max(0, need - observer.saved_bytes)
                 signature.threads.add(get_ident())

@@ -100,6 +100,168 @@ def test_an_unused_input_raises_unless_it_is_allowed(device: torch.device, rand:
         assert y.grad is None
 
 
+def test_an_unused_argument_beside_a_parameter_that_is_used(
+    device: torch.device, rand: Rand
+) -> None:
+    weight = rand(9, 4).requires_grad_()
+    sample = (rand(0, 4).requires_grad_(), rand(1, 4).requires_grad_())
+    with pytest.raises(RuntimeError, match="1 of 2 tensors"):
+        ol.make_graphed_callables(lambda x, y: x * weight, sample)
+
+
+class FirstOnly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        return x * 2 + y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * 2, None
+
+
+def test_an_argument_that_is_used_and_gets_no_gradient(device: torch.device, rand: Rand) -> None:
+    sample = (rand(0, 4).requires_grad_(), rand(1, 4).requires_grad_())
+    with pytest.raises(RuntimeError, match="1 of 2 tensors"):
+        ol.make_graphed_callables(FirstOnly.apply, sample)
+    fast = ol.make_graphed_callables(FirstOnly.apply, sample, allow_unused_input=True)
+    for i in range(3):
+        x, y = rand(i, 4).requires_grad_(), rand(i + 1, 4).requires_grad_()
+        fast(x, y).backward(rand(i, 4))
+        assert_same(x.grad, rand(i, 4) * 2)
+        assert y.grad is None
+
+
+@pytest.mark.parametrize("returned", ["view", "argument", "detached"])
+def test_results_without_a_backward_of_their_own(
+    device: torch.device, rand: Rand, returned: str
+) -> None:
+    """No argument counts as unused where no result requires grad."""
+
+    def f(x: Tensor) -> Tensor:
+        return {"view": x.view(2, 2), "argument": x, "detached": x.detach() * 2}[returned]
+
+    fast = ol.make_graphed_callables(f, (rand(0, 4).requires_grad_(),))
+    for i in range(3):
+        results = []
+        for g in (fast, f):
+            x = rand(i, 4).requires_grad_()
+            y = g(x * 1)
+            if y.requires_grad:
+                y.sum().backward()
+            results.append((y.detach(), x.grad))
+        assert_same(results[0], results[1])
+
+
+def test_a_sample_whose_own_graph_is_gone(device: torch.device, rand: Rand) -> None:
+    """Results of an earlier step will do: nothing goes back beyond a sample."""
+    sample = (rand(0, 4).requires_grad_() * 2).exp()
+    sample.retain_grad()
+    sample.sum().backward()
+    ones = sample.grad
+    ol.make_graphed_callables(nn.Tanh(), (sample,))
+    assert sample.grad is ones
+
+
+def test_hooks_of_parameters_run_with_the_backwards_alone(device: torch.device, rand: Rand) -> None:
+    module = nn.Linear(4, 2).to(device)
+    seen: list[Tensor] = []
+    module.weight.register_hook(seen.append)
+    ol.make_graphed_callables(module, (rand(0, 5, 4),))
+    assert not seen
+    for i in range(3):
+        module(rand(i, 5, 4)).sum().backward()
+        assert len(seen) == i + 1
+
+
+class Reads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * float(grad.sum().cpu())
+
+
+def test_a_backward_that_cannot_be_captured(device: torch.device, rand: Rand) -> None:
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Reads.apply(x)
+
+    tanh, module = nn.Tanh(), Module()
+    sample = (rand(0, 4).requires_grad_(),)
+    with pytest.raises(ol.CaptureError, match="OL10"):
+        ol.make_graphed_callables((tanh, module), (sample, sample))
+    assert "forward" not in vars(tanh) | vars(module)
+
+
+class Gather(nn.Module):
+    """Without parameters, and with an index of its own."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        rows = torch.arange(x.shape[0], device=x.device).view(-1, 1).repeat(1, x.shape[1])
+        return {"output": torch.gather(x, 0, rows)}
+
+
+def test_two_modules_and_three_functions(device: torch.device, rand: Rand) -> None:
+    """The stress test of torch's: autocast around it all, an input that is not used, then eval."""
+
+    def world() -> list[Any]:
+        torch.manual_seed(5)
+        sections = Dicts(), nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.2)), Gather()
+        return [*(m.to(device) for m in sections), torch.relu, nn.functional.mse_loss]
+
+    def step(callables: Any, i: int) -> Tensor:
+        first, second, third, relu, loss_fn = callables
+        hidden = first({"x": rand(i, 5, 4), "unused": rand(i + 1, 5, 4).requires_grad_()})
+        y = relu(third(second(hidden["output"]))["output"])
+        loss: Tensor = loss_fn(y, rand(i, 5, 3))
+        loss.backward()
+        return loss.detach()
+
+    mixed = torch.autocast(device.type, torch.bfloat16, device.type != "tape", cache_enabled=False)
+    expected, chosen = world(), world()
+    h, y = rand(1, 5, 4).requires_grad_(), rand(2, 5, 3).requires_grad_()
+    samples = (
+        ({"x": rand(0, 5, 4), "unused": rand(1, 5, 4).requires_grad_()},),
+        *((h,), (y,), (y,), (y, rand(3, 5, 3))),
+    )
+    with mixed:
+        graphed = ol.make_graphed_callables(tuple(chosen), samples, allow_unused_input=True)
+        for i in range(5):
+            results = []
+            for callables in (graphed, expected):
+                torch.manual_seed(i)
+                for module in callables[:2]:
+                    module.zero_grad()
+                results.append((step(callables, i), *map(state_of, callables[:2])))
+            assert_same(results[0], results[1], f"step {i}")
+    for module in (graphed[1], expected[1]):
+        module.eval()
+    assert_same(graphed[1](h).detach(), expected[1](h).detach())
+
+
+def test_calls_that_name_one_pool(device: torch.device, rand: Rand) -> None:
+    models = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8)).to(device) for _ in "123"]
+    pool = (2, 7)  # as `torch.cuda.graph_pool_handle()` gives one
+    graphed = [
+        ol.make_graphed_callables(copy.deepcopy(m), (rand(0, 6, 4),), pool=pool) for m in models
+    ]
+    results = [[], []]
+    for kept, group in zip(results, (graphed, models), strict=True):
+        for model in group:
+            kept.append(model(rand(1, 6, 4)))
+            kept[-1].norm().backward()
+    for fast, model in zip(graphed, models, strict=True):
+        assert_same(state_of(fast), state_of(model))
+    assert_same([t.detach() for t in results[0]], [t.detach() for t in results[1]])
+
+
+def test_more_samples_than_callables(device: torch.device, rand: Rand) -> None:
+    fast = ol.make_graphed_callables((torch.sin,), ((rand(0, 4),), (rand(1, 4),)))
+    assert_same(fast[0](rand(2, 4)), torch.sin(rand(2, 4)))
+
+
 def test_a_module_without_parameters(device: torch.device, rand: Rand) -> None:
     module = nn.Tanh()
     fast = ol.make_graphed_callables(module, (rand(0, 4).requires_grad_(),))

@@ -53,6 +53,13 @@ def test_the_global_state_guard_sees(
     assert guard.check()
 
 
+def test_autocast_can_be_left_out_for_every_device() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with C._DisableAutocast():
+            assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+
+
 def test_the_global_state_guard_sees_autocast() -> None:
     guard = C._dynamo.guards.GlobalStateGuard()
     with torch.autocast("cpu", dtype=torch.bfloat16):

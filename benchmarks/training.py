@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import json
 import sys
 import time
@@ -129,6 +130,9 @@ def one(run: str, seconds: float, steps: int) -> dict[str, Any]:
         print("ready", flush=True)
         sys.stdin.readline()
         return {"environment": environment(), "checks": checks}
+    # All engines compile the same code; one that dynamo gave up would run eagerly, and not say so.
+    dynamo: Any = importlib.import_module("torch._dynamo").config
+    dynamo.recompile_limit, dynamo.fail_on_recompile_limit_hit = 64, True
     part, _, workload = run.partition(":")
     contestants = build_all(part, workload, ready_by())
     print("ready", flush=True)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.processes import ends_by, run_together
+from benchmarks.processes import ends_by, ready_by, run_together
 from benchmarks.render import NAMES
 from examples.workloads import WORKLOADS
 from onelaunch.bench import ENGINES
@@ -240,7 +240,7 @@ def targets(workload: str, rows: Iterable[Row]) -> list[Target]:
 # One process for each workload.
 
 
-def one(name: str, samples: int, ready_by: float) -> dict[str, Any]:
+def one(name: str, samples: int) -> dict[str, Any]:
     """Build, say so, wait to be told, measure."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
@@ -250,7 +250,7 @@ def one(name: str, samples: int, ready_by: float) -> dict[str, Any]:
     fn, args = WORKLOADS[name]()
     workload = Workload(fn, args)
     with torch.no_grad():
-        contestants = [build(variant, workload, ready_by) for variant in VARIANTS]
+        contestants = [build(variant, workload, ready_by()) for variant in VARIANTS]
         print("ready", flush=True)
         sys.stdin.readline()
         measure(contestants, workload.device, samples)
@@ -327,11 +327,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=500, help="of the host time, at least")
     parser.add_argument("--build-seconds", type=float, default=65.0, help="for all")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--ready-by", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     samples = 30 if options.quick else options.samples
     if options.one:
-        found = one(options.one, samples, options.ready_by)
+        found = one(options.one, samples)
         options.out.write_text(json.dumps(found))
         return 0
     workloads = options.workloads.split(",")

@@ -1,7 +1,7 @@
 """Measurements in processes of their own: all build at once, then measure one after the other.
 
-A child is told until when it may build. It prints a line ``ready`` when it is built, and measures
-when it reads a line.
+A child may build until `ready_by`. It prints a line ``ready`` when it is built, and measures when
+it reads a line.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ GRACE_SECONDS = 30.0  # for a process to see that its time is up
 AGAIN_SECONDS = 5.0  # an interrupt may come where it is lost, in a destructor say
 
 
+_READY_BY = "ONELAUNCH_READY_BY"
+
+
+def ready_by() -> float:
+    """When this process is to be built, by `time.time()`, which processes share."""
+    return float(os.environ[_READY_BY])
+
+
 @contextlib.contextmanager
 def ends_by(deadline: float) -> Generator[None]:
     """Raise KeyboardInterrupt in what is still under way then, a tenth of a second from now at the
-    earliest, and again until it ends.
-
-    Args:
-        deadline: by `time.time()`, which processes share.
-    """
+    earliest, and again until it ends."""
     signal.signal(signal.SIGALRM, _time_is_up)
     signal.setitimer(signal.ITIMER_REAL, max(0.1, deadline - time.time()), AGAIN_SECONDS)
     try:
@@ -53,7 +57,7 @@ def run_together(
     measure_seconds: float,
     done: Callable[[str, dict[str, Any] | None], None],
 ) -> None:
-    """Run ``python -m module --one NAME --out FILE --ready-by TIME`` for each name.
+    """Run ``python -m module --one NAME --out FILE`` for each name.
 
     Args:
         module: what is run.
@@ -66,8 +70,8 @@ def run_together(
     """
     with tempfile.TemporaryDirectory() as folder:
         files = {name: Path(folder) / f"{name}.json" for name in names}
-        options = [*options, "--ready-by", str(time.time() + build_seconds)]
-        children = {n: _start(module, n, files[n], options, len(names)) for n in names}
+        deadline = time.time() + build_seconds
+        children = {n: _start(module, n, files[n], options, len(names), deadline) for n in names}
         try:
             _all_ready(list(children.values()), build_seconds + GRACE_SECONDS)
             for name, child in children.items():
@@ -84,13 +88,14 @@ def run_together(
 
 
 def _start(
-    module: str, name: str, out: Path, options: Sequence[str], count: int
+    module: str, name: str, out: Path, options: Sequence[str], count: int, deadline: float
 ) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", module, "--one", name, "--out", str(out), *options]
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     # Twice as many as there are cores: the small networks are soon compiled.
     threads = str(max(1, 2 * (os.cpu_count() or 1) // count))
-    env = {**os.environ, "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": threads}
+    env = {**os.environ, "PYTHONPATH": path, _READY_BY: str(deadline)}
+    env["TORCHINDUCTOR_COMPILE_THREADS"] = threads
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=env, stdin=pipe, stdout=pipe, text=True)
 

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from dataclasses import asdict, dataclass
@@ -185,8 +186,16 @@ class Child:
             command, cwd=ROOT, env=env, stdin=pipe, stdout=pipe, text=True
         )
 
-    def ready(self) -> None:
-        """Wait until it is built, or gone."""
+    def ready(self, deadline: float) -> None:
+        """Wait until it is built, or gone; end it if it takes longer, by `time.monotonic`."""
+        listener = threading.Thread(target=self._listen, daemon=True)
+        listener.start()
+        listener.join(max(0.0, deadline - time.monotonic()))
+        if listener.is_alive():
+            self._process.kill()
+            listener.join()
+
+    def _listen(self) -> None:
         assert self._process.stdout is not None
         while self._process.stdout.readline() not in ("ready\n", ""):
             continue
@@ -216,8 +225,9 @@ def serve(names: list[str], folder: Path, seconds: float, tiny: bool) -> dict[st
         for name in names
     }
     try:
+        deadline = time.monotonic() + 2 * seconds + GRACE_SECONDS
         for child in children.values():
-            child.ready()
+            child.ready(deadline)
         for name, child in children.items():
             rows[name] = {"title": serving.TITLES[name], **child.result()}
             print(f"  {name}: {row_text(rows[name])}", flush=True)

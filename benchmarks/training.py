@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import json
 import sys
 import time
@@ -26,7 +27,7 @@ from torch import nn
 
 from benchmarks.call_overhead import Contestant, Row, Target, measure, spread
 from benchmarks.long_training import CHECKS, run_long
-from benchmarks.processes import ends_by, run_together
+from benchmarks.processes import ends_by, ready_by, run_together
 from benchmarks.render import NAMES
 from benchmarks.training_check import Reference
 from benchmarks.training_engines import PARTS, Batch, Engine, network
@@ -71,11 +72,11 @@ def build(
     return contestant
 
 
-def build_all(part: str, workload: str, ready_by: float) -> list[Contestant]:
+def build_all(part: str, workload: str, deadline: float) -> list[Contestant]:
     model, batches = network(workload)
     reference = Reference(part, model, batches)
     return [
-        build(engine, model, batches, reference, min(ready_by, time.time() + ENGINE_SECONDS))
+        build(engine, model, batches, reference, min(deadline, time.time() + ENGINE_SECONDS))
         for engine in PARTS[part]
     ]
 
@@ -118,7 +119,7 @@ def targets(part: str, workload: str, rows: Iterable[Row]) -> list[Target]:
 # One process for each part of each workload.
 
 
-def one(run: str, seconds: float, ready_by: float, steps: int) -> dict[str, Any]:
+def one(run: str, seconds: float, steps: int) -> dict[str, Any]:
     """Build, say so, wait to be told, measure."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
@@ -129,8 +130,11 @@ def one(run: str, seconds: float, ready_by: float, steps: int) -> dict[str, Any]
         print("ready", flush=True)
         sys.stdin.readline()
         return {"environment": environment(), "checks": checks}
+    # All engines compile the same code; one that dynamo gave up would run eagerly, and not say so.
+    dynamo: Any = importlib.import_module("torch._dynamo").config
+    dynamo.recompile_limit, dynamo.fail_on_recompile_limit_hit = 64, True
     part, _, workload = run.partition(":")
-    contestants = build_all(part, workload, ready_by)
+    contestants = build_all(part, workload, ready_by())
     print("ready", flush=True)
     sys.stdin.readline()
     measure(contestants, device(), samples=500, seconds=seconds)
@@ -203,10 +207,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--steps", type=int, default=10_000, help="of the long run")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--ready-by", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one:
-        found = one(options.one, options.seconds, options.ready_by, options.steps)
+        found = one(options.one, options.seconds, options.steps)
         options.out.write_text(json.dumps(found))
         return 0
     runs = options.runs.split(",")

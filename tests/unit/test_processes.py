@@ -1,0 +1,43 @@
+"""What the benchmarks' processes share: a time until which they build."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from benchmarks import processes
+
+
+def test_a_build_ends_in_time_even_if_an_interrupt_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "AGAIN_SECONDS", 0.05)
+    lost: list[KeyboardInterrupt] = []
+
+    def stubborn() -> None:
+        while len(lost) < 3:
+            try:
+                time.sleep(10)
+            except KeyboardInterrupt as interrupt:
+                lost.append(interrupt)
+        raise lost[-1]
+
+    with pytest.raises(KeyboardInterrupt), processes.ends_by(time.time() + 0.05):
+        stubborn()
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_what_begins_too_late_has_a_moment() -> None:
+    with processes.ends_by(time.time() - 100):
+        done = True
+    assert done
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    with pytest.raises(KeyboardInterrupt), processes.ends_by(time.time() - 100):
+        time.sleep(10)
+
+
+def test_children_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONELAUNCH_READY_BY", str(1234.5))
+    assert processes.ready_by() == 1234.5

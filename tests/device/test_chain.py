@@ -140,6 +140,7 @@ def test_other_gradients_at_their_second_backward(
 
 
 @on_accelerators
+@pytest.mark.filterwarnings(r"ignore:\[OL304\] the backward runs eagerly")
 @pytest.mark.parametrize("mib", [2, 4, 8])
 def test_a_pool_with_a_budget(device: torch.device, rand: Rand, mib: int) -> None:
     """Where not all find room, those that were evicted come back alone."""

@@ -183,7 +183,7 @@ class Graphed(Table, Generic[P, R]):
             )
         except CaptureError as error:
             return self._refused(signature, error)
-        if entry is None and self._pool.crowded:
+        if entry is None and self._pool.crowded(signature.need_bytes):
             signature.comeback.put_off()
             return MISS
         if entry is None:
@@ -288,7 +288,6 @@ class Graphed(Table, Generic[P, R]):
             follows=self._followed(),
         )
         captured = recorder.record(flat.tree, flat.tensors)
-        pool = recorder.pool
         distributed.shutdown.watch(self, captured.graph)
         if signature.launches is not None:
             captured.launches = signature.launches
@@ -296,15 +295,15 @@ class Graphed(Table, Generic[P, R]):
         call = self._call_of(captured, spec)
         if forward is not None:
             kept = captured.graph.memory_bytes
-        elif pool is self._pool.on(driver, device):
-            kept = pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
+        elif recorder.pool is self._pool.on(driver, device):
+            kept = recorder.pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
         else:
-            kept = pool.memory_bytes
+            kept = recorder.pool.memory_bytes
         info = describe(captured, spec, flat, reason, signature.eager_us, kept)
         captured.inputs.tensors = []
         signature.options = StepOptions(captured.optimizers, captured.dials.keys)
         self._counts.captured(captured.seconds)
-        member = member_of(captured, pool, kept, weakref.WeakMethod(self._evicted))
+        member = member_of(captured, recorder.pool, kept, weakref.WeakMethod(self._evicted))
         entry = Entry(call, spec, signature, flat.paths, captured, info, captured.guard, member)
         if self.options.policy == "measure":
             entry.call = timed(entry, signature)

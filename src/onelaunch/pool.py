@@ -247,10 +247,11 @@ class Pool:
             self._members.discard(member)
         member.graph.reset()
 
-    @property
-    def crowded(self) -> bool:
-        """Whether some recordings cannot be evicted at present. Internal."""
-        return any(member.busy() for member in self._by_age())
+    def crowded(self, need_bytes: int) -> bool:
+        """Whether what needs so much may find room once recordings can be evicted that cannot be
+        at present. Internal."""
+        assert self.max_bytes is not None
+        return need_bytes <= self.max_bytes and any(m.busy() for m in self._by_age())
 
     def _add(self, made: A) -> A:
         if self.clock is not None:

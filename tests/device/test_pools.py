@@ -836,3 +836,21 @@ def test_a_capture_that_fails_leaves_the_budget(device: torch.device, rand: Rand
         fast(row)
     assert pool.memory_bytes <= (pool.max_bytes or 0)
     calls(small, row, row + 1, 2)
+
+
+@on_accelerators
+def test_what_never_fits_does_not_wait_for_room(
+    device: torch.device, rand: Rand, x: Tensor
+) -> None:
+    weight = torch.ones(8, device=device, requires_grad=True)
+    pool = ol.Pool(max_bytes=2 * x.nbytes + (4 << 20))
+    forward: Any = ol.graph(lambda x: (x * weight).tanh(), pool=pool, warmup=1)
+    with torch.enable_grad():
+        for i in range(2):
+            waiting = forward(rand(i, 8))
+    assert len(forward.recordings) == 1
+    large = ol.graph(wide, pool=pool, warmup=1)
+    calls(large, x, wide(x))
+    with pytest.warns(ol.GraphWarning, match="OL304"):
+        calls(large, x, wide(x))
+    assert waiting.grad_fn is not None

@@ -16,7 +16,8 @@ from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError
 from onelaunch.independence import Spread
 from onelaunch.padding import Follow, parameters, request
-from onelaunch.proving import Proof, Rehearsal, prove
+from onelaunch.proving import Proof, prove
+from onelaunch.rehearsal import Rehearsal
 from onelaunch.trace import Trace
 from onelaunch.tree import flatten_call
 
@@ -71,6 +72,7 @@ PASS: dict[str, Program] = {
     "masked mean": lambda x: torch.zeros(len(x), 6).masked_fill(x > 0, 1.0),
     "gathered columns": lambda x: x.gather(1, torch.zeros(len(x), 2, dtype=torch.int64)),
     "what has no flow, of no rows": lambda x: x @ torch.linalg.inv(WEIGHT),
+    "frequencies of each row": lambda x: torch.fft.rfft(x, dim=1).abs(),
     "a constant row": lambda x: x + torch.ones(1, 6).expand(len(x), 6),
 }
 
@@ -107,7 +109,7 @@ REFUSE: dict[str, tuple[str, Program]] = {
         "convolution",
         lambda x: F.conv1d(x.t()[:, None], torch.ones(1, 1, 3), padding=1),
     ),
-    "a frequency": ("fft", lambda x: torch.fft.rfft(x, dim=1).abs()),
+    "a frequency": ("fft", lambda x: torch.fft.rfft(x, dim=0).abs()),
     "a number": ("not a tensor", lambda x: (x * 2, len(x))),
     "a view": ("view", lambda x: x[:, :2]),
 }

@@ -12,17 +12,11 @@ from torch import Tensor, nn
 
 from examples.resnet import ResNet
 from onelaunch.buckets import Buckets
-from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError
 from onelaunch.independence import Spread
-from onelaunch.padding import Follow, parameters, request
-from onelaunch.proving import Proof, prove
-from onelaunch.rehearsal import Rehearsal
+from onelaunch.padding import Follow
 from onelaunch.trace import Trace
-from onelaunch.tree import flatten_call
-
-ROWS = Buckets(0, (4, 8))
-Program = Callable[..., Any]
+from tests.unit.padded import Program, proof
 
 
 @pytest.fixture(autouse=True)
@@ -32,18 +26,6 @@ def seeded() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
-
-
-def proof(f: Program, *args: Any, buckets: Buckets = ROWS) -> Proof:
-    if isinstance(f, nn.Module):
-        f.requires_grad_(False)
-    flat = flatten_call(args, {})
-    driver, device = select(flat.tensors)
-    call = request(buckets, flat, parameters(f))
-    bucket = buckets.choose(call.sizes)
-    assert bucket is not None
-    rehearsal = Rehearsal(driver, device, f, [("f", f)], flat.tree)
-    return prove(rehearsal, buckets, call, flat, bucket)
 
 
 def first(_: int) -> tuple[Follow, ...]:

@@ -92,7 +92,7 @@ FLOWS: dict[str, Flow] = _table(
     ("gather", places.gather),
     ("index.Tensor _unsafe_index", places.indexed),
     ("index_put index_put_ _unsafe_index_put", places.index_put),
-    ("index_add index_add_ index_copy index_copy_ index_reduce", places.put_along),
+    ("index_add index_add_ index_copy index_copy_", places.put_along),
     ("index_fill index_fill_", places.put_along),
     ("scatter.src scatter.value scatter_.src scatter_.value", places.scattered),
     ("scatter_add scatter_add_ scatter_reduce scatter_reduce_", places.scattered),

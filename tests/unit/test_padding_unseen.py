@@ -248,6 +248,19 @@ def test_encoders_with_a_mask_of_keys(f: Program) -> None:
             proof(f, x, mask, buckets=Buckets(1, (4, 8)))
 
 
+def test_rows_of_which_all_is_hidden() -> None:
+    def attend(x: Tensor, mask: Tensor) -> Tensor:
+        scores = x @ x.mT + (1 - mask[:, None, :]) * torch.finfo(torch.float32).min
+        return scores.softmax(-1) @ x
+
+    buckets = Buckets(1, (8, 16), pad={"mask": -1})  # lower than what hides the real ones
+    x, mask = torch.randn(2, 11, 4), torch.ones(2, 11)
+    assert proof(attend, x, mask, buckets=buckets).follows == [(Follow(1, 0, 1, 0),)]
+    hidden = torch.zeros(2, 11)
+    padded = torch.cat([x, torch.randn(2, 5, 4)], 1), F.pad(hidden, (0, 5), value=-1)
+    torch.testing.assert_close(attend(*padded)[:, :11], attend(x, hidden))
+
+
 def test_a_loss_leaves_out_what_it_ignores() -> None:
     def loss(x: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(x, target)

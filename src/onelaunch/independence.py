@@ -47,6 +47,8 @@ class Spread(TorchDispatchMode):
         self._written: dict[int, Tensor] = {}
         self.random: Finding | None = None
         """The first operation that draws random numbers."""
+        self.numbered = False
+        """Whether rows are named by numbers, which may be others in another bucket."""
 
     def mark(self, t: Tensor, padded: Tensor, unknown: Tensor) -> None:
         """Say which elements of an argument are padding, and of which the values may vary."""
@@ -121,6 +123,8 @@ class Spread(TorchDispatchMode):
         before = [bits for t in inputs if (bits := self._memory.of(t)) is not None]
         reason = reason_of(func, step, real)
         look = Look(self._memory, old, inputs, real, self._kept)
+        if step.name in ("index.Tensor", "index_select"):
+            self.numbered = self.numbered or look.real(args[0]) != args[0].shape
         if not targets and real is not None:
             reason = self._viewed(args[0], step, real, outputs, reason, look)
         if targets and (reason or look.any):
@@ -178,6 +182,7 @@ class Spread(TorchDispatchMode):
         shifted = [reason is not None] * len(views)
         if moved is not None:
             dim, after, before = moved
+            self.numbered = self.numbered or any(after)
             padded = padded_rows(look.plane(PADDED)(t), dim, real.inputs[0])
             ends = [0, *padded.cumsum(0).tolist()]
             shifted = [ends[a] != a - b for a, b in zip(after, before, strict=False)]

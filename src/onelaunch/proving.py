@@ -192,7 +192,7 @@ class _Proving:
             raise CaptureError("OL140", what, fix="return tensors, or ask the tensor for its size")
         for number, (big, small) in enumerate(zip(padded.tensors, real.tensors, strict=True)):
             self._check_result(spread, number, big, small, sizes, grown)
-        if spread is not None:  # a run that was refused must be followed again
+        if spread is not None and not spread.numbered:  # one that was refused is followed again
             self._remember(trace.steps, spread.steps)
         return padded
 

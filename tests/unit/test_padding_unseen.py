@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import onelaunch as ol
 from onelaunch.buckets import Buckets
 from onelaunch.errors import CaptureError
 from onelaunch.padding import Follow
@@ -119,6 +120,13 @@ def test_refused_whatever_the_values(name: str, sizes: tuple[int, int], values: 
     with pytest.raises(CaptureError) as caught:
         proof(REFUSED[name], ALIKE[values], buckets=Buckets(0, (*sizes[:1], 8)))
     assert caught.value.code == "OL140"
+
+
+def test_a_number_that_names_another_row_in_another_bucket() -> None:
+    fast = ol.graph(lambda x: torch.cat([x, x])[8] * 1, buckets=Buckets(0, (4, 8, 16)))
+    fast.capture(torch.ones(10, 6))  # in the first copy, whatever the size
+    with pytest.raises(CaptureError, match="OL140"):
+        fast.capture(torch.ones(6, 6))
 
 
 def guided(x: Tensor) -> Tensor:

@@ -30,8 +30,9 @@ from onelaunch.padding import (
 )
 from onelaunch.plan import Unfit
 from onelaunch.pool import Pool
-from onelaunch.proving import Known, Proof, Rehearsal, prove, prove_pieces
+from onelaunch.proving import Known, Proof, prove, prove_pieces
 from onelaunch.recording import Bucket, Captured
+from onelaunch.rehearsal import Rehearsal
 from onelaunch.signature import foreign, overlaps, spec_of
 from onelaunch.spec import CallSpec
 from onelaunch.stats import GraphStats

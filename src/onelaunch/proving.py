@@ -8,21 +8,19 @@ the real size on top; that can refuse what the trace let pass, and never the oth
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onelaunch.agreement import close, line, same_layout
+from onelaunch.blame import DIVERGES, Finding
 from onelaunch.buckets import Buckets, Number, Sizes
-from onelaunch.driver.driver import Driver, Padded
-from onelaunch.driver.select import preserved_random_state
+from onelaunch.driver.driver import Padded
 from onelaunch.errors import CaptureError
-from onelaunch.independence import DIVERGES, Finding, Spread
-from onelaunch.observe import Observer
+from onelaunch.independence import Spread
 from onelaunch.padding import (
     Follow,
     Request,
@@ -33,17 +31,12 @@ from onelaunch.padding import (
     pad,
     resized,
 )
-from onelaunch.state import Walk, changes, walk
+from onelaunch.rehearsal import Rehearsal
 from onelaunch.trace import Step, Trace, form
-from onelaunch.tree import Flat, Tree, flatten, unflatten
+from onelaunch.tree import Flat, Tree
 
 # Of size 1 a transposed tensor is contiguous, and torch takes other operations for those.
 _ALONE = "a bucket of its own for size 1, where torch may take other operations: sizes=(1, ...)"
-_SLOWPATH = "torch.backends.mha.set_fastpath_enabled(False): then masks are followed"
-_FUSED: dict[str, str] = {
-    "_transformer_encoder_layer_fwd": _SLOWPATH,
-    "_native_multi_head_attention": _SLOWPATH,
-}
 
 
 @dataclass(slots=True)
@@ -59,48 +52,6 @@ class Proof:
     follows: list[tuple[Follow, ...]] = field(default_factory=list[tuple[Follow, ...]])
     written: tuple[int, ...] = ()
     tree: Tree | None = None
-
-
-@dataclass(slots=True)
-class Rehearsal:
-    """Runs a callable without the call happening.
-
-    Args:
-        fn: the callable, as the user wrote it.
-        roots: where the state that it reaches begins, named.
-        tree: of the arguments.
-    """
-
-    driver: Driver
-    device: torch.device
-    fn: Callable[..., Any]
-    roots: Sequence[tuple[str, object]]
-    tree: Tree
-    before: Walk | None = None
-    """The state before the first run, and before each: every run puts it back."""
-
-    def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
-        """Run on these tensors; the result, flattened. Everything is put back as it was."""
-        args, kwargs = unflatten(self.tree, list(inputs))
-        here = [t for t in inputs if t.device.type == self.device.type]
-        before = self.before = self.before or walk(self.roots)
-        observer = Observer(self.driver, self.device, here, save=True, refuse=False)
-        watched = contextlib.nullcontext() if mode is None else mode
-        with torch.no_grad(), preserved_random_state(self.device):
-            try:
-                with watched, observer:
-                    result = self.driver.warmup(lambda: self.fn(*args, **kwargs), self.device)
-            finally:
-                observer.restore()
-                found = changes(before, walk(self.roots))
-                for change in reversed(found):
-                    change.slot.write(change.before)
-        observer.release()
-        stored = [c for c in found if isinstance(c.before, Tensor) or isinstance(c.after, Tensor)]
-        if stored:
-            what = f"`{stored[0].slot.name}` is given a tensor of the padded size"
-            raise CaptureError("OL140", what, fix="return the tensor instead of storing it")
-        return flatten(result, "result", objects=True)
 
 
 @dataclass(slots=True)
@@ -245,7 +196,7 @@ class _Proving:
             raise CaptureError("OL140", what, fix="return tensors, or ask the tensor for its size")
         for number, (big, small) in enumerate(zip(padded.tensors, real.tensors, strict=True)):
             self._check_result(spread, number, big, small, sizes, grown)
-        if spread is not None:  # a run that was refused must be followed again
+        if spread is not None and not spread.numbered:  # one that was refused is followed again
             self._remember(trace.steps, spread.steps)
         return padded
 
@@ -322,7 +273,7 @@ class _Proving:
             if big.shape != small.shape and not spread.made(big):
                 what = f"{name} is a view of an argument or parameter, and follows the size"
                 raise CaptureError("OL140", what, fix="return a `.clone()`")
-        if not _close(big[real], small):
+        if not close(big[real], small):
             found = None if spread is None else spread.blame(big)
             what = f"{name} has other real rows padded to {_shown(self.bucket)}"
             what += f", last by `{found.name}`" if found else ""
@@ -381,7 +332,7 @@ class _Proving:
             "OL140",
             f"{what} depends on {on}, by `{found.name}`: {reason}",
             where=str(found.place) if found.place else None,
-            fix=fix or _FUSED.get(found.name),
+            fix=fix,
         )
 
     def _cuts(self, padded: Flat) -> Proof:
@@ -410,7 +361,7 @@ class _Proving:
             if all(shape[dim] == size for shape in shapes.values()):
                 continue
             for place in range(len(self.bucket)):
-                follow = _line(dim, place, {s: shape[dim] for s, shape in shapes.items()})
+                follow = line(dim, place, {s: shape[dim] for s, shape in shapes.items()})
                 if follow is not None:
                     found.append(follow)
                     break
@@ -430,7 +381,7 @@ class _Proving:
             if list(t.shape) != shape:
                 what = f"result {number} is {list(t.shape)} at size {_shown(sizes)}, not {shape}"
                 raise CaptureError("OL140", what, fix="state it: Buckets(..., outputs={...})")
-            if not _same_layout(t, dense_stride(big, shape)):
+            if not same_layout(t, dense_stride(big, shape)):
                 what = f"result {number} is a view with gaps, {list(t.stride())}"
                 raise CaptureError("OL140", what, fix="return `.contiguous()`")
             others = [o for i, o in enumerate(result.tensors) if i != number]
@@ -438,22 +389,6 @@ class _Proving:
             if any(o.untyped_storage()._cdata == storage for o in others if o is not t):
                 what = f"result {number} shares memory with another result"
                 raise CaptureError("OL140", what, fix="return a `.clone()`")
-
-
-def _line(dim: int, place: int, sizes: dict[Sizes, int]) -> Follow | None:
-    """The line through these sizes of a dimension, if it depends on that one bucketed size."""
-    by_size: dict[int, int] = {}
-    for bucketed, size in sizes.items():
-        if by_size.setdefault(bucketed[place], size) != size:
-            return None
-    (first, low), *_, (last, high) = sorted(by_size.items()) * (2 if len(by_size) == 1 else 1)
-    if first == last or (high - low) % (last - first):
-        return None
-    scale = (high - low) // (last - first)
-    more = low - scale * first
-    if scale < 1 or any(scale * n + more != size for n, size in by_size.items()):
-        return None
-    return Follow(dim, place, scale, more)
 
 
 def _unknown(outside: Tensor, small: Tensor, how: Padded) -> Tensor:
@@ -464,39 +399,6 @@ def _unknown(outside: Tensor, small: Tensor, how: Padded) -> Tensor:
             real = small.shape[dim]
             where.narrow(dim, real, where.shape[dim] - real).fill_(False)
     return where
-
-
-def _same_layout(t: Tensor, stride: Sequence[int]) -> bool:
-    pairs = zip(t.shape, t.stride(), stride, strict=True)
-    return t.numel() == 0 or all(n == 1 or a == b for n, a, b in pairs)
-
-
-_TOLERANCE = {
-    torch.float64: 1e-6,
-    torch.complex128: 1e-6,
-    torch.float32: 1e-2,
-    torch.complex64: 1e-2,
-}
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    """Whether two results are the same but for rounding.
-
-    Kernels of another size round differently, and TF32 and bfloat16 do so much; what this is to
-    find is far beyond that. Of integers (an argmax) a few may differ.
-    """
-    if not a.numel():
-        return True
-    if not (a.is_floating_point() or a.is_complex()):
-        return bool((a == b).float().mean() > 0.5)
-    tolerance = _TOLERANCE.get(a.dtype, 0.1)
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    a, b = a.detach().to("cpu", wide), b.detach().to("cpu", wide)
-    finite = torch.isfinite(b)
-    if not torch.equal(torch.isfinite(a), finite):
-        return False
-    scale = float(b[finite].abs().max()) if bool(finite.any()) else 0.0
-    return bool(((a - b)[finite].abs() <= tolerance * (scale + tolerance)).all())
 
 
 def _shown(sizes: Sizes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from onelaunch.driver.operators import copy_bits
+
+PADDED, UNKNOWN, LOW, SIZED, SKEWED = 1, 2, 4, 8, 16
+"""Bits: it depends on padding; its value may differ from call to call; it is lower than any score;
+it was made at a size that padding changes, so that PADDED says whether the run at the real size has
+it; a view found it in another place than there."""
 
 
 @dataclass(slots=True)
@@ -34,19 +40,9 @@ class Memory:
             return None
         resized = shadow.bits.numel() < _elements(t)
         if resized or shadow.itemsize != t.element_size():  # the memory seen as another dtype
-            bits = torch.full(
-                (_elements(t),),
-                int(shadow.bits.max()) if shadow.bits.numel() else 0,
-                dtype=torch.uint8,
-                device=self.device,
-            )
+            bits = _of_size(shadow, t)
             self.shadows[key] = shadow = Shadow(shadow.storage, bits, t.element_size())
         return shadow.bits.as_strided(t.shape, t.stride(), int(t.storage_offset()))
-
-    def any(self, t: Tensor, bit: int) -> bool:
-        """Whether an element of the storage of `t` has this bit."""
-        shadow = self.shadows.get(storage_of(t))
-        return shadow is not None and bool((shadow.bits & bit).any())
 
     def put(self, t: Tensor, bits: Tensor) -> None:
         """Set the bits of the elements of `t`."""
@@ -59,11 +55,35 @@ class Memory:
         assert view is not None
         copy_bits(view, bits.to(self.device).broadcast_to(t.shape))
 
+    def fill(self, t: Tensor, bits: int) -> None:
+        """Set the bits of the whole storage of `t`, of which there is a shadow."""
+        self.shadows[storage_of(t)].bits.fill_(bits)
+
     def prune(self) -> None:
         """Forget storages that are gone."""
         gone = [key for key, shadow in self.shadows.items() if shadow.storage.expired()]
         for key in gone:
             del self.shadows[key]
+
+
+def _of_size(shadow: Shadow, t: Tensor) -> Tensor:
+    """The bits of memory that is seen as elements of another size, a complex number as two."""
+    old, new, count = shadow.itemsize, t.element_size(), _elements(t)
+    if old % new == 0 and shadow.bits.numel() * (old // new) == count:
+        return shadow.bits.repeat_interleave(old // new) & ~LOW
+    if new % old == 0 and shadow.bits.numel() == count * (new // old):
+        parts = shadow.bits.reshape(count, -1).unbind(1)
+        found = functools.reduce(torch.bitwise_or, parts) & ~(LOW | SIZED)
+        return found | (functools.reduce(torch.bitwise_and, parts) & SIZED)
+    return (union(shadow.bits) & ~(LOW | SIZED)).repeat(count)
+
+
+def union(bits: Tensor) -> Tensor:
+    """Every bit that any element has, 0-dim."""
+    found = torch.zeros((), dtype=torch.uint8, device=bits.device)
+    for bit in (PADDED, UNKNOWN, LOW, SIZED, SKEWED):
+        found = found | ((bits & bit) != 0).any().to(torch.uint8) * bit
+    return found
 
 
 def storage_of(t: Tensor) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onelaunch.driver.operators import operator, tensors
-from onelaunch.flows import is_pointwise
+from onelaunch.driver.operators import leaves, operator, tensors
 
 # Whether an operation of one trace is missing in that of another size says nothing: layout only.
 LAYOUT = frozenset(
@@ -36,16 +36,63 @@ _STARTS = {
     "select_scatter": (2, 3),
     "slice_scatter": (2, 3, 5),
 }
-"""The arguments, by position, that must not change with the size."""
+"""The arguments, by position, that must not change with the size; of these operations no others."""
+
+_SIZES = {
+    "_fused_rms_norm": (1,),
+    "_reshape_alias": (1, 2),
+    "_reshape_copy": (1,),
+    "_unsafe_view": (1,),
+    "affine_grid_generator": (1,),
+    "as_strided": (1, 2),
+    "col2im": (1,),
+    "empty_strided": (0, 1),
+    "expand": (1,),
+    "expand_copy": (1,),
+    "eye": (0, 1),
+    "native_group_norm": (3, 5),
+    "new_empty": (1,),
+    "new_empty_strided": (1, 2),
+    "new_full": (1,),
+    "new_ones": (1,),
+    "new_zeros": (1,),
+    "repeat": (1,),
+    "repeat_interleave": (3,),
+    "reshape": (1,),
+    "upsample_bicubic2d": (1,),
+    "upsample_bilinear2d": (1,),
+    "upsample_linear1d": (1,),
+    "upsample_nearest1d": (1,),
+    "upsample_nearest2d": (1,),
+    "upsample_nearest3d": (1,),
+    "upsample_trilinear3d": (1,),
+    "view": (1,),
+    "view_copy": (1,),
+    **dict.fromkeys(("arange", "empty", "empty_permuted", "full", "ones", "zeros"), (0,)),
+    **dict.fromkeys(("normal", "rand", "randint", "randn", "randperm", "uniform"), (0,)),
+}
+"""The arguments, by position, that say a size and may follow it; all other numbers may not."""
 
 
 class Step(NamedTuple):
-    """One operation of a run, as far as a run at another size must agree with it."""
+    """One operation of a run, as far as a run at another size must agree with it.
+
+    Attributes:
+        fixed: its numbers that must be the same at every size.
+        inputs, outputs: the shapes of its tensors.
+        constant: a tensor that the code makes out of numbers.
+    """
 
     name: str
     fixed: tuple[Any, ...]
     inputs: tuple[torch.Size, ...]
     outputs: tuple[torch.Size, ...]
+    constant: Tensor | None = None
+
+    @property
+    def shapes(self) -> tuple[tuple[torch.Size, ...], ...]:
+        """Those of its inputs and outputs."""
+        return self.inputs, self.outputs
 
 
 def step_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Step:
@@ -53,7 +100,8 @@ def step_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     name = name_of(func)
     shapes = tuple(t.shape for t in tensors((args, kwargs)))
     outputs = tuple(t.shape for t in tensors(result))
-    return Step(_kind(name), _fixed(func, name, args, kwargs), shapes, outputs)
+    constant = args[0].detach().to("cpu", copy=True) if name == "lift_fresh" else None
+    return Step(_kind(name), _fixed(func, name, args, kwargs), shapes, outputs, constant)
 
 
 def name_of(func: Any) -> str:
@@ -61,26 +109,41 @@ def name_of(func: Any) -> str:
     return str(func).removeprefix("aten.").removesuffix(".default")
 
 
+def packet_of(name: str) -> str:
+    """The name without the overload: ``add``."""
+    return name.partition(".")[0]
+
+
 def _kind(name: str) -> str:
     return "attention" if name.startswith("_scaled_dot_product") else name
 
 
 def _fixed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The numbers of a call that must be the same at every size."""
+    """The numbers of a call that must be the same at every size; by their digits, so that NaN is
+    NaN."""
+    packet = packet_of(name)
     if name in _STARTS:
         found: list[Any] = [args[i] if i < len(args) else None for i in _STARTS[name]]
         return tuple(0 if v is None else v for v in found)
-    if name == "lift_fresh" and args[0].device.type == "cpu" and args[0].numel() <= AHEAD:
-        return (str(args[0].tolist()),)
-    values = [*args, *kwargs.values()]
-    kinds = (bool, float, int) if is_pointwise(func) else (bool, float)
-    return tuple((type(v), v) for v in values if isinstance(v, kinds))
+    if packet == "constant_pad_nd":  # where a tensor begins; its end may follow the size
+        return tuple(args[1][::2])
+    if packet in ("split", "split_with_sizes"):  # its sizes show in its results
+        return (args[2] if len(args) > 2 else kwargs.get("dim", 0),)
+    free = _SIZES.get(packet, ())
+    given = [v for i, v in enumerate(args) if i not in free]
+    values = [
+        v for v in leaves([*given, *kwargs.values()]) if isinstance(v, (bool, complex, float, int))
+    ]
+    return tuple((type(v).__name__, repr(v)) for v in values)
 
 
 def form(steps: Sequence[Step]) -> tuple[object, ...]:
     """What of a run does not change with the size; hashable."""
     return tuple(
-        (s.name, repr(s.fixed), tuple(map(len, s.inputs)), tuple(map(len, s.outputs)))
+        (
+            *(s.name, repr(s.fixed), tuple(map(len, s.inputs)), tuple(map(len, s.outputs))),
+            None if s.constant is None else repr(s.constant.tolist()),
+        )
         for s in steps
     )
 

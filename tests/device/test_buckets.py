@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch.proving import Rehearsal
+from onelaunch.rehearsal import Rehearsal
 
 from .drop_in import assert_same, describe, replays
 

@@ -1,0 +1,1 @@
+"""How what a padded row holds spreads through one ATen operation."""

@@ -1,0 +1,30 @@
+"""A proof for a program and a call, as `graph` would ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from onelaunch.buckets import Buckets
+from onelaunch.driver.select import select
+from onelaunch.padding import parameters, request
+from onelaunch.proving import Proof, prove
+from onelaunch.rehearsal import Rehearsal
+from onelaunch.tree import flatten_call
+
+ROWS = Buckets(0, (4, 8))
+Program = Callable[..., Any]
+
+
+def proof(f: Program, *args: Any, buckets: Buckets = ROWS) -> Proof:
+    if isinstance(f, nn.Module):
+        f.requires_grad_(False)
+    flat = flatten_call(args, {})
+    driver, device = select(flat.tensors)
+    call = request(buckets, flat, parameters(f))
+    bucket = buckets.choose(call.sizes)
+    assert bucket is not None
+    rehearsal = Rehearsal(driver, device, f, [("f", f)], flat.tree)
+    return prove(rehearsal, buckets, call, flat, bucket)

@@ -177,8 +177,9 @@ class Observer(TorchDispatchMode):
         if name == "aten::as_strided":
             self._refuse_absolute(*args, **kwargs)
         for t in tensors:
-            if t.layout is not torch.strided:
-                raise refuse("OL109", f"{_spoken(name)} on a tensor of layout {t.layout}")
+            if not _has_strides(t):
+                kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
+                raise refuse("OL109", f"{_spoken(name)} on {kind}")
         device = [t for t in tensors if self._on_device(t)]
         host = [t for t in tensors if not self._on_device(t)]
         if device:
@@ -249,7 +250,7 @@ class Observer(TorchDispatchMode):
             raise refuse("OL109", "as_strided reaches beyond the argument")
 
     def _read(self, t: Tensor) -> None:
-        if not self._on_device(t) or t.layout is not torch.strided or self.known(t):
+        if not self._on_device(t) or not _has_strides(t) or self.known(t):
             return
         held = self.external.setdefault(self._storage(t), [])
         if id(t) not in self._derived and not any(t is other for other in held):
@@ -278,7 +279,9 @@ class Observer(TorchDispatchMode):
     def _produce(self, func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         random = _is_random(func)
         for t in outputs:
-            if t.layout is not torch.strided:
+            if t.is_nested and self._refuse:
+                raise refuse("OL109", f"{_spoken(func.name())} makes a nested tensor")
+            if not _has_strides(t):
                 continue
             if self._on_device(t):
                 storage = self._storage(t)
@@ -371,6 +374,11 @@ def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
     """A `CaptureError` at the line of user code that is running now."""
     place = user_frame()
     return CaptureError(code, what, where=str(place) if place else None, fix=fix)
+
+
+def _has_strides(t: Tensor) -> bool:
+    """Whether a tensor is memory with sizes and strides; a nested one says that it is strided."""
+    return t.layout is torch.strided and not t.is_nested
 
 
 def _is_random(func: Any) -> bool:

@@ -29,12 +29,14 @@ from onelaunch.padding import (
 )
 from onelaunch.plan import Unfit
 from onelaunch.pool import Pool
-from onelaunch.proving import Known, Proof, Rehearsal, prove, prove_pieces
+from onelaunch.proving import Known, Proof, prove, prove_pieces
 from onelaunch.recording import Bucket, Captured
+from onelaunch.rehearsal import Rehearsal
 from onelaunch.signature import foreign, overlaps, spec_of
 from onelaunch.spec import CallSpec
 from onelaunch.stats import GraphStats
 from onelaunch.surroundings import surrounded
+from onelaunch.table import Attempt, Entry
 from onelaunch.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.way import Job, Way, refuse_shared
 
@@ -181,7 +183,8 @@ class Bucketed(Graphed[P, R]):
         ]
         spec = spec_of(driver, flat._replace(tensors=example), device)
         if spec not in self._pieces:
-            rehearsal = self._rehearsal(driver, device, flat)
+            reached = self._callee.reached(flat)
+            rehearsal = Rehearsal(driver, device, self.fn, reached, flat.tree)
             self._pieces[spec] = prove_pieces(rehearsal, self._buckets, call, flat, place)
         return self._pieces[spec]
 
@@ -207,32 +210,46 @@ class Bucketed(Graphed[P, R]):
 
     # What `Graphed` asks on the way to a recording.
 
-    def _rehearsal(self, driver: Driver, device: torch.device, flat: Flat) -> Rehearsal:
-        return Rehearsal(driver, device, self.fn, self._callee.roots(flat), flat.tree)
-
-    def _record(
-        self, driver: Driver, device: torch.device, spec: Any, signature: Any, flat: Flat
-    ) -> Any:
+    def _rehearse(self, attempt: Attempt) -> None:
+        """Warm up without a call: by the runs of the proof, where they show all that is wanted."""
         job = self._job
         assert job is not None
-        rehearsal = self._rehearsal(driver, device, job.flat)
+        exact = self._buckets.smallest(job.bucket) == job.bucket  # which nothing has to be shown of
+        budget = self._pool.max_bytes is not None
+        if exact or budget or self.options.compile or torch.is_grad_enabled():
+            super()._rehearse(attempt)
+            return
+        self._prove(attempt, job)
+        attempt.signature.threads.add(get_ident())
+
+    def _prove(self, attempt: Attempt, job: Job) -> None:
+        rehearsal = Rehearsal(
+            attempt.driver, attempt.device, self.fn, attempt.reached, job.flat.tree, job.ahead
+        )
         job.proof = prove(rehearsal, self._buckets, job.call, job.flat, job.bucket, self._known)
+        job.proven = True
+
+    def _record(self, attempt: Attempt) -> Entry | None:
+        job, signature = self._job, attempt.signature
+        assert job is not None
+        if not job.proven:
+            self._prove(attempt, job)
         if not job.ahead:  # what the warm-up needed at its own size
             grown = volume(job.bucket) / volume(job.call.sizes)
             signature.need_bytes = int(signature.need_bytes * grown)
         refuse_shared(job.proof, job.flat)
         # Autograd has to see the padding and the cut: its node is of the bucket's size.
-        job.varying = {} if signature.forward else self._grown_inside(driver, device, job)
+        job.varying = {} if signature.forward else self._grown_inside(attempt, job)
         try:
-            return super()._record(driver, device, spec, signature, flat)
+            return super()._record(attempt)
         except Unfit:
             job.varying = {}
-            return super()._record(driver, device, spec, signature, flat)
+            return super()._record(attempt)
 
-    def _grown_inside(self, driver: Driver, device: torch.device, job: Job) -> dict[int, Varying]:
+    def _grown_inside(self, attempt: Attempt, job: Job) -> dict[int, Varying]:
         """How the recording takes each padded argument from the caller's memory; none where it
         cannot, and torch's operations pad before it."""
-        tensors = job.padded().tensors
+        driver, device, tensors = attempt.driver, attempt.device, job.padded().tensors
         wanted = {
             index: varying(t, how)
             for index, (t, how) in enumerate(zip(tensors, job.call.padded, strict=True))

@@ -8,21 +8,17 @@ the real size on top; that can refuse what the trace let pass, and never the oth
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.buckets import Buckets, Number, Sizes
-from onelaunch.driver.driver import Driver, Padded
-from onelaunch.driver.select import preserved_random_state
+from onelaunch.driver.driver import Padded
 from onelaunch.errors import CaptureError
 from onelaunch.independence import Finding, Spread
-from onelaunch.observe import Observer
 from onelaunch.padding import (
     Follow,
     Request,
@@ -33,9 +29,9 @@ from onelaunch.padding import (
     pad,
     resized,
 )
-from onelaunch.state import Walk, changes, walk
+from onelaunch.rehearsal import Rehearsal
 from onelaunch.trace import Step, Trace, form
-from onelaunch.tree import Flat, Tree, flatten, unflatten
+from onelaunch.tree import Flat, Tree
 
 
 @dataclass(slots=True)
@@ -51,48 +47,6 @@ class Proof:
     follows: list[tuple[Follow, ...]] = field(default_factory=list[tuple[Follow, ...]])
     written: tuple[int, ...] = ()
     tree: Tree | None = None
-
-
-@dataclass(slots=True)
-class Rehearsal:
-    """Runs a callable without the call happening.
-
-    Args:
-        fn: the callable, as the user wrote it.
-        roots: where the state that it reaches begins, named.
-        tree: of the arguments.
-    """
-
-    driver: Driver
-    device: torch.device
-    fn: Callable[..., Any]
-    roots: Sequence[tuple[str, object]]
-    tree: Tree
-    before: Walk | None = None
-    """The state before the first run, and before each: every run puts it back."""
-
-    def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
-        """Run on these tensors; the result, flattened. Everything is put back as it was."""
-        args, kwargs = unflatten(self.tree, list(inputs))
-        here = [t for t in inputs if t.device.type == self.device.type]
-        before = self.before = self.before or walk(self.roots)
-        observer = Observer(self.driver, self.device, here, save=True, refuse=False)
-        watched = contextlib.nullcontext() if mode is None else mode
-        with torch.no_grad(), preserved_random_state(self.device):
-            try:
-                with watched, observer:
-                    result = self.driver.warmup(lambda: self.fn(*args, **kwargs), self.device)
-            finally:
-                observer.restore()
-                found = changes(before, walk(self.roots))
-                for change in reversed(found):
-                    change.slot.write(change.before)
-        observer.release()
-        stored = [c for c in found if isinstance(c.before, Tensor) or isinstance(c.after, Tensor)]
-        if stored:
-            what = f"`{stored[0].slot.name}` is given a tensor of the padded size"
-            raise CaptureError("OL140", what, fix="return the tensor instead of storing it")
-        return flatten(result, "result", objects=True)
 
 
 @dataclass(slots=True)
@@ -464,10 +418,12 @@ _TOLERANCE = {
     torch.float32: 1e-2,
     torch.complex64: 1e-2,
 }
+_PIECE = 2**20
+"""Elements that are compared at once, in 20 bytes of the device's memory each."""
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    """Whether two results are the same but for rounding.
+    """Whether two results are the same but for rounding. Waits for the device once.
 
     Kernels of another size round differently, and TF32 and bfloat16 do so much; what this is to
     find is far beyond that. Of integers (an argmax) a few may differ.
@@ -477,13 +433,23 @@ def _close(a: Tensor, b: Tensor) -> bool:
     if not (a.is_floating_point() or a.is_complex()):
         return bool((a == b).float().mean() > 0.5)
     tolerance = _TOLERANCE.get(a.dtype, 0.1)
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    a, b = a.detach().to("cpu", wide), b.detach().to("cpu", wide)
+    least = torch.complex64 if a.is_complex() else torch.float32
+    wide = a.dtype if a.dtype in _TOLERANCE else least
+    pieces = [t.detach().reshape(-1).split(_PIECE) for t in (a, b)]
+    largest = [_finite(part.to(wide)).abs().amax() for part in pieces[1]]
+    limit = tolerance * (torch.stack(largest).amax() + tolerance)
+    same = [_agree(x.to(wide), y.to(wide), limit) for x, y in zip(*pieces, strict=True)]
+    return bool(torch.stack(same).all())
+
+
+def _finite(t: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(t), t, 0)
+
+
+def _agree(a: Tensor, b: Tensor, limit: Tensor) -> Tensor:
     finite = torch.isfinite(b)
-    if not torch.equal(torch.isfinite(a), finite):
-        return False
-    scale = float(b[finite].abs().max()) if bool(finite.any()) else 0.0
-    return bool(((a - b)[finite].abs() <= tolerance * (scale + tolerance)).all())
+    near = (a - b).abs() <= limit
+    return ((torch.isfinite(a) == finite) & (near | ~finite)).all()
 
 
 def _shown(sizes: Sizes) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onelaunch import distributed
-from onelaunch.before import Before
+from onelaunch.before import Before, Reached
 from onelaunch.driver.driver import Capture, Driver, Graph, Varying
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_seeds
@@ -44,7 +44,7 @@ from onelaunch.plan import (
 from onelaunch.rebinding import rebound, recurrent
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.spent import is_spent
-from onelaunch.state import Slot, changes, walk
+from onelaunch.state import Slot
 from onelaunch.steps import Steps, every_key
 from onelaunch.tree import Flat, Tree, flatten, unflatten
 from onelaunch.turnable import Turnable
@@ -56,7 +56,7 @@ class Recorder:
 
     Args:
         fn: what runs in the capture.
-        roots: where the state that `fn` reaches begins, named.
+        reached: the state that `fn` reaches.
         forward: where the results require grad: what of the capture is autograd's business.
         known: for code whose operations cannot be watched (Inductor's): what a watched eager run
             of the same call read and wrote.
@@ -66,7 +66,7 @@ class Recorder:
     device: torch.device
     pool: DevicePool
     fn: Callable[..., Any]
-    roots: Sequence[tuple[str, object]]
+    reached: Reached
     static_outputs: bool
     rebind: bool
     known: Observer | None = None
@@ -100,7 +100,7 @@ class Recorder:
         self, tree: Tree, tensors: Sequence[Tensor], hidden: list[Slot], started: float
     ) -> Captured | None:
         """One capture; None if it is to be repeated, with more `hidden` inputs or less turnable."""
-        before = Before.of(self.driver, self.device, self.roots)
+        before = Before.of(self.driver, self.device, self.reached)
         hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
         pinned = set(before.held) - {self.driver.region(t).storage for t in hidden_tensors}
         run = Run(steps=Steps(self._turnable.kept(before.walk), self.device.type == "cuda"))
@@ -208,8 +208,7 @@ class Recorder:
         if self.forward is not None:
             self.forward.settle(observer, flat.tensors, arguments, plan)
         refuse_opaque(flat.tree)
-        run.after = walk(self.roots)
-        run.found = changes(before.walk, run.after)
+        run.after, run.found = self.reached.changed(before.walk)
         run.steps.refuse_schedule(run.found)
         run.again = recurrent(self.driver, self.device, run.found, hidden, observer, flat.tensors)
         refuse_parts([cast(Tensor, slot.read()) for slot in run.again], (), ())

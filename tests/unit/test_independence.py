@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from examples.resnet import ResNet
+from onelaunch.before import Reached
 from onelaunch.buckets import Buckets
 from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError
 from onelaunch.independence import Spread
 from onelaunch.padding import Follow, parameters, request
-from onelaunch.proving import Proof, Rehearsal, prove
+from onelaunch.proving import Proof, prove
+from onelaunch.rehearsal import Rehearsal
 from onelaunch.trace import Trace
 from onelaunch.tree import flatten_call
 
@@ -41,7 +43,7 @@ def proof(f: Program, *args: Any, buckets: Buckets = ROWS) -> Proof:
     call = request(buckets, flat, parameters(f))
     bucket = buckets.choose(call.sizes)
     assert bucket is not None
-    rehearsal = Rehearsal(driver, device, f, [("f", f)], flat.tree)
+    rehearsal = Rehearsal(driver, device, f, Reached([("f", f)]), flat.tree)
     return prove(rehearsal, buckets, call, flat, bucket)
 
 

@@ -67,7 +67,7 @@ class Before:
         tensors = [t for _, t in found.tensors() if lies_on(t, device)]
         held: dict[int, list[Tensor]] = {}
         for t in tensors:
-            held.setdefault(driver.region(t).storage, []).append(t)
+            held.setdefault(driver.storage(t), []).append(t)
         return Before(reached, found, held, [_Kept.of(local(t)) for t in tensors])
 
     def generators(self, tree: Tree) -> list[torch.Generator]:

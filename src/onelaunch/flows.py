@@ -7,6 +7,7 @@ spreading. An operation without a flow here spreads from any element to all.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ def flow_of(func: Any) -> Flow | None:
     return found
 
 
+@functools.cache
 def is_pointwise(func: Any) -> bool:
     """Whether each element of the result depends on the elements at its own place alone."""
     packet = str(func).removeprefix("aten.").partition(".")[0]

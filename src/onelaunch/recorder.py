@@ -102,7 +102,7 @@ class Recorder:
         """One capture; None if it is to be repeated, with more `hidden` inputs or less turnable."""
         before = Before.of(self.driver, self.device, self.reached)
         hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
-        pinned = set(before.held) - {self.driver.region(t).storage for t in hidden_tensors}
+        pinned = set(before.held) - {self.driver.storage(t) for t in hidden_tensors}
         run = Run(steps=Steps(self._turnable.kept(before.walk), self.device.type == "cuda"))
         observer: list[Observer] = []
         plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
@@ -171,7 +171,7 @@ class Recorder:
 
         The callable is captured again for it, so it must have no Python effects of its own.
         """
-        pinned = {self.driver.region(t).storage for ts in before.held.values() for t in ts}
+        pinned = {self.driver.storage(t) for ts in before.held.values() for t in ts}
 
         def body(capture: Capture) -> None:
             fresh = plan_inputs(self.driver, plan.tensors, self.device, pinned)

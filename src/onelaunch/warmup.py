@@ -178,8 +178,8 @@ def wants_grad(
         return False
     flat = flatten_call(args, kwargs)
     given = [*flat.tensors, *(t for _, t in callee.reached(flat).walk().tensors())]
-    storages = {driver.region(t).storage for t in given if t.layout is torch.strided}
-    return any(driver.region(t).storage not in storages for t in tensors)
+    storages = {driver.storage(t) for t in given if t.layout is torch.strided}
+    return any(driver.storage(t) not in storages for t in tensors)
 
 
 def _stepping(signature: Signature, refuse: Refuse) -> AbstractContextManager[None]:

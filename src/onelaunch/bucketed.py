@@ -346,9 +346,10 @@ class Bucketed(Graphed[P, R]):
                 ]
                 some, named = unflatten(flat.tree, tensors)
                 cast(Any, self).capture(*some, **named)
-                seconds, size = time.perf_counter() - started, self.memory_bytes
-                text = f"{self._name}: {seconds:.1f} s, {size / 1e6:.1f} MB"
-                progress.update(task, advance=1, description=text)
+                if not progress.disable:  # the bytes cost a walk over the allocator's blocks
+                    seconds, size = time.perf_counter() - started, self.memory_bytes
+                    text = f"{self._name}: {seconds:.1f} s, {size / 1e6:.1f} MB"
+                    progress.update(task, advance=1, description=text)
 
     def stats(self) -> GraphStats:
         """What the recordings hold, what the calls were, and which sizes they had."""

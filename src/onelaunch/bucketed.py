@@ -215,8 +215,7 @@ class Bucketed(Graphed[P, R]):
         job = self._job
         assert job is not None
         exact = self._buckets.smallest(job.bucket) == job.bucket  # which nothing has to be shown of
-        budget = self._pool.max_bytes is not None
-        if exact or budget or self.options.compile or torch.is_grad_enabled():
+        if exact or self._pool.max_bytes or self.options.compile or torch.is_grad_enabled():
             super()._rehearse(attempt)
             return
         self._prove(attempt, job)
@@ -325,7 +324,9 @@ class Bucketed(Graphed[P, R]):
             args, kwargs: an example of a call, of any size; its rows are repeated as needed.
 
         Shows a progress bar with the seconds and bytes so far where there is a terminal. Costs for
-        each bucket what `capture` costs, and the runs that show that padding changes nothing.
+        each bucket the capture and two runs, at its smallest size and its own, which show that
+        padding changes nothing; two more for the first, and one to warm up in grad mode, with
+        `compile`, or in a pool with `max_bytes`.
         """
         flat = flatten_call(args, kwargs)
         call = request(self._buckets, flat, self._names)

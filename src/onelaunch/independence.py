@@ -200,6 +200,8 @@ class Spread(TorchDispatchMode):
         bits = [self._joined(p, u) for p, u in zip(padded, unknown, strict=True)]
         bits += [bits[0].max().broadcast_to(t.shape) for t in outputs[len(bits) :]]
         packet = name.partition(".")[0]
+        if not (outputs and outputs[0].is_floating_point()):
+            return bits  # no score
         if packet in _KEEPS_LOW or packet in ("where", "masked_fill"):
             chosen = packet in ("where", "masked_fill")
             (low,) = flow(call, look.plane(_LOW)) if chosen else [_joined_low(call, look)]

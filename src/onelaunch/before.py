@@ -1,4 +1,4 @@
-"""What a callable reached before a capture, and the way back to it."""
+"""What a callable reaches before and after its runs, and the way back to what it was."""
 
 from __future__ import annotations
 
@@ -15,25 +15,60 @@ from onelaunch.state import Change, Walk, changes, restore, walk
 from onelaunch.tree import Tree, constants, flatten
 
 
+class Reached:
+    """The state that a callable reaches, walked once for as long as nothing changes.
+
+    It serves one capture and the runs that come before it, all under `Driver.exclusive`.
+
+    Args:
+        roots: where the state begins, named.
+    """
+
+    def __init__(self, roots: Sequence[tuple[str, object]]) -> None:
+        self._roots = roots
+        self._now: Walk | None = None
+
+    def walk(self) -> Walk:
+        """The state as it is now."""
+        if self._now is None:
+            self._now = walk(self._roots)
+        return self._now
+
+    def values(self) -> list[object]:
+        """All that is reached."""
+        return [value for _, value in self.walk().held.values()]
+
+    def changed(self, before: Walk) -> tuple[Walk, list[Change]]:
+        """The state after a run, and what the run has changed of that `before` it."""
+        after = walk(self._roots)
+        found = changes(before, after)
+        self._now = None if found else after  # what was changed will be put back
+        return after, found
+
+    def forget(self) -> None:
+        """Walk again the next time: the state was changed otherwise."""
+        self._now = None
+
+
 @dataclass(slots=True)
 class Before:
     """The state that a callable reaches, as it was before a capture."""
 
-    roots: Sequence[tuple[str, object]]
+    reached: Reached
     walk: Walk
     held: dict[int, list[Tensor]]
     """storage -> tensors that the callable reaches by address. The capture adds what it finds."""
     _kept: list[_Kept]
 
     @staticmethod
-    def of(driver: Driver, device: torch.device, roots: Sequence[tuple[str, object]]) -> Before:
+    def of(driver: Driver, device: torch.device, reached: Reached) -> Before:
         """The state as it is now."""
-        found = walk(roots)
+        found = reached.walk()
         tensors = [t for _, t in found.tensors() if lies_on(t, device)]
         held: dict[int, list[Tensor]] = {}
         for t in tensors:
-            held.setdefault(driver.region(t).storage, []).append(t)
-        return Before(roots, found, held, [_Kept.of(local(t)) for t in tensors])
+            held.setdefault(driver.storage(t), []).append(t)
+        return Before(reached, found, held, [_Kept.of(local(t)) for t in tensors])
 
     def generators(self, tree: Tree) -> list[torch.Generator]:
         """The generators that a call reaches, each once; `tree` is of its arguments."""
@@ -49,7 +84,8 @@ class Before:
     def undo(self, found: Sequence[Change]) -> None:
         """Put back what a failed capture left in the callable's state: of the changes that were
         `found`, or of those there are, what has to do with tensors."""
-        found = found or changes(self.walk, walk(self.roots))
+        found = found or self.reached.changed(self.walk)[1]
+        self.reached.forget()
         restore(c for c in found if isinstance(c.before, Tensor) or flatten(c.after).tensors)
         for k in self._kept:
             k.restore()

@@ -37,6 +37,7 @@ from onelaunch.signature import foreign, overlaps, spec_of
 from onelaunch.spec import CallSpec
 from onelaunch.stats import GraphStats
 from onelaunch.surroundings import surrounded
+from onelaunch.table import Attempt, Entry
 from onelaunch.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.way import Job, Way, refuse_shared
 
@@ -197,7 +198,8 @@ class Bucketed(Graphed[P, R]):
         if spec not in self._pieces:
             if len(self._pieces) >= 4 * self.options.max_recordings:
                 return None
-            rehearsal = self._rehearsal(driver, device, flat)
+            reached = self._callee.reached(flat)
+            rehearsal = Rehearsal(driver, device, self.fn, reached, flat.tree)
             self._pieces[spec] = prove_pieces(rehearsal, self._buckets, call, flat, place)
         return self._pieces[spec]
 
@@ -225,29 +227,42 @@ class Bucketed(Graphed[P, R]):
 
     # What `Graphed` asks on the way to a recording.
 
-    def _rehearsal(self, driver: Driver, device: torch.device, flat: Flat) -> Rehearsal:
-        return Rehearsal(driver, device, self.fn, self._callee.roots(flat), flat.tree)
-
-    def _record(
-        self, driver: Driver, device: torch.device, spec: Any, signature: Any, flat: Flat
-    ) -> Any:
+    def _rehearse(self, attempt: Attempt, then: Callable[[Any], object]) -> None:
+        """Warm up without a call: by the runs of the proof, where they show all that is wanted."""
         job = self._job
         assert job is not None
-        rehearsal = self._rehearsal(driver, device, job.flat)
+        exact = self._buckets.smallest(job.bucket) == job.bucket  # which nothing has to be shown of
+        if exact or self._pool.max_bytes or self.options.compile or torch.is_grad_enabled():
+            super()._rehearse(attempt, then)
+            return
+        self._prove(attempt, job)
+        attempt.signature.threads.add(get_ident())
+
+    def _prove(self, attempt: Attempt, job: Job) -> None:
+        rehearsal = Rehearsal(
+            attempt.driver, attempt.device, self.fn, attempt.reached, job.flat.tree, job.ahead
+        )
         job.proof = prove(rehearsal, self._buckets, job.call, job.flat, job.bucket, self._known)
+        job.proven = True
+
+    def _record(self, attempt: Attempt) -> Entry | None:
+        job, signature = self._job, attempt.signature
+        assert job is not None
+        if not job.proven:
+            self._prove(attempt, job)
         refuse_shared(job.proof, job.flat)
         # Autograd has to see the padding and the cut: its node is of the bucket's size.
-        job.varying = {} if signature.forward else self._grown_inside(driver, device, job)
+        job.varying = {} if signature.forward else self._grown_inside(attempt, job)
         try:
-            return super()._record(driver, device, spec, signature, flat)
+            return super()._record(attempt)
         except Unfit:
             job.varying = {}
-            return super()._record(driver, device, spec, signature, flat)
+            return super()._record(attempt)
 
-    def _grown_inside(self, driver: Driver, device: torch.device, job: Job) -> dict[int, Varying]:
+    def _grown_inside(self, attempt: Attempt, job: Job) -> dict[int, Varying]:
         """How the recording takes each padded argument from the caller's memory; none where it
         cannot, and torch's operations pad before it."""
-        tensors = job.padded().tensors
+        driver, device, tensors = attempt.driver, attempt.device, job.padded().tensors
         wanted = {
             index: varying(t, how)
             for index, (t, how) in enumerate(zip(tensors, job.call.padded, strict=True))
@@ -309,7 +324,7 @@ class Bucketed(Graphed[P, R]):
         if bucket is None or 0 in call.sizes:
             raise ReplayError("OL210", f"no bucket for size {call.sizes}")
         with driver.exclusive():
-            before, self._job = self._job, Job(call, flat, bucket)
+            before, self._job = self._job, Job(call, flat, bucket, ahead=True)
             try:
                 args, kwargs = unflatten(flat.tree, self._job.padded().tensors)
                 super().capture(*args, **kwargs)
@@ -323,7 +338,9 @@ class Bucketed(Graphed[P, R]):
             args, kwargs: an example of a call, of any size; its rows are repeated as needed.
 
         Shows a progress bar with the seconds and bytes so far where there is a terminal. Costs for
-        each bucket what `capture` costs, and the runs that show that padding changes nothing.
+        each bucket the capture and two runs, at its smallest size and its own, which show that
+        padding changes nothing; two more for the first, and one to warm up in grad mode, with
+        `compile`, or in a pool with `max_bytes`.
         """
         flat = flatten_call(args, kwargs)
         call = request(self._buckets, flat, self._names)
@@ -346,9 +363,10 @@ class Bucketed(Graphed[P, R]):
                 ]
                 some, named = unflatten(flat.tree, tensors)
                 cast(Any, self).capture(*some, **named)
-                seconds, size = time.perf_counter() - started, self.memory_bytes
-                text = f"{self._name}: {seconds:.1f} s, {size / 1e6:.1f} MB"
-                progress.update(task, advance=1, description=text)
+                if not progress.disable:  # the bytes cost a walk over the allocator's blocks
+                    seconds, size = time.perf_counter() - started, self.memory_bytes
+                    text = f"{self._name}: {seconds:.1f} s, {size / 1e6:.1f} MB"
+                    progress.update(task, advance=1, description=text)
 
     def stats(self) -> GraphStats:
         """What the recordings hold, what the calls were, and which sizes they had."""

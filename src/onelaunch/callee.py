@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from onelaunch.before import Reached
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.select import select
-from onelaunch.state import walk
 from onelaunch.tree import Flat, call_constants, is_plain
 
 
@@ -37,15 +37,16 @@ class Callee:
         ]
         return [self.root, *objects]
 
-    def reached(self, flat: Flat) -> list[object]:
-        """All values that a call reaches."""
-        return [value for _, value in walk(self.roots(flat)).held.values()]
+    def reached(self, flat: Flat) -> Reached:
+        """The state that a call reaches."""
+        return Reached(self.roots(flat))
 
-    def where(self, flat: Flat) -> tuple[Driver, torch.device]:
+    def where(self, flat: Flat, reached: Reached | None = None) -> tuple[Driver, torch.device]:
         """The driver and device: an accelerator's if any argument, parameter or buffer is there."""
         driver, device = select(flat.tensors)
         if device.type == "cpu":
-            driver, device = select(t for _, t in walk(self.roots(flat)).tensors())
+            found = (reached or self.reached(flat)).walk()
+            driver, device = select(t for _, t in found.tensors())
         return driver, device
 
     def on(self, driver: Driver) -> Callable[..., Any]:

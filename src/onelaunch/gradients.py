@@ -27,10 +27,8 @@ def lasting_gradients(
     """
     gradients = [t for slot, t in rebound if slot.key is gradient_of and isinstance(t, Tensor)]
     others = [t for slot, t in rebound if slot.key is not gradient_of and isinstance(t, Tensor)]
-    taken = {driver.region(t).storage for t in (*results, *others) if lies_on(t, device)}
-    return {
-        id(t) for t in gradients if lies_on(t, device) and driver.region(t).storage not in taken
-    }
+    taken = {driver.storage(t) for t in (*results, *others) if lies_on(t, device)}
+    return {id(t) for t in gradients if lies_on(t, device) and driver.storage(t) not in taken}
 
 
 def keeper(gradients: Sequence[tuple[Any, Tensor | None]]) -> Callable[[], None]:

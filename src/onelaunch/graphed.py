@@ -28,9 +28,18 @@ from onelaunch.recorder import Recorder
 from onelaunch.recording import Captured, NeedsGrad, describe
 from onelaunch.signature import foreign, opaque, spec_of
 from onelaunch.spec import CallSpec, ambient
-from onelaunch.state import walk
 from onelaunch.surroundings import surrounded
-from onelaunch.table import Entry, Signature, Table, in_flight, member_of, mismatch, varying, why
+from onelaunch.table import (
+    Attempt,
+    Entry,
+    Signature,
+    Table,
+    in_flight,
+    member_of,
+    mismatch,
+    varying,
+    why,
+)
 from onelaunch.tree import Flat, flatten_call
 from onelaunch.trial import timed
 from onelaunch.warmup import Warmup, wants_grad
@@ -126,10 +135,10 @@ class Graphed(Table, Generic[P, R]):
             if signature is None:
                 return MISS
         if signature.parts is not None:
-            signature = signature.part(walk(self._callee.roots(flat)))
+            signature = signature.part(self._callee.reached(flat).walk())
         if signature.eager is not None or signature.comeback.waits():
             return MISS
-        if distributed.is_unsharded(lambda: self._callee.reached(flat)):
+        if distributed.is_unsharded(lambda: self._callee.reached(flat).values()):
             return MISS
         self._drop_stale(spec, signature)
         refused = self._refusal(signature, flat, device)
@@ -147,7 +156,9 @@ class Graphed(Table, Generic[P, R]):
             return MISS
         if signature.forward and any(ident != get_ident() for ident in self._running):
             return MISS
-        return self._recorded(driver, device, spec, signature, flat, args, kwargs)
+        reached = self._callee.reached(flat)
+        attempt = Attempt(driver, device, spec, signature, flat, reached)
+        return self._recorded(attempt, args, kwargs)
 
     def _new_signature(self, spec: CallSpec) -> Signature | None:
         """A signature that was never seen; None if there are too many."""
@@ -159,19 +170,11 @@ class Graphed(Table, Generic[P, R]):
         signature = self._signatures[spec] = Signature()
         return signature
 
-    def _recorded(
-        self,
-        driver: Driver,
-        device: torch.device,
-        spec: CallSpec,
-        signature: Signature,
-        flat: Flat,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> R:
+    def _recorded(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Capture a call and replay it; `MISS` where that cannot be."""
+        signature = attempt.signature
         try:
-            entry = self._record(driver, device, spec, signature, flat)
+            entry = self._record(attempt)
         except NeedsGrad:  # not seen in the warm-up
             if not torch.is_grad_enabled():
                 return self._ungraphed(signature, "OL303", "results require grad in no_grad mode")
@@ -201,7 +204,7 @@ class Graphed(Table, Generic[P, R]):
     ) -> CaptureError | None:
         """What forbids to capture a signature, as far as it shows before a capture."""
         if signature.warm == 0 and not self._entries:  # modules of several processes
-            reached = self._callee.reached(flat)
+            reached = self._callee.reached(flat).values()
             signature.least = distributed.least_warmup(reached)
             refused = distributed.refused_step(reached, device)
             if refused is not None:
@@ -228,7 +231,7 @@ class Graphed(Table, Generic[P, R]):
         if wants_grad(self._callee, driver, result, args, kwargs):
             signature.forward = True
             reached = self._callee.reached(flatten_call(args, kwargs))
-            refused = distributed.refused_pair(reached)
+            refused = distributed.refused_pair(reached.values())
             if refused is not None:
                 self._refused(signature, refused)
             elif not torch.is_grad_enabled():
@@ -237,34 +240,26 @@ class Graphed(Table, Generic[P, R]):
                 self._ungraphed(signature, "OL303", "compile=True, and the results require grad")
         return result
 
-    def _record(
-        self,
-        driver: Driver,
-        device: torch.device,
-        spec: CallSpec,
-        signature: Signature,
-        flat: Flat,
-    ) -> Entry | None:
+    def _rehearse(self, attempt: Attempt, then: Callable[[Any], object]) -> None:
+        """Warm up without a call; `then` is given the result."""
+        self._warmup.rehearse(attempt, self._refused, then)
+
+    def _record(self, attempt: Attempt) -> Entry | None:
         """A recording in the pool; None where the pool's `max_bytes` leaves no room for it."""
         entry = self._pool.admit(
-            driver,
-            device,
-            signature.need_bytes,
-            lambda: self._captured(driver, device, spec, signature, flat),
+            attempt.driver,
+            attempt.device,
+            attempt.signature.need_bytes,
+            lambda: self._captured(attempt),
             self,
         )
         if entry is not None:
-            signature.launches = None
+            attempt.signature.launches = None
         return entry
 
-    def _captured(
-        self,
-        driver: Driver,
-        device: torch.device,
-        spec: CallSpec,
-        signature: Signature,
-        flat: Flat,
-    ) -> Entry:
+    def _captured(self, attempt: Attempt) -> Entry:
+        driver, device, signature = attempt.driver, attempt.device, attempt.signature
+        spec, flat = attempt.spec, attempt.flat
         reason = signature.why or why(self._entries, spec)
         forward = None
         if signature.forward:
@@ -279,7 +274,7 @@ class Graphed(Table, Generic[P, R]):
             pool=self._pool.on(driver, device) if forward is None else forward.pool,
             apart=lambda: self._pool.apart(driver, device),
             fn=callee,
-            roots=self._callee.roots(flat),
+            reached=attempt.reached,
             static_outputs=self.options.outputs == "static" and forward is None,
             rebind=self.options.inputs == "rebind" and forward is None,
             known=signature.known if callee is not self.fn else None,
@@ -354,7 +349,8 @@ class Graphed(Table, Generic[P, R]):
         kwargs = dict(kwargs)
         flat = flatten_call(args, kwargs)
         reason = ambient()
-        driver, device = self._callee.where(flat)
+        reached = self._callee.reached(flat)
+        driver, device = self._callee.where(flat, reached)
         if reason is not None or driver.capturing():
             raise CaptureError("OL109", f"cannot capture here: {reason or 'a capture is running'}")
         unequal = opaque(flat)
@@ -366,19 +362,20 @@ class Graphed(Table, Generic[P, R]):
             if any(e.spec == spec and e.guard.check() for e in self._entries):
                 return
             self._drop_stale(spec, signature)
-            refused = distributed.refused_ahead(self._callee.reached(flat), device)
+            refused = distributed.refused_ahead(reached.values(), device)
             if refused is not None:
                 raise refused
             if len(self._entries) >= self.options.max_recordings:
                 raise CaptureError("OL301", f"{len(self._entries)} recordings exist")
             self._chain = chain
+            attempt = Attempt(driver, device, spec, signature, flat, reached)
             try:
-                self._warmup.rehearse(driver, device, signature, args, kwargs, self._refused, then)
+                self._rehearse(attempt, then)
                 try:
-                    entry = self._record(driver, device, spec, signature, flat)
+                    entry = self._record(attempt)
                 except NeedsGrad:
                     signature.forward = True
-                    entry = self._record(driver, device, spec, signature, flat)
+                    entry = self._record(attempt)
             except BackwardInside:
                 raise CaptureError(
                     "OL303", "a backward runs inside, or a leaf is made for one"

@@ -1,10 +1,16 @@
 """Reads of a tensor by the host that no dispatcher sees: `tolist`, `numpy`, printing."""
 
+# The stack of function modes has no public name.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -26,6 +32,15 @@ class HostReads(TorchFunctionMode):
         self.assigning = 0
         """How many ``x[i] = number`` are under way; torch makes a host tensor of the number."""
 
+    def __enter__(self) -> HostReads:
+        _unnoticed.begin()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        _unnoticed.end()
+
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -39,3 +54,53 @@ class HostReads(TorchFunctionMode):
             finally:
                 self.assigning -= 1
         return func(*args, **(kwargs or {}))
+
+
+class _Unnoticed:
+    """Lets `torch.overrides.has_torch_function` answer as if no `HostReads` were active.
+
+    `nn.TransformerEncoder` and `nn.MultiheadAttention` ask it whether to take their fused
+    operations, whose results are others, and to pack sequences, which zeroes what is masked.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active = 0
+        self._asked = torch.overrides.has_torch_function
+
+    def begin(self) -> None:
+        with self._lock:
+            self._active += 1
+            if self._active == 1:
+                self._asked = torch.overrides.has_torch_function
+                torch.overrides.has_torch_function = self._answer
+
+    def end(self) -> None:
+        with self._lock:
+            self._active -= 1
+            if not self._active:
+                torch.overrides.has_torch_function = self._asked
+
+    def _answer(self, relevant_args: Any) -> bool:
+        count = torch._C._len_torch_function_stack()
+        if any(not _is_ours(torch._C._get_function_stack_at(i)) for i in range(count)):
+            return self._asked(relevant_args)  # the callable has a mode of its own
+        with _without_modes(count):
+            return self._asked(relevant_args)
+
+
+def _is_ours(mode: object) -> bool:
+    return isinstance(mode, HostReads)
+
+
+@contextmanager
+def _without_modes(count: int) -> Generator[None]:
+    modes = [torch._C._pop_torch_function_stack() for _ in range(count)]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            torch._C._push_on_torch_function_stack(mode)
+
+
+_unnoticed = _Unnoticed()

@@ -83,11 +83,42 @@ def afterthought(
     dropped = _dropped(run.found, before.walk)
     lasting = [part for t in run.lasting for part in (t, local(t))]
     expected = [*run.result, *lasting, *plan.statics, *dropped]
-    stray = observer.survivor(expected, holders)
+    stray = _survivor(observer, expected, holders)
     if stray is None:
         return None
     what = f"somebody keeps a tensor made in the call, {TensorSpec.of(stray)}"
     return CaptureError("OL105", what)
+
+
+def _survivor(
+    observer: Observer, expected: Sequence[Tensor], holders: Collection[int]
+) -> Tensor | None:
+    """A tensor of the recording's memory, other than those expected, that lives on after it."""
+    # Views keep the tensor that they were made from. cuDNN sets a tensor of its own over the
+    # weights' storage, which the observer keeps.
+    ids = {id(t) for t in expected} | {id(t._base) for t in expected} | observer.own
+
+    def find() -> Tensor | None:
+        for made in observer.made_tensors:
+            t = made()
+            if t is None or id(t) in ids:
+                continue
+            if _is_held(t, holders):  # C++ keeps steps between a tensor and a view of it
+                return t
+        return None
+
+    if find() is None:
+        return None
+    gc.collect()  # it may be in a cycle that nobody holds
+    return find()
+
+
+def _is_held(t: Tensor, but: Collection[int]) -> bool:
+    """Whether something in Python, other than a frame that runs, holds a tensor."""
+    return any(
+        not isinstance(holder, FrameType) and id(holder) not in but
+        for holder in gc.get_referrers(t)
+    )
 
 
 def _dropped(found: Sequence[Change], before: Walk) -> list[Tensor]:

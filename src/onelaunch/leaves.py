@@ -262,10 +262,10 @@ def is_pure_view(t: Tensor) -> bool:
 
 def own_memory(t: Tensor, observer: Observer, driver: Driver, taken: set[int]) -> Tensor:
     """`t`, or a copy where its memory is not its own: a gradient passed on, or given twice."""
-    storage = driver.region(t).storage
+    storage = driver.storage(t)
     if t.numel() and (not observer.made(t) or storage in taken):
         t = t.clone()
-        storage = driver.region(t).storage
+        storage = driver.storage(t)
     taken.add(storage)
     return t
 

@@ -6,12 +6,10 @@ by address, which memory they write, and refuses what a replay would freeze, at 
 
 from __future__ import annotations
 
-import gc
 import traceback
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from onelaunch.driver.driver import Driver, Region
 from onelaunch.driver.operators import operator, tensors
+from onelaunch.driver.randomness import unwatched
 from onelaunch.errors import CaptureError
 from onelaunch.hostreads import HostReads
 from onelaunch.refusals import refusal
@@ -57,6 +56,7 @@ class Observer(TorchDispatchMode):
         super().__init__()
         self._driver = driver
         self._device = device
+        self._kind = device.type
         self._save = save
         self._refuse = refuse
         # storage -> where the inputs in it end
@@ -65,7 +65,7 @@ class Observer(TorchDispatchMode):
             stop = self._inputs.get(region.storage, 0)
             self._inputs[region.storage] = max(stop, region.stop)
         self._reads = HostReads(self._on_device, self._refuse_read)
-        self._displaced = {driver.region(t).storage for t in displaced}
+        self._displaced = {driver.storage(t) for t in displaced}
         self._held = held or {}
         self._produced: set[int] = set()
         # Host storages made in the call from constants: the same each time, unlike all others.
@@ -75,9 +75,10 @@ class Observer(TorchDispatchMode):
         self._derived: set[int] = set()
         # So that no other tensor takes an id or address while we watch.
         self._kept: list[Tensor] = []
-        self._made: list[weakref.ref[Tensor]] = []
         self._saved: list[tuple[Tensor, Tensor]] = []
         self._saved_regions: set[Region] = set()
+        self.made_tensors: list[weakref.ref[Tensor]] = []
+        """Those made in the run, over memory of the recording."""
         self.draws: list[Callable[[], object]] = []
         """Draws from the host's default generator, whose place in the stream each call moves on."""
         self.refused: CaptureError | None = None
@@ -100,16 +101,27 @@ class Observer(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(map(stands_for_another, types)):
             return NotImplemented  # its own dispatch comes back with this process's parts
-        name: str = func._schema.name
-        given = tensors((args, kwargs))
         try:
-            if name in _LIFTS:
-                self._lift(given)
-            if self._refuse:
-                self._check(func, name, given, args, kwargs)
+            with unwatched():
+                given = self._consume(func, args, kwargs)
+                if func._schema.name == "aten::copy_" and self._is_number(args):
+                    func, args, kwargs = torch.ops.aten.fill_.Scalar, (args[0], args[1].item()), {}
+            result = func(*args, **kwargs)
+            with unwatched():
+                self._produce(func, given, tensors(result))
         except CaptureError as error:
             self.refused = self.refused or error
             raise
+        return result
+
+    def _consume(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Before an operation: what it reads and writes. Its tensors."""
+        name: str = func._schema.name
+        given = tensors((args, kwargs))
+        if name in _LIFTS:
+            self._lift(given)
+        if self._refuse:
+            self._check(func, name, given, args, kwargs)
         for t in given:
             self._read(t)
         for t in operator(func).written(args, kwargs):
@@ -117,21 +129,17 @@ class Observer(TorchDispatchMode):
         for t in operator(func).declared(args, kwargs):
             if self._on_device(t):
                 self.counted.add(self._storage(t))
-        if name == "aten::copy_" and self._is_number(args):
-            func, args, kwargs = torch.ops.aten.fill_.Scalar, (args[0], args[1].item()), {}
-        result = func(*args, **kwargs)
-        self._produce(func, given, tensors(result))
-        return result
+        return given
 
     def made(self, t: Tensor) -> bool:
         """Whether this memory was allocated in the run."""
         return self._storage(t) in self._produced
 
     def _on_device(self, t: Tensor) -> bool:
-        return t.device.type == self._device.type
+        return t.device.type == self._kind
 
     def _storage(self, t: Tensor) -> int:
-        return self._driver.region(t).storage
+        return self._driver.storage(t)
 
     def known(self, t: Tensor) -> bool:
         """Whether the recording itself made this memory, or brings it in."""
@@ -176,11 +184,13 @@ class Observer(TorchDispatchMode):
     ) -> None:
         if name == "aten::as_strided":
             self._refuse_absolute(*args, **kwargs)
+        device: list[Tensor] = []
+        host: list[Tensor] = []
         for t in tensors:
-            if t.layout is not torch.strided:
-                raise refuse("OL109", f"{_spoken(name)} on a tensor of layout {t.layout}")
-        device = [t for t in tensors if self._on_device(t)]
-        host = [t for t in tensors if not self._on_device(t)]
+            if not _has_strides(t):
+                kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
+                raise refuse("OL109", f"{_spoken(name)} on {kind}")
+            (device if self._on_device(t) else host).append(t)
         if device:
             found = refusal(func, args, kwargs)
             if found is not None:
@@ -201,7 +211,7 @@ class Observer(TorchDispatchMode):
         if (
             self._device.type != "cpu"
             and not (device or self._is_ours(target))
-            and _is_random(func)
+            and operator(func).random
         ):
             if kwargs.get("generator") is not None:
                 raise refuse("OL104", f"{_spoken(name)} draws from a generator of the host's")
@@ -249,9 +259,12 @@ class Observer(TorchDispatchMode):
             raise refuse("OL109", "as_strided reaches beyond the argument")
 
     def _read(self, t: Tensor) -> None:
-        if not self._on_device(t) or t.layout is not torch.strided or self.known(t):
+        if not self._on_device(t) or not _has_strides(t):
             return
-        held = self.external.setdefault(self._storage(t), [])
+        storage = self._storage(t)
+        if storage in self._produced or storage in self._inputs:
+            return
+        held = self.external.setdefault(storage, [])
         if id(t) not in self._derived and not any(t is other for other in held):
             held.append(t)
 
@@ -276,9 +289,11 @@ class Observer(TorchDispatchMode):
                 self._saved.append((memory, memory.clone()))
 
     def _produce(self, func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        random = _is_random(func)
+        random = operator(func).random
         for t in outputs:
-            if t.layout is not torch.strided:
+            if t.is_nested and self._refuse:
+                raise refuse("OL109", f"{_spoken(func.name())} makes a nested tensor")
+            if not _has_strides(t):
                 continue
             if self._on_device(t):
                 storage = self._storage(t)
@@ -291,7 +306,7 @@ class Observer(TorchDispatchMode):
                 else:
                     if storage not in self._inputs:
                         self._produced.add(storage)
-                    self._made.append(weakref.ref(t))
+                    self.made_tensors.append(weakref.ref(t))
                 continue
             storage = t.untyped_storage()._cdata
             sources = [i.untyped_storage()._cdata for i in inputs if not self._on_device(i)]
@@ -318,32 +333,10 @@ class Observer(TorchDispatchMode):
             self.written[stands_for.get(storage, storage)] = t
         self.counted |= {stands_for.get(storage, storage) for storage in seen.counted}
 
-    def survivor(self, expected: Sequence[Tensor], holders: Collection[int] = ()) -> Tensor | None:
-        """A tensor of the recording's memory, other than those expected, that lives on after it.
-
-        Args:
-            holders: the ids of objects that may hold it.
-        """
-        # Views keep the tensor that they were made from.
-        ids = {id(t) for t in expected} | {id(t._base) for t in expected}
-        # What this observer keeps; cuDNN sets a tensor of its own over the weights' storage.
-        ids |= {id(t) for t in self.written.values()} | self._derived
-
-        def find() -> Tensor | None:
-            for made in self._made:
-                t = made()
-                if t is None or id(t) in ids:
-                    continue
-                if _is_held(
-                    t, holders
-                ):  # by Python; C++ keeps steps between a tensor and a view of it
-                    return t
-            return None
-
-        if find() is None:
-            return None
-        gc.collect()  # it may be in a cycle that nobody holds
-        return find()
+    @property
+    def own(self) -> set[int]:
+        """The ids of the tensors that this observer itself keeps alive."""
+        return {id(t) for t in self.written.values()} | self._derived
 
     @property
     def saved_bytes(self) -> int:
@@ -352,7 +345,7 @@ class Observer(TorchDispatchMode):
 
     def release(self) -> None:
         """Forget what was made during the run, so that its memory can be used again."""
-        self._made.clear()
+        self.made_tensors.clear()
         self._kept.clear()
         self._derived.clear()
         self._produced.clear()
@@ -373,16 +366,9 @@ def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
     return CaptureError(code, what, where=str(place) if place else None, fix=fix)
 
 
-def _is_random(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags
-
-
-def _is_held(t: Tensor, but: Collection[int]) -> bool:
-    """Whether something in Python, other than a frame that runs, holds a tensor."""
-    return any(
-        not isinstance(holder, FrameType) and id(holder) not in but
-        for holder in gc.get_referrers(t)
-    )
+def _has_strides(t: Tensor) -> bool:
+    """Whether a tensor is memory with sizes and strides; a nested one says that it is strided."""
+    return t.layout is torch.strided and not t.is_nested
 
 
 def let_go(error: BaseException | None) -> None:

@@ -53,7 +53,7 @@ def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int
     return [
         index
         for index, group in enumerate(plan.groups)
-        if group.buffer is not None and driver.region(group.buffer).storage in observer.written
+        if group.buffer is not None and driver.storage(group.buffer) in observer.written
     ]
 
 
@@ -103,7 +103,7 @@ def captured_of(
     modes = [*readers(), *([(distributed.initialized, False)] if forward and leaves else [])]
     guard = StateGuard(slots, unmoved, _sized(run, before), modes, leaves)
     written = [t for t in observer.written.values() if not observer.known(t)]
-    bumped = [t for t in written if driver.region(t).storage in observer.counted]
+    bumped = [t for t in written if driver.storage(t) in observer.counted]
     written_inputs, bumped_inputs = _written_inputs(driver, run.inputs, observer)
     run.inputs.release()
     for own in run.outputs.groups:
@@ -156,13 +156,13 @@ def _written_inputs(
     for index in written_groups(driver, plan, observer):
         group = plan.groups[index]
         written += group.members
-        if group.buffer is not None and driver.region(group.buffer).storage in observer.counted:
+        if group.buffer is not None and driver.storage(group.buffer) in observer.counted:
             counted += group.members
     return sorted(written), sorted(counted)
 
 
 def _writes(observer: Observer, driver: Driver, device: torch.device) -> Callable[[Tensor], bool]:
-    return lambda t: lies_on(t, device) and driver.region(t).storage in observer.written
+    return lambda t: lies_on(t, device) and driver.storage(t) in observer.written
 
 
 def _stepped(before: Walk, writes: Callable[[Tensor], bool]) -> list[Optimizer]:

@@ -238,7 +238,7 @@ def plan_outputs(
     storages: dict[int, int] = {}
     for index, static in enumerate(inputs.statics):
         if inputs.travels[index] not in ("host", "address"):
-            storages.setdefault(driver.region(static).storage, index)
+            storages.setdefault(driver.storage(static), index)
     for t in results:
         if id(t) in plan.numbers:
             continue
@@ -283,7 +283,7 @@ def _place(
                 i
                 for i, static in enumerate(inputs.statics)
                 if inputs.travels[i] in ("node", "copy", "fill", "pad")
-                and driver.region(static).storage == region.storage
+                and driver.storage(static) == region.storage
                 and static.dtype == t.dtype
             ),
             first,

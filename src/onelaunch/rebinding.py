@@ -28,7 +28,7 @@ def recurrent(
     one now: recurrent state."""
     known = {slot.id for slot in hidden}
     passed = [*results, *(t for change in found for t in flatten(change.after).tensors)]
-    used = {driver.region(t).storage for t in passed if lies_on(t, device)}
+    used = {driver.storage(t) for t in passed if lies_on(t, device)}
     used |= observer.external.keys()
     return [
         change.slot
@@ -36,7 +36,7 @@ def recurrent(
         if isinstance(change.before, Tensor)
         and change.slot.id not in known
         and lies_on(change.before, device)
-        and driver.region(change.before).storage in used
+        and driver.storage(change.before) in used
     ]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onelaunch import distributed
-from onelaunch.before import Before
+from onelaunch.before import Before, Reached
 from onelaunch.driver.driver import Capture, Driver, Graph, Varying
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_seeds
@@ -44,7 +44,7 @@ from onelaunch.plan import (
 from onelaunch.rebinding import rebound, recurrent
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.spent import is_spent
-from onelaunch.state import Slot, changes, walk
+from onelaunch.state import Slot
 from onelaunch.steps import Steps, every_key
 from onelaunch.tree import Flat, Tree, flatten, unflatten
 from onelaunch.turnable import Turnable
@@ -58,7 +58,7 @@ class Recorder:
         fn: what runs in the capture.
         pool: where the recording's memory comes from, and goes back to.
         apart: makes memory that no other recording uses.
-        roots: where the state that `fn` reaches begins, named.
+        reached: the state that `fn` reaches.
         forward: where the results require grad: what of the capture is autograd's business.
         known: for code whose operations cannot be watched (Inductor's): what a watched eager run
             of the same call read and wrote.
@@ -69,7 +69,7 @@ class Recorder:
     pool: DevicePool
     apart: Callable[[], DevicePool]
     fn: Callable[..., Any]
-    roots: Sequence[tuple[str, object]]
+    reached: Reached
     static_outputs: bool
     rebind: bool
     known: Observer | None = None
@@ -103,9 +103,9 @@ class Recorder:
         self, tree: Tree, tensors: Sequence[Tensor], hidden: list[Slot], started: float
     ) -> Captured | None:
         """One capture; None if it is to be repeated, with more `hidden` inputs or less turnable."""
-        before = Before.of(self.driver, self.device, self.roots)
+        before = Before.of(self.driver, self.device, self.reached)
         hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
-        pinned = set(before.held) - {self.driver.region(t).storage for t in hidden_tensors}
+        pinned = set(before.held) - {self.driver.storage(t) for t in hidden_tensors}
         run = Run(steps=Steps(self._turnable.kept(before.walk), self.device.type == "cuda"))
         observer: list[Observer] = []
         plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
@@ -180,7 +180,7 @@ class Recorder:
 
         The callable is captured again for it, so it must have no Python effects of its own.
         """
-        pinned = {self.driver.region(t).storage for ts in before.held.values() for t in ts}
+        pinned = {self.driver.storage(t) for ts in before.held.values() for t in ts}
 
         def body(capture: Capture) -> None:
             fresh = plan_inputs(self.driver, plan.tensors, self.device, pinned)
@@ -217,8 +217,7 @@ class Recorder:
         if self.forward is not None:
             self.forward.settle(observer, flat.tensors, arguments, plan)
         refuse_opaque(flat.tree)
-        run.after = walk(self.roots)
-        run.found = changes(before.walk, run.after)
+        run.after, run.found = self.reached.changed(before.walk)
         run.steps.refuse_schedule(run.found)
         run.again = recurrent(self.driver, self.device, run.found, hidden, observer, flat.tensors)
         refuse_parts([cast(Tensor, slot.read()) for slot in run.again], (), ())

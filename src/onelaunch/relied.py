@@ -49,7 +49,7 @@ def relied_on(
                 slot.holder is slot.owner.__dict__.get(kind) for kind in ("_parameters", "_buffers")
             )
             if value.device.type == device.type and (
-                parameter or driver.region(value).storage in observer.external
+                parameter or driver.storage(value) in observer.external
             ):
                 guarded.append((slot, value))
             continue

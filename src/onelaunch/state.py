@@ -158,15 +158,14 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
             kinds.add(type(value))  # it may be a library's, whose functions are not read
             found.names |= attributes_read(type(value))
         found.owned += [(attributes, value) for attributes in _dicts(value)]
-        for slot in _slots(name, value, found):
+        for slot in _slots(name, value, found, via):
             content = slot.read()
-            if isinstance(content, Tensor):
+            if isinstance(content, Tensor) and content.is_leaf and content.grad is not None:
                 gradient = Slot("contents", content, gradient_of, f"{slot.name}.grad", None, slot)
-                if gradient.read() is not MISSING:
-                    found.held[gradient.id] = (gradient, gradient.read())
+                found.held[gradient.id] = (gradient, content.grad)
             if content is MISSING:
                 continue
-            if via is not None:
+            if via is not None and slot.via is None:
                 slot = Slot(*slot[:5], via)  # `_replace` takes three times as long
             found.held[slot.id] = (slot, content)
             if not isinstance(content, Tensor) and type(content) not in _LEAVES:
@@ -262,10 +261,10 @@ def _dicts(value: object) -> list[dict[str, Any]]:
     return [vars(value)] if _is_object(value) and not plain else []
 
 
-def _slots(name: str, value: object, found: Walk) -> Iterator[Slot]:
-    """The slots of one object."""
+def _slots(name: str, value: object, found: Walk, via: Slot | None) -> Iterator[Slot]:
+    """The slots of one object, to which `via` led; those of modules, which are most, say so."""
     if isinstance(value, nn.Module):
-        yield from _module_slots(name, value)
+        yield from _module_slots(name, value, via)
     elif isinstance(value, dict | types.MappingProxyType):
         mapping = cast(dict[Any, object], value)
         found.containers[id(mapping)] = (mapping, name, len(mapping))
@@ -305,18 +304,18 @@ _NOT_READ = frozenset(
 """Of what `nn.Module` gives to each module: hooks, and what only saving and loading read."""
 
 
-def _module_slots(name: str, module: nn.Module) -> Iterator[Slot]:
+def _module_slots(name: str, module: nn.Module, via: Slot | None) -> Iterator[Slot]:
     attributes = module.__dict__
     prefix = f"{name}." if name else ""
     for kind in _MODULE_DICTS:
         entries = attributes.get(kind)
         if isinstance(entries, dict):
             for key in cast(dict[str, object], entries):
-                yield Slot("item", entries, key, f"{prefix}{key}", module)
+                yield Slot("item", entries, key, f"{prefix}{key}", module, via)
     derived = _LISTED_ANEW if isinstance(module, nn.parallel.DistributedDataParallel) else ()
     for key in list(attributes):
         if key not in _MODULE_DICTS and key not in derived and key not in _NOT_READ:
-            yield Slot("item", attributes, key, f"{prefix}{key}", module)
+            yield Slot("item", attributes, key, f"{prefix}{key}", module, via)
 
 
 def _function_slots(name: str, fn: types.FunctionType) -> Iterator[Slot]:

@@ -128,13 +128,16 @@ class Steps:
         Args:
             writes: whether the call wrote a tensor's memory.
         """
+        optimizers = [v for _, v in before.held.values() if isinstance(v, Optimizer)]
+        if not (self.optimizers or optimizers):  # nor schedulers, which hold theirs
+            return list(slots)
         turned = {(group, key) for group, key, _ in self.places}
         # What is in an optimizer's state is as seldom written as an attribute of it.
         states = {id(o.state): o for o in self.optimizers}
         states.update((id(inner), o) for o in self.optimizers for inner in o.state.values())
         idle: dict[int, frozenset[str]] = {}
-        for _, value in before.held.values():
-            if not isinstance(value, Optimizer) or any(value is o for o in self.optimizers):
+        for value in optimizers:
+            if any(value is o for o in self.optimizers):
                 continue
             if not any(map(writes, parameters_of(value))):
                 named = keys_read(before, value) | {"params"}

@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
+
 from onelaunch.autograd import Pair
+from onelaunch.before import Reached
+from onelaunch.driver.driver import Driver
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.errors import CATALOGUE, GraphWarning, ReplayError
 from onelaunch.guard import StateGuard
@@ -22,6 +26,7 @@ from onelaunch.source import levels_to_user
 from onelaunch.spec import CallSpec
 from onelaunch.state import Walk
 from onelaunch.stats import Counts, GraphStats, graph_stats
+from onelaunch.tree import Flat
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -93,6 +98,23 @@ class Signature:
             self.parts[empty] = part
             self.warm, self.launches = 0, None
         return self.parts[empty]
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A call that is to be recorded.
+
+    Attributes:
+        flat: its arguments.
+        reached: the state that it reaches.
+    """
+
+    driver: Driver
+    device: torch.device
+    spec: CallSpec
+    signature: Signature
+    flat: Flat
+    reached: Reached
 
 
 class Table:

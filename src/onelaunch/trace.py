@@ -106,7 +106,7 @@ def step_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
 
 def name_of(func: Any) -> str:
     """The name of an overload: ``add.Tensor``."""
-    return str(func).removeprefix("aten.").removesuffix(".default")
+    return operator(func).label
 
 
 def packet_of(name: str) -> str:

@@ -7,7 +7,7 @@ and it is seen whether the results require grad, and what the capture will need.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from time import perf_counter
@@ -16,20 +16,21 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from onelaunch.before import Reached
 from onelaunch.callee import Callee
 from onelaunch.driver.driver import Driver
-from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
 from onelaunch.observe import Observer
 from onelaunch.optimizers import refusal, settle, watching_steps
 from onelaunch.options import Options
 from onelaunch.pool import Pool
+from onelaunch.rehearsal import refuse_lasting, taken_back
 from onelaunch.slots import MISSING, gradient_of
 from onelaunch.spent import is_spent
-from onelaunch.state import Change, changes, walk
+from onelaunch.state import Change
 from onelaunch.surroundings import inlining
-from onelaunch.table import Signature
-from onelaunch.tree import Flat, flatten, flatten_call
+from onelaunch.table import Attempt, Signature
+from onelaunch.tree import Flat, flatten, flatten_call, unflatten
 
 Refuse = Callable[[Signature, CaptureError], object]
 """What is done about a signature that cannot be captured: raises, or lets it run eagerly."""
@@ -87,7 +88,7 @@ class Warmup:
         """What is going to be captured, run."""
         fn = self._callee.on(driver)
         flat = flatten_call(args, kwargs)
-        here = _trains(fn, flat, self._callee.roots(flat))
+        here = _trains(fn, flat, self._callee.reached(flat))
         run = functools.partial(fn, *args, **kwargs)
         stepping = _stepping(signature, refuse) if fn is self._callee.fn else nullcontext()
         with inlining(), stepping:
@@ -111,27 +112,18 @@ class Warmup:
         tensors = flatten_call(args, kwargs).tensors
         here = [t for t in tensors if t.device.type == device.type]
         observer = Observer(driver, device, here, refuse=False)
-        roots = self._callee.roots(flatten_call(args, kwargs))
-        before = walk(roots)
+        reached = self._callee.reached(flatten_call(args, kwargs))
+        before = reached.walk()
         with observer:
             result = self._callee.fn(*args, **kwargs)
         observer.release()
-        if any(_creates_state(change) for change in changes(before, walk(roots))):
+        if any(map(_creates_state, reached.changed(before)[1])):
             signature.warm -= 1  # an optimizer's first step: the next call shows what it reads
         else:
             signature.known = observer
         return result
 
-    def rehearse(
-        self,
-        driver: Driver,
-        device: torch.device,
-        signature: Signature,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        refuse: Refuse,
-        then: Callable[[Any], object],
-    ) -> None:
+    def rehearse(self, attempt: Attempt, refuse: Refuse, then: Callable[[Any], object]) -> None:
         """Warm up ahead of time: run, then put everything back as it was.
 
         Args:
@@ -140,46 +132,30 @@ class Warmup:
         Raises:
             CaptureError: OL110, the callable stores new tensors in Python state.
         """
-        callee = self._callee
-        flat = flatten_call(args, kwargs)
-        here = [t for t in flat.tensors if t.device.type == device.type]
-        before = walk(callee.roots(flat))
-        observer = Observer(driver, device, here, save=True, refuse=False)
-        with preserved_random_state(device):
-            try:
-                run = functools.partial(callee.fn, *args, **kwargs)
-                with _stepping(signature, refuse), observer, inlining():
-                    if _trains(callee.fn, flat, callee.roots(flat)):
-                        result, need = run(), 0
-                    else:
-                        result, need = self._pool.warmup(driver, device, run, flat.tensors)
-                    signature.forward = wants_grad(callee, driver, result, args, kwargs)
-                    then(result)
-                del result
-                signature.need_bytes = max(0, need - observer.saved_bytes)
-                signature.threads.add(get_ident())
-                if self._options.compile:
-                    signature.known = observer
-                    for _ in range(2):
-                        driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
-            finally:
-                observer.restore()
-                found = changes(before, walk(callee.roots(flat)))
-        observer.release()  # the tensors of a backward keep AccumulateGrad nodes on this stream
-        _put_back(found)
+        callee, driver, device = self._callee, attempt.driver, attempt.device
+        signature, flat, reached = attempt.signature, attempt.flat, attempt.reached
+        args, kwargs = unflatten(flat.tree, flat.tensors)
+        with taken_back(driver, device, flat.tensors, reached) as effects:
+            observer = effects.observer
+            run = functools.partial(callee.fn, *args, **kwargs)
+            with _stepping(signature, refuse), observer, inlining():
+                if _trains(callee.fn, flat, reached):
+                    result, need = run(), 0
+                else:
+                    result, need = self._pool.warmup(driver, device, run, flat.tensors)
+                signature.forward = wants_grad(callee, driver, result, args, kwargs)
+                then(result)
+            del result
+            signature.need_bytes = max(0, need - observer.saved_bytes)
+            signature.threads.add(get_ident())
+            if self._options.compile:
+                signature.known = observer
+                for _ in range(2):
+                    driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
+        refuse_lasting(effects.found)
 
 
-def _put_back(found: list[Change]) -> None:
-    """Put Python state back as it was before a rehearsal."""
-    for change in reversed(found):
-        change.slot.write(change.before)
-    lasting = [c for c in found if c.slot.key is not gradient_of]
-    if lasting:
-        names = ", ".join(f"`{c.slot.name}`" for c in lasting[:3])
-        raise CaptureError("OL110", f"the callable rebinds {names}")
-
-
-def _trains(fn: Callable[..., Any], call: Flat, roots: Sequence[tuple[str, object]]) -> bool:
+def _trains(fn: Callable[..., Any], call: Flat, reached: Reached) -> bool:
     """Whether a call seems to be a forward whose backward will run outside.
 
     Its warm-up runs on the caller's own stream: an AccumulateGrad node lives on the stream where
@@ -189,7 +165,7 @@ def _trains(fn: Callable[..., Any], call: Flat, roots: Sequence[tuple[str, objec
     """
     if not torch.is_grad_enabled():
         return False
-    found = walk(roots)
+    found = reached.walk()
     if any("backward" in name or name == "autograd" for name in found.names):
         return False
     tensors = [*call.tensors, *(t for _, t in found.tensors())]
@@ -205,9 +181,9 @@ def wants_grad(
     if not tensors:
         return False
     flat = flatten_call(args, kwargs)
-    given = [*flat.tensors, *(t for _, t in walk(callee.roots(flat)).tensors())]
-    storages = {driver.region(t).storage for t in given if t.layout is torch.strided}
-    return any(driver.region(t).storage not in storages for t in tensors)
+    given = [*flat.tensors, *(t for _, t in callee.reached(flat).walk().tensors())]
+    storages = {driver.storage(t) for t in given if t.layout is torch.strided}
+    return any(driver.storage(t) not in storages for t in tensors)
 
 
 def _stepping(signature: Signature, refuse: Refuse) -> AbstractContextManager[None]:

@@ -29,6 +29,9 @@ class Job:
     flat: Flat
     bucket: Sizes
     proof: Proof = field(default_factory=Proof)
+    proven: bool = False
+    ahead: bool = False
+    """Whether no warm-up ran at the call's own size."""
     varying: dict[int, Varying] = field(default_factory=dict[int, Varying])
     """The arguments that the recording itself grows."""
 

@@ -99,6 +99,11 @@ def test_stacks_of_modes_are_counted() -> None:
     with torch.device("cpu"):
         assert C._len_torch_function_stack() == 1
         assert type(C._get_function_stack_at(0)).__name__ == "DeviceContext"
+        assert torch.overrides.has_torch_function((torch.ones(()),))
+        mode = C._pop_torch_function_stack()
+        assert not torch.overrides.has_torch_function((torch.ones(()),))
+        C._push_on_torch_function_stack(mode)
+        assert C._len_torch_function_stack() == 1
     assert C._functorch.peek_interpreter_stack() is None
     seen: list[object] = []
     torch.vmap(lambda x: seen.append(C._functorch.peek_interpreter_stack()) or x)(torch.ones(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -481,6 +482,38 @@ def test_a_later_bucket_is_compared_at_one_size_only(
     for n in range(1, 17):
         x = rand(n, n, 3)
         same(fast(x), f(x))
+
+
+def test_the_runs_of_the_proof_warm_a_bucket_up(rand: Rand) -> None:
+    runs = itertools.count()  # which no walk of the state looks into
+
+    def f(x: Tensor) -> Tensor:
+        next(runs)
+        return x * 2
+
+    fast = ol.graph(f, buckets=ol.Buckets(0, (1, 4, 8)))
+    with torch.no_grad():
+        fast.capture_all(rand(1, 3, 3))
+        first, later, exact = 4 + 1, 2 + 1, 1 + 1
+        assert next(runs) == first + later + exact, "each bucket's last is its capture"
+        for n in range(1, 9):
+            x = rand(n, n, 3)
+            same(fast(x), x * 2)
+    assert next(runs) == first + later + exact + 1
+
+
+def test_a_bucket_is_not_captured_ahead_of_lasting_state(rand: Rand) -> None:
+    seen: dict[str, Any] = {}
+
+    def f(x: Tensor) -> Tensor:
+        seen["last"] = x.shape[0]
+        return x * 2
+
+    fast = ol.graph(f, buckets=BATCH)
+    for mode in (torch.no_grad, torch.enable_grad):
+        with mode(), pytest.raises(ol.CaptureError, match="OL110"):
+            fast.capture_all(rand(1, 3, 3))
+        assert not seen
 
 
 def test_a_branch_in_a_later_bucket_is_refused(rand: Rand) -> None:

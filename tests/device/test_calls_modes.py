@@ -230,3 +230,58 @@ def test_train_and_eval_of_a_module_in_a_closure(device: torch.device, rand: Ran
         return f, arguments
 
     drop_in_worlds(world, calls=8, recordings=None, min_replays=3)
+
+
+def test_the_recording_takes_the_fused_operations_that_eager_takes(
+    device: torch.device, rand: Rand
+) -> None:
+    """Torch asks for a function mode before it takes them, and captures are watched by one."""
+
+    def world() -> Any:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval().to(device)
+        return model, lambda i: (rand(i, 3, 5, 16),)
+
+    with torch.no_grad():
+        drop_in_worlds(world, calls=6)
+
+
+def test_a_function_mode_inside_the_callable_is_seen_as_in_eager(rand: Rand) -> None:
+    class Doubles(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    def asked(x: Tensor) -> Tensor:
+        return x + (10 if torch.overrides.has_torch_function((x,)) else 1)
+
+    def f(x: Tensor) -> Tensor:
+        with Doubles():
+            y = asked(x)
+        return asked(y)
+
+    before = torch.overrides.has_torch_function
+    with torch.no_grad():
+        drop_in_worlds(lambda: (f, lambda i: (rand(i, 3),)), calls=6)
+    assert torch.overrides.has_torch_function is before
+
+
+@on_cpu_and_cuda
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_an_encoder_that_packs_its_sequences_is_refused(device: torch.device, rand: Rand) -> None:
+    """It zeroes what is masked, and shortens its result, as the mask's values say."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, mask_check=False).eval().to(device)
+    mask = torch.zeros(3, 5, dtype=torch.bool, device=device)
+    mask[0, 3:] = True
+    fast: Any = ol.graph(model, warmup=1)
+    with torch.no_grad():
+        expected = model(rand(0, 3, 5, 16), src_key_padding_mask=mask)
+        assert not expected[0, 3:].any()
+        assert_same(fast(rand(0, 3, 5, 16), src_key_padding_mask=mask), expected)
+        with pytest.raises(ol.CaptureError, match="OL109"):
+            fast(rand(0, 3, 5, 16), src_key_padding_mask=mask)
+        with pytest.raises(ol.CaptureError, match="OL109"):
+            fast.capture(rand(0, 3, 5, 16), src_key_padding_mask=mask)

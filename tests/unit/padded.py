@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from onelaunch.before import Reached
 from onelaunch.buckets import Buckets
 from onelaunch.driver.select import select
 from onelaunch.padding import parameters, request
@@ -26,5 +27,5 @@ def proof(f: Program, *args: Any, buckets: Buckets = ROWS) -> Proof:
     call = request(buckets, flat, parameters(f))
     bucket = buckets.choose(call.sizes)
     assert bucket is not None
-    rehearsal = Rehearsal(driver, device, f, [("f", f)], flat.tree)
+    rehearsal = Rehearsal(driver, device, f, Reached([("f", f)]), flat.tree)
     return prove(rehearsal, buckets, call, flat, bucket)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from examples.resnet import ResNet
+from onelaunch.agreement import close
 from onelaunch.buckets import Buckets
 from onelaunch.errors import CaptureError
 from onelaunch.independence import Spread
@@ -305,3 +306,43 @@ def test_what_is_written_without_a_result_is_not_forgotten() -> None:
 
     spread, y = spread_over(f, x, padded)
     assert spread.depends(y)
+
+
+@pytest.fixture
+def library() -> Iterator[torch.library.Library]:
+    made = torch.library.Library("onelaunch_rows", "DEF")
+    yield made
+    made._destroy()
+
+
+def test_values_are_compared_with_those_without_padding(library: torch.library.Library) -> None:
+    """Of an operation that says of itself that each element depends on its own place alone."""
+    library.define("sized(Tensor x) -> Tensor", tags=(torch.Tag.pointwise,))
+    library.impl("sized", lambda x: x + x.shape[0] * (x > 0), "CPU")
+    with pytest.raises(CaptureError, match="other real rows padded to 4, last by"):
+        proof(torch.ops.onelaunch_rows.sized, torch.ones(3, 2))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64]
+)
+def test_rows_that_are_not_finite_are_compared_too(dtype: torch.dtype) -> None:
+    x = torch.ones(3, 2, dtype=dtype)
+    x[0, 0], x[1, 1] = float("nan"), float("inf")
+    assert proof(lambda x: x * 2, x).follows == [first(1)]
+    assert close(x, x.clone())
+    for place, value in (((0, 0), 1.0), ((1, 0), float("nan")), ((2, 1), 9.0)):
+        other = x.clone()
+        other[place] = value
+        assert not close(x, other)
+        assert not close(other, x)
+
+
+def test_results_are_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onelaunch.agreement._PIECE", 3)
+    x = torch.randn(4, 5)
+    for index in range(x.numel()):
+        other = x.clone()
+        other.view(-1)[index] += 1
+        assert not close(x, other)
+    assert close(x, x + 1e-4 * torch.randn(4, 5))

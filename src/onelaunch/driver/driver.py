@@ -207,6 +207,10 @@ class Driver(Protocol):
         """The bytes that `t` touches; `start == stop` for an empty tensor."""
         ...
 
+    def storage(self, t: Tensor) -> int:
+        """What `region` names the storage of `t` by. A quarter of the time."""
+        ...
+
     def alias(
         self,
         base: Tensor,

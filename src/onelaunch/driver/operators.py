@@ -277,7 +277,21 @@ def leaves(value: Any) -> Iterator[Any]:
 
 def tensors(value: Any) -> list[Tensor]:
     """The tensors among the arguments or results of an operation."""
-    return [v for v in leaves(value) if isinstance(v, Tensor)]
+    found: list[Tensor] = []
+    _gather(value, found)
+    return found
+
+
+def _gather(value: Any, found: list[Tensor]) -> None:
+    """`leaves`, without generators in each other: it runs several times for each operation."""
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            _gather(v, found)
+    elif isinstance(value, dict):
+        for v in value.values():
+            _gather(v, found)
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:

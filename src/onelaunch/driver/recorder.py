@@ -290,6 +290,8 @@ class Recorder(TorchDispatchMode):
     def _check(self, op: Operator, result: Any) -> None:
         for value in leaves(result):
             if isinstance(value, Tensor):
+                if value.is_nested:
+                    raise self.refuse("OL109", f"`{op.label}` gave a nested tensor.")
                 if value.layout is not torch.strided or value.is_quantized:
                     what = f"`{op.label}` gave a tensor of layout {value.layout}."
                     raise self.refuse("OL109", what)

@@ -309,6 +309,10 @@ class TapeDriver:
         last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
         return Region(storage, start, start + (last + 1) * t.itemsize)
 
+    def storage(self, t: Tensor) -> int:
+        """See `Driver.storage`."""
+        return local(t).untyped_storage()._cdata
+
     def alias(
         self,
         base: Tensor,

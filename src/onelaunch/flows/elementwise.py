@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from onelaunch.driver.operators import tensors
 from onelaunch.flows.call import Call, See, everywhere
 
 
+@functools.cache
 def is_pointwise(func: Any) -> bool:
     """Whether each element of the result depends on the elements at its own place alone."""
     packet = str(func).removeprefix("aten.").partition(".")[0]

@@ -37,6 +37,10 @@ class CudaDriver:
         """See `Driver.region`; the storage is named by its address."""
         return memory.region(t)
 
+    def storage(self, t: Tensor) -> int:
+        """See `Driver.storage`."""
+        return memory.storage(t)
+
     def alias(
         self,
         base: Tensor,

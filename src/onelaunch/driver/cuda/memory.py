@@ -199,12 +199,16 @@ def _segments(pool_id: tuple[int, int]) -> list[tuple[int, int]]:
 def region(t: Tensor) -> Region:
     """The bytes that `t` touches; the storage is named by its address."""
     t = local(t)
-    start = t.data_ptr()
-    storage = t.untyped_storage().data_ptr()
+    start, named = t.data_ptr(), storage(t)
     if t.numel() == 0:
-        return Region(storage, start, start)
+        return Region(named, start, start)
     last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-    return Region(storage, start, start + (last + 1) * t.itemsize)
+    return Region(named, start, start + (last + 1) * t.itemsize)
+
+
+def storage(t: Tensor) -> int:
+    """The address of the storage of `t`."""
+    return local(t).untyped_storage().data_ptr()
 
 
 def alias(

@@ -294,6 +294,7 @@ class ForwardGraph:
         self._pair = pair
         self.travels: tuple[Travel, ...] = graph.travels
         self.launch = graph.launch
+        self.settle = graph.settle
         self.dial = graph.dial
 
     @property

@@ -15,6 +15,7 @@ from onelaunch.lines import Source, tuple_of
 from onelaunch.plan import Output
 from onelaunch.recording import Captured, StateOutput
 from onelaunch.slots import gradient_of
+from onelaunch.spec import TensorSpec
 from onelaunch.spent import spend
 from onelaunch.tree import Constant, Leaf, Tree, build
 from onelaunch.viewing import viewer
@@ -33,16 +34,21 @@ def launch(
     sources = [inputs[group.members[0]] for group in captured.inputs.groups]
     targets: list[str] = []
     names: dict[int, str] = {}
+    after: list[str] = []
+    given = _settled(captured)
     if captured.statics:
         for number, output in enumerate(captured.outputs.made):
             if output.source == "own":
                 names[number] = source.name("static", captured.statics[number])
     else:
-        _allocate(source, driver, captured, device, targets, names)
-    after = _take_writes(source, driver, captured, inputs, device, targets)
+        for index in range(len(captured.outputs.groups)):
+            after += _make_group(source, driver, captured, device, index, index in given, names)
+            targets += [] if index in given else [f"g{index}"]
+    after += _take_writes(source, driver, captured, inputs, device, targets)
     replay = source.name("launch", captured.graph.launch)
+    made = "made = " if given else ""
     source.line("try:")
-    source.line(f"{replay}(({tuple_of(sources)}), ({tuple_of(targets)}))", 2)
+    source.line(f"{made}{replay}(({tuple_of(sources)}), ({tuple_of(targets)}))", 2)
     source.line(f"except {source.name('released', Released)}:  # by another thread")
     source.line("return MISS", 2)
     for line in after:
@@ -109,39 +115,65 @@ def _written_groups(captured: Captured) -> list[int]:
     return [i for i, g in enumerate(captured.inputs.groups) if written & set(g.members)]
 
 
-def _allocate(
+def _settled(captured: Captured) -> set[int]:
+    """The groups of results that the launch gives."""
+    fresh: list[TensorSpec | None] = []
+    if not captured.statics:
+        for index in range(len(captured.outputs.groups)):
+            whole = _whole_result(captured, index)
+            fresh.append(whole[1].spec if whole and not whole[1].follows else None)
+    fresh += [None] * len(_written_groups(captured))
+    return {index for index, given in enumerate(captured.graph.settle(fresh)) if given}
+
+
+def _members(captured: Captured, index: int) -> list[tuple[int, Output]]:
+    """The results of a group, by number."""
+    made = enumerate(captured.outputs.made)
+    return [(n, output) for n, output in made if output.source == "own" and output.index == index]
+
+
+def _whole_result(captured: Captured, index: int) -> tuple[int, Output] | None:
+    """The result that is a group's memory itself, if there is one."""
+    group = captured.outputs.groups[index]
+    nbytes = group.stop - group.start
+    return next((m for m in _members(captured, index) if _is_whole(m[1], nbytes)), None)
+
+
+def _make_group(
     source: Source,
     driver: Driver,
     captured: Captured,
     device: torch.device,
-    targets: list[str],
+    index: int,
+    given: bool,
     names: dict[int, str],
-) -> None:
-    """Fresh memory for each group of results, as the tensor itself where there is only one."""
-    for index, group in enumerate(captured.outputs.groups):
-        members = [
-            (number, output)
-            for number, output in enumerate(captured.outputs.made)
-            if output.source == "own" and output.index == index
-        ]
-        nbytes = group.stop - group.start
-        base = next((m for m in members if _is_whole(m[1], nbytes)), None)
-        name, where = f"g{index}", source.name("device", device)
-        if base is not None and base[1].follows:
-            sized = source.name("sized", driver.sized_allocator(base[1].spec))
-            made = f"{sized}({_sizes(base[1])})"
-            names[base[0]] = name
-        elif base is not None:
-            made = f"{source.name('allocate', driver.allocator(base[1].spec))}()"
-            names[base[0]] = name
-        else:
-            made = f"{source.name('empty', driver.empty)}({nbytes}, {where})"
-        source.line(f"{name} = {made}")
-        for number, output in members:
-            if base is None or number != base[0]:
-                names[number] = f"o{number}"
-                source.line(f"o{number} = {source.name('view', viewer(output))}({name})")
-        targets.append(name)
+) -> list[str]:
+    """Fresh memory for a group of results, as the tensor itself where there is only one: allocated
+    here, or given by the launch; and the lines that follow the launch then."""
+    group = captured.outputs.groups[index]
+    base = _whole_result(captured, index)
+    name, where = f"g{index}", source.name("device", device)
+    if given:
+        made = f"made[{index}]"
+    elif base is not None and base[1].follows:
+        sized = source.name("sized", driver.sized_allocator(base[1].spec))
+        made = f"{sized}({_sizes(base[1])})"
+    elif base is not None:
+        made = f"{source.name('allocate', driver.allocator(base[1].spec))}()"
+    else:
+        made = f"{source.name('empty', driver.empty)}({group.stop - group.start}, {where})"
+    lines = [f"{name} = {made}"]
+    for number, output in _members(captured, index):
+        if base is not None and number == base[0]:
+            names[number] = name
+            continue
+        names[number] = f"o{number}"
+        lines.append(f"o{number} = {source.name('view', viewer(output))}({name})")
+    if given:
+        return lines
+    for line in lines:
+        source.line(line)
+    return []
 
 
 def _sizes(output: Output) -> str:

@@ -42,8 +42,9 @@ def launch(
                 names[number] = source.name("static", captured.statics[number])
     else:
         for index in range(len(captured.outputs.groups)):
-            after += _make_group(source, driver, captured, device, index, index in given, names)
-            targets += [] if index in given else [f"g{index}"]
+            spec = given.get(index)
+            after += _make_group(source, driver, captured, device, index, spec, names)
+            targets += [f"g{index}"] if spec is None else []
     after += _take_writes(source, driver, captured, inputs, device, targets)
     replay = source.name("launch", captured.graph.launch)
     made = "made = " if given else ""
@@ -115,15 +116,13 @@ def _written_groups(captured: Captured) -> list[int]:
     return [i for i, g in enumerate(captured.inputs.groups) if written & set(g.members)]
 
 
-def _settled(captured: Captured) -> set[int]:
-    """The groups of results that the launch gives."""
-    fresh: list[TensorSpec | None] = []
-    if not captured.statics:
-        for index in range(len(captured.outputs.groups)):
-            whole = _whole_result(captured, index)
-            fresh.append(whole[1].spec if whole and not whole[1].follows else None)
-    fresh += [None] * len(_written_groups(captured))
-    return {index for index, given in enumerate(captured.graph.settle(fresh)) if given}
+def _settled(captured: Captured) -> dict[int, TensorSpec]:
+    """The groups of results that the launch gives, and what it gives."""
+    groups = [] if captured.statics else range(len(captured.outputs.groups))
+    fresh = [not any(m.follows for _, m in _members(captured, index)) for index in groups]
+    fresh += [False] * len(_written_groups(captured))
+    gives = enumerate(captured.graph.settle(fresh))
+    return {index: spec for index, spec in gives if spec is not None}
 
 
 def _members(captured: Captured, index: int) -> list[tuple[int, Output]]:
@@ -132,28 +131,23 @@ def _members(captured: Captured, index: int) -> list[tuple[int, Output]]:
     return [(n, output) for n, output in made if output.source == "own" and output.index == index]
 
 
-def _whole_result(captured: Captured, index: int) -> tuple[int, Output] | None:
-    """The result that is a group's memory itself, if there is one."""
-    group = captured.outputs.groups[index]
-    nbytes = group.stop - group.start
-    return next((m for m in _members(captured, index) if _is_whole(m[1], nbytes)), None)
-
-
 def _make_group(
     source: Source,
     driver: Driver,
     captured: Captured,
     device: torch.device,
     index: int,
-    given: bool,
+    given: TensorSpec | None,
     names: dict[int, str],
 ) -> list[str]:
     """Fresh memory for a group of results, as the tensor itself where there is only one: allocated
-    here, or given by the launch; and the lines that follow the launch then."""
+    here, or `given` by the launch; and the lines that follow the launch then."""
     group = captured.outputs.groups[index]
-    base = _whole_result(captured, index)
+    nbytes = group.stop - group.start
+    members = _members(captured, index)
+    base = next((m for m in members if _is_whole(m[1], nbytes, given)), None)
     name, where = f"g{index}", source.name("device", device)
-    if given:
+    if given is not None:
         made = f"made[{index}]"
     elif base is not None and base[1].follows:
         sized = source.name("sized", driver.sized_allocator(base[1].spec))
@@ -161,15 +155,15 @@ def _make_group(
     elif base is not None:
         made = f"{source.name('allocate', driver.allocator(base[1].spec))}()"
     else:
-        made = f"{source.name('empty', driver.empty)}({group.stop - group.start}, {where})"
+        made = f"{source.name('empty', driver.empty)}({nbytes}, {where})"
     lines = [f"{name} = {made}"]
-    for number, output in _members(captured, index):
+    for number, output in members:
         if base is not None and number == base[0]:
             names[number] = name
             continue
         names[number] = f"o{number}"
         lines.append(f"o{number} = {source.name('view', viewer(output))}({name})")
-    if given:
+    if given is not None:
         return lines
     for line in lines:
         source.line(line)
@@ -197,10 +191,12 @@ def _sizes(output: Output) -> str:
     return f"({tuple_of(sizes)}), ({tuple_of(strides[::-1])})"
 
 
-def _is_whole(output: Output, nbytes: int) -> bool:
-    """Whether a result is its group's memory itself, and not a view of it."""
+def _is_whole(output: Output, nbytes: int, given: TensorSpec | None) -> bool:
+    """Whether a result is its group's memory itself, as it is `given`, and not a view of it."""
     spec = output.spec
     covers = spec.dense and spec.extent_bytes == nbytes and output.offset == 0
+    if given is not None:
+        covers = (spec.shape, spec.stride, spec.dtype) == (given.shape, given.stride, given.dtype)
     return covers and not (output.is_view or spec.conj or spec.neg)
 
 

@@ -164,14 +164,18 @@ class Graph(Protocol):
         """Device bytes that the driver took for its own structures, outside the pool."""
         ...
 
-    def settle(self, fresh: Sequence[TensorSpec | None]) -> Sequence[bool]:
+    def settle(self, fresh: Sequence[bool]) -> Sequence[TensorSpec | None]:
         """Decide which outputs a launch gives, in memory that it takes for them: where that saves
         a copy. Asked at most once, before the first launch, when all is gone that the capture held
         and no launch needs.
 
         Args:
-            fresh: for each output port the tensor that its target would be, new at each launch and
-                all that the port copies; None where the target is anything else.
+            fresh: for each output port whether its target would be new memory at each launch, and
+                all of it what the port copies.
+
+        Returns:
+            For each of them what the launch gives, a tensor of that memory; None where it fills a
+            target.
         """
         ...
 

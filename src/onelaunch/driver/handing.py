@@ -36,7 +36,7 @@ class Handing:
         self._memory = memory
         self._outputs = outputs
 
-    def settle(self, fresh: Sequence[TensorSpec | None], given: dict[int, Tensor]) -> list[bool]:
+    def settle(self, fresh: Sequence[bool], given: dict[int, Tensor]) -> list[TensorSpec | None]:
         """Change the steps; see `Graph.settle`.
 
         Args:
@@ -44,7 +44,7 @@ class Handing:
         """
         aliases, ports = self._memory.aliases(), self._ports()
         results = Counter(_storage(t) for call in self._calls for t in call.targets.values())
-        gives = [False] * len(fresh)
+        gives: list[TensorSpec | None] = [None] * len(fresh)
         idle: list[int] = []
         for call in self._calls:
             takes: dict[int, Take] = {}
@@ -55,9 +55,9 @@ class Handing:
                 known = 1 + len(others) + len(ends)
                 if results[key] > 1 or not self._is_alone(target, known):
                     continue
-                if len(ends) == 1 and not others and _fits(target, *ends[0], fresh):
+                if len(ends) == 1 and not others and _is_all(target, *ends[0], fresh):
                     number, port = ends[0]
-                    gives[number] = True
+                    gives[number] = TensorSpec.of(target)
                     used = self._memory.asked(target) > 1  # by the call itself and by later ones
                     takes[i] = giving(target, given, number, used)
                     if used:
@@ -97,15 +97,9 @@ def _storage(t: Tensor) -> int:
     return t.untyped_storage()._cdata
 
 
-def _fits(target: Tensor, number: int, port: Port, fresh: Sequence[TensorSpec | None]) -> bool:
-    """Whether what a port takes is a whole result, and the caller gets it as it is."""
-    spec = fresh[number]
-    return (
-        spec is not None
-        and port.nbytes == target.nbytes
-        and (spec.shape, spec.stride, spec.dtype)
-        == (tuple(target.shape), target.stride(), target.dtype)
-    )
+def _is_all(target: Tensor, number: int, port: Port, fresh: Sequence[bool]) -> bool:
+    """Whether what a port takes to fresh memory is a whole result."""
+    return fresh[number] and port.nbytes == target.nbytes
 
 
 def _letting_go(target: Tensor) -> Step:

@@ -105,7 +105,7 @@ class TapeGraph:
         """Number of calls and copies that one launch runs."""
         return self._early + len(self._replay.steps)
 
-    def settle(self, fresh: Sequence[TensorSpec | None]) -> list[bool]:
+    def settle(self, fresh: Sequence[bool]) -> list[TensorSpec | None]:
         """See `Graph.settle`. On the emulated device, whose copies are a GPU's, nothing changes."""
         with self._pool.lock:
             return self._replay.settle(fresh)
@@ -142,12 +142,12 @@ class Replay:
     given: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     live: bool = True
 
-    def settle(self, fresh: Sequence[TensorSpec | None]) -> list[bool]:
+    def settle(self, fresh: Sequence[bool]) -> list[TensorSpec | None]:
         """Decide which outputs are given; see `Graph.settle`."""
         if not self.handing:
-            return [False] * len(fresh)
+            return [None] * len(fresh)
         gives = self.handing.pop().settle(fresh, self.given)
-        self.writes[:] = [w for w, given in zip(self.writes, gives, strict=True) if not given]
+        self.writes[:] = [w for w, spec in zip(self.writes, gives, strict=True) if spec is None]
         return gives
 
     def clear(self) -> None:
@@ -171,7 +171,7 @@ def _bind(replay: Replay, pool: TapePool) -> Launch:
             if not replay.live:
                 raise Released("this recording was reset, so it cannot be launched")
             if handing:
-                replay.settle([None] * len(writes))
+                replay.settle([False] * len(writes))
             if len(sources) != len(reads) or len(targets) != len(writes):
                 raise ValueError(f"{len(reads)} sources and {len(writes)} targets are due")
             with straight, unseen:

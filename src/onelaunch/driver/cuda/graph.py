@@ -148,9 +148,9 @@ class CudaGraph:
             raise Released(_GONE)
         return self._graph.raw_cuda_graph(), self._graph.raw_cuda_graph_exec()
 
-    def settle(self, fresh: Sequence[TensorSpec | None]) -> Sequence[bool]:
+    def settle(self, fresh: Sequence[bool]) -> Sequence[TensorSpec | None]:
         """See `Graph.settle`: kernels write to addresses of the capture, so it gives nothing."""
-        return [False] * len(fresh)
+        return [None] * len(fresh)
 
     def dial(self, numbers: Sequence[float]) -> CudaDial | None:
         """See `Graph.dial`. None too where kernels read inputs directly: a launch then sets their

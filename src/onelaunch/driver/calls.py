@@ -20,12 +20,13 @@ class Call:
 
     Args:
         op, args, kwargs: what is called, with tensors that nobody else has.
-        targets: the memory of each fresh result, by its number among the results.
+        targets: the memory of each fresh result, by its number among the results; only of those
+            that are copied there, later.
 
     Attributes:
         position: of its step among those of the recording.
-        takes: what becomes of each fresh result that the call does not write in place itself.
-        copies: whether its step copies them; known once there was a step.
+        takes: what becomes of each fresh result.
+        copies: whether its step hands them to those, and does not write them where they belong.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Call:
     def step(self) -> Step:
         """The step that hands each fresh result to what takes it."""
         args, kwargs = self._now
-        if not self.targets:
+        if not self.takes:
             return self._op.in_place(args, kwargs)
         self.copies = True
         call = functools.partial(self._call, *args, **kwargs)
@@ -72,6 +73,7 @@ class Call:
     def hand(self, takes: dict[int, Take]) -> Step:
         """The step in which these take what they are told to, instead of a copy of it."""
         self.takes |= takes
+        self.targets = {i: t for i, t in self.targets.items() if i not in takes}
         self._call = self._op.quickest(*self._recorded)
         return self.step()
 
@@ -121,17 +123,24 @@ def adopting(target: Tensor, others: Sequence[Tensor]) -> Take:
     return adopt
 
 
-def giving(target: Tensor, given: dict[int, Tensor], number: int, used: bool) -> Take:
-    """Keeps results, laid out as `target` was in the capture, as number so and so of `given`; where
-    later calls use it, `target` moves to their memory too."""
+def giving(target: Tensor, given: dict[int, Tensor], number: int) -> Take:
+    """Keeps results, laid out as `target` was in the capture, as number so and so of `given`."""
+    stride = target.stride()
+
+    def give(result: Tensor) -> None:
+        given[number] = result if result.stride() == stride else _laid_out(result, stride)
+
+    return give
+
+
+def giving_too(target: Tensor, given: dict[int, Tensor], number: int) -> Take:
+    """The same where later calls of the recording use the result: `target` moves there too."""
     stride = target.stride()
 
     def give(result: Tensor) -> None:
         if result.stride() != stride:
             result = _laid_out(result, stride)
-        given[number] = result
-        if used:
-            target.data = result
+        given[number] = target.data = result
 
     return give
 

@@ -11,30 +11,43 @@ result; and where the whole of it is what the caller gets, the caller gets the r
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from onelaunch.driver.calls import Call, Take, adopting, giving
+from onelaunch.driver.calls import Take, adopting, giving, giving_too
 from onelaunch.driver.memory import HostMemory
 from onelaunch.driver.operators import Step
-from onelaunch.driver.ports import Port
+from onelaunch.driver.ports import CopyPort, Port, Ports
 from onelaunch.driver.raw import no_functions, raw
+from onelaunch.driver.recorder import Recorder
 from onelaunch.spec import TensorSpec
+
+_data: Any = torch._C.TensorBase.data
+_move: Callable[[Tensor, Tensor], None] = _data.__set__
+"""``_move(t, other)``: `t` becomes a tensor of the memory of `other`, laid out as that is."""
 
 
 class Handing:
     """What is needed for that of a recording, until it is decided."""
 
     def __init__(
-        self, steps: list[Step], calls: Sequence[Call], memory: HostMemory, outputs: Sequence[Port]
+        self, steps: list[Step], recorder: Recorder, memory: HostMemory, ports: Ports
     ) -> None:
         self._steps = steps
-        self._calls = calls
+        self._calls = recorder.calls
+        self._written = recorder.written
         self._memory = memory
-        self._outputs = outputs
+        self._ports = ports
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the recording needs."""
+        return self._memory.nbytes
 
     def settle(self, fresh: Sequence[bool], given: dict[int, Tensor]) -> list[TensorSpec | None]:
         """Change the steps; see `Graph.settle`.
@@ -42,7 +55,7 @@ class Handing:
         Args:
             given: where the steps put what the caller gets, by the number of its port.
         """
-        aliases, ports = self._memory.aliases(), self._ports()
+        aliases, ports = self._memory.aliases(), _by_storage(self._ports.outputs)
         results = Counter(_storage(t) for call in self._calls for t in call.targets.values())
         gives: list[TensorSpec | None] = [None] * len(fresh)
         idle: list[int] = []
@@ -58,11 +71,12 @@ class Handing:
                 if len(ends) == 1 and not others and _is_all(target, *ends[0], fresh):
                     number, port = ends[0]
                     gives[number] = TensorSpec.of(target)
-                    used = self._memory.asked(target) > 1  # by the call itself and by later ones
-                    takes[i] = giving(target, given, number, used)
-                    if used:
-                        self._steps[port.position] = _letting_go(target)
+                    takes[i] = giving(target, given, number)
+                    if self._memory.asked(target) > 1:  # by the call itself and by later ones
+                        takes[i] = giving_too(target, given, number)
+                        self._steps[port.position] = self._let_go(target)
                     else:
+                        self._memory.forget(target)
                         idle.append(port.position)
                 else:
                     moving[i] = [*others, *(port.buffer for _, port in ends)]
@@ -72,18 +86,41 @@ class Handing:
         self._drop(idle)
         return gives
 
-    def _ports(self) -> dict[int, list[tuple[int, Port]]]:
-        """The output ports, numbered, by the storage that they read."""
-        found: dict[int, list[tuple[int, Port]]] = {}
-        for number, port in enumerate(self._outputs):
-            found.setdefault(_storage(port.buffer), []).append((number, port))
-        return found
+    def read_in_place(
+        self, reads: list[Callable[[Tensor], object]], rests: list[Callable[[], object]]
+    ) -> None:
+        """Have calls read inputs where the caller has them, instead of copies: those that no call
+        writes, and that one tensor stands for.
+
+        Memory that a call writes may not be an input's: so nobody may have any of the recording's.
+        What else calls write, the caller's and what lies behind, is kept apart by the call path.
+        """
+        aliases = self._memory.aliases()
+        ends = Counter(_storage(p.buffer) for p in (*self._ports.inputs, *self._ports.outputs))
+        if not self._memory.is_hidden(lambda key: len(aliases.get(key, ())) + ends[key]):
+            return
+        for number, port in enumerate(self._ports.inputs):
+            key = _storage(port.buffer)
+            seen = aliases.get(key, [])
+            if not (isinstance(port, CopyPort) and port.whole and len(seen) == ends[key] == 1):
+                continue
+            if key not in self._written and _layout(seen[0]) == _layout(port.buffer):
+                reads[number] = functools.partial(_move, seen[0])
+                rests.append(self._let_go(seen[0]))
 
     def _is_alone(self, target: Tensor, known: int) -> bool:
         """Whether a result is all of its memory, and only so many tensors are in that."""
         storage, spec = target.untyped_storage(), TensorSpec.of(target)
         whole = spec.dense and target.nbytes == storage.nbytes() and not (spec.conj or spec.neg)
         return whole and self._memory.is_private(storage, known)
+
+    def _let_go(self, t: Tensor) -> Step:
+        """Has nothing of the recording refer to memory that the caller has, after a launch."""
+        self._memory.forget(t)
+        with raw(), no_functions():
+            let_go = functools.partial(_move, t, torch.empty(0, dtype=t.dtype))
+            let_go()
+        return let_go
 
     def _drop(self, positions: Sequence[int]) -> None:
         """Take out steps that have nothing left to do."""
@@ -93,21 +130,22 @@ class Handing:
                 call.position -= call.position > position
 
 
+def _by_storage(ports: Sequence[Port]) -> dict[int, list[tuple[int, Port]]]:
+    """Ports with their numbers, by the storage of the recording."""
+    found: dict[int, list[tuple[int, Port]]] = {}
+    for number, port in enumerate(ports):
+        found.setdefault(_storage(port.buffer), []).append((number, port))
+    return found
+
+
 def _storage(t: Tensor) -> int:
     return t.untyped_storage()._cdata
+
+
+def _layout(t: Tensor) -> tuple[object, ...]:
+    return t.dtype, t.shape, t.stride(), t.storage_offset(), t.is_conj(), t.is_neg()
 
 
 def _is_all(target: Tensor, number: int, port: Port, fresh: Sequence[bool]) -> bool:
     """Whether what a port takes to fresh memory is a whole result."""
     return fresh[number] and port.nbytes == target.nbytes
-
-
-def _letting_go(target: Tensor) -> Step:
-    """After a launch nothing of the recording refers to what the caller got."""
-    with raw(), no_functions():
-        rest = torch.empty(0, dtype=target.dtype)
-
-    def let_go() -> None:
-        target.data = rest
-
-    return let_go

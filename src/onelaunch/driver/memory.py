@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,9 +68,17 @@ class HostMemory:
         return self._asked[id(alias)]
 
     def is_private(self, storage: torch.UntypedStorage, known: int) -> bool:
-        """Whether it is an operation's result that so many tensors use, and no other."""
+        """Whether it was made in the capture, and so many tensors use it and no other."""
         own = self._own.get(storage._cdata) is storage  # which is one use more
         return own and torch._C._storage_Use_Count(storage._cdata) == known + 1
+
+    def forget(self, t: Tensor) -> None:
+        """The recording does without the storage of `t`."""
+        del self._own[t.untyped_storage()._cdata]
+
+    def is_hidden(self, known: Callable[[int], int]) -> bool:
+        """Whether nobody has memory that the capture made but so many tensors of each storage."""
+        return all(self.is_private(s, known(cdata)) for cdata, s in self._own.items())
 
     def place(self, t: Tensor, defined: bool = True) -> Tensor:
         """`t` itself, kept."""

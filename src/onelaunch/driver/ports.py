@@ -49,10 +49,15 @@ class Port:
 
 
 class CopyPort(Port):
-    """An input that `point` copies at once: of any layout, or of the host for ``"fill"``."""
+    """An input that `point` copies at once: of any layout, or of the host for ``"fill"``.
 
-    def __init__(self, buffer: Tensor, travel: Travel) -> None:
+    Attributes:
+        whole: whether `buffer` is as the caller's tensor is, and all of its memory.
+    """
+
+    def __init__(self, buffer: Tensor, travel: Travel, whole: bool = False) -> None:
         super().__init__(buffer, 0, travel)
+        self.whole = whole
         self._on_device = isinstance(buffer, emulated.TapeTensor)
 
     @property
@@ -108,7 +113,7 @@ class Ports:
             elif displacement == 0 and _is_whole(source, buffer):
                 like = torch.empty(0, dtype=source.dtype)
                 like.set_(buffer.untyped_storage(), 0, source.shape, source.stride())  # pyright: ignore
-                port = CopyPort(like, travel)
+                port = CopyPort(like, travel, whole=True)
             else:
                 port = Port(buffer, displacement)
             self._recorder.save(port.buffer)

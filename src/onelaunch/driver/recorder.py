@@ -103,6 +103,8 @@ class Recorder(TorchDispatchMode):
         self.memory = memory
         self.steps: list[Step] = []
         self.calls: list[Call] = []
+        self.written: set[int] = set()
+        """The storages that a call wrote which did not make them."""
         self.refused: CaptureError | None = None
         self._random = RandomState(generators)
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
@@ -149,6 +151,7 @@ class Recorder(TorchDispatchMode):
         addresses = [t.untyped_storage().data_ptr() for t in written]
         for t in written:
             self.save(t)
+            self.written.add(t.untyped_storage()._cdata)
         result = op.run(args, kwargs)
         for t, address in zip(written, addresses, strict=True):
             if t.untyped_storage().data_ptr() != address and self.memory.external(t) is not None:

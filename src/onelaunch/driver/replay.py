@@ -83,17 +83,17 @@ class TapeGraph:
 
     def __init__(self, pool: TapePool, memory: HostMemory, ports: Ports, recorder: Recorder):
         self.travels: tuple[Travel, ...] = tuple(p.travel for p in ports.inputs)
-        self.memory_bytes = memory.nbytes
         self._pool = pool
         self._calls = recorder.calls
         self._replay = replay = Replay(
             steps=recorder.steps,
             reads=[port.point for port in ports.inputs],
             writes=[port.point for port in ports.outputs],
+            copied=sum(port.position < 0 for port in ports.inputs),
+            memory_bytes=memory.nbytes,
         )
-        self._early = sum(port.position < 0 for port in ports.inputs)
         if pool.arena is None:
-            replay.handing.append(Handing(replay.steps, self._calls, memory, ports.outputs))
+            replay.handing.append(Handing(replay.steps, recorder, memory, ports))
         self.launch = _bind(replay, pool)
         pool.graphs.add(self)
 
@@ -101,9 +101,14 @@ class TapeGraph:
     """See `Graph.driver_bytes`: there is no driver beneath."""
 
     @property
+    def memory_bytes(self) -> int:
+        """See `Graph.memory_bytes`."""
+        return self._replay.memory_bytes
+
+    @property
     def nodes(self) -> int:
         """Number of calls and copies that one launch runs."""
-        return self._early + len(self._replay.steps)
+        return self._replay.copied + len(self._replay.steps)
 
     def settle(self, fresh: Sequence[bool]) -> list[TensorSpec | None]:
         """See `Graph.settle`. On the emulated device, whose copies are a GPU's, nothing changes."""
@@ -119,7 +124,7 @@ class TapeGraph:
         """Free the recording; a launch after that is an error. Idempotent."""
         with self._pool.lock:
             self._replay.clear()
-            self._calls, self._early = [], 0
+            self._calls = []
             self._pool.graphs.discard(self)
             self._pool.trim()
 
@@ -131,6 +136,8 @@ class Replay:
     Attributes:
         reads, writes: told of each source and target.
         steps: run after that.
+        rests: run last, also after a failure.
+        copied: how many of the sources are copied as they are read.
         handing: what is to be decided before the first launch.
         given: what the steps of a launch give.
     """
@@ -138,6 +145,9 @@ class Replay:
     steps: list[Step]
     reads: list[Callable[[Tensor], object]]
     writes: list[Callable[[Tensor], object]]
+    copied: int
+    memory_bytes: int
+    rests: list[Step] = field(default_factory=list[Step])
     handing: list[Handing] = field(default_factory=list[Handing])
     given: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     live: bool = True
@@ -146,21 +156,25 @@ class Replay:
         """Decide which outputs are given; see `Graph.settle`."""
         if not self.handing:
             return [None] * len(fresh)
-        gives = self.handing.pop().settle(fresh, self.given)
+        handing = self.handing.pop()
+        gives = handing.settle(fresh, self.given)
+        handing.read_in_place(self.reads, self.rests)
+        self.copied -= len(self.rests)
+        self.memory_bytes = handing.nbytes
         self.writes[:] = [w for w, spec in zip(self.writes, gives, strict=True) if spec is None]
         return gives
 
     def clear(self) -> None:
         """Forget everything, in place."""
-        self.live = False
-        for listed in (self.steps, self.reads, self.writes, self.handing):
+        self.live, self.copied = False, 0
+        for listed in (self.steps, self.reads, self.writes, self.rests, self.handing):
             listed.clear()
 
 
 def _bind(replay: Replay, pool: TapePool) -> Launch:
     """The launch, with all that it needs in its own variables."""
     reads, writes, steps, given = replay.reads, replay.writes, replay.steps, replay.given
-    lock, arena, handing = pool.lock, pool.arena, replay.handing
+    lock, arena, handing, rests = pool.lock, pool.arena, replay.handing, replay.rests
     # Made once: they are entered by one thread at a time.
     straight, unseen = raw(), no_functions()
 
@@ -172,17 +186,20 @@ def _bind(replay: Replay, pool: TapePool) -> Launch:
                 raise Released("this recording was reset, so it cannot be launched")
             if handing:
                 replay.settle([False] * len(writes))
-            if len(sources) != len(reads) or len(targets) != len(writes):
-                raise ValueError(f"{len(reads)} sources and {len(writes)} targets are due")
             with straight, unseen:
                 if arena is not None:
                     arena.poison()
-                for read, source in zip(reads, sources):  # noqa: B905  `strict` takes 0.2 us
-                    read(source)
-                for write, target in zip(writes, targets):  # noqa: B905
-                    write(target)
-                for step in steps:
-                    step()
+                try:
+                    for read, source in zip(reads, sources):  # noqa: B905  `strict` takes 0.2 us
+                        read(source)
+                    if writes:
+                        for write, target in zip(writes, targets, strict=True):
+                            write(target)
+                    for step in steps:
+                        step()
+                finally:
+                    for rest in rests:
+                        rest()
             made = given.copy()
             given.clear()
             return made

@@ -47,6 +47,7 @@ class Call:
         self._recorded = args, kwargs
         self._now = args, kwargs
         self._alone = False
+        self._first: list[Step] = []
 
     def first_step(self, result: Any) -> Step:
         """The step, as quick as a trial allows, which is to give the bits of `result`."""
@@ -66,13 +67,15 @@ class Call:
             return self._op.in_place(args, kwargs)
         self.copies = True
         call = functools.partial(self._call, *args, **kwargs)
-        if self._alone:
+        if self._alone and not self._first:
             return _taken_alone(call, self.takes[0])
-        return functools.partial(_taken, call, list(self.takes.items()))
+        return functools.partial(_taken, self._first, call, list(self.takes.items()))
 
-    def hand(self, takes: dict[int, Take]) -> Step:
-        """The step in which these take what they are told to, instead of a copy of it."""
+    def hand(self, takes: dict[int, Take], first: Sequence[Step]) -> Step:
+        """The step in which these take what they are told to, instead of a copy of it, after the
+        steps `first`."""
         self.takes |= takes
+        self._first = list(first)
         self.targets = {i: t for i, t in self.targets.items() if i not in takes}
         self._call = self._op.quickest(*self._recorded)
         return self.step()
@@ -95,7 +98,11 @@ def _taken_alone(call: Callable[[], Any], take: Take) -> Step:
     return step
 
 
-def _taken(call: Callable[[], Any], takes: Sequence[tuple[int, Take]]) -> None:
+def _taken(
+    first: Sequence[Step], call: Callable[[], Any], takes: Sequence[tuple[int, Take]]
+) -> None:
+    for step in first:
+        step()
     results = tensors(call())
     for i, take in takes:
         take(results[i])

@@ -31,6 +31,10 @@ _data: Any = torch._C.TensorBase.data
 _move: Callable[[Tensor, Tensor], None] = _data.__set__
 """``_move(t, other)``: `t` becomes a tensor of the memory of `other`, laid out as that is."""
 
+_LARGE = 1 << 14
+"""Bytes from which a result's memory of the last launch is freed before the call: the new result
+may get it then, while it is still in a cache."""
+
 
 class Handing:
     """What is needed for that of a recording, until it is decided."""
@@ -81,8 +85,14 @@ class Handing:
                 else:
                     moving[i] = [*others, *(port.buffer for _, port in ends)]
             if call.copies or takes:
+                gone = [
+                    _emptied(t)
+                    for i, others in moving.items()
+                    if call.targets[i].nbytes >= _LARGE
+                    for t in (call.targets[i], *others)
+                ]
                 takes |= {i: adopting(call.targets[i], moving[i]) for i in moving}
-                self._steps[call.position] = call.hand(takes)
+                self._steps[call.position] = call.hand(takes, gone)
         self._drop(idle)
         return gives
 
@@ -117,8 +127,8 @@ class Handing:
     def _let_go(self, t: Tensor) -> Step:
         """Has nothing of the recording refer to memory that the caller has, after a launch."""
         self._memory.forget(t)
+        let_go = _emptied(t)
         with raw(), no_functions():
-            let_go = functools.partial(_move, t, torch.empty(0, dtype=t.dtype))
             let_go()
         return let_go
 
@@ -149,3 +159,8 @@ def _layout(t: Tensor) -> tuple[object, ...]:
 def _is_all(target: Tensor, number: int, port: Port, fresh: Sequence[bool]) -> bool:
     """Whether what a port takes to fresh memory is a whole result."""
     return fresh[number] and port.nbytes == target.nbytes
+
+
+def _emptied(t: Tensor) -> Step:
+    with raw(), no_functions():
+        return functools.partial(_move, t, torch.empty(0, dtype=t.dtype))

@@ -165,6 +165,8 @@ class Operator:
         inputs = [(a.name, str(a.type)) for a in self._arguments]
         for name in packet.overloads():
             candidate = getattr(packet, name)
+            if torch.Tag.generated in candidate.tags:
+                continue  # it calls the functional one, and copies
             arguments = candidate._schema.arguments
             outs = [a.name for a in arguments if a.is_out]
             if outs and [(a.name, str(a.type)) for a in arguments if not a.is_out] == inputs:

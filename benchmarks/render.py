@@ -176,7 +176,8 @@ def tape(results: dict[str, Any]) -> str:
     text = (
         f"Microseconds of CPU time per call, median and distance between the quartiles, and the "
         f"median of the rounds' ratios, to be at most {results['limit']}. {here['cpu']}, "
-        f"{here['system']}, torch {here['torch']} with one thread, Python {here['python']}, float32.\n"
+        f"{here['system']}, torch {here['torch']} with one thread, Python {here['python']}, "
+        "float32.\n"
     )
     return table(("workload", "eager", "replay", "of eager's"), rows) + "\n" + text
 

@@ -3,10 +3,10 @@
     python -m benchmarks.tape                    # 6 minutes
     python -m benchmarks.tape --quick --workloads mlp --out /tmp/some.json
 
-Plain CPU tensors, float32, torch with one thread, under `torch.no_grad()`; each workload in a process
-of its own. A round times a short batch of calls of both, one after the other, by the CPU time of the
-thread, so that what else runs on the machine counts little; the ratio is the median of the rounds'.
-Before that both must agree in every bit.
+Plain CPU tensors, float32, torch with one thread, under `torch.no_grad()`; each workload in a
+process of its own. A round times a short batch of calls of both, one after the other, by the CPU
+time of the thread, so that what else runs on the machine counts little; the ratio is the median of
+the rounds'. Before that both must agree in every bit.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A body runs once, for real, under a dispatch mode. What comes out is a list of calls with their
 arguments bound: a view is no call at all (its address is fixed), an in-place operation is called
 on the same memory, and any other is called through its ``out=`` overload where a trial has shown
-that to give the same bits, else called and its result copied.
+that to give the same bits, else called and its result copied, or handed on (see `handing`).
 """
 
 # Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.

@@ -312,6 +312,7 @@ class ForwardGraph:
         self.travels: tuple[Travel, ...] = graph.travels
         launch: Launch = graph.launch
         self.launch = launch if pair.link is None else pair.link.forward(pair.free, launch)
+        self.settle = graph.settle
         self.dial = graph.dial
 
     @property

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -29,7 +29,9 @@ NewPool = Callable[[Driver, torch.device], Pool]
 class Launch(Protocol):
     """See `Graph.launch`."""
 
-    def __call__(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None: ...
+    def __call__(
+        self, sources: Sequence[Tensor], targets: Sequence[Tensor]
+    ) -> Mapping[int, Tensor] | None: ...
 
 
 class Link:
@@ -65,11 +67,13 @@ class Link:
             others.append(free)
         self._later.append(later)
 
-        def in_order(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        def in_order(
+            sources: Sequence[Tensor], targets: Sequence[Tensor]
+        ) -> Mapping[int, Tensor] | None:
             with self.lock:
                 if not all(later):
                     raise Released("a forward that runs after this one waits for its backward")
-                launch(sources, targets)
+                return launch(sources, targets)
 
         return in_order
 

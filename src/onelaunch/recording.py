@@ -29,7 +29,8 @@ from onelaunch.tree import Flat, Tree
 class Recording:
     """What was captured, why, and what it has done since.
 
-    `inputs` maps each tensor of the call to how it travels: ``"node"`` (a copy inside the graph),
+    `inputs` maps each tensor of the call to how it travels: ``"node"`` (a copy inside the graph; of
+    plain CPU tensors none where nothing writes the input),
     ``"copy"`` (a strided copy before the launch), ``"fill"`` (a 0-dim host tensor), ``"rebind"``
     (kernels read the caller's memory), ``"address"`` (the very memory of the capture), ``"host"``
     (not used by the device).

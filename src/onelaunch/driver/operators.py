@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onelaunch.driver.raw import only_modes
 
 Step = Callable[[], object]
 
@@ -161,6 +165,8 @@ class Operator:
         inputs = [(a.name, str(a.type)) for a in self._arguments]
         for name in packet.overloads():
             candidate = getattr(packet, name)
+            if torch.Tag.generated in candidate.tags:
+                continue  # it calls the functional one, and copies
             arguments = candidate._schema.arguments
             outs = [a.name for a in arguments if a.is_out]
             if outs and [(a.name, str(a.type)) for a in arguments if not a.is_out] == inputs:
@@ -194,6 +200,18 @@ class Operator:
                 return functools.partial(call, *args, **kwargs, **outs)
         return None
 
+    def quickest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        """Python's own binding, if with these arguments it leads to this overload; else `bound`."""
+        for module in _BINDINGS:
+            binding = getattr(module, self.func.overloadpacket.__name__, None)
+            if isinstance(binding, BuiltinFunctionType):
+                seen = _Reached(self.func, args, kwargs)
+                with contextlib.suppress(_Stop, TypeError, RuntimeError), only_modes(), seen:
+                    binding(*args, **kwargs)
+                if seen.same:
+                    return binding
+        return self.bound
+
     def _numbers_as_tensors(self, args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
         # torch makes such a tensor at each call, which takes 2 to 4 us. In these types the kernel
         # computes with the number rounded to the type of the result; in others not always.
@@ -207,6 +225,40 @@ class Operator:
             else value
             for value, argument in zip(args, self._arguments, strict=False)
         )
+
+
+class _Stop(Exception):
+    pass
+
+
+class _Reached(TorchDispatchMode):
+    """Stops before the first operation, having looked whether it is this one."""
+
+    def __init__(
+        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        super().__init__()
+        self._func = func
+        self._given = list(leaves((args, kwargs)))
+        self._shape = len(args), list(kwargs)
+        self.same = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = list(leaves((args, kwargs)))
+        self.same = (
+            func is self._func
+            and (len(args), list(kwargs)) == self._shape
+            and len(given) == len(self._given)
+            and all(map(_same, given, self._given))
+        )
+        raise _Stop
+
+
+def _same(a: object, b: object) -> bool:
+    return a is b or (type(a) is type(b) and not isinstance(a, Tensor) and repr(a) == repr(b))
 
 
 class Collective:
@@ -327,19 +379,6 @@ def _bits(t: Tensor) -> Tensor:
 def storage_bytes(t: Tensor) -> Tensor:
     """All the bytes of the storage of host tensor `t`, as uint8 of shape (n,)."""
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(t.untyped_storage())  # pyright: ignore
-
-
-def copy_out(
-    call: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    take: Sequence[int],
-    targets: Sequence[Tensor],
-) -> None:
-    """Call, and copy the results numbered `take` to `targets`."""
-    results = tensors(call(*args, **kwargs))
-    for i, target in zip(take, targets, strict=True):
-        copy_bits(target, results[i])
 
 
 def copy_bits(target: Tensor, source: Tensor) -> None:

@@ -3,7 +3,7 @@
 A body runs once, for real, under a dispatch mode. What comes out is a list of calls with their
 arguments bound: a view is no call at all (its address is fixed), an in-place operation is called
 on the same memory, and any other is called through its ``out=`` overload where a trial has shown
-that to give the same bits, else called and its result copied.
+that to give the same bits, else called and its result copied, or handed on (see `handing`).
 """
 
 # Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
@@ -13,23 +13,16 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from onelaunch.driver.operators import (
-    Operator,
-    Step,
-    copy_out,
-    leaves,
-    mapped,
-    operator,
-    tensors,
-)
+from onelaunch.driver.calls import Call
+from onelaunch.driver.operators import Operator, Step, leaves, mapped, operator, tensors
 from onelaunch.driver.randomness import RandomState, seeding_line, unwatched, watching_seeds
 from onelaunch.driver.resizes import resize, watching_resizes
 from onelaunch.errors import CaptureError
@@ -72,28 +65,6 @@ class Memory(Protocol):
         ...
 
 
-class Numbered(NamedTuple):
-    """A step with numbers among its arguments, and what it takes to make it again with others."""
-
-    position: int
-    op: Operator
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    fresh: list[int]
-    targets: list[Tensor]
-
-    def numbers(self) -> list[float]:
-        """The numbers among the arguments."""
-        return [v for v in leaves((self.args, self.kwargs)) if type(v) is float]
-
-    def step(self, change: Callable[[Any], Any]) -> Step:
-        """The step with each of its arguments changed."""
-        args, kwargs = mapped(self.args, change), mapped(self.kwargs, change)
-        if not self.fresh:
-            return self.op.in_place(args, kwargs)
-        return functools.partial(copy_out, self.op.bound, args, kwargs, self.fresh, self.targets)
-
-
 class _Here(threading.local):
     recorder: Recorder | None = None
 
@@ -131,7 +102,9 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.memory = memory
         self.steps: list[Step] = []
-        self.numbered: list[Numbered] = []
+        self.calls: list[Call] = []
+        self.written: set[int] = set()
+        """The storages that a call wrote which did not make them."""
         self.refused: CaptureError | None = None
         self._random = RandomState(generators)
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
@@ -178,6 +151,7 @@ class Recorder(TorchDispatchMode):
         addresses = [t.untyped_storage().data_ptr() for t in written]
         for t in written:
             self.save(t)
+            self.written.add(t.untyped_storage()._cdata)
         result = op.run(args, kwargs)
         for t, address in zip(written, addresses, strict=True):
             if t.untyped_storage().data_ptr() != address and self.memory.external(t) is not None:
@@ -188,29 +162,13 @@ class Recorder(TorchDispatchMode):
         fresh = [i for i, t in enumerate(results) if t.untyped_storage()._cdata not in known]
         placed = {id(results[i]): self.memory.place(results[i], not op.idle) for i in fresh}
         if not op.idle and (fresh or written or not results):
-            targets = [self.memory.fixed(placed[id(results[i])]) for i in fresh]
-            self.steps.append(self._step(op, args, kwargs, results, fresh, targets))
-            if any(type(value) is float for value in leaves((args, kwargs))):
-                call = mapped(args, self._fixed), mapped(kwargs, self._fixed)
-                self.numbered.append(Numbered(len(self.steps) - 1, op, *call, fresh, targets))
+            targets = {i: self.memory.fixed(placed[id(results[i])]) for i in fresh}
+            call = Call(op, mapped(args, self._fixed), mapped(kwargs, self._fixed), targets)
+            call.position = len(self.steps)
+            self.steps.append(call.first_step(result))
+            if fresh or call.numbers():
+                self.calls.append(call)
         return mapped(result, lambda t: placed.get(id(t), t))
-
-    def _step(
-        self,
-        op: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        results: list[Tensor],
-        fresh: list[int],
-        targets: list[Tensor],
-    ) -> Step:
-        args, kwargs = mapped(args, self._fixed), mapped(kwargs, self._fixed)
-        if not fresh:
-            return op.in_place(args, kwargs)
-        step = None
-        if len(fresh) == len(results):
-            step = op.into(args, kwargs, targets, results)
-        return step or functools.partial(copy_out, op.bound, args, kwargs, fresh, targets)
 
     def _fixed(self, value: Any) -> Any:
         return self.memory.fixed(value) if isinstance(value, Tensor) else value

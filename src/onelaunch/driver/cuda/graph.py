@@ -17,6 +17,7 @@ from onelaunch.driver.cuda.order import bindings, random_order
 from onelaunch.driver.cuda.record import Port, Recorded
 from onelaunch.driver.cuda.rows import RowNode, point
 from onelaunch.driver.driver import Released, Travel
+from onelaunch.spec import TensorSpec
 
 
 class Launch(Protocol):
@@ -147,6 +148,10 @@ class CudaGraph:
         if self._graph is None:
             raise Released(_GONE)
         return self._graph.raw_cuda_graph(), self._graph.raw_cuda_graph_exec()
+
+    def settle(self, fresh: Sequence[bool]) -> Sequence[TensorSpec | None]:
+        """See `Graph.settle`: kernels write to addresses of the capture, so it gives nothing."""
+        return [None] * len(fresh)
 
     def dial(self, numbers: Sequence[float]) -> CudaDial | None:
         """See `Graph.dial`. None too where kernels read inputs directly: a launch then sets their

@@ -1,0 +1,39 @@
+"""Straight to torch's kernels: past autograd, autocast and the modes of the caller."""
+
+# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+
+_RULES = ("AutogradFunctionality", "ADInplaceOrView", "AutocastCPU")
+
+
+def _keys(*names: str) -> torch._C.DispatchKeySet:
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, names[0]))
+    for name in names[1:]:
+        keys |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
+    return keys
+
+
+# A replay repeats what these decided during the capture.
+_ABOVE_KERNELS = _keys("PythonTLSSnapshot", "Python", *_RULES)
+_ABOVE_MODES = _keys(*_RULES)
+
+
+def raw() -> AbstractContextManager[object]:
+    """No autograd, autocast or dispatch modes. Making one takes longer than entering it; it may be
+    entered again, but not inside itself."""
+    return torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS)
+
+
+def only_modes() -> AbstractContextManager[object]:
+    """No autograd and no autocast: dispatch modes see the operations as a recorder saw them."""
+    return torch._C._ExcludeDispatchKeyGuard(_ABOVE_MODES)
+
+
+no_functions = torch._C.DisableTorchFunction
+"""No function modes either: torch's own tensors need none of them, and they cost a microsecond."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 
 import pytest
@@ -23,10 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     """Register the emulated device before the autograd engine starts, which counts the devices
-    once. Not beside CUDA: there it comes last, see below. Processes that share the tests out take
-    one thread each: how a sum is split depends on how many are free."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        torch.set_num_threads(1)
+    once. Not beside CUDA: there it comes last, see below. One thread, from before the engine makes
+    its own, which keep the number that they find: how a sum is split depends on it."""
+    torch.set_num_threads(1)
     if not torch.cuda.is_available():
         emulated.install()
 

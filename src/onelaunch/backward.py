@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from onelaunch.collection import no_collection
 from onelaunch.direct import laid_out
 from onelaunch.driver.driver import Capture, Driver, Graph, Pool
 from onelaunch.driver.randomness import watching_seeds
@@ -118,15 +119,16 @@ class Backward:
             return made if kept else [None if g is None else g.detach() for g in made]
 
         self.graph: Graph
-        with static.turn:
+        with static.turn, no_collection():
             self.graph, made = driver.capture(body, pool, stream=static.stream)
-        self._made = made if kept else []
-        self._targets = [] if kept else [None if g is None else _maker(driver, g) for g in made]
-        self._storages = [g.untyped_storage()._cdata for g in self._made if g is not None]
-        self._unused = self._counts()
-        if any(count > 1 for count in self._unused):
-            gc.collect()  # what a cycle held would be missed later
+            self._made = made if kept else []
+            self._targets = [] if kept else [None if g is None else _maker(driver, g) for g in made]
+            self._storages = [g.untyped_storage()._cdata for g in self._made if g is not None]
             self._unused = self._counts()
+            if any(count > 1 for count in self._unused):
+                # What a cycle held would be missed later. All that the capture made is young.
+                gc.collect(0)
+                self._unused = self._counts()
 
     def _counts(self) -> list[int]:
         """How many tensors there are over each gradient's memory."""

@@ -109,10 +109,10 @@ class Warmup:
         kwargs: dict[str, Any],
     ) -> Any:
         """An eager run that learns what Inductor's kernels will not show."""
-        tensors = flatten_call(args, kwargs).tensors
-        here = [t for t in tensors if t.device.type == device.type]
+        flat = flatten_call(args, kwargs)
+        here = [t for t in flat.tensors if t.device.type == device.type]
         observer = Observer(driver, device, here, refuse=False)
-        reached = self._callee.reached(flatten_call(args, kwargs))
+        reached = self._callee.reached(flat)
         before = reached.walk()
         with observer:
             result = self._callee.fn(*args, **kwargs)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 
 from .drop_in import assert_same
-from .steps import batch, small_model
+from .steps import batch, small_model, training
 
 Rand = Callable[..., Tensor]
 
@@ -93,30 +93,18 @@ def test_buckets(
 def test_a_step_whose_numbers_change(
     device: torch.device, default: torch.device, kind: Callable[..., torch.optim.Optimizer]
 ) -> None:
-    def job() -> tuple[nn.Module, torch.optim.Optimizer, Callable[..., Tensor]]:
-        model = small_model(device)
-        options = {"fused": True} if device.type == "cpu" else {"capturable": True}
-        options = options if kind is torch.optim.Adam else {"momentum": 0.9}
-        optimizer = kind(model.parameters(), lr=0.1, **options)
-
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        return model, optimizer, step
-
-    (model, optimizer, eager), (graphed, other, step) = job(), job()
-    fast: Any = ol.graph(step)
+    options = {"fused": True} if device.type == "cpu" else {"capturable": True}
+    options = options if kind is torch.optim.Adam else {"momentum": 0.9}
+    eager, graphed = (training(device, lambda p: kind(p, lr=0.1, **options)) for _ in range(2))
+    (optimizer,), (other,) = eager.optimizers, graphed.optimizers
+    fast: Any = ol.graph(graphed.step)
     for i in range(9):
         args = batch(i, device)
         optimizer.param_groups[0]["lr"] = other.param_groups[0]["lr"] = 0.1 / (1 + i)
         with default:
-            expected, got = eager(*args), fast(*args)
+            expected, got = eager.step(*args), fast(*args)
         assert_same(got, expected, f"call {i}")
-        assert_same(dict(graphed.state_dict()), dict(model.state_dict()), f"call {i}")
+        assert_same(dict(graphed.model.state_dict()), dict(eager.model.state_dict()), f"call {i}")
     assert [r.replays for r in fast.recordings] == [6]
 
 

@@ -32,7 +32,9 @@ def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:
     reached = unique([*wanting, *(t for t in graph.leaves if t.requires_grad)])
     inputs = [t for t in reached if not (t._backward_hooks or t.retains_grad)]
     seeds = [torch.zeros_like(t) for t in outputs]
-    grads = torch.autograd.grad(outputs, inputs, seeds, allow_unused=True) if inputs else ()
+    # CUDA has no context in an engine's new thread before its first kernel, and cuBLAS warns of it.
+    last = [t * 1 for t in outputs]
+    grads = torch.autograd.grad(last, inputs, seeds, allow_unused=True) if inputs else ()
     given = cast(Sequence[Tensor | None], grads)
     unused = {id(t) for t, g in zip(inputs, given, strict=True) if g is None}
     return [t for t in wanting if id(t) in unused]

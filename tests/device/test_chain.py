@@ -141,10 +141,13 @@ def test_other_gradients_at_their_second_backward(
 
 @on_accelerators
 @pytest.mark.filterwarnings(r"ignore:\[OL304\] the backward runs eagerly")
-@pytest.mark.parametrize("mib", [2, 4, 8])
-def test_a_pool_with_a_budget(device: torch.device, rand: Rand, mib: int) -> None:
+@pytest.mark.parametrize("share", [0.5, 1, 2])  # of what one needs: its forward, or all of it
+def test_a_pool_with_a_budget(device: torch.device, rand: Rand, share: float) -> None:
     """Where not all find room, those that were evicted come back alone."""
-    pool = ol.Pool(max_bytes=mib << 20)  # the emulated device reserves 2 MiB at a time
+    alone = ol.Pool()
+    held = ol.make_graphed_callables(Block(0, device), (rand(0, 8, SIZE),), pool=alone)
+    pool = ol.Pool(max_bytes=int(alone.memory_bytes * share))
+    del held
     blocks = tuple(Block(i, device) for i in range(3))
     others = copy.deepcopy(blocks)
     samples = tuple((rand(i, 8, SIZE),) for i in range(3))
@@ -155,7 +158,8 @@ def test_a_pool_with_a_budget(device: torch.device, rand: Rand, mib: int) -> Non
                 block.zero_grad()
                 block(rand(i, 8, SIZE)).backward(rand(i, 8, SIZE))
             assert_same(state_of(b), state_of(other))
-        assert pool.memory_bytes <= mib << 20
+        assert pool.max_bytes is not None
+        assert pool.memory_bytes <= pool.max_bytes
 
 
 @on_accelerators
@@ -165,7 +169,9 @@ def test_a_budget_for_one_of_them(device: torch.device) -> None:
     def activations(number: int) -> Any:
         return tuple(nn.Sequential(nn.Hardtanh(-9, 9), nn.ELU()).to(device) for _ in range(number))
 
-    sample = (torch.ones(3 << 17, device=device).requires_grad_(),)  # 1.5 MiB
+    # 1.5 MiB, and on CUDA 12, as it puts less together in 20.
+    elements = 3 << (20 if device.type == "cuda" else 17)
+    sample = (torch.ones(elements, device=device).requires_grad_(),)
     alone = ol.Pool()
     held = ol.make_graphed_callables(activations(1), (sample,), pool=alone)
     pool = ol.Pool(max_bytes=alone.memory_bytes)

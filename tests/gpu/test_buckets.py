@@ -111,7 +111,7 @@ def test_rows_of_every_alignment(
             x = memory[start : start + torch.Size(shape).numel()].view(shape)
             rows, last = seen(x)
             assert torch.equal(rows, x)
-            filled = value is not None and length < 9
+            filled = value is not None and length < 9 and seen.recordings  # not in the warm-up
             corner = torch.full_like(x[:1, -1:], value or 0) if filled else x[:1, -1:]
             assert torch.equal(last, corner)
     assert set(seen.recordings[0].inputs.values()) == {"pad"}

@@ -11,6 +11,8 @@ import onelaunch as ol
 pytestmark = pytest.mark.gpu
 
 
+# Dynamo keeps it from being shown, which does not keep it from being an error.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("where", ["step", "model"])
 def test_a_compiled_step_trains_as_eager_does(where: str) -> None:
     def job() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -70,6 +70,8 @@ class Contestant:
     row: Row
     call: Callable[[], object] = field(default=lambda: None)
     built: Built | None = None
+    kept: object = None
+    """What a call uses by address."""
     about_us: float = 100.0
     samples: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
 

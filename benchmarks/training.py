@@ -64,6 +64,7 @@ def build(
             row.error, row.reason = reference.judge(training)
             row.notes = training.notes()
         row.status = "wrong" if row.reason else "ok"
+        contestant.kept = training
         contestant.call = training.bare or partial(training.call, *batches[0])
     except KeyboardInterrupt:
         row.status, row.reason = "failed", "not built in time"

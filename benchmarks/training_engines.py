@@ -192,8 +192,6 @@ def step_by_hand(*, compiled: bool, bare: bool) -> Callable[[nn.Module, Sequence
             graph.replay()
             return loss.clone()
 
-        # The graph reads and writes by address what only these objects hold.
-        call.kept = (step, optimizer)  # type: ignore[attr-defined]
         return Training(call, model, optimizer, graph.replay if bare else None)
 
     return build

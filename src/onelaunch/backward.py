@@ -58,13 +58,16 @@ class StaticGraph:
 
         def backward() -> list[Tensor | None]:
             taken: set[int] = set()
-            with observer:
-                found = self.gradients(grads)
-                made = [
-                    None if g is None else own_memory(g, observer, self.driver, taken)
-                    for g in found
-                ]
-                return self.laid_out(made)
+            try:
+                with observer:
+                    found = self.gradients(grads)
+                    made = [
+                        None if g is None else own_memory(g, observer, self.driver, taken)
+                        for g in found
+                    ]
+                    return self.laid_out(made)
+            finally:
+                observer.release()
 
         with self.turn:
             return self.driver.warmup(backward, self.device, self.stream)

@@ -108,7 +108,6 @@ def captured_of(
     run.inputs.release()
     for own in run.outputs.groups:
         own.example = own.example.new_empty(0) if not static_outputs else own.example
-    observer.release()
     pair = None
     if forward is not None:
         pair = forward.pair

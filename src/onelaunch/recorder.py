@@ -79,6 +79,8 @@ class Recorder:
     follows: Sequence[tuple[Follow, ...]] = ()
     """For each tensor of the result the dimensions that follow their sizes."""
     _turnable: Turnable = field(default_factory=Turnable)
+    _observers: list[Observer] = field(default_factory=list[Observer])
+    """Of the attempt that is under way."""
 
     def record(self, tree: Tree, tensors: Sequence[Tensor]) -> Captured:
         """Capture the call ``fn(*args, **kwargs)`` whose flattened form is given.
@@ -96,6 +98,10 @@ class Recorder:
             except (CaptureError, NeedsGrad, BackwardInside) as error:
                 let_go(error)
                 raise
+            finally:
+                # They hold themselves, and views that keep AccumulateGrad nodes on this stream.
+                while self._observers:
+                    self._observers.pop().release()
             if captured is not None:
                 return captured
 
@@ -106,7 +112,9 @@ class Recorder:
         before = Before.of(self.driver, self.device, self.reached)
         hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
         pinned = set(before.held) - {self.driver.storage(t) for t in hidden_tensors}
-        run = Run(steps=Steps(self._turnable.kept(before.walk), self.device.type == "cuda"))
+        turnable = self._turnable
+        steps = Steps(turnable.kept(before.walk), self.device.type == "cuda", turnable.seed)
+        run = Run(steps=steps)
         observer: list[Observer] = []
         plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
         plan.varying = dict(self.varying)
@@ -253,7 +261,9 @@ class Recorder:
             for static, t in zip(statics, plan.tensors, strict=True)
             if any(static is d for d in device) and t.storage_offset() != static.storage_offset()
         ]
-        return Observer(self.driver, self.device, device, displaced=displaced, held=before.held)
+        made = Observer(self.driver, self.device, device, displaced=displaced, held=before.held)
+        self._observers.append(made)
+        return made
 
     def _called(
         self,

@@ -49,8 +49,8 @@ def taken_back(
             _, effects.found = reached.changed(before)
             for change in reversed(effects.found):
                 change.slot.write(change.before)
-    # The tensors of a backward keep AccumulateGrad nodes on this stream.
-    effects.observer.release()
+            # The tensors of a backward keep AccumulateGrad nodes on this stream.
+            effects.observer.release()
 
 
 def refuse_lasting(found: Sequence[Change]) -> None:

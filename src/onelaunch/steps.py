@@ -35,12 +35,16 @@ class Place(NamedTuple):
         return value if self.item is None else value[self.item]
 
 
+_OF_SCHEDULES = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
+
+
 def places_of(group: dict[str, Any], without: Collection[str]) -> list[Place]:
-    """The numbers of a group that could be turned. Zero is a branch of its own for all but the
-    learning rate, with which schedules begin and end."""
+    """The numbers of a group that could be turned, those apart that schedules keep there and do not
+    change. Zero is a branch of its own for all but the learning rate, with which schedules begin
+    and end."""
     places: list[Place] = []
     for key, value in group.items():
-        if key in without or key == "params":
+        if key in without or key == "params" or key in _OF_SCHEDULES:
             continue
         if _turns(value) or (key == "lr" and type(value) in (int, float) and math.isfinite(value)):
             places.append(Place(group, key, None))
@@ -64,10 +68,12 @@ class Steps:
     Args:
         kept: the keys of an optimizer's groups whose numbers stay constants of the recording.
         on_cuda: torch refuses there a step that is not marked capturable, even a fused one.
+        seed: of the numbers that stand in.
     """
 
     kept: Callable[[Optimizer], frozenset[str]] = lambda _: frozenset()
     on_cuda: bool = False
+    seed: int = 0
     optimizers: list[Optimizer] = field(default_factory=lambda: cast(list[Optimizer], []))
     book: Book = field(default_factory=Book)
     places: dict[tuple[int, str, int | None], tuple[Place, Any]] = field(
@@ -80,7 +86,10 @@ class Steps:
     stepped: dict[int, list[Tensor]] = field(default_factory=lambda: cast(Any, {}))
     """id of an optimizer -> those of its parameters that had a gradient as it stepped."""
     _counts: dict[int, list[object]] = field(default_factory=lambda: cast(Any, {}))
-    _random: random.Random = field(default_factory=lambda: random.Random(0))
+    _random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
 
     def before(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step: put numbers that can be told in the place of its own."""

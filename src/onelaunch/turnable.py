@@ -20,6 +20,9 @@ from onelaunch.optimizers import parameters_of, settle
 from onelaunch.state import Walk
 from onelaunch.steps import Place, Steps, every_key, keys_read, places_of
 
+_SEEDS = 4
+"""Sets of stand-ins that are tried: one may look like half an address, or like another number."""
+
 _LARGEST = 4
 """Elements along each dimension of a parameter of a trial."""
 
@@ -30,6 +33,8 @@ class Turnable:
 
     known: dict[int, tuple[frozenset[str], Reached]] = field(default_factory=lambda: cast(Any, {}))
     """id of an optimizer -> see `constants`."""
+    seed: int = 0
+    """Of the numbers that stand in for the optimizers'."""
 
     def kept(self, before: Walk) -> Callable[[Optimizer], frozenset[str]]:
         """For each optimizer the keys whose numbers stay constants, as far as it is known."""
@@ -51,7 +56,7 @@ class Turnable:
             if id(optimizer) not in self.known:
                 kept = steps.kept(optimizer)
                 stepped = steps.stepped[id(optimizer)]
-                found = constants(driver, device, pool, optimizer, stepped, kept)
+                found = constants(driver, device, pool, optimizer, stepped, kept, self.seed)
                 self.known[id(optimizer)] = found
                 if found[0] != kept:
                     return None
@@ -60,6 +65,9 @@ class Turnable:
             known = [(o, self.known[id(o)][1]) for o in steps.optimizers]
             if all(expected <= turned.reached((o,)) for o, expected in known):
                 return turned
+        self.seed += 1
+        if self.seed < _SEEDS:
+            return None
         for optimizer in steps.optimizers:
             self.known[id(optimizer)] = every_key(optimizer), frozenset()
         return None
@@ -72,32 +80,41 @@ def constants(
     optimizer: Optimizer,
     stepped: Sequence[Tensor],
     kept: Collection[str],
+    seed: int = 0,
 ) -> tuple[frozenset[str], Reached]:
     """The keys, `kept` among them, whose numbers a recording of such an optimizer cannot turn; and
-    which of the others some kernel holds.
+    where the others are in its groups.
 
     The others were tried: a recorded step of a small optimizer of this kind, its numbers turned, is
-    eager's bit for bit. It is not where the step computes with a number in ways that cannot be
-    followed (`math.sqrt`, a tensor made of one). Costs a small capture, and one more for each key
-    where not all can be turned.
+    eager's bit for bit, and some kernel holds each of them. That is not so where the step computes
+    with a number in ways that cannot be followed (`math.sqrt`, a tensor made of one), or does not
+    read it. Costs a small capture, and one more for each key where not all can be turned.
     """
     keys = {place.key for group in optimizer.param_groups for place in places_of(group, kept)}
+    trial = _miniature(optimizer, stepped, device)
 
     def tried(without: Collection[str]) -> Reached | None:
         try:
             trial = _miniature(optimizer, stepped, device)
-            return _proven(driver, device, pool, trial, {*kept, *without})
+            return _proven(driver, device, pool, trial, {*kept, *without}, seed)
         except CaptureError:
             return None
 
+    left: set[str] = set()
     reached = tried(())
-    if reached is not None:
-        return frozenset(kept), reached
-    left = {key for key in keys if tried(keys - {key}) is None}
-    reached = tried(left)
+    if reached is None:
+        left = {key for key in keys if tried(keys - {key}) is None}
+        reached = tried(left)
     if reached is None:
         return frozenset({*kept, *keys}), frozenset()
-    return frozenset({*kept, *left}), reached
+    # A result may hide what a number does, as a sign does: one that no kernel holds is a constant.
+    left |= {
+        place.key
+        for i, group in enumerate(trial.param_groups)
+        for place in places_of(group, {*kept, *left})
+        if group["params"] and (i, place.key, place.item) not in reached
+    }
+    return frozenset({*kept, *left}), frozenset(at for at in reached if at[1] not in left)
 
 
 def _proven(
@@ -106,6 +123,7 @@ def _proven(
     pool: Pool,
     trial: Optimizer,
     kept: Collection[str],
+    seed: int,
 ) -> Reached | None:
     settle(trial)
 
@@ -116,7 +134,7 @@ def _proven(
     driver.warmup(twice, device)
     tensors = _tensors(trial)
     saved = [t.detach().clone() for t in tensors]
-    steps = Steps(lambda _: frozenset(kept), device.type == "cuda")
+    steps = Steps(lambda _: frozenset(kept), device.type == "cuda", seed)
 
     def body(capture: Capture) -> None:
         steps.before(trial)

@@ -114,9 +114,11 @@ class Warmup:
         observer = Observer(driver, device, here, refuse=False)
         reached = self._callee.reached(flat)
         before = reached.walk()
-        with observer:
-            result = self._callee.fn(*args, **kwargs)
-        observer.release()
+        try:
+            with observer:
+                result = self._callee.fn(*args, **kwargs)
+        finally:
+            observer.release()
         if any(map(_creates_state, reached.changed(before)[1])):
             signature.warm -= 1  # an optimizer's first step: the next call shows what it reads
         else:

@@ -143,6 +143,32 @@ def test_a_refusal_that_is_kept_keeps_no_memory(device: torch.device, rand: Rand
         assert caught.value.code == "OL102"
 
 
+def test_a_refused_step_keeps_no_autograd_graph(device: torch.device, rand: Rand) -> None:
+    """Its nodes live on the stream of the capture, and the next backward's would be on another."""
+    model = torch.nn.Linear(4, 4).to(device)
+    weight = model.weight
+
+    def step(x: Tensor) -> Tensor:
+        loss = (x @ weight.t()).square().mean()
+        loss.backward()
+        return loss * loss.item()
+
+    def computed() -> list[Tensor]:
+        tensors = [t for t in gc.get_objects() if type(t) in (Tensor, type(weight.data))]
+        return [t for t in tensors if t.requires_grad and not t.is_leaf]
+
+    fast: Any = ol.graph(step, warmup=1)
+    fast(rand(0, 5, 4))
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(ol.CaptureError, match="OL101"):
+            fast(rand(1, 5, 4))
+        assert not computed()
+    finally:
+        gc.enable()
+
+
 def test_garbage_with_tensors_collected_during_a_capture(device: torch.device, rand: Rand) -> None:
     """Freeing device memory under capture can break the capture; cycles are freed when GC likes."""
 

@@ -203,7 +203,7 @@ def test_one_captured_ahead_comes_back_without_a_warmup(
 def test_launches_count_on_where_the_pool_is_begun_anew(device: torch.device, rand: Rand) -> None:
     """A recording that fits only into an empty pool is captured twice."""
     top = 22 if device.type == "cuda" else 20
-    small, large = rand(0, 1 << (top - 4)), rand(0, 1 << top)
+    small, large = rand(0, 1 << (top - 3)), rand(0, 1 << top)
 
     def f(x: Tensor) -> Tensor:
         return ((x + 1) * 2).relu() + x

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -239,6 +241,28 @@ def test_an_optimizer_of_ones_own(device: torch.device) -> None:
         job.optimizers[0].param_groups[0]["lr"] = 0.1 / (i + 1)
 
     as_eager(lambda: training(device, lambda p: Sign(p, 0.1, 0.9)), device, between=schedule)
+
+
+def test_a_number_that_a_sign_hides_is_a_constant(device: torch.device) -> None:
+    """It reaches no kernel as itself, and others near it lead to the same step."""
+
+    class Sign(Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    m = self.state[p].setdefault("m", torch.ones_like(p))
+                    p.add_((p.grad - m * math.sqrt(group["beta"])).sign(), alpha=-group["lr"])
+
+    def schedule(i: int, job: Any) -> None:
+        job.optimizers[0].param_groups[0]["lr"] = 0.1 / (i + 1)
+        job.optimizers[0].param_groups[0]["beta"] = 0.25 if i < 6 else 0.0001
+
+    def make(params: Any) -> Optimizer:
+        return Sign(params, {"lr": 0.1, "beta": 0.25})
+
+    job = functools.partial(training, device, make)
+    as_eager(job, device, calls=10, between=schedule, recordings=2, min_replays=4)
 
 
 @pytest.mark.parametrize("where", ["state", "group"])

@@ -44,6 +44,10 @@ in for an optimizer's; where they agree for what was computed from these, torch'
 divides by a number of the host's by multiplying with the reciprocal of that number rounded."""
 
 
+class Doubtful(Exception):
+    """Whether some bytes are a number or half an address cannot be told."""
+
+
 class _Place(NamedTuple):
     number: int
     form: Form
@@ -52,7 +56,11 @@ class _Place(NamedTuple):
 
 
 class CudaDial:
-    """The places in an executable graph that hold some numbers; see `Dial`."""
+    """The places in an executable graph that hold some numbers; see `Dial`.
+
+    Raises:
+        Doubtful: what looks like one of the numbers may be half an address.
+    """
 
     def __init__(
         self, raw: tuple[int, int], lock: AbstractContextManager[Any], numbers: Sequence[float]
@@ -100,7 +108,12 @@ def patterns_of(numbers: Sequence[float]) -> Patterns:
 
 
 def places(block: ctypes.Array[ctypes.c_char], patterns: Patterns) -> Iterator[_Place]:
-    """Where a block of arguments holds one of the patterns, in steps of 4 bytes."""
+    """Where a block of arguments holds one of the patterns, in steps of 4 bytes.
+
+    Raises:
+        Doubtful: with the 4 bytes after it, one is the address of device memory. These bytes may
+            be padding, with what the stack held before.
+    """
     content = block.raw
     # Most blocks hold none, and there are a million words in the kernels of a large model.
     if patterns.first.isdisjoint(memoryview(content)[: len(content) // 4 * 4].cast("I")):
@@ -110,7 +123,9 @@ def places(block: ctypes.Array[ctypes.c_char], patterns: Patterns) -> Iterator[_
         wide, narrow = content[offset : offset + 8], content[offset : offset + 4]
         size = 8 if wide in patterns.whole and len(wide) == 8 else 4
         found = patterns.whole.get(wide if size == 8 else narrow)
-        if found is not None and not (size == 4 and _is_address(content, offset)):
+        if found is not None:
+            if size == 4 and _is_address(content, offset):
+                raise Doubtful
             yield _Place(*found, (ctypes.c_char * size).from_buffer(block, offset))
             offset += size
         else:
@@ -118,9 +133,6 @@ def places(block: ctypes.Array[ctypes.c_char], patterns: Patterns) -> Iterator[_
 
 
 def _is_address(content: bytes, offset: int) -> bool:
-    """Whether 4 bytes are the lower half of what looks like an address."""
-    return (
-        offset % 8 == 0
-        and content[offset + 6 : offset + 8] == b"\0\0"
-        and (content[offset + 5 : offset + 6] in (b"\x7e", b"\x7f"))
-    )
+    """Whether 4 bytes may be the lower half of an address."""
+    word = content[offset : offset + 8]
+    return offset % 8 == 0 and len(word) == 8 and nodes.is_address(int.from_bytes(word, "little"))

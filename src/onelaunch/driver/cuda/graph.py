@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
-from onelaunch.driver.cuda.dial import CudaDial
+from onelaunch.driver.cuda.dial import CudaDial, Doubtful
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias, beside_captures
 from onelaunch.driver.cuda.order import bindings, random_order
 from onelaunch.driver.cuda.record import Port, Recorded
@@ -158,8 +158,11 @@ class CudaGraph:
         arguments from copies of its own."""
         if not capabilities().rebind or self.wiring.directs:
             return None
-        with torch.cuda.device(self.pool.index):
-            return CudaDial(self.raw, self.pool.order.lock, numbers)
+        try:
+            with torch.cuda.device(self.pool.index):
+                return CudaDial(self.raw, self.pool.order.lock, numbers)
+        except Doubtful:
+            return None
 
     def reset(self) -> None:
         """See `Graph.reset`. The pool's memory goes back once nothing else refers to it."""

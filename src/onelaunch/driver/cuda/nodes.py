@@ -62,6 +62,12 @@ def _call(name: str, *arguments: Any) -> Any:
     return results[0] if len(results) == 1 else results
 
 
+def is_address(word: int) -> bool:
+    """Whether it is an address that the driver knows."""
+    kind = _cu().CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    return int(_cu().cuPointerGetAttribute(kind, word)[0]) == 0
+
+
 def failure(name: str, code: Any) -> NodeError:
     """The exception for a code that the driver returned."""
     return NodeError(f"{name}: {getattr(code, 'name', code)}")

@@ -149,7 +149,11 @@ def measure(
     assert isinstance(wall, WallTimer)
     assert isinstance(host, HostTimer)
     for contestant in running:  # clocks up, caches warm; a call may take long, so one at first
-        (contestant.about_us,) = wall.sample(contestant.call, math.inf)
+        try:
+            (contestant.about_us,) = wall.sample(contestant.call, math.inf)
+        except RuntimeError as error:
+            error.add_note(f"in {contestant.row.title}")
+            raise
         wall.sample(contestant.call, contestant.about_us)
     gc.collect()
     gc.disable()

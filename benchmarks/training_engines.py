@@ -192,6 +192,8 @@ def step_by_hand(*, compiled: bool, bare: bool) -> Callable[[nn.Module, Sequence
             graph.replay()
             return loss.clone()
 
+        # The graph uses by address what only these objects hold, Inductor's kernels among it.
+        call.kept = (step, optimizer)  # type: ignore[attr-defined]
         return Training(call, model, optimizer, graph.replay if bare else None)
 
     return build

@@ -33,7 +33,7 @@ from onelaunch.pool import Pool
 from onelaunch.proving import Known, Proof, prove, prove_pieces
 from onelaunch.recording import Bucket, Captured
 from onelaunch.rehearsal import Rehearsal
-from onelaunch.signature import foreign, overlaps, spec_of
+from onelaunch.signature import Overlaps, foreign, spec_of
 from onelaunch.spec import CallSpec
 from onelaunch.stats import GraphStats
 from onelaunch.surroundings import surrounded
@@ -276,7 +276,7 @@ class Bucketed(Graphed[P, R]):
             or job.proof.written
             or self.options.inputs == "rebind"
             or any(t.requires_grad for t in tensors)
-            or overlaps(driver, [t for t in tensors if t.device.type == device.type])
+            or Overlaps(driver)(*(t for t in tensors if t.device.type == device.type))
             or not driver.varies(device)
         ):
             return {}

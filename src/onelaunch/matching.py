@@ -11,7 +11,7 @@ from torch import Tensor
 from onelaunch.driver.driver import Driver, Varying
 from onelaunch.lines import Source
 from onelaunch.recording import Captured
-from onelaunch.signature import overlaps
+from onelaunch.signature import Overlaps
 from onelaunch.spec import CallSpec, default_device
 from onelaunch.tree import Constant, Container, Leaf, Tree, flatten
 
@@ -184,8 +184,7 @@ def check_memory(source: Source, driver: Driver, captured: Captured, inputs: Seq
     if not movable or not (shared or (writes and (len(movable) > 1 or fixed))):
         return
     examples = [captured.inputs.tensors[i] for i in movable]
-    pattern = source.name("pattern", overlaps(driver, examples, fixed))
-    checker = source.name("overlaps", overlaps)
+    overlaps = Overlaps(driver, fixed)
     names = ", ".join(inputs[i] for i in movable)
-    driver_name, fixed_name = source.name("driver", driver), source.name("fixed", fixed)
-    source.miss_if(f"{checker}({driver_name}, ({names},), {fixed_name}) != {pattern}")
+    pattern = source.name("pattern", overlaps(*examples))
+    source.miss_if(f"{source.name('overlaps', overlaps)}({names}) != {pattern}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from onelaunch.driver.driver import Driver
+from onelaunch.driver.driver import Driver, Region
 from onelaunch.driver.select import DEVICES
 from onelaunch.spec import CallSpec, TensorSpec, default_device, modes
 from onelaunch.tree import Flat, call_constants, is_code, is_plain
@@ -17,7 +17,7 @@ def spec_of(driver: Driver, flat: Flat, device: torch.device) -> CallSpec:
     """The signature of a call whose arguments are flattened."""
     here = [t for t in flat.tensors if t.device.type == device.type]
     numbers = [i for i, t in enumerate(flat.tensors) if t.device.type == device.type]
-    shared = tuple((numbers[i], numbers[j], offset) for i, j, offset in overlaps(driver, here))
+    shared = tuple((numbers[i], numbers[j], offset) for i, j, offset in Overlaps(driver)(*here))
     specs = tuple(TensorSpec.of(t) for t in flat.tensors)
     return CallSpec(flat.tree, specs, shared, modes(), default_device())
 
@@ -45,17 +45,28 @@ def opaque(flat: Flat) -> str | None:
     return None
 
 
-def overlaps(
-    driver: Driver, tensors: Sequence[Tensor], fixed: Sequence[Tensor] = ()
-) -> tuple[tuple[int, int, int], ...]:
-    """Which tensors share memory: (i, j, bytes from the start of i to the start of j).
+class Overlaps:
+    """Which tensors share memory, with one another and with memory that stays where it is.
 
-    `j` counts on through `fixed`, whose members are compared with `tensors` only.
+    What it gives is (i, j, bytes from the start of i to the start of j), where `j` counts on
+    through the fixed ones, whose members are compared with the tensors only. 1 us for each tensor,
+    however many are fixed.
     """
-    regions = [driver.region(t) for t in (*tensors, *fixed)]
-    return tuple(
-        (i, j, regions[j].start - regions[i].start)
-        for i in range(len(tensors))
-        for j in range(i + 1, len(regions))
-        if regions[i].overlaps(regions[j])
-    )
+
+    def __init__(self, driver: Driver, fixed: Sequence[Tensor] = ()) -> None:
+        self._driver = driver
+        self._fixed: dict[int, list[tuple[int, Region]]] = {}
+        for j, region in enumerate(map(driver.region, fixed)):
+            self._fixed.setdefault(region.storage, []).append((j, region))
+
+    def __call__(self, *tensors: Tensor) -> tuple[tuple[int, int, int], ...]:
+        storages = [self._driver.storage(t) for t in tensors]
+        if len({*storages}) == len(storages) and self._fixed.keys().isdisjoint(storages):
+            return ()
+        found: list[tuple[int, int, int]] = []
+        regions = [self._driver.region(t) for t in tensors]
+        for i, region in enumerate(regions):
+            others = [(j, regions[j]) for j in range(i + 1, len(regions))]
+            others += [(len(regions) + j, r) for j, r in self._fixed.get(region.storage, ())]
+            found += [(i, j, r.start - region.start) for j, r in others if region.overlaps(r)]
+        return tuple(found)

@@ -17,7 +17,7 @@ from onelaunch.errors import CaptureError, GraphError
 from onelaunch.padding import Request, cut, each_once, pad, request
 from onelaunch.plan import unique
 from onelaunch.proving import Proof
-from onelaunch.signature import overlaps
+from onelaunch.signature import Overlaps
 from onelaunch.tree import Flat, flatten, flatten_call, unflatten
 
 
@@ -98,7 +98,7 @@ def refuse_shared(proof: Proof, flat: Flat) -> None:
     if not proof.written:
         return
     driver, _ = select(flat.tensors)
-    shared = overlaps(driver, unique(flat.tensors))
+    shared = Overlaps(driver)(*unique(flat.tensors))
     if shared:
         what = f"`{flat.paths[shared[0][0]]}` is written, and shares memory with another argument"
         raise CaptureError("OL140", what, fix="pass a `.clone()`")

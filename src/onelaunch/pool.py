@@ -178,7 +178,7 @@ class Pool:
 
         What a forward saves for its backward must outlive every launch in between.
         """
-        pool = driver.new_pool(device)
+        pool = driver.new_pool(device, beside=self.on(driver, device))
         with self._lock:
             self._apart.add(pool)
         return pool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -17,6 +18,15 @@ def test_wall_divides_a_batch_with_its_synchronisation() -> None:
     (sample,) = timer.sample(lambda: calls.append("call"), about_us=1000.0)
     assert calls == ["sync", *["call"] * 10, "sync"]
     assert 0 < sample < 1000
+
+
+@pytest.mark.parametrize(
+    ("about_us", "calls"), [(1.0, 500), (6000.0, 5), (80_000.0, 3), (1e6, 1), (math.inf, 1)]
+)
+def test_a_batch_hides_the_latency_of_one_call(about_us: float, calls: int) -> None:
+    made: list[str] = []
+    WallTimer(lambda: None).sample(lambda: made.append("call"), about_us)
+    assert len(made) == calls
 
 
 def test_host_times_each_call_on_an_empty_queue() -> None:

@@ -19,6 +19,8 @@ TimerName = Literal["wall", "host", "gpu"]
 
 BATCH_US = 10_000.0  # how long a round of one timer should take
 BATCH_CALLS = 500
+LEAST_CALLS = 5  # one call alone would show its latency, the host's share and then the GPU's
+LONGEST_US = 250_000.0  # of a batch that is longer for their sake
 SINGLE_CALLS = 15
 SLEEP_CYCLES_PER_US = 2_500  # more than any clock of today's GPUs, so never too short
 WINDOW = 5  # rounds
@@ -44,7 +46,8 @@ class WallTimer:
     name: TimerName = "wall"
 
     def sample(self, call: Call, about_us: float) -> list[float]:
-        calls = _count(about_us, BATCH_CALLS)
+        least = min(LEAST_CALLS, int(LONGEST_US / max(about_us, 1e-3)))
+        calls = max(least, _count(about_us, BATCH_CALLS))
         self.synchronize()
         start = time.perf_counter_ns()
         for _ in range(calls):

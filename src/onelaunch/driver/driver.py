@@ -276,7 +276,14 @@ class Driver(Protocol):
         ...
 
     # Recording. Both are called inside `exclusive()`.
-    def new_pool(self, device: torch.device) -> Pool: ...
+    def new_pool(self, device: torch.device, beside: Pool | None = None) -> Pool:
+        """A pool of its own, without recordings.
+
+        Args:
+            beside: a pool that has memory of its own, though its launches and those of the new one
+                must not overlap: a backward reads what a forward wrote.
+        """
+        ...
 
     def stream_reader(self, device: torch.device) -> Callable[[], int]:
         """What gives the handle of the stream that a thread works on: 0.1 us."""

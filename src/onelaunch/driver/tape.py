@@ -112,8 +112,8 @@ class TapeDriver:
         with _EXCLUSIVE:
             yield
 
-    def new_pool(self, device: torch.device) -> TapePool:
-        """A pool without recordings."""
+    def new_pool(self, device: torch.device, beside: Pool | None = None) -> TapePool:
+        """A pool without recordings; all launches of a thread are in order."""
         return TapePool(device)
 
     def stream_reader(self, device: torch.device) -> Callable[[], int]:

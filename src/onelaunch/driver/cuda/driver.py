@@ -95,9 +95,9 @@ class CudaDriver:
         """See `Driver.exclusive`; a launch does not wait for it."""
         return _exclusive
 
-    def new_pool(self, device: torch.device) -> CudaPool:
-        """A pool of its own on a CUDA device; it takes no memory before its first recording."""
-        return CudaPool(device)
+    def new_pool(self, device: torch.device, beside: Pool | None = None) -> CudaPool:
+        """See `Driver.new_pool`. It takes no memory before its first recording."""
+        return CudaPool(device, None if beside is None else _own(beside).order)
 
     def stream_reader(self, device: torch.device) -> Callable[[], int]:
         """See `Driver.stream_reader`."""

@@ -65,9 +65,9 @@ class CudaPool:
     allocator needs memory.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, order: Order | None = None) -> None:
         self.index = device_index(device)
-        self.order = Order(self.index)
+        self.order = order or Order(self.index)
         self.ranges = Ranges()
         self.earlier = Ranges()
         """What the pool had before its last capture, if recordings were there."""

@@ -100,3 +100,47 @@ def test_a_backward_waits_for_the_optimizer_that_reads_its_gradients() -> None:
     torch.cuda.synchronize()
     expected = torch.autograd.grad(model(xs[0]).sum(), model.weight)[0]
     torch.testing.assert_close(read, expected)
+
+
+def test_the_workspaces_of_other_graphs_stay_where_they_are() -> None:
+    """A graph by hand, warmed up on the stream that captures it, as vLLM's are, uses by address the
+    workspace that cuBLAS has there; torch frees all workspaces or none."""
+    weight, x = torch.randn(4096, 64, device="cuda"), torch.randn(32, 4096, device="cuda")
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+
+    def blocks() -> set[int]:
+        return {
+            block["address"]
+            for segment in torch.cuda.memory_snapshot()
+            if segment["stream"] == stream.cuda_stream
+            and tuple(segment["segment_pool_id"]) == (0, 0)
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated"
+        }
+
+    torch._C._cuda_clearCublasWorkspaces()  # that of an earlier test on the same stream
+    with torch.cuda.stream(stream):
+        (x @ weight).sum()
+    with torch.cuda.graph(graph, stream=stream):
+        y = x @ weight
+    there = blocks()
+    assert there
+    fast = ol.graph(nn.Linear(4096, 64).cuda(), warmup=1)
+    with torch.no_grad():
+        for _ in range(4):
+            fast(x)
+    assert fast.stats().replays == 2
+    assert blocks() == there
+    torch.cuda.empty_cache()
+    graph.replay()
+    torch.testing.assert_close(y, x @ weight, rtol=1e-4, atol=1e-3)
+    allocated = torch.cuda.memory_allocated()
+    with torch.no_grad():
+        for n in range(1, 6):  # and not one more for each capture
+            for _ in range(3):
+                fast(x[:n])
+    assert blocks() == there
+    fast.reset()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= allocated

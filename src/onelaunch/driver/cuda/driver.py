@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.cuda import memory, rows
+from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.graph import CudaGraph
 from onelaunch.driver.cuda.memory import CudaPool
 from onelaunch.driver.cuda.order import bindings, capture_stream, device_index, new_stream
 from onelaunch.driver.cuda.rebind import rebind
-from onelaunch.driver.cuda.record import no_shared_caches, record
+from onelaunch.driver.cuda.record import record
 from onelaunch.driver.driver import Capture, Graph, Pool, Region
 from onelaunch.spec import TensorSpec
 
@@ -130,7 +131,7 @@ class CudaDriver:
         index = device_index(device)
 
         def apart() -> tuple[T, memory.Apart]:
-            with no_shared_caches(), memory.apart(index) as seen:
+            with no_shared_caches(index), memory.apart(index) as seen:
                 buffers = [memory.empty(nbytes, torch.device("cuda", index)) for nbytes in staged]
                 result = run()
                 del buffers

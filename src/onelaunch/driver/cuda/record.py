@@ -6,7 +6,7 @@ import contextlib
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from onelaunch.collection import no_collection
 from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.memory import CudaPool, borrowed
 from onelaunch.driver.cuda.order import anything, bindings, capture_stream, random_order
@@ -145,7 +146,7 @@ def record(
     caller = torch.cuda.current_stream(index)
     # A launch that draws random numbers waits until the capture is over: beginning it overwrites
     # the tensors that such a launch reads.
-    with torch.cuda.device(index), order.lock, no_collection(), no_shared_caches():
+    with torch.cuda.device(index), order.lock, no_collection(), no_shared_caches(index):
         if caller.cuda_stream != order.last:
             order.move(caller.cuda_stream)
         stream.wait_stream(caller)
@@ -283,24 +284,6 @@ def _capture_nothing(stream: torch.cuda.Stream, generators: Sequence[torch.Gener
     anything(stream.device_index).zero_()
     graph.capture_end()
     graph.reset()
-
-
-@contextlib.contextmanager
-def no_shared_caches() -> Generator[None]:
-    """Let no cuBLAS workspace or autocast weight outlive the capture it was made in, or enter one.
-
-    A workspace that two recordings share is freed by the first reset (pytorch#193402).
-    """
-    _drop_caches()
-    try:
-        yield
-    finally:
-        _drop_caches()
-
-
-def _drop_caches() -> None:
-    bindings._cuda_clearCublasWorkspaces()
-    torch.clear_autocast_cache()
 
 
 _REFUSAL = re.compile(

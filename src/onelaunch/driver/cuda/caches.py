@@ -1,0 +1,67 @@
+"""What torch keeps from one operation to the next, and a capture must not share."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Generator
+from typing import Any
+
+import torch
+
+from onelaunch.driver.cuda.order import bindings
+
+
+@contextlib.contextmanager
+def no_shared_caches(index: int) -> Generator[None]:
+    """Let no cuBLAS workspace or autocast weight outlive the capture it was made in, or enter one.
+
+    A workspace that two recordings share is freed by the first reset (pytorch#193402). Torch has
+    one for each thread and stream that multiplied matrices, and frees all or none. A graph that
+    somebody captured by hand may use that of its stream by address, so those of this thread are
+    taken back, and lie where they did.
+    """
+    before = _allocated(index)
+    _drop()
+    freed = before - _allocated(index) if before else set[tuple[int, int]]()
+    try:
+        yield
+    finally:
+        _drop()
+        for raw in {raw for raw, _ in freed}:
+            with torch.cuda.stream(_streams(index)[raw]):
+                torch.cuda.current_blas_handle()
+
+
+def _drop() -> None:
+    bindings._cuda_clearCublasWorkspaces()
+    torch.clear_autocast_cache()
+
+
+def _allocated(index: int) -> set[tuple[int, int]]:
+    """The blocks that were allocated on streams of torch's pool, as (stream, address): not those of
+    graphs, of the default stream, on which nobody captures, or of foreign streams, whose owner may
+    have destroyed them. A walk over the allocator's blocks, about a millisecond."""
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
+    found = {
+        (segment["stream"], block["address"])
+        for segment in segments
+        if segment["device"] == index
+        and segment["stream"] != 0
+        and tuple(segment["segment_pool_id"]) == (0, 0)
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
+    return {at for at in found if at[0] in _streams(index)} if found else found
+
+
+_A_POOL = 32
+"""Streams that torch hands out in turn, of each priority."""
+
+
+@functools.cache
+def _streams(index: int) -> dict[int, torch.cuda.Stream]:
+    """Torch's own by their handles. They live as long as the process."""
+    device = torch.device("cuda", index)
+    each = (torch.cuda.Stream(device, priority=-p) for p in range(4) for _ in range(_A_POOL))
+    return {stream.cuda_stream: stream for stream in each}

@@ -129,6 +129,9 @@ def _fixed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return tuple(args[1][::2])
     if packet in ("split", "split_with_sizes"):  # its sizes show in its results
         return (args[2] if len(args) > 2 else kwargs.get("dim", 0),)
+    if _kind(name) == "attention":  # of whatever kernel: they differ in what else they are told
+        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        return named.get("dropout_p", 0.0), named.get("is_causal", False), named.get("scale")
     free = _SIZES.get(packet, ())
     given = [v for i, v in enumerate(args) if i not in free]
     values = [

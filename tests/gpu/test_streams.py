@@ -130,7 +130,7 @@ def test_the_workspaces_of_other_graphs_stay_where_they_are() -> None:
     with torch.no_grad():
         for _ in range(4):
             fast(x)
-    assert fast.stats().replays == 2
+    assert fast.stats().replays == 3
     assert blocks() == there
     torch.cuda.empty_cache()
     graph.replay()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -254,6 +255,26 @@ def test_encoders_with_a_mask_of_keys(f: Program) -> None:
     if f is not causal:
         with pytest.raises(CaptureError, match=r"attention|encoder|softmax"):
             proof(f, x, mask, buckets=Buckets(1, (4, 8)))
+
+
+def test_attention_of_which_another_kernel_serves_the_smallest_size() -> None:
+    """On CUDA cuDNN's takes no length of 1, and a mask of booleans becomes other numbers for it."""
+
+    def masked(x: Tensor, mask: Tensor) -> Tensor:
+        hides = torch.scalar_tensor(-math.inf if x.shape[1] == 1 else -65504.0)
+        bias = torch.where(mask[:, None, :] > 0, 0.0, hides)
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=bias)
+
+    def added(x: Tensor, mask: Tensor) -> Tensor:
+        hides = torch.scalar_tensor(-math.inf if x.shape[1] == 1 else -65504.0)
+        return torch.where(mask[..., None] > 0, 0.0, hides).exp() + x * hides
+
+    x, mask = torch.randn(6, 6, 16), torch.ones(6, 6)
+    mask[0, 3:] = 0
+    first = Buckets((0, 1), ((8,), (8,)), pad={"mask": (None, 0)})
+    assert proof(masked, x, mask, buckets=first).follows[0]
+    with pytest.raises(CaptureError, match="other real rows"):
+        proof(added, x, mask, buckets=first)
 
 
 def test_rows_of_which_all_is_hidden() -> None:

@@ -260,7 +260,7 @@ class Graphed(Table, Generic[P, R]):
     def _captured(self, attempt: Attempt) -> Entry:
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         spec, flat = attempt.spec, attempt.flat
-        reason = signature.why or why(self._entries, spec)
+        reason = signature.why or why(self._entries, spec, flat.tensors)
         forward = None
         if signature.forward:
             raises = self.options.on_refusal == "raise"

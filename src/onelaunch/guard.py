@@ -189,6 +189,8 @@ class StateGuard:
             if not self._holds(index):
                 was, now = repr(self._values[index])[:40], repr(slot.read())[:40]
                 return f"{slot.name}: captured {was}, got {now}"
+        if not all(read() is expected for read, expected in self._modes):
+            return "a mode of torch"
         if self._same_hooks is not None and not self._same_hooks():
             return "a parameter's hooks"
         for index, (t, was) in enumerate(zip(self.tensors, self._grads, strict=False)):

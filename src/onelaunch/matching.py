@@ -105,9 +105,10 @@ def check_tensors(source: Source, captured: Captured, inputs: Sequence[str]) -> 
     one call into C++, 0.2 us, and 0.1 us for each further tensor."""
     if not inputs:
         return
-    unlike = [i for i in range(len(captured.inputs.tensors)) if _same_object_twice(captured, i)]
-    checked = [name for i, name in enumerate(inputs) if i not in unlike]
-    examples = [t for i, t in enumerate(captured.inputs.tensors) if i not in unlike]
+    count = len(captured.inputs.tensors)
+    twice = [i for i in range(count) if _same_object_twice(captured, i)]
+    checked = [name for i, name in enumerate(inputs) if i not in twice]
+    examples = [t for i, t in enumerate(captured.inputs.tensors) if i not in twice]
     sizes = strides = None
     if captured.inputs.varying:
         varying = {id(captured.inputs.tensors[i]): v for i, v in captured.inputs.varying.items()}
@@ -115,7 +116,16 @@ def check_tensors(source: Source, captured: Captured, inputs: Sequence[str]) -> 
         strides = [[None] * t.dim() if id(t) in varying else list(t.stride()) for t in examples]
     guards = _GUARDS.TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     source.miss_if(f"not {source.name('tensors', guards.check)}({', '.join(checked)})")
-    for i in unlike:
+
+    def unlike(tensors: Sequence[Tensor]) -> str | None:
+        if len(tensors) != count:  # those that the callable keeps are not among them
+            return None
+        given = [t for i, t in enumerate(tensors) if i not in twice]
+        found = guards.check_verbose(*given, tensor_check_names=checked)
+        return None if found is True else str(found)
+
+    captured.unlike = unlike
+    for i in twice:
         first = next(
             j for j, t in enumerate(captured.inputs.tensors) if t is captured.inputs.tensors[i]
         )

@@ -120,6 +120,9 @@ class Captured:
     """What joins the results to autograd, where they require grad."""
     bucket: Bucket | None = None
     """The bucket that it serves, of a callable that has any."""
+    unlike: Callable[[Sequence[Tensor]], str | None] = lambda tensors: None
+    """How tensors differ from the arguments that it was captured for: in type, layout, or what this
+    thread has torch do with them."""
     launches: list[int] = field(default_factory=lambda: [0, 0])
     """How many, counted up by the call path; and when the last one was, by the `clock`."""
     clock: Callable[[], int] | None = None

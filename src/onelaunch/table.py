@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from onelaunch.autograd import Pair
 from onelaunch.before import Reached
@@ -237,12 +238,13 @@ def member_of(
 # What a new signature is told of the recordings that it does not fit.
 
 
-def why(entries: Sequence[Entry], spec: CallSpec) -> str:
-    """Why a call needs a recording of its own."""
+def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()) -> str:
+    """Why a call with these tensors needs a recording of its own."""
     for entry in entries:
         if entry.spec == spec:
             numbers = None if entry.captured.dials.current() else "an optimizer's numbers"
-            changed = entry.guard.difference() or numbers or "memory shared otherwise"
+            unlike = entry.captured.unlike(tensors)
+            changed = entry.guard.difference() or numbers or unlike or "memory shared otherwise"
             return f"state changed: {changed}"
     if not entries:
         return "first signature"

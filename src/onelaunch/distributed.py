@@ -86,8 +86,6 @@ def refused_step(reached: Iterable[object], device: torch.device) -> CaptureErro
         why += ", and a recording on a GPU knows storages by their addresses"
     elif any(spread(part) == "FSDP1" for part in parts):
         why += ", by ways that this version does not follow"
-    elif not hasattr(parts[0], "reset_iter_state"):
-        why = "this torch has no `reset_iter_state`, to take back a step that a capture broke off"
     else:
         return None
     return CaptureError("OL130", what, why=why, fix=_WHOLE)
@@ -109,8 +107,48 @@ def abandon_step(reached: Iterable[object]) -> None:
     """Have FSDP2 forget a step that a failed capture broke off, and shard its parameters again."""
     for part in reached if initialized() else ():
         if spread(part) == "FSDP2" and _state(part)._is_root:
-            whole: Any = part
-            whole.reset_iter_state()
+            _forget_step(_state(part))
+
+
+def _forget_step(root: Any) -> None:
+    """What `reset_iter_state` of later torch does, but that it waits for nothing on a GPU: events
+    of a capture that was broken off cannot be waited for, and nothing ran."""
+    shared: tuple[Any, ...] = (root._comm_ctx, root._state_ctx)
+    for owner, names in zip(shared, (_OF_A_STEP, ("iter_forward_root",)), strict=True):
+        _clear(owner, names)
+    root._state_ctx.post_backward_final_callback_queued = False
+    for state in root._state_ctx.all_states:
+        _clear(state, ("_modules_to_run_forward",))
+        state._training_state = type(state._training_state).IDLE
+        for group in _groups_of(state):
+            gathered = group._all_gather_result
+            if gathered is not None and group.device.type == "cpu":
+                work = gathered.all_gather_work
+                if isinstance(work, torch.distributed.Work):
+                    work.wait()
+            _clear(group, _OF_A_GROUP)
+            group._training_state = type(group._training_state).IDLE
+            group._to_sharded()
+
+
+_OF_A_STEP = (
+    *("all_gather_state", "post_forward_order", "reduce_scatter_state"),
+    *("reduce_scatter_states", "_last_post_reduce_events"),  # in their place from torch 2.13 on
+)
+_OF_A_GROUP = (
+    *("_all_gather_result", "_post_reduce_event", "_all_reduce_state", "_partial_reduce_output"),
+    *("_reshard_after_forward_event", "_post_forward_indices"),
+)
+"""What FSDP2 notes of a step that is under way; not all of it in every torch."""
+
+
+def _clear(owner: Any, names: Iterable[str]) -> None:
+    for name in names:
+        noted = getattr(owner, name, None)
+        if isinstance(noted, list | dict | set):
+            noted.clear()
+        elif noted is not None:
+            setattr(owner, name, None)
 
 
 def is_unsharded(reached: Callable[[], Iterable[object]]) -> bool:
@@ -201,7 +239,10 @@ def _reshards(part: Any) -> bool:
 
 def _groups(part: Any) -> list[Any]:
     """The groups of parameters that an FSDP2 module gathers and frees at once."""
-    state = _state(part)
+    return _groups_of(_state(part))
+
+
+def _groups_of(state: Any) -> list[Any]:
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
     return [group for group in groups if group is not None]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from onelaunch.driver.driver import Driver, Region
-from onelaunch.driver.operators import operator, tensors
+from onelaunch.driver.operators import imagined, operator, tensors
 from onelaunch.driver.randomness import unwatched
 from onelaunch.errors import CaptureError
 from onelaunch.hostreads import HostReads
@@ -101,6 +101,8 @@ class Observer(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(map(stands_for_another, types)):
             return NotImplemented  # its own dispatch comes back with this process's parts
+        if imagined():
+            return func(*args, **kwargs)
         try:
             with unwatched():
                 given = self._consume(func, args, kwargs)

@@ -22,7 +22,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from onelaunch.driver.calls import Call
-from onelaunch.driver.operators import Operator, Step, leaves, mapped, operator, tensors
+from onelaunch.driver.operators import (
+    Operator,
+    Step,
+    imagined,
+    leaves,
+    mapped,
+    operator,
+    tensors,
+)
 from onelaunch.driver.randomness import RandomState, seeding_line, unwatched, watching_seeds
 from onelaunch.driver.resizes import resize, watching_resizes
 from onelaunch.errors import CaptureError
@@ -117,6 +125,8 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(map(stands_for_another, types)):
             return NotImplemented  # its own dispatch comes back with this process's parts
+        if imagined():
+            return func(*args, **kwargs)
         with unwatched(), torch._C.DisableTorchFunction():
             line = user_frame()
             self._watch_random(line)

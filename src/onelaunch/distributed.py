@@ -83,7 +83,7 @@ def refused_step(reached: Iterable[object], device: torch.device) -> CaptureErro
         why += "; resharding after forward it does so twice"
         return CaptureError("OL130", what, why=why, fix=_KEPT)
     if device.type != "cpu":
-        why += ", and a recording on a GPU knows storages by their addresses"
+        why += ", which no recording on a GPU has been seen to do right yet"
     elif any(spread(part) == "FSDP1" for part in parts):
         why += ", by ways that this version does not follow"
     else:
@@ -149,6 +149,15 @@ def _clear(owner: Any, names: Iterable[str]) -> None:
             noted.clear()
         elif noted is not None:
             setattr(owner, name, None)
+
+
+def side_streams(reached: Iterable[object]) -> list[object]:
+    """The streams of FSDP2's collectives, which it has wait for the step's once more when their
+    work is done."""
+    roots = [part for part in reached if spread(part) == "FSDP2"] if initialized() else []
+    contexts = [_state(part)._comm_ctx for part in roots if _state(part)._is_root]
+    each = [value for context in contexts for value in vars(context).values()]
+    return [value for value in each if isinstance(value, torch.Stream)]
 
 
 def is_unsharded(reached: Callable[[], Iterable[object]]) -> bool:

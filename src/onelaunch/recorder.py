@@ -218,6 +218,7 @@ class Recorder:
         args, kwargs = unflatten(tree, list(arguments))
         places = [t.data_ptr() for t in arguments]
         result = self._called(args, kwargs, plan, hidden, before, run, observer)
+        self.driver.join(distributed.side_streams(v for _, v in before.walk.held.values()))
         inspect_arguments(tree, (args, kwargs), arguments, plan)
         if places != [t.data_ptr() for t in arguments]:
             raise CaptureError("OL107", "an argument was given other memory")

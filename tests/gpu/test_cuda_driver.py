@@ -298,3 +298,22 @@ def test_a_reset_does_not_disturb_a_capture_of_another_thread(driver, pool) -> N
     foreign.replay()
     assert torch.equal(y, x * 3)
     assert pool.memory_bytes == 0
+
+
+def test_streams_that_forked_are_joined(driver: CudaDriver, pool: CudaPool) -> None:
+    """As FSDP's, which wait for the step's stream once more when they are done."""
+    x, side, idle = torch.ones(8, device=DEVICE), torch.cuda.Stream(), torch.cuda.Stream()
+
+    def body(capture: object) -> Tensor:
+        y = x * 2
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            z = y + 1
+        driver.join([side, idle])
+        return z
+
+    with driver.exclusive():
+        graph, z = driver.capture(body, pool)
+    x.fill_(5)
+    graph.launch((), ())
+    assert torch.equal(z, torch.full_like(z, 11))

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from onelaunch.driver.cuda import CudaDriver, capabilities, nodes, rebind, rows
-from onelaunch.driver.cuda.memory import Ranges, bytes_of
+from onelaunch.driver.cuda.memory import Ranges, bytes_of, region, resized, storage
 from onelaunch.driver.cuda.rebind import Span, Word, flipped, moving_words, poison
 from onelaunch.driver.driver import Varying
+from onelaunch.driver.resizes import watching_resizes
 
 LEAN = """
 import sys
@@ -46,6 +47,24 @@ def test_memcpy_parameters_are_laid_out_as_cuda_does() -> None:
     offsets = {name: nodes.Memcpy.__dict__[name].offset for name in ("srcDevice", "dstDevice")}
     assert offsets == {"srcDevice": 48, "dstDevice": 136}
     assert nodes.Memcpy.__dict__["WidthInBytes"].offset == 176
+
+
+def test_a_storage_keeps_its_name_while_its_memory_comes_and_goes() -> None:
+    """As FSDP frees a parameter and gathers it again: another storage may have the address then."""
+    whole, other = torch.ones(64), torch.ones(64)
+    assert storage(whole) == whole.data_ptr() == storage(whole[3:])
+    whole.untyped_storage().resize_(0)
+    freed = storage(whole)
+    assert freed not in (0, storage(other))
+    with watching_resizes(resized):
+        whole.untyped_storage().resize_(256)
+        assert whole.data_ptr()
+        assert storage(whole) == storage(whole[3:]) == freed
+        assert region(whole[3:]).storage == freed
+        assert region(whole[3:]).start == whole.data_ptr() + 12
+        assert storage(other) == other.data_ptr()
+        whole.untyped_storage().resize_(0)
+    assert storage(whole) == freed
 
 
 A, B = 0x7F0000001000, 0x7F00AA000000

@@ -289,6 +289,10 @@ class Driver(Protocol):
         """What gives the handle of the stream that a thread works on: 0.1 us."""
         ...
 
+    def join(self, streams: Sequence[object]) -> None:
+        """In the body of a capture: have it end after what these streams do in it, if anything."""
+        ...
+
     def new_stream(self, device: torch.device) -> object:
         """A stream that nobody else works on, for `warmup` and `capture`; None: there are none."""
         ...

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.driver.raw import only_modes
 
+
 def imagined() -> bool:
     """Whether operations are of tensors without memory: DTensor looks up that way how to split one
     that it has not seen before. They are no work of the device, and leave nothing to repeat."""

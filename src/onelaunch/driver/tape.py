@@ -120,6 +120,9 @@ class TapeDriver:
         """Always 0: there is one stream."""
         return int
 
+    def join(self, streams: Sequence[object]) -> None:
+        """Nothing: there is one stream."""
+
     def new_stream(self, device: torch.device) -> object:
         """None: there is one stream."""
         return None

@@ -21,6 +21,7 @@ from onelaunch.driver.cuda.order import bindings, capture_stream, device_index, 
 from onelaunch.driver.cuda.rebind import rebind
 from onelaunch.driver.cuda.record import record
 from onelaunch.driver.driver import Capture, Graph, Pool, Region
+from onelaunch.driver.resizes import watching_resizes
 from onelaunch.spec import TensorSpec
 
 T = TypeVar("T")
@@ -104,6 +105,15 @@ class CudaDriver:
         """See `Driver.stream_reader`."""
         return functools.partial(bindings._cuda_getCurrentRawStream, device_index(device))
 
+    def join(self, streams: Sequence[object]) -> None:
+        """See `Driver.join`."""
+        for stream in streams:
+            if isinstance(stream, torch.cuda.Stream):
+                with torch.cuda.stream(stream):
+                    forked = torch.cuda.is_current_stream_capturing()
+                if forked:
+                    torch.cuda.current_stream().wait_stream(stream)
+
     def new_stream(self, device: torch.device) -> torch.cuda.Stream:
         """A stream that is none of torch's pool of them."""
         return new_stream(device_index(device))
@@ -153,7 +163,8 @@ class CudaDriver:
         pool.earlier = pool.ranges.copy() if pool.recordings else memory.Ranges()
         pool.capturing = True
         try:
-            recorded, result = record(body, pool, generators, _stream(stream, pool.index))
+            with watching_resizes(memory.resized):
+                recorded, result = record(body, pool, generators, _stream(stream, pool.index))
             grown = pool.memory_bytes - pool.earlier.nbytes
             return CudaGraph(recorded, pool, grown, generators), result
         finally:

@@ -207,8 +207,22 @@ def region(t: Tensor) -> Region:
 
 
 def storage(t: Tensor) -> int:
-    """The address of the storage of `t`."""
-    return local(t).untyped_storage().data_ptr()
+    """What tells the storage of `t` from others: its address, which two storages over the same
+    memory have in common; or, where the program frees and allocates its memory again, its own."""
+    found = local(t).untyped_storage()
+    address = found.data_ptr()
+    if not address or (_resized and found._cdata in _resized):
+        return found._cdata
+    return address
+
+
+_resized: set[int] = set()
+"""Storages whose memory came and went in a capture."""
+
+
+def resized(storage: torch.UntypedStorage, nbytes: int) -> None:
+    """A program is about to free a storage, or to give it memory, as FSDP does."""
+    _resized.add(storage._cdata)
 
 
 def alias(

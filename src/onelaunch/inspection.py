@@ -100,7 +100,8 @@ def _survivor(
 
     def find() -> Tensor | None:
         found = [made() for made in observer.made_tensors]
-        alive = [t for t in found if t is not None and id(t) not in ids]
+        # One without elements has no memory that a replay could write over.
+        alive = [t for t in found if t is not None and t.numel() and id(t) not in ids]
         del found
         # C++ keeps steps between a tensor and a view of it. All at once: each look at who refers
         # to what goes through every object of the process, 30 ms of them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -94,11 +95,15 @@ def constants(
     trial = _miniature(optimizer, stepped, device)
 
     def tried(without: Collection[str]) -> Reached | None:
-        try:
-            trial = _miniature(optimizer, stepped, device)
-            return _proven(driver, device, pool, trial, {*kept, *without}, seed)
-        except CaptureError:
-            return None
+        for copied in (False, True):
+            trial = _miniature(optimizer, stepped, device, copied)
+            try:
+                return _proven(driver, device, pool, trial, {*kept, *without}, seed)
+            except CaptureError:
+                return None
+            except KeyError:  # of a state that its class makes where an optimizer is made
+                continue
+        return None
 
     left: set[str] = set()
     reached = tried(())
@@ -160,9 +165,15 @@ def _proven(
         graph.reset()
 
 
-def _miniature(optimizer: Optimizer, stepped: Sequence[Tensor], device: torch.device) -> Optimizer:
+def _miniature(
+    optimizer: Optimizer, stepped: Sequence[Tensor], device: torch.device, copied: bool = False
+) -> Optimizer:
     """An optimizer of the same class and options over parameters of its own, like those of
-    `stepped`: by now the callable may have dropped their gradients."""
+    `stepped`: by now the callable may have dropped their gradients.
+
+    Args:
+        copied: with a state like that of the optimizer, instead of none.
+    """
     counted = {id(p) for p in stepped}
     trial = object.__new__(type(optimizer))
     vars(trial).update(vars(optimizer))
@@ -181,9 +192,18 @@ def _miniature(optimizer: Optimizer, stepped: Sequence[Tensor], device: torch.de
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         kinds = {(p.dtype, p.dim()): p for p in group["params"] if id(p) in counted}
-        groups.append({**group, "params": [like(p) for p in kinds.values()]})
+        made = [like(p) for p in kinds.values()]
+        groups.append({**group, "params": made})
+        for p, parameter in zip(kinds.values(), made, strict=True) if copied else ():
+            for key, value in optimizer.state.get(p, {}).items():
+                part = _part(value) if isinstance(value, Tensor) else copy.deepcopy(value)
+                cast(Any, trial).state[parameter][key] = part
     vars(trial)["param_groups"] = groups
     return trial
+
+
+def _part(t: Tensor) -> Tensor:
+    return t.detach()[tuple(slice(0, _LARGEST) for _ in t.shape)].clone()
 
 
 def _random(t: Tensor, generator: torch.Generator) -> Tensor:

@@ -28,7 +28,7 @@ from onelaunch.recorder import Recorder
 from onelaunch.recording import Captured, NeedsGrad, describe
 from onelaunch.signature import foreign, opaque, spec_of
 from onelaunch.spec import CallSpec, ambient
-from onelaunch.surroundings import surrounded
+from onelaunch.surroundings import note_modes, surrounded
 from onelaunch.table import (
     Attempt,
     Entry,
@@ -90,6 +90,7 @@ class Graphed(Table, Generic[P, R]):
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """A call that no recording fits: warm up, capture, or run eagerly."""
+        note_modes()
         flat = flatten_call(args, kwargs)
         driver, device = self._callee.where(flat)
         if driver.capturing() or foreign(flat.tensors) is not None or packing():
@@ -283,6 +284,7 @@ class Graphed(Table, Generic[P, R]):
             follows=self._followed(),
         )
         captured = recorder.record(flat.tree, flat.tensors)
+        note_modes()
         distributed.shutdown.watch(self, captured.graph)
         if signature.launches is not None:
             captured.launches = signature.launches

@@ -37,6 +37,22 @@ _anomaly = torch.is_anomaly_enabled
 _tracing = _C._get_tracing_state
 
 
+_note_mode: Any = getattr(
+    _C._dynamo.guards, "set_is_in_mode_without_ignore_compile_internals", lambda on: None
+)
+
+
+def note_modes() -> None:
+    """See to it that torch knows whether this thread has a dispatch mode.
+
+    It keeps that for each thread, and takes it from a flag of the process, so that modes of two
+    threads at once leave it wrong in either (torch 2.11 to 2.13). Its guards of tensors then see
+    other dispatch keys of a tensor subclass than in other threads.
+    """
+    if not _dispatch_modes():
+        _note_mode(False)
+
+
 def surrounded() -> bool:
     """Whether a call is to run as it is: inside a warm-up, or under what `ambient` names.
 

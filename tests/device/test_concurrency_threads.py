@@ -54,19 +54,27 @@ def share(rand: Rand) -> Any:
 def test_threads_share_one_callable(device: torch.device, rand: Rand) -> None:
     fast = share(rand)
     reasons = [(str(r.spec), r.why) for r in fast.recordings]
-    assert 3 <= len(reasons) <= 3 * 4, reasons
+    assert len(reasons) == 3, reasons
     assert all(r.replays > 0 for r in fast.recordings)
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="seen twice, on the emulated device in a busy process: a signature recorded again, with "
-    "equal state and right results; the cause is not known",
-)
-def test_threads_record_a_signature_once(device: torch.device, rand: Rand) -> None:
-    fast = share(rand)
-    reasons = [(str(r.spec), r.why, list(r.inputs.values())) for r in fast.recordings]
-    assert len(reasons) == 3, reasons
+@pytest.mark.parametrize("flags", [(True, False), (False, True)])
+def test_what_torch_believes_of_modes_that_are_gone(rand: Rand, flags: tuple[bool, bool]) -> None:
+    """It notes modes for each thread, but from a flag of the process: those of two threads at once
+    leave it on in a thread that has none, where guards see other keys of a subclass's tensors."""
+    note: Any = torch._C._dynamo.guards.set_is_in_mode_without_ignore_compile_internals
+    fast = ol.graph(lambda x: x * 2 + 1, warmup=1)
+
+    def body(k: int) -> None:
+        for i in range(3):
+            note(flags[k])
+            x = rand(10 * k + i, 4, 8)
+            assert_same(fast(x), x * 2 + 1)
+        note(False)
+
+    for k in range(2):
+        run_threads(1, lambda _, k=k: body(k))
+    assert [r.why for r in fast.recordings] == ["first signature"]
 
 
 def test_threads_with_callables_of_their_own_in_one_pool(device: torch.device, rand: Rand) -> None:

@@ -131,9 +131,11 @@ class Recorder:
             stream = self.forward and self.forward.stream
             graph, statics = self.driver.capture(body, self.pool, generators, stream)
         except BaseException:
-            distributed.abandon_step(value for _, value in before.walk.held.values())
-            before.undo(run.found)
-            plan.release()  # frames of the traceback refer to it for good
+            try:
+                distributed.abandon_step(value for _, value in before.walk.held.values())
+            finally:
+                before.undo(run.found)
+                plan.release()  # frames of the traceback refer to it for good
             raise
         if run.again:
             graph.reset()

@@ -35,16 +35,12 @@ class Place(NamedTuple):
         return value if self.item is None else value[self.item]
 
 
-_OF_SCHEDULES = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
-
-
 def places_of(group: dict[str, Any], without: Collection[str]) -> list[Place]:
-    """The numbers of a group that could be turned, those apart that schedules keep there and do not
-    change. Zero is a branch of its own for all but the learning rate, with which schedules begin
-    and end."""
+    """The numbers of a group that could be turned. Zero is a branch of its own for all but the
+    learning rate, with which schedules begin and end."""
     places: list[Place] = []
     for key, value in group.items():
-        if key in without or key == "params" or key in _OF_SCHEDULES:
+        if key in without or key == "params":
             continue
         if _turns(value) or (key == "lr" and type(value) in (int, float) and math.isfinite(value)):
             places.append(Place(group, key, None))

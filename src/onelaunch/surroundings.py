@@ -38,7 +38,7 @@ _tracing = _C._get_tracing_state
 
 
 _note_mode: Any = getattr(
-    _C._dynamo.guards, "set_is_in_mode_without_ignore_compile_internals", lambda on: None
+    _C._dynamo.guards, "set_is_in_mode_without_ignore_compile_internals", bool
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from onelaunch.dials import Dials, Reached, dials
 from onelaunch.driver.driver import Capture, Driver, Graph, Pool
+from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
 from onelaunch.hyperparameters import unmistakable
 from onelaunch.optimizers import parameters_of, settle
@@ -24,8 +25,16 @@ from onelaunch.steps import Place, Steps, every_key, keys_read, places_of
 _SEEDS = 4
 """Sets of stand-ins that are tried: one may look like half an address, or like another number."""
 
+_ATTEMPTS = 8
+"""Captures of one call, after which every number is a constant: a callable that makes an optimizer
+makes another in each."""
+
+_ELEMENTS = 4096
 _LARGEST = 4
-"""Elements along each dimension of a parameter of a trial."""
+"""Elements of a parameter of a trial; along each dimension where it has more."""
+
+_FAR = 0.61
+"""What the numbers of a trial are turned by: as far as a result must show it, a sign too."""
 
 
 @dataclass(slots=True)
@@ -36,12 +45,17 @@ class Turnable:
     """id of an optimizer -> see `constants`."""
     seed: int = 0
     """Of the numbers that stand in for the optimizers'."""
+    _held: list[Optimizer] = field(default_factory=lambda: cast(list[Optimizer], []))
+    """Those that are known, so that no other takes an id."""
+    _repeated: int = 0
 
     def kept(self, before: Walk) -> Callable[[Optimizer], frozenset[str]]:
         """For each optimizer the keys whose numbers stay constants, as far as it is known."""
 
         def kept(optimizer: Optimizer) -> frozenset[str]:
             known = self.known.get(id(optimizer))
+            if known is None and self._repeated >= _ATTEMPTS:
+                return every_key(optimizer)
             return keys_read(before, optimizer) if known is None else known[0]
 
         return kept
@@ -51,14 +65,20 @@ class Turnable:
     ) -> Dials | None:
         """What turns the numbers of the optimizers that stepped; None if the capture is to be
         repeated, because some of them turned out to be constants."""
-        if not steps.places:
-            return Dials.none()
+        found = self._turned(driver, device, pool, steps, graph) if steps.places else Dials.none()
+        self._repeated += found is None
+        return found
+
+    def _turned(
+        self, driver: Driver, device: torch.device, pool: Pool, steps: Steps, graph: Graph
+    ) -> Dials | None:
         for optimizer in steps.optimizers:
             if id(optimizer) not in self.known:
                 kept = steps.kept(optimizer)
                 stepped = steps.stepped[id(optimizer)]
                 found = constants(driver, device, pool, optimizer, stepped, kept, self.seed)
                 self.known[id(optimizer)] = found
+                self._held.append(optimizer)
                 if found[0] != kept:
                     return None
         turned = dials(steps, graph)
@@ -71,6 +91,7 @@ class Turnable:
             return None
         for optimizer in steps.optimizers:
             self.known[id(optimizer)] = every_key(optimizer), frozenset()
+            self._held.append(optimizer)
         return None
 
 
@@ -87,21 +108,26 @@ def constants(
     where the others are in its groups.
 
     The others were tried: a recorded step of a small optimizer of this kind, its numbers turned, is
-    eager's bit for bit, and some kernel holds each of them. That is not so where the step computes
-    with a number in ways that cannot be followed (`math.sqrt`, a tensor made of one), or does not
-    read it. Costs a small capture, and one more for each key where not all can be turned.
+    eager's bit for bit. It is not where the step computes with a number in ways that cannot be
+    followed (`math.sqrt`, a tensor made of one). Where the class is not torch's, some kernel must
+    hold each number that the step reads, too. Costs a small capture, and one more for each key
+    where not all can be turned.
     """
     keys = {place.key for group in optimizer.param_groups for place in places_of(group, kept)}
     trial = _miniature(optimizer, stepped, device)
+    reads = _Reads()
 
     def tried(without: Collection[str]) -> Reached | None:
-        for copied in (False, True):
+        for copied in (False, True):  # some make their state where they are made
             trial = _miniature(optimizer, stepped, device, copied)
+            groups = [_Noting(group, i, reads) for i, group in enumerate(trial.param_groups)]
+            vars(trial)["param_groups"] = groups
             try:
-                return _proven(driver, device, pool, trial, {*kept, *without}, seed)
+                with preserved_random_state(device):
+                    return _proven(driver, device, pool, trial, {*kept, *without}, seed, reads)
             except CaptureError:
                 return None
-            except KeyError:  # of a state that its class makes where an optimizer is made
+            except Exception:  # noqa: BLE001  the class may take no parameters but its own
                 continue
         return None
 
@@ -112,14 +138,64 @@ def constants(
         reached = tried(left)
     if reached is None:
         return frozenset({*kept, *keys}), frozenset()
-    # A result may hide what a number does, as a sign does: one that no kernel holds is a constant.
-    left |= {
-        place.key
-        for i, group in enumerate(trial.param_groups)
-        for place in places_of(group, {*kept, *left})
-        if group["params"] and (i, place.key, place.item) not in reached
-    }
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        # A result may hide what a number does, as a sign does.
+        left |= {
+            place.key
+            for i, group in enumerate(trial.param_groups)
+            for place in places_of(group, {*kept, *left})
+            if (i, place.key) in reads.keys and (i, place.key, place.item) not in reached
+        }
     return frozenset({*kept, *left}), frozenset(at for at in reached if at[1] not in left)
+
+
+@dataclass(slots=True)
+class _Reads:
+    """What the step of a trial reads of its groups: (number of the group, key)."""
+
+    keys: set[tuple[int, str]] = field(default_factory=lambda: cast(Any, set()))
+    stepping: bool = False
+
+    def step(self, trial: Optimizer) -> None:
+        self.stepping = True
+        try:
+            trial.step()
+        finally:
+            self.stepping = False
+
+
+class _Noting(dict[str, Any]):
+    """A group of a trial that notes what its step reads."""
+
+    def __init__(self, group: dict[str, Any], index: int, reads: _Reads) -> None:
+        super().__init__(group)
+        self._reads, self._index = reads, index
+
+    def _note(self, key: str) -> None:
+        if self._reads.stepping:
+            self._reads.keys.add((self._index, key))
+
+    def __getitem__(self, key: str) -> Any:
+        self._note(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._note(key)
+        return super().get(key, default)
+
+    def __iter__(self) -> Iterator[str]:
+        for key in super().__iter__():
+            self._note(key)
+            yield key
+
+    def keys(self) -> Any:
+        return [*self]
+
+    def values(self) -> Any:
+        return [self[key] for key in self]
+
+    def items(self) -> Any:
+        return [(key, self[key]) for key in self]
 
 
 def _proven(
@@ -129,12 +205,13 @@ def _proven(
     trial: Optimizer,
     kept: Collection[str],
     seed: int,
+    reads: _Reads,
 ) -> Reached | None:
     settle(trial)
 
     def twice() -> None:
-        trial.step()
-        trial.step()
+        reads.step(trial)
+        reads.step(trial)
 
     driver.warmup(twice, device)
     tensors = _tensors(trial)
@@ -144,17 +221,14 @@ def _proven(
     def body(capture: Capture) -> None:
         steps.before(trial)
         try:
-            trial.step()
+            reads.step(trial)
         finally:
             steps.restore()
 
     graph, _ = driver.capture(body, pool)
     try:
         found = dials(steps, graph)
-        generator = random.Random(2)
-        for place, _ in steps.places.values():
-            _write(place, unmistakable(float(place.read()), generator))
-        if found is None or not found.current():
+        if found is None or not _turn(found, [place for place, _ in steps.places.values()]):
             return None
         graph.launch((), ())
         turned = [t.detach().clone() for t in tensors]
@@ -163,6 +237,17 @@ def _proven(
         return found.reached((trial,)) if all(map(_same, turned, tensors)) else None
     finally:
         graph.reset()
+
+
+def _turn(dials: Dials, places: Sequence[Place]) -> bool:
+    """Give a trial other numbers, as far from its own as lets the step take the same way."""
+    numbers, generator = [float(place.read()) for place in places], random.Random(2)
+    for times in (_FAR, 1):
+        for place, number in zip(places, numbers, strict=True):
+            _write(place, unmistakable(times * number, generator))
+        if dials.current():
+            return True
+    return False
 
 
 def _miniature(
@@ -176,7 +261,8 @@ def _miniature(
     """
     counted = {id(p) for p in stepped}
     trial = object.__new__(type(optimizer))
-    vars(trial).update(vars(optimizer))
+    kept = {"param_groups", "state"}
+    vars(trial).update({k: v if k in kept else _own(v) for k, v in vars(optimizer).items()})
     vars(trial).pop("step", None)  # a scheduler's wrapper, bound to the original
     for name, value in vars(optimizer).items():
         if name.endswith("_hooks"):
@@ -193,7 +279,8 @@ def _miniature(
     for group in optimizer.param_groups:
         kinds = {(p.dtype, p.dim()): p for p in group["params"] if id(p) in counted}
         made = [like(p) for p in kinds.values()]
-        groups.append({**group, "params": made})
+        others = {key: _own(value) for key, value in group.items() if key != "params"}
+        groups.append({**others, "params": made})
         for p, parameter in zip(kinds.values(), made, strict=True) if copied else ():
             for key, value in optimizer.state.get(p, {}).items():
                 part = _part(value) if isinstance(value, Tensor) else copy.deepcopy(value)
@@ -202,12 +289,27 @@ def _miniature(
     return trial
 
 
+def _own(value: Any) -> Any:
+    """Tensors apart from the optimizer's, which the trial would write."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) in (list, tuple):
+        return type(value)(map(_own, value))
+    if type(value) is dict:
+        return {key: _own(part) for key, part in cast(dict[Any, Any], value).items()}
+    return value
+
+
+def _shape(t: Tensor) -> list[int]:
+    return list(t.shape) if t.numel() <= _ELEMENTS else [min(n, _LARGEST) for n in t.shape]
+
+
 def _part(t: Tensor) -> Tensor:
-    return t.detach()[tuple(slice(0, _LARGEST) for _ in t.shape)].clone()
+    return t.detach()[tuple(slice(0, n) for n in _shape(t))].clone()
 
 
 def _random(t: Tensor, generator: torch.Generator) -> Tensor:
-    shape = [min(n, _LARGEST) for n in t.shape]
+    shape = _shape(t)
     return torch.randn(shape, generator=generator, device="cpu").to(t.dtype)
 
 

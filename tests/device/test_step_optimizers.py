@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -263,6 +264,124 @@ def test_a_number_that_a_sign_hides_is_a_constant(device: torch.device) -> None:
 
     job = functools.partial(training, device, make)
     as_eager(job, device, calls=10, between=schedule, recordings=2, min_replays=4)
+
+
+class Own(Optimizer):
+    """One that steps as it is told, for each parameter of each group."""
+
+    def __init__(
+        self, params: Any, update: Callable[[Any, Any, Any], None], **numbers: Any
+    ) -> None:
+        super().__init__(params, numbers)
+        self.update = update
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.update(self, group, p)
+
+
+def noisy(self: Any, group: Any, p: Any) -> None:
+    p.add_(p.grad + torch.randn_like(p) * 0.01, alpha=-group["lr"])
+
+
+def counting(self: Any, group: Any, p: Any) -> None:
+    group["count"].add_(1)
+    p.add_(p.grad / group["count"], alpha=-group["lr"])
+
+
+def by_size(self: Any, group: Any, p: Any) -> None:
+    factor = math.sqrt(group["beta"]) if p.shape[0] > 4 else group["beta"]
+    p.add_(p.grad * factor, alpha=-group["lr"])
+
+
+def from_a_table(self: Any, group: Any, p: Any) -> None:
+    p.sub_(p.grad * {0.1: 1.0, 0.05: 2.0}.get(group["lr"], 3.0), alpha=0.01)
+
+
+def hidden_and_held(self: Any, group: Any, p: Any) -> None:
+    b = group["beta"]
+    p.add_((p.grad * b - p * math.sqrt(b) * 0.01).sign(), alpha=-group["lr"])
+
+
+def of_its_own_parameters(self: Any, group: Any, p: Any) -> None:
+    names = self.__dict__.setdefault("names", {})
+    if not names:
+        names.update({id(q): i for i, q in enumerate(group["params"])})
+    p.sub_(p.grad * (names[id(p)] + 1), alpha=group["lr"])
+
+
+@pytest.mark.parametrize(
+    "update", [noisy, counting, by_size, from_a_table, hidden_and_held, of_its_own_parameters]
+)
+def test_a_trial_of_an_optimizer_of_ones_own(
+    device: torch.device, update: Callable[[Any, Any, Any], None]
+) -> None:
+    """It leaves no trace, and sees what the numbers do."""
+
+    def make(params: Any) -> Optimizer:
+        count = torch.zeros((), device=device)
+        return Own(params, update, lr=0.1, beta=0.25, count=count)
+
+    def schedule(i: int, job: Any) -> None:
+        job.optimizers[0].param_groups[0]["lr"] = 0.1 if i < 6 else 0.05
+        job.optimizers[0].param_groups[0]["beta"] = 0.25 if i < 8 else 0.0001
+
+    job = functools.partial(training, device, make)
+    as_eager(job, device, calls=12, between=schedule, recordings=None, min_replays=3)
+
+
+@pytest.mark.parametrize("key", ["progress", "dampening"])
+def test_a_number_that_the_step_does_not_use_may_change(device: torch.device, key: str) -> None:
+    def make(params: Any) -> Optimizer:
+        return torch.optim.SGD([{"params": list(params), "progress": 0.01}], lr=0.1)
+
+    def schedule(i: int, job: Any) -> None:
+        job.optimizers[0].param_groups[0][key] = i / 10 + 0.01
+
+    as_eager(functools.partial(training, device, make), device, calls=10, between=schedule)
+
+
+def test_a_schedule_made_anew_makes_no_recording(device: torch.device) -> None:
+    def make(params: Any) -> Optimizer:
+        return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+    def schedule(i: int, job: Any) -> None:
+        if i % 4 == 0:
+            job.others["schedule"] = torch.optim.lr_scheduler.OneCycleLR(
+                job.optimizers[0], max_lr=0.1 / (i + 1), total_steps=10
+            )
+        else:
+            job.others["schedule"].step()
+
+    job = functools.partial(training, device, make)
+    as_eager(job, device, calls=20, between=schedule, recordings=None, min_replays=13)
+
+
+def test_an_optimizer_made_in_the_call_is_captured_in_the_end(device: torch.device) -> None:
+    """Each capture makes another, of which nothing is known."""
+    model, other = small_model(device), small_model(device)
+    runs: list[Any] = []
+
+    def step_of(model: Any) -> Callable[..., Any]:
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            runs.append(made := Own(model.parameters(), by_size, lr=0.1, beta=0.25))
+            made.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            made.step()
+            return loss.detach()
+
+        return step
+
+    fast, eager = ol.graph(step_of(model), on_refusal="eager"), step_of(other)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        for i in range(6):
+            assert_same(fast(*batch(i, device)), eager(*batch(i, device)))
+            assert_same(dict(model.state_dict()), dict(other.state_dict()))
+    assert len(runs) < 60
 
 
 @pytest.mark.parametrize("where", ["state", "group"])

@@ -19,7 +19,7 @@ def no_shared_caches(index: int) -> Generator[None]:
     A workspace that two recordings share is freed by the first reset (pytorch#193402). Torch has
     one for each thread and stream that multiplied matrices, and frees all or none. A graph that
     somebody captured by hand may use that of its stream by address, so those of this thread are
-    taken back, and lie where they did.
+    taken back; they lie where they did unless somebody took memory on those streams meanwhile.
     """
     before = _allocated(index)
     _drop()
@@ -29,7 +29,8 @@ def no_shared_caches(index: int) -> Generator[None]:
     finally:
         _drop()
         for raw in {raw for raw, _ in freed}:
-            with torch.cuda.stream(_streams(index)[raw]):
+            # Without memory for it, the stream's next product will say so.
+            with contextlib.suppress(RuntimeError), torch.cuda.stream(_streams(index)[raw]):
                 torch.cuda.current_blas_handle()
 
 

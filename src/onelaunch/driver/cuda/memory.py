@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
@@ -216,13 +217,16 @@ def storage(t: Tensor) -> int:
     return address
 
 
-_resized: set[int] = set()
-"""Storages whose memory came and went in a capture."""
+_resized: dict[int, StorageWeakRef] = {}
+"""Storages whose memory came and went in a capture, so that no other takes the name of one."""
 
 
 def resized(storage: torch.UntypedStorage, nbytes: int) -> None:
     """A program is about to free a storage, or to give it memory, as FSDP does."""
-    _resized.add(storage._cdata)
+    if storage._cdata not in _resized:
+        for name in [name for name, ref in _resized.items() if ref.expired()]:
+            del _resized[name]
+        _resized[storage._cdata] = StorageWeakRef(storage)
 
 
 def alias(

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from onelaunch.driver.driver import Dial, Graph
+from onelaunch.driver.driver import Dial, Doubts, Graph
 from onelaunch.hyperparameters import unmistakable
 from onelaunch.steps import Steps
 
@@ -84,10 +84,11 @@ class Dials:
         return True
 
 
-def dials(steps: Steps, graph: Graph) -> Dials | None:
-    """What turns the numbers of a recording; None where they cannot be found in it."""
+def dials(steps: Steps, graph: Graph, believed: Doubts = frozenset()) -> Dials | None:
+    """What turns the numbers of a recording; None where they cannot be found in it. For `believed`,
+    and what may be raised, see `Graph.dial`."""
     terms = _varying(steps)
-    dial = graph.dial([steps.book.values[i] for i in terms])
+    dial = graph.dial([steps.book.values[i] for i in terms], believed)
     return None if dial is None else Dials(steps, dial, terms)
 
 

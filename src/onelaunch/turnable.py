@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from onelaunch.dials import Dials, Reached, dials
-from onelaunch.driver.driver import Capture, Driver, Graph, Pool
+from onelaunch.driver.driver import Capture, Doubtful, Doubts, Driver, Graph, Pool
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
 from onelaunch.hyperparameters import unmistakable
@@ -38,6 +38,18 @@ _FAR = 0.61
 
 
 @dataclass(slots=True)
+class _Doubted:
+    """Places that were in doubt, and those that are no more, because two stand-ins were there."""
+
+    seen: Doubts = frozenset()
+    believed: Doubts = frozenset()
+
+    def add(self, doubt: Doubtful) -> None:
+        self.believed |= self.seen & doubt.places
+        self.seen = doubt.places
+
+
+@dataclass(slots=True)
 class Turnable:
     """Which numbers a recording's optimizers can turn, kept from one attempt to the next."""
 
@@ -48,6 +60,7 @@ class Turnable:
     _held: list[Optimizer] = field(default_factory=lambda: cast(list[Optimizer], []))
     """Those that are known, so that no other takes an id."""
     _repeated: int = 0
+    _doubts: _Doubted = field(default_factory=lambda: _Doubted())
 
     def kept(self, before: Walk) -> Callable[[Optimizer], frozenset[str]]:
         """For each optimizer the keys whose numbers stay constants, as far as it is known."""
@@ -81,7 +94,11 @@ class Turnable:
                 self._held.append(optimizer)
                 if found[0] != kept:
                     return None
-        turned = dials(steps, graph)
+        turned = None
+        try:
+            turned = dials(steps, graph, self._doubts.believed)
+        except Doubtful as doubt:
+            self._doubts.add(doubt)
         if turned is not None and turned.current():
             known = [(o, self.known[id(o)][1]) for o in steps.optimizers]
             if all(expected <= turned.reached((o,)) for o, expected in known):
@@ -115,20 +132,25 @@ def constants(
     """
     keys = {place.key for group in optimizer.param_groups for place in places_of(group, kept)}
     trial = _miniature(optimizer, stepped, device)
-    reads = _Reads()
+    reads, cuda = _Reads(), device.type == "cuda"
 
     def tried(without: Collection[str]) -> Reached | None:
+        doubts = _Doubted()
         for copied in (False, True):  # some make their state where they are made
-            trial = _miniature(optimizer, stepped, device, copied)
-            groups = [_Noting(group, i, reads) for i, group in enumerate(trial.param_groups)]
-            vars(trial)["param_groups"] = groups
-            try:
-                with preserved_random_state(device):
-                    return _proven(driver, device, pool, trial, {*kept, *without}, seed, reads)
-            except CaptureError:
-                return None
-            except Exception:  # noqa: BLE001  the class may take no parameters but its own
-                continue
+            for more in range(_SEEDS):
+                trial = _miniature(optimizer, stepped, device, copied)
+                groups = [_Noting(group, i, reads) for i, group in enumerate(trial.param_groups)]
+                vars(trial)["param_groups"] = groups
+                steps = Steps(lambda _: frozenset({*kept, *without}), cuda, seed + more)
+                try:
+                    with preserved_random_state(device):
+                        return _proven(driver, device, pool, trial, steps, reads, doubts.believed)
+                except CaptureError:
+                    return None
+                except Doubtful as doubt:
+                    doubts.add(doubt)
+                except Exception:  # noqa: BLE001  the class may take no parameters but its own
+                    break
         return None
 
     left: set[str] = set()
@@ -203,9 +225,9 @@ def _proven(
     device: torch.device,
     pool: Pool,
     trial: Optimizer,
-    kept: Collection[str],
-    seed: int,
+    steps: Steps,
     reads: _Reads,
+    believed: Doubts,
 ) -> Reached | None:
     settle(trial)
 
@@ -216,7 +238,6 @@ def _proven(
     driver.warmup(twice, device)
     tensors = _tensors(trial)
     saved = [t.detach().clone() for t in tensors]
-    steps = Steps(lambda _: frozenset(kept), device.type == "cuda", seed)
 
     def body(capture: Capture) -> None:
         steps.before(trial)
@@ -227,7 +248,7 @@ def _proven(
 
     graph, _ = driver.capture(body, pool)
     try:
-        found = dials(steps, graph)
+        found = dials(steps, graph, believed)
         if found is None or not _turn(found, [place for place, _ in steps.places.values()]):
             return None
         graph.launch((), ())

@@ -7,12 +7,15 @@ import math
 import random
 import struct
 import threading
+from typing import Any
 
 import pytest
 import torch
 
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.dial import FORMS, CudaDial, Doubtful, patterns_of, places
+from onelaunch.driver.cuda.dial import FORMS, CudaDial, patterns_of
+from onelaunch.driver.cuda.dial import places as places_in
+from onelaunch.driver.driver import Doubtful
 from onelaunch.hyperparameters import Book, Number, unmistakable
 
 
@@ -22,6 +25,13 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     known: set[int] = set()
     monkeypatch.setattr(nodes, "is_address", lambda word: word in known)
     return known
+
+
+def places(*arguments: Any) -> list[Any]:
+    """Those in a block, of which none is in doubt."""
+    found = list(places_in(*arguments))
+    assert not any(doubtful for _, doubtful in found)
+    return [place for place, _ in found]
 
 
 def block(content: bytes) -> ctypes.Array[ctypes.c_char]:
@@ -54,16 +64,15 @@ def test_several_in_one_block() -> None:
 
 
 def test_half_an_address_is_in_doubt(addresses: set[int]) -> None:
-    """A number may stand before padding that holds the upper half of some pointer: it is neither
-    taken for one nor left as it is."""
+    """A number may stand before padding that holds the upper half of some pointer."""
     low = struct.pack("<f", 0.011)
     word = low + b"\x5a\x7f\0\0"
-    assert len(list(places(block(word), patterns_of([0.011])))) == 1
+    assert len(places(block(word), patterns_of([0.011]))) == 1
     addresses.add(int.from_bytes(word, "little"))
-    with pytest.raises(Doubtful):
-        list(places(block(word), patterns_of([0.011])))
-    assert len(list(places(block(low + b"\1\2\3\4"), patterns_of([0.011])))) == 1
-    assert len(list(places(block(b"\0" * 4 + word), patterns_of([0.011])))) == 1
+    ((_, doubtful),) = places_in(block(word), patterns_of([0.011]))
+    assert doubtful
+    assert len(places(block(low + b"\1\2\3\4"), patterns_of([0.011]))) == 1
+    assert len(places(block(b"\0" * 4 + word), patterns_of([0.011]))) == 1
 
 
 class FakeKernel:
@@ -100,6 +109,28 @@ def test_a_dial_sets_the_kernels_that_hold_its_numbers(monkeypatch: pytest.Monke
     ]
     assert two.set == [[struct.pack("<ff", -4.0, 3.0)], [struct.pack("<ff", -16.0, 3.0)]]
     assert other.set == []
+
+
+def test_a_doubt_is_cleared_up_by_another_number_at_the_place(
+    monkeypatch: pytest.MonkeyPatch, addresses: set[int]
+) -> None:
+    padding = b"\x5a\x7f\0\0"
+    words = {number: struct.pack("<f", number) + padding for number in (0.011, 0.0111)}
+    addresses.update(int.from_bytes(word, "little") for word in words.values())
+
+    def dial(number: float, believed: frozenset[Any] = frozenset()) -> CudaDial:
+        kernels = {1: FakeKernel(b""), 2: FakeKernel(struct.pack("<Q", 7), words[number])}
+        monkeypatch.setattr(nodes, "handles", lambda graph: [1, 2])
+        monkeypatch.setattr(nodes, "kind", lambda node: "KERNEL")
+        monkeypatch.setattr(nodes.KernelNode, "read", lambda node: kernels[node])
+        return CudaDial((10, 11), threading.Lock(), [number], believed)
+
+    with pytest.raises(Doubtful) as first:
+        dial(0.011)
+    with pytest.raises(Doubtful) as second:
+        dial(0.0111)
+    assert first.value.places == second.value.places == {(1, 1, 0, 0)}
+    assert dial(0.011, first.value.places).found == {0}
 
 
 def test_what_a_number_becomes() -> None:

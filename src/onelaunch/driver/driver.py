@@ -134,6 +134,23 @@ class Capture(Protocol):
         ...
 
 
+Doubts = frozenset[tuple[int, ...]]
+"""Places in the arguments of recorded operations."""
+
+
+class Doubtful(Exception):
+    """What looks like one of the numbers may be something else: half an address.
+
+    Attributes:
+        places: where. What looks so at the same places in another recording, of which the numbers
+            are others, is the numbers.
+    """
+
+    def __init__(self, places: Doubts) -> None:
+        super().__init__(f"{len(places)} numbers may be halves of addresses")
+        self.places = places
+
+
 class Dial(Protocol):
     """Numbers in a recording that can be turned; see `Graph.dial`."""
 
@@ -201,11 +218,17 @@ class Graph(Protocol):
         """
         ...
 
-    def dial(self, numbers: Sequence[float]) -> Dial | None:
+    def dial(self, numbers: Sequence[float], believed: Doubts = frozenset()) -> Dial | None:
         """Find where the recorded operations hold these numbers: themselves, their negatives or
         their reciprocals, in any precision. None where what is recorded cannot be changed.
 
         The numbers must be unlike all others of the recording. Costs as much as the instantiation.
+
+        Args:
+            believed: places where what looks like a number is one.
+
+        Raises:
+            Doubtful: at other places that cannot be told.
         """
         ...
 

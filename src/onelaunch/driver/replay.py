@@ -18,7 +18,7 @@ from onelaunch.driver import emulated
 from onelaunch.driver.arena import Arena
 from onelaunch.driver.backing import NAME, block_of
 from onelaunch.driver.calls import Call
-from onelaunch.driver.driver import Graph, Released, Travel
+from onelaunch.driver.driver import Doubts, Graph, Released, Travel
 from onelaunch.driver.handing import Handing
 from onelaunch.driver.memory import ArenaMemory, HostMemory
 from onelaunch.driver.operators import Step
@@ -145,8 +145,8 @@ class TapeGraph:
         with self._pool.lock:
             return self._replay.settle(fresh)
 
-    def dial(self, numbers: Sequence[float]) -> TapeDial:
-        """See `Graph.dial`."""
+    def dial(self, numbers: Sequence[float], believed: Doubts = frozenset()) -> TapeDial:
+        """See `Graph.dial`. Nothing is in doubt."""
         places = {value: i for i, value in reversed(list(enumerate(numbers)))}
         return TapeDial(self._pool, self._replay.steps, self._calls, places)
 

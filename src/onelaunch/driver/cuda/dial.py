@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from onelaunch.driver.cuda import nodes
+from onelaunch.driver.driver import Doubtful, Doubts
 
 Form = Callable[[float], bytes]
 """How a kernel holds a number: its own bytes, its negative's or its reciprocal's."""
@@ -44,15 +45,13 @@ in for an optimizer's; where they agree for what was computed from these, torch'
 divides by a number of the host's by multiplying with the reciprocal of that number rounded."""
 
 
-class Doubtful(Exception):
-    """Whether some bytes are a number or half an address cannot be told."""
-
-
 class _Place(NamedTuple):
     number: int
     form: Form
     word: ctypes.Array[ctypes.c_char]
     """The bytes in place."""
+    offset: int
+    """Of them in their block."""
 
 
 class CudaDial:
@@ -63,29 +62,42 @@ class CudaDial:
     """
 
     def __init__(
-        self, raw: tuple[int, int], lock: AbstractContextManager[Any], numbers: Sequence[float]
+        self,
+        raw: tuple[int, int],
+        lock: AbstractContextManager[Any],
+        numbers: Sequence[float],
+        believed: Doubts = frozenset(),
     ) -> None:
         graph, executable = raw
         self._lock = lock
         self._setters: list[nodes.Setter] = []
         self._places: list[_Place] = []
         patterns = patterns_of(numbers)
-        for node in nodes.handles(graph):
+        doubts: set[tuple[int, ...]] = set()
+        for index, node in enumerate(nodes.handles(graph)):
             if nodes.kind(node) != "KERNEL":
                 continue
             kernel = nodes.KernelNode.read(node)
             if kernel is None:
                 continue
-            found = [p for block in kernel.blocks for p in places(block, patterns)]
+            found: list[_Place] = []
+            for number, block in enumerate(kernel.blocks):
+                for place, doubtful in places(block, patterns):
+                    at = (index, number, place.offset, place.number)
+                    if doubtful and at not in believed:
+                        doubts.add(at)
+                    found.append(place)
             if found:
                 self._places += found
                 self._setters.append(kernel.setter(executable))
+        if doubts:
+            raise Doubtful(frozenset(doubts))
         self.found = frozenset(place.number for place in self._places)
 
     def write(self, numbers: Sequence[float]) -> None:
         """See `Dial.write`."""
         with self._lock:
-            for number, form, word in self._places:
+            for number, form, word, _ in self._places:
                 word.raw = form(numbers[number])
             nodes.apply(self._setters)
 
@@ -107,13 +119,10 @@ def patterns_of(numbers: Sequence[float]) -> Patterns:
     return Patterns(whole, frozenset(memoryview(p).cast("I")[0] for p in whole))
 
 
-def places(block: ctypes.Array[ctypes.c_char], patterns: Patterns) -> Iterator[_Place]:
-    """Where a block of arguments holds one of the patterns, in steps of 4 bytes.
-
-    Raises:
-        Doubtful: with the 4 bytes after it, one is the address of device memory. These bytes may
-            be padding, with what the stack held before.
-    """
+def places(block: ctypes.Array[ctypes.c_char], patterns: Patterns) -> Iterator[tuple[_Place, bool]]:
+    """Where a block of arguments holds one of the patterns, in steps of 4 bytes; and whether that
+    is in doubt: with the 4 bytes after it, one is the address of device memory. These bytes may be
+    padding, with what the stack held before."""
     content = block.raw
     # Most blocks hold none, and there are a million words in the kernels of a large model.
     if patterns.first.isdisjoint(memoryview(content)[: len(content) // 4 * 4].cast("I")):
@@ -124,9 +133,8 @@ def places(block: ctypes.Array[ctypes.c_char], patterns: Patterns) -> Iterator[_
         size = 8 if wide in patterns.whole and len(wide) == 8 else 4
         found = patterns.whole.get(wide if size == 8 else narrow)
         if found is not None:
-            if size == 4 and _is_address(content, offset):
-                raise Doubtful
-            yield _Place(*found, (ctypes.c_char * size).from_buffer(block, offset))
+            word = (ctypes.c_char * size).from_buffer(block, offset)
+            yield _Place(*found, word, offset), size == 4 and _is_address(content, offset)
             offset += size
         else:
             offset += 4

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
-from onelaunch.driver.cuda.dial import CudaDial, Doubtful
+from onelaunch.driver.cuda.dial import CudaDial
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias, beside_captures
 from onelaunch.driver.cuda.order import bindings, random_order
 from onelaunch.driver.cuda.record import Port, Recorded
 from onelaunch.driver.cuda.rows import RowNode, point
-from onelaunch.driver.driver import Released, Travel
+from onelaunch.driver.driver import Doubts, Released, Travel
 from onelaunch.spec import TensorSpec
 
 
@@ -153,16 +153,13 @@ class CudaGraph:
         """See `Graph.settle`: kernels write to addresses of the capture, so it gives nothing."""
         return [None] * len(fresh)
 
-    def dial(self, numbers: Sequence[float]) -> CudaDial | None:
+    def dial(self, numbers: Sequence[float], believed: Doubts = frozenset()) -> CudaDial | None:
         """See `Graph.dial`. None too where kernels read inputs directly: a launch then sets their
         arguments from copies of its own."""
         if not capabilities().rebind or self.wiring.directs:
             return None
-        try:
-            with torch.cuda.device(self.pool.index):
-                return CudaDial(self.raw, self.pool.order.lock, numbers)
-        except Doubtful:
-            return None
+        with torch.cuda.device(self.pool.index):
+            return CudaDial(self.raw, self.pool.order.lock, numbers, believed)
 
     def reset(self) -> None:
         """See `Graph.reset`. The pool's memory goes back once nothing else refers to it."""

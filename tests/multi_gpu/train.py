@@ -290,6 +290,10 @@ def main() -> None:
     dist.destroy_process_group()
     (options.out / f"{report['rank']}.json").write_text(json.dumps(report))
     del kept
+    if device.type == "cpu":
+        # Threads of gloo's that outlive its groups race with Python's own end, and now and then
+        # abort it ("terminate called without an active exception"), without onelaunch too.
+        os._exit(0)
 
 
 if __name__ == "__main__":

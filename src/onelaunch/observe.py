@@ -25,7 +25,7 @@ from onelaunch.refusals import refusal
 from onelaunch.shards import stands_for_another
 from onelaunch.source import user_frame
 
-_LIFTS = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
+LIFTS = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
 _COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::copy")
 
 
@@ -83,6 +83,8 @@ class Observer(TorchDispatchMode):
         """Draws from the host's default generator, whose place in the stream each call moves on."""
         self.refused: CaptureError | None = None
         """What was refused first, which the callable may have caught."""
+        self.noting: Callable[[Any, Any, Any], None] | None = None
+        """Is told of each operation."""
         self.external: dict[int, list[Tensor]] = {}
         """storage -> the tensors over it that were read or written by address."""
         self.written: dict[int, Tensor] = {}
@@ -119,8 +121,10 @@ class Observer(TorchDispatchMode):
     def _consume(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """Before an operation: what it reads and writes. Its tensors."""
         name: str = func._schema.name
+        if self.noting is not None:
+            self.noting(func, args, kwargs)
         given = tensors((args, kwargs))
-        if name in _LIFTS:
+        if name in LIFTS:
             self._lift(given)
         if self._refuse:
             self._check(func, name, given, args, kwargs)

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from onelaunch.driver.operators import leaves
 from onelaunch.errors import CaptureError
 from onelaunch.hyperparameters import Book, unmistakable
 from onelaunch.names import names_read
-from onelaunch.observe import Observer
+from onelaunch.observe import LIFTS, Observer
 from onelaunch.optimizers import parameters_of, refusal, settle, watching_steps
 from onelaunch.slots import Slot
 from onelaunch.source import is_users
@@ -81,6 +82,8 @@ class Steps:
     """Groups, with what was in them, and what they got for the step."""
     stepped: dict[int, list[Tensor]] = field(default_factory=lambda: cast(Any, {}))
     """id of an optimizer -> those of its parameters that had a gradient as it stepped."""
+    noted: list[tuple[str, tuple[Any, ...]]] = field(default_factory=lambda: cast(Any, []))
+    """The operations of steps that are not torch's, with their numbers; see `agree`."""
     _counts: dict[int, list[object]] = field(default_factory=lambda: cast(Any, {}))
     _random: random.Random = field(init=False)
 
@@ -114,12 +117,41 @@ class Steps:
             except CaptureError as error:
                 observer.refused = observer.refused or error  # the callable may catch it
                 raise
+            observer.noting = None if is_of_torch(optimizer) else self._note
+
+        def after(optimizer: Optimizer) -> None:
+            observer.noting = None
+            self.after(optimizer)
 
         try:
-            with watching_steps(before, self.after):
+            with watching_steps(before, after):
                 yield
         finally:
+            observer.noting = None
             self.restore()
+
+    def _note(self, func: Any, args: Any, kwargs: Any) -> None:
+        numbers: list[Any] = []
+        for value in leaves((args, kwargs)):
+            if isinstance(value, Tensor):
+                if value.device.type == "cpu" and func._schema.name in LIFTS:
+                    numbers += value.detach().flatten().tolist()
+            elif isinstance(value, int | float):
+                numbers.append(float(value))
+        self.noted.append((str(func), tuple(numbers)))
+
+    def agree(self, other: Steps) -> bool:
+        """Whether two captures with different stand-ins did the same, but for what is known to be
+        computed from these. What got into a step by another way differs too."""
+        known = set(zip(self.book.values, other.book.values, strict=False))
+
+        def same(a: float, b: float) -> bool:
+            return a == b or (a, b) in known or (math.isnan(a) and math.isnan(b))
+
+        return len(self.noted) == len(other.noted) and all(
+            name == others_name and len(numbers) == len(others) and all(map(same, numbers, others))
+            for (name, numbers), (others_name, others) in zip(self.noted, other.noted, strict=True)
+        )
 
     def relied_on(
         self,
@@ -236,6 +268,11 @@ def keys_read(before: Walk, optimizer: Optimizer | None = None) -> frozenset[str
         if is_users(fn.__code__.co_filename) and id(fn) not in own and id(inner) not in own:
             names |= names_read(fn.__code__)
     return frozenset(names)
+
+
+def is_of_torch(optimizer: Optimizer) -> bool:
+    """Whether its step is torch's own."""
+    return type(optimizer).__module__.startswith("torch.optim")
 
 
 def every_key(optimizer: Optimizer) -> frozenset[str]:

@@ -20,7 +20,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.hyperparameters import unmistakable
 from onelaunch.optimizers import parameters_of, settle
 from onelaunch.state import Walk
-from onelaunch.steps import Place, Steps, every_key, keys_read, places_of
+from onelaunch.steps import Place, Steps, every_key, is_of_torch, keys_read, places_of
 
 _SEEDS = 4
 """Sets of stand-ins that are tried: one may look like half an address, or like another number."""
@@ -35,6 +35,11 @@ _LARGEST = 4
 
 _FAR = 0.61
 """What the numbers of a trial are turned by: as far as a result must show it, a sign too."""
+
+
+def _has_places(steps: Steps, optimizer: Optimizer) -> bool:
+    groups = {id(group) for group in optimizer.param_groups}
+    return any(group in groups for group, _, _ in steps.places)
 
 
 @dataclass(slots=True)
@@ -60,6 +65,8 @@ class Turnable:
     _held: list[Optimizer] = field(default_factory=lambda: cast(list[Optimizer], []))
     """Those that are known, so that no other takes an id."""
     _repeated: int = 0
+    _before: Steps | None = None
+    """Of the capture before, while that is to be told."""
     _doubts: _Doubted = field(default_factory=lambda: _Doubted())
 
     def kept(self, before: Walk) -> Callable[[Optimizer], frozenset[str]]:
@@ -102,7 +109,7 @@ class Turnable:
         if turned is not None and turned.current():
             known = [(o, self.known[id(o)][1]) for o in steps.optimizers]
             if all(expected <= turned.reached((o,)) for o, expected in known):
-                return turned
+                return turned if self._seen_twice(steps) else None
         self.seed += 1
         if self.seed < _SEEDS:
             return None
@@ -110,6 +117,18 @@ class Turnable:
             self.known[id(optimizer)] = every_key(optimizer), frozenset()
             self._held.append(optimizer)
         return None
+
+    def _seen_twice(self, steps: Steps) -> bool:
+        """Whether the numbers of optimizers that are not torch's are all known to the step: two
+        captures tell. Where they are not, they are constants from now on."""
+        own = [o for o in steps.optimizers if not is_of_torch(o) and _has_places(steps, o)]
+        if not own or (self._before is not None and self._before.agree(steps)):
+            return True
+        if self._before is not None:
+            self.known.update((id(o), (every_key(o), frozenset())) for o in own)
+        self._before = None if self._before else steps
+        self.seed += 1
+        return False
 
 
 def constants(
@@ -160,7 +179,7 @@ def constants(
         reached = tried(left)
     if reached is None:
         return frozenset({*kept, *keys}), frozenset()
-    if not type(optimizer).__module__.startswith("torch.optim"):
+    if not is_of_torch(optimizer):
         # A result may hide what a number does, as a sign does.
         left |= {
             place.key

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 import onelaunch as ol
 
-from .drop_in import assert_same, on_accelerators
+from .drop_in import assert_same, on_accelerators, random_tensor
 from .steps import as_eager, batch, small_model, training
 
 Make = Callable[[Any], Optimizer]
@@ -267,19 +267,23 @@ def test_a_number_that_a_sign_hides_is_a_constant(device: torch.device) -> None:
 
 
 class Own(Optimizer):
-    """One that steps as it is told, for each parameter of each group."""
+    """One whose class says what is done with a parameter."""
 
-    def __init__(
-        self, params: Any, update: Callable[[Any, Any, Any], None], **numbers: Any
-    ) -> None:
+    update: Callable[..., None]
+
+    def __init__(self, params: Any, **numbers: Any) -> None:
         super().__init__(params, numbers)
-        self.update = update
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
-                self.update(self, group, p)
+                self.update(group, p)
+
+
+def own(update: Callable[..., None], params: Any, **numbers: Any) -> Optimizer:
+    """The function is one of the class: what the optimizer itself reads is not the callable's."""
+    return type("Own", (Own,), {"update": update})(params, **numbers)
 
 
 def noisy(self: Any, group: Any, p: Any) -> None:
@@ -322,7 +326,7 @@ def test_a_trial_of_an_optimizer_of_ones_own(
 
     def make(params: Any) -> Optimizer:
         count = torch.zeros((), device=device)
-        return Own(params, update, lr=0.1, beta=0.25, count=count)
+        return own(update, params, lr=0.1, beta=0.25, count=count)
 
     def schedule(i: int, job: Any) -> None:
         job.optimizers[0].param_groups[0]["lr"] = 0.1 if i < 6 else 0.05
@@ -330,6 +334,38 @@ def test_a_trial_of_an_optimizer_of_ones_own(
 
     job = functools.partial(training, device, make)
     as_eager(job, device, calls=12, between=schedule, recordings=None, min_replays=3)
+
+
+def test_a_number_that_large_parameters_alone_lead_astray(device: torch.device) -> None:
+    """The trial has small ones; two captures of the step itself tell."""
+
+    def update(self: Any, group: Any, p: Any) -> None:
+        factor = math.sqrt(group["beta"]) if p.numel() > 5000 else group["beta"]
+        p.add_(p.grad * factor * group["beta"], alpha=-group["lr"])
+
+    def world() -> tuple[nn.Module, Optimizer, Callable[[Tensor], Tensor]]:
+        torch.manual_seed(3)
+        model = nn.Linear(64, 128).to(device)
+        optimizer = own(update, model.parameters(), lr=0.1, beta=0.25)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return model, optimizer, step
+
+    (model, optimizer, step), (other, second, eager) = world(), world()
+    fast: Any = ol.graph(step, warmup=1)
+    for i in range(12):
+        for each in (optimizer, second):
+            each.param_groups[0]["beta"] = 0.25 if i < 6 else 0.5
+        x = random_tensor(i, 4, 64, device=device)
+        assert_same(fast(x), eager(x))
+        assert_same(dict(model.state_dict()), dict(other.state_dict()))
+    assert sum(r.replays for r in fast.recordings) >= 6
 
 
 @pytest.mark.parametrize("key", ["progress", "dampening"])
@@ -366,7 +402,7 @@ def test_an_optimizer_made_in_the_call_is_captured_in_the_end(device: torch.devi
 
     def step_of(model: Any) -> Callable[..., Any]:
         def step(x: Tensor, y: Tensor) -> Tensor:
-            runs.append(made := Own(model.parameters(), by_size, lr=0.1, beta=0.25))
+            runs.append(made := own(by_size, model.parameters(), lr=0.1, beta=0.25))
             made.zero_grad()
             loss = nn.functional.mse_loss(model(x), y)
             loss.backward()

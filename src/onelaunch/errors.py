@@ -175,8 +175,8 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "OL123": Entry(
         "an optimizer's option that changes at every call",
-        "the recorded kernels hold it where it cannot be turned, so that each value would need a "
-        "recording of its own",
+        "no recorded kernel holds it, or one does where it cannot be turned, so that each value "
+        "would need a recording of its own",
         "keep it as it is, or call `optimizer.step()` after the callable",
     ),
     "OL130": Entry(

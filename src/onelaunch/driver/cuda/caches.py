@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from onelaunch.driver.cuda.order import bindings
+from onelaunch.driver.cuda.order import bindings, capture_stream
 
 
 @contextlib.contextmanager
@@ -41,14 +41,15 @@ def _drop() -> None:
 
 def _allocated(index: int) -> set[tuple[int, int]]:
     """The blocks that were allocated on streams of torch's pool, as (stream, address): not those of
-    graphs, of the default stream, on which nobody captures, or of foreign streams, whose owner may
-    have destroyed them. A walk over the allocator's blocks, about a millisecond."""
+    graphs, of the default stream, on which nobody captures, of onelaunch's, or of foreign streams,
+    whose owner may have destroyed them. A walk over the allocator's blocks, about a millisecond."""
+    ours = (0, capture_stream(index).cuda_stream)
     segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
     found = {
         (segment["stream"], block["address"])
         for segment in segments
         if segment["device"] == index
-        and segment["stream"] != 0
+        and segment["stream"] not in ours
         and tuple(segment["segment_pool_id"]) == (0, 0)
         for block in segment["blocks"]
         if block["state"] == "active_allocated"

@@ -8,6 +8,7 @@ overlap, and the modes of torch in force. What the callable reads behind the arg
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -182,9 +183,24 @@ class CallSpec:
             other.modes,
             strict=True,
         ):
+            if a != b and isinstance(a, str) and isinstance(b, str):  # that of torch's guard
+                return _state_difference(name, a, b)
             if a != b:
                 return name, f"captured {a}, got {b}"
         return "default device", f"captured {self.device}, got {other.device}"
+
+
+def _state_difference(name: str, mine: str, theirs: str) -> tuple[str, str]:
+    """Which of the modes in the text of torch's `GlobalStateGuard` differs."""
+    try:
+        captured, got = json.loads(mine), json.loads(theirs)
+    except ValueError:  # it is no interface of torch's
+        return name, f"captured {mine}, got {theirs}"
+    for key in captured:
+        if captured[key] != got.get(key):
+            shown = str(key).replace("_", " ")
+            return shown, f"captured {captured[key]}, got {got.get(key)}"
+    return name, f"captured {mine}, got {theirs}"
 
 
 def _tree_difference(mine: Tree, theirs: Tree, path: str) -> tuple[str, str]:

@@ -164,6 +164,18 @@ def test_the_default_device_is_part_of_it() -> None:
         theirs = spec_of(x)
         assert ambient() is None
     assert mine.difference(theirs, ["x"]) == ("default device", "captured cpu, got meta")
+
+
+def test_a_mode_of_torchs_own_guard_is_named() -> None:
+    mine = spec_of(torch.ones(2))
+    with torch.no_grad():
+        theirs = spec_of(torch.ones(2))
+    assert mine.difference(theirs, ["x"]) == ("grad mode", "captured True, got False")
+    with torch.autocast("cpu"):
+        theirs = spec_of(torch.ones(2))
+    where, how = mine.difference(theirs, ["x"])
+    assert where == "autocast state"
+    assert len(how) < 400
     assert default_device() == CPU
 
 

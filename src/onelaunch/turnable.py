@@ -150,18 +150,15 @@ def constants(
     where not all can be turned.
     """
     keys = {place.key for group in optimizer.param_groups for place in places_of(group, kept)}
-    trial = _miniature(optimizer, stepped, device)
     reads, cuda = _Reads(), device.type == "cuda"
 
     def tried(without: Collection[str]) -> Reached | None:
         doubts = _Doubted()
         for copied in (False, True):  # some make their state where they are made
             for more in range(_SEEDS):
-                trial = _miniature(optimizer, stepped, device, copied)
-                groups = [_Noting(group, i, reads) for i, group in enumerate(trial.param_groups)]
-                vars(trial)["param_groups"] = groups
                 steps = Steps(lambda _: frozenset({*kept, *without}), cuda, seed + more)
                 try:
+                    trial = _miniature(optimizer, stepped, device, reads, copied)
                     with preserved_random_state(device):
                         return _proven(driver, device, pool, trial, steps, reads, doubts.believed)
                 except CaptureError:
@@ -181,9 +178,11 @@ def constants(
         return frozenset({*kept, *keys}), frozenset()
     if not is_of_torch(optimizer):
         # A result may hide what a number does, as a sign does.
+        counted = {id(p) for p in stepped}
         left |= {
             place.key
-            for i, group in enumerate(trial.param_groups)
+            for i, group in enumerate(optimizer.param_groups)
+            if any(id(p) in counted for p in group["params"])
             for place in places_of(group, {*kept, *left})
             if (i, place.key) in reads.keys and (i, place.key, place.item) not in reached
         }
@@ -291,7 +290,11 @@ def _turn(dials: Dials, places: Sequence[Place]) -> bool:
 
 
 def _miniature(
-    optimizer: Optimizer, stepped: Sequence[Tensor], device: torch.device, copied: bool = False
+    optimizer: Optimizer,
+    stepped: Sequence[Tensor],
+    device: torch.device,
+    reads: _Reads,
+    copied: bool,
 ) -> Optimizer:
     """An optimizer of the same class and options over parameters of its own, like those of
     `stepped`: by now the callable may have dropped their gradients.
@@ -316,11 +319,11 @@ def _miniature(
         return made
 
     groups: list[dict[str, Any]] = []
-    for group in optimizer.param_groups:
+    for index, group in enumerate(optimizer.param_groups):
         kinds = {(p.dtype, p.dim()): p for p in group["params"] if id(p) in counted}
         made = [like(p) for p in kinds.values()]
         others = {key: _own(value) for key, value in group.items() if key != "params"}
-        groups.append({**others, "params": made})
+        groups.append(_Noting({**others, "params": made}, index, reads))
         for p, parameter in zip(kinds.values(), made, strict=True) if copied else ():
             for key, value in optimizer.state.get(p, {}).items():
                 part = _part(value) if isinstance(value, Tensor) else copy.deepcopy(value)

@@ -368,6 +368,27 @@ def test_a_number_that_large_parameters_alone_lead_astray(device: torch.device) 
     assert sum(r.replays for r in fast.recordings) >= 6
 
 
+def test_a_group_without_gradients_makes_no_constants(device: torch.device) -> None:
+    class Reading(Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                lr = group["lr"]
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.sub_(p.grad, alpha=lr)
+
+    def make(params: Any) -> Optimizer:
+        frozen = nn.Parameter(torch.ones(2, device=device))
+        return Reading([{"params": list(params)}, {"params": [frozen]}], {"lr": 0.1})
+
+    def schedule(i: int, job: Any) -> None:
+        for group in job.optimizers[0].param_groups:
+            group["lr"] = 0.1 / (i + 1)
+
+    as_eager(functools.partial(training, device, make), device, calls=10, between=schedule)
+
+
 @pytest.mark.parametrize("key", ["progress", "dampening"])
 def test_a_number_that_the_step_does_not_use_may_change(device: torch.device, key: str) -> None:
     def make(params: Any) -> Optimizer:

@@ -113,9 +113,8 @@ def abandon_step(reached: Iterable[object]) -> None:
 def _forget_step(root: Any) -> None:
     """What `reset_iter_state` of later torch does, but that it waits for nothing on a GPU: events
     of a capture that was broken off cannot be waited for, and nothing ran."""
-    shared: tuple[Any, ...] = (root._comm_ctx, root._state_ctx)
-    for owner, names in zip(shared, (_OF_A_STEP, ("iter_forward_root",)), strict=True):
-        _clear(owner, names)
+    _clear(root._comm_ctx, _OF_A_STEP)
+    _clear(root._state_ctx, ("iter_forward_root",))
     root._state_ctx.post_backward_final_callback_queued = False
     for state in root._state_ctx.all_states:
         _clear(state, ("_modules_to_run_forward",))

@@ -49,7 +49,7 @@ def why_not(optimizer: Optimizer) -> tuple[str, str] | None:
     Knows the optimizers of torch. For others the capture itself tells.
     """
     kind = type(optimizer).__name__
-    if not type(optimizer).__module__.startswith("torch.optim"):
+    if not is_of_torch(optimizer):
         return None
     if kind in _NEVER:
         what, fix = _NEVER[kind]
@@ -132,6 +132,11 @@ def watching_steps(before: StepHook, after: StepHook | None = None) -> Generator
     finally:
         for handle in handles:
             handle.remove()
+
+
+def is_of_torch(optimizer: Optimizer) -> bool:
+    """Whether its step is torch's own."""
+    return type(optimizer).__module__.startswith("torch.optim")
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:

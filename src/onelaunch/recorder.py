@@ -115,15 +115,13 @@ class Recorder:
         turnable = self._turnable
         steps = Steps(turnable.kept(before.walk), self.device.type == "cuda", turnable.seed)
         run = Run(steps=steps)
-        observer: list[Observer] = []
         plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
         plan.varying = dict(self.varying)
         try:
             generators = before.generators(tree)
 
             def body(capture: Capture) -> list[Tensor]:
-                watching = self._run(capture, plan, tree, hidden, before, run)
-                observer[:] = [watching]
+                self._run(capture, plan, tree, hidden, before, run)
                 assert run.outputs is not None
                 kept = run.result if self.static_outputs or self.forward else ()
                 return [*kept, *run.lasting]
@@ -149,7 +147,8 @@ class Recorder:
             self.pool = self.apart()
             return None
         holders = self.forward.holders if self.forward else ()
-        error = afterthought(before, observer[0], run, plan, holders)
+        (observer,) = self._observers
+        error = afterthought(before, observer, run, plan, holders)
         if error is not None:
             graph.reset()
             before.undo(run.found)
@@ -160,14 +159,14 @@ class Recorder:
             before.undo(run.found)
             return None
         if self.rebind and not run.found:
-            graph = self._rebound_inputs(graph, plan, tree, before, observer[0], generators)
+            graph = self._rebound_inputs(graph, plan, tree, before, observer, generators)
         return captured_of(
             graph,
             statics[: len(statics) - len(run.lasting)],
             run,
             hidden,
             before,
-            observer[0],
+            observer,
             self.driver,
             self.device,
             dials=turned,
@@ -212,7 +211,7 @@ class Recorder:
         hidden: list[Slot],
         before: Before,
         run: Run,
-    ) -> Observer:
+    ) -> None:
         """The body: bring the inputs in, run the callable, take the outputs out."""
         statics = self._staged(capture, plan, hidden)
         arguments = statics[: len(statics) - len(hidden)]
@@ -235,12 +234,11 @@ class Recorder:
         if run.again:
             run.outputs = Outputs()
             run.result = []
-            return observer
+            return
         for storage, tensors in observer.external.items():
             before.held.setdefault(storage, []).extend(tensors)
         outputs = self._taken(plan, flat, before, run, observer)
         self._output_ports(capture, plan, outputs, observer)
-        return observer
 
     def _staged(self, capture: Capture, plan: Inputs, hidden: Sequence[Slot]) -> list[Tensor]:
         """What the callable gets for each input; the hidden ones are put where it reads them."""

@@ -18,7 +18,13 @@ from onelaunch.errors import CaptureError
 from onelaunch.hyperparameters import Book, unmistakable
 from onelaunch.names import names_read
 from onelaunch.observe import LIFTS, Observer
-from onelaunch.optimizers import parameters_of, refusal, settle, watching_steps
+from onelaunch.optimizers import (
+    is_of_torch,
+    parameters_of,
+    refusal,
+    settle,
+    watching_steps,
+)
 from onelaunch.slots import Slot
 from onelaunch.source import is_users
 from onelaunch.state import Change, Walk
@@ -268,11 +274,6 @@ def keys_read(before: Walk, optimizer: Optimizer | None = None) -> frozenset[str
         if is_users(fn.__code__.co_filename) and id(fn) not in own and id(inner) not in own:
             names |= names_read(fn.__code__)
     return frozenset(names)
-
-
-def is_of_torch(optimizer: Optimizer) -> bool:
-    """Whether its step is torch's own."""
-    return type(optimizer).__module__.startswith("torch.optim")
 
 
 def every_key(optimizer: Optimizer) -> frozenset[str]:

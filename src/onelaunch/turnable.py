@@ -18,9 +18,9 @@ from onelaunch.driver.driver import Capture, Doubtful, Doubts, Driver, Graph, Po
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
 from onelaunch.hyperparameters import unmistakable
-from onelaunch.optimizers import parameters_of, settle
+from onelaunch.optimizers import is_of_torch, parameters_of, settle
 from onelaunch.state import Walk
-from onelaunch.steps import Place, Steps, every_key, is_of_torch, keys_read, places_of
+from onelaunch.steps import Place, Steps, every_key, keys_read, places_of
 
 _SEEDS = 4
 """Sets of stand-ins that are tried: one may look like half an address, or like another number."""
@@ -62,7 +62,7 @@ class Turnable:
     """id of an optimizer -> see `constants`."""
     seed: int = 0
     """Of the numbers that stand in for the optimizers'."""
-    _held: list[Optimizer] = field(default_factory=lambda: cast(list[Optimizer], []))
+    _held: dict[int, Optimizer] = field(default_factory=lambda: cast(Any, {}))
     """Those that are known, so that no other takes an id."""
     _repeated: int = 0
     _before: Steps | None = None
@@ -97,8 +97,7 @@ class Turnable:
                 kept = steps.kept(optimizer)
                 stepped = steps.stepped[id(optimizer)]
                 found = constants(driver, device, pool, optimizer, stepped, kept, self.seed)
-                self.known[id(optimizer)] = found
-                self._held.append(optimizer)
+                self._learn(optimizer, *found)
                 if found[0] != kept:
                     return None
         turned = None
@@ -114,9 +113,14 @@ class Turnable:
         if self.seed < _SEEDS:
             return None
         for optimizer in steps.optimizers:
-            self.known[id(optimizer)] = every_key(optimizer), frozenset()
-            self._held.append(optimizer)
+            self._learn(optimizer, every_key(optimizer))
         return None
+
+    def _learn(
+        self, optimizer: Optimizer, constants: frozenset[str], reached: Reached = frozenset()
+    ) -> None:
+        self.known[id(optimizer)] = constants, reached
+        self._held[id(optimizer)] = optimizer
 
     def _seen_twice(self, steps: Steps) -> bool:
         """Whether the numbers of optimizers that are not torch's are all known to the step: two
@@ -125,7 +129,8 @@ class Turnable:
         if not own or (self._before is not None and self._before.agree(steps)):
             return True
         if self._before is not None:
-            self.known.update((id(o), (every_key(o), frozenset())) for o in own)
+            for optimizer in own:
+                self._learn(optimizer, every_key(optimizer))
         self._before = None if self._before else steps
         self.seed += 1
         return False

@@ -67,12 +67,11 @@ def refused_pair(reached: Iterable[object]) -> CaptureError | None:
     return None
 
 
-def refused_step(reached: Iterable[object], device: torch.device) -> CaptureError | None:
+def refused_step(reached: Iterable[object]) -> CaptureError | None:
     """Why a callable that shards its parameters cannot be recorded, OL130; or None.
 
     Args:
         reached: what the callable reaches.
-        device: of the recording.
     """
     parts = [part for part in reached if spread(part) in _SHARDED] if initialized() else []
     if not parts:
@@ -82,16 +81,13 @@ def refused_step(reached: Iterable[object], device: torch.device) -> CaptureErro
     if any(spread(part) == "FSDP2" and _reshards(part) for part in parts):
         why += "; resharding after forward it does so twice"
         return CaptureError("OL130", what, why=why, fix=_KEPT)
-    if device.type != "cpu":
-        why += ", which no recording on a GPU has been seen to do right yet"
-    elif any(spread(part) == "FSDP1" for part in parts):
+    if any(spread(part) == "FSDP1" for part in parts):
         why += ", by ways that this version does not follow"
-    else:
-        return None
-    return CaptureError("OL130", what, why=why, fix=_WHOLE)
+        return CaptureError("OL130", what, why=why, fix=_WHOLE)
+    return None
 
 
-def refused_ahead(reached: Iterable[object], device: torch.device) -> CaptureError | None:
+def refused_ahead(reached: Iterable[object]) -> CaptureError | None:
     """Why a step over FSDP cannot be captured ahead of its first call, OL130; or None."""
     reached = list(reached)
     sharded = [part for part in reached if spread(part) in _SHARDED] if initialized() else []
@@ -100,7 +96,7 @@ def refused_ahead(reached: Iterable[object], device: torch.device) -> CaptureErr
     what = f"`{type(sharded[0]).__name__}` in a recording that is captured ahead"
     why = "FSDP counts and notes in Python what each step did, and that cannot be taken back"
     ahead = CaptureError("OL130", what, why=why, fix="call the step: its first calls warm it up")
-    return refused_step(reached, device) or ahead
+    return refused_step(reached) or ahead
 
 
 def abandon_step(reached: Iterable[object]) -> None:

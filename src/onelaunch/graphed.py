@@ -142,7 +142,7 @@ class Graphed(Table, Generic[P, R]):
         if distributed.is_unsharded(lambda: self._callee.reached(flat).values()):
             return MISS
         self._drop_stale(spec, signature)
-        refused = self._refusal(signature, flat, device)
+        refused = self._refusal(signature, flat)
         if refused is not None:
             return self._refused(signature, refused)
         flying = in_flight(self._entries, spec)
@@ -200,14 +200,12 @@ class Graphed(Table, Generic[P, R]):
         self._add(entry)
         return result
 
-    def _refusal(
-        self, signature: Signature, flat: Flat, device: torch.device
-    ) -> CaptureError | None:
+    def _refusal(self, signature: Signature, flat: Flat) -> CaptureError | None:
         """What forbids to capture a signature, as far as it shows before a capture."""
         if signature.warm == 0 and not self._entries:  # modules of several processes
             reached = self._callee.reached(flat).values()
             signature.least = distributed.least_warmup(reached)
-            refused = distributed.refused_step(reached, device)
+            refused = distributed.refused_step(reached)
             if refused is not None:
                 return refused
         restless = signature.options.restless() if signature.options is not None else None
@@ -364,7 +362,7 @@ class Graphed(Table, Generic[P, R]):
             if any(e.spec == spec and e.guard.check() for e in self._entries):
                 return
             self._drop_stale(spec, signature)
-            refused = distributed.refused_ahead(reached.values(), device)
+            refused = distributed.refused_ahead(reached.values())
             if refused is not None:
                 raise refused
             if len(self._entries) >= self.options.max_recordings:

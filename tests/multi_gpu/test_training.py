@@ -61,14 +61,21 @@ def test_a_pair_inside_ddp(gpus: bool) -> None:
     ("way", "eager"), [("fsdp-step", 3), ("fsdp-deep", 3), ("fsdp-accumulated", 3 + 5)]
 )
 def test_a_whole_step_over_fsdp2(gpus: bool, way: str, eager: int) -> None:
-    """On the tape; where a forward alone left the parameters whole, the next call is eager."""
+    """Where a forward alone left the parameters whole, the next call is eager."""
     for report in torchrun(way, gpus=gpus):
-        if gpus:
-            assert report["refused"] == "OL130", report
-            assert "storage of its parameters" in report["what"]
-        else:
-            assert report["equal"], report
-            assert report["replays"] == 50 - eager
+        assert report["equal"], report
+        assert report["replays"] == 50 - eager
+
+
+def test_a_capture_that_breaks_off_leaves_fsdp2_as_it_was(gpus: bool) -> None:
+    for report in torchrun("fsdp-broken-off", gpus=gpus):
+        assert report["equal"], report
+        assert report["replays"] == 0
+
+
+def test_a_sharded_result_is_refused(gpus: bool) -> None:
+    for report in torchrun("fsdp-result", gpus=gpus):
+        assert report["refused"] == "OL108", report
 
 
 @pytest.mark.parametrize("way", ["pair-over-ddp", "function-over-ddp", "pair-over-fsdp"])

@@ -152,6 +152,29 @@ def fsdp_accumulated(device: torch.device, graphed: bool) -> tuple[nn.Module, St
     return model, call, fast
 
 
+def fsdp_broken_off(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]:
+    """A capture that ends between forward and backward, with whole parameters and collectives
+    under way; the same step goes on eagerly."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = network(device)
+    for part in (model[0], model):
+        fully_shard(part, reshard_after_forward=False)
+    optimizer = adam(model.parameters(), device)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        if loss.item() > 1e6:
+            return loss.detach()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    fast: Any = ol.graph(step, on_refusal="eager") if graphed else step
+    return model, fast, fast
+
+
 def all_reduce(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]:
     """What a collective writes is an argument, and what it reads another."""
     model = network(device)
@@ -209,6 +232,23 @@ def pair_over_fsdp(device: torch.device, graphed: bool) -> tuple[nn.Module, Step
     return model, step_of(ol.graph(model), adam(model.parameters(), device)), None
 
 
+def fsdp_result(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]:
+    """A DTensor as result."""
+    from torch.distributed.fsdp import fully_shard
+
+    model: Any = network(device)
+    fully_shard(model, reshard_after_forward=False)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        F.cross_entropy(model(x), y).backward()
+        result: Tensor = model[0].weight.grad * 2
+        model.zero_grad()
+        return result
+
+    fast: Any = ol.graph(step)
+    return model, fast, fast
+
+
 def fsdp_reshard(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]:
     from torch.distributed.fsdp import fully_shard
 
@@ -225,6 +265,7 @@ WAYS = {
     "fsdp-step": fsdp_step,
     "fsdp-deep": fsdp_deep,
     "fsdp-accumulated": fsdp_accumulated,
+    "fsdp-broken-off": fsdp_broken_off,
     "all-reduce": all_reduce,
     "late-collectives": late_collectives,
 }
@@ -233,6 +274,7 @@ REFUSED = {
     "function-over-ddp": function_over_ddp,
     "pair-over-fsdp": pair_over_fsdp,
     "fsdp-reshard": fsdp_reshard,
+    "fsdp-result": fsdp_result,
 }
 
 

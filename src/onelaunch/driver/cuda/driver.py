@@ -22,6 +22,7 @@ from onelaunch.driver.cuda.rebind import rebind
 from onelaunch.driver.cuda.record import record
 from onelaunch.driver.driver import Capture, Graph, Pool, Region
 from onelaunch.driver.resizes import watching_resizes
+from onelaunch.shards import local
 from onelaunch.spec import TensorSpec
 
 T = TypeVar("T")
@@ -224,9 +225,9 @@ def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
 
 
 def _parts(t: Tensor) -> tuple[Tensor, ...]:
-    """The tensors that hold a tensor's memory: itself, or those of a sparse one."""
+    """The tensors that hold a tensor's memory: itself, or those of a sparse or a sharded one."""
     if t.layout is torch.strided:
-        return (t,)
+        return (local(t),)
     if t.layout is torch.sparse_coo:
         return (t._indices(), t._values())
     if t.layout in (torch.sparse_csr, torch.sparse_bsr):

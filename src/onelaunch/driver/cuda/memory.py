@@ -89,22 +89,16 @@ class CudaPool:
 
     def kept_bytes(self, graph: object, tensors: Sequence[Tensor]) -> int:
         """See `Pool.kept_bytes`: a recording itself keeps nothing allocated."""
-        storages = {
-            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-            for t in tensors
-            if t.is_cuda and t.layout is torch.strided
-        }
         return sum(
             -(-nbytes // _BLOCK_BYTES) * _BLOCK_BYTES
-            for start, nbytes in storages.items()
+            for start, nbytes in _storages(tensors).items()
             if self.ranges.overlaps(start, start + nbytes)
         )
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
         """See `Pool.written_by_others`."""
-        storages = [t.untyped_storage() for t in tensors if t.is_cuda and t.layout is torch.strided]
-        starts = [(s.data_ptr(), s.nbytes()) for s in storages]
-        return any(self.earlier.overlaps(start, start + nbytes) for start, nbytes in starts)
+        storages = _storages(tensors).items()
+        return any(self.earlier.overlaps(start, start + nbytes) for start, nbytes in storages)
 
     def listed(self) -> list[Recording]:
         """The recordings that exist."""
@@ -195,6 +189,12 @@ def _segments(pool_id: tuple[int, int]) -> list[tuple[int, int]]:
         for s in segments
         if tuple(s["segment_pool_id"]) == pool_id
     ]
+
+
+def _storages(tensors: Sequence[Tensor]) -> dict[int, int]:
+    """Bytes of the storages of those that are on a GPU, by where they start."""
+    held = [local(t) for t in tensors if t.is_cuda and t.layout is torch.strided]
+    return {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in held)}
 
 
 def region(t: Tensor) -> Region:

@@ -1,10 +1,11 @@
 """Every engine on every inference workload, in float32 with TF32 off: `results/engines.json`.
 
     python -m benchmarks.engines                    # all of them, under eight minutes on an H200
-    python -m benchmarks.engines --workloads mlp,cnn --out /tmp/some.json
+    python -m benchmarks.engines --workloads mlp,cnn    # these anew, the others as they are
 
 Each workload runs in a process of its own, so that neither a compiler's state nor a profiler nor a
-device error reaches the next; results are written after each.
+device error reaches the next; results are written after each. Its engines take turns, call upon
+call: only they are to be compared with each other.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from onelaunch.bench.environment import environment
 RESULTS = Path(__file__).parent / "results"
 ENGINES = (
     *("eager", "no_grad", "by-hand", "make_graphed_callables"),
-    *("compile", "reduce-overhead", "max-autotune", "cudagraphs"),
-    *("onelaunch", "onelaunch-rebind", "onelaunch-static", "onelaunch-compile"),
-    "onelaunch-max-autotune",
-    *("bare", "bare_compiled"),
+    *("onelaunch", "onelaunch-rebind", "onelaunch-static", "bare"),
+    # From here on a compiler builds them, which may take all the time that is left.
+    *("compile", "onelaunch-compile", "bare_compiled", "reduce-overhead", "cudagraphs"),
+    *("max-autotune", "onelaunch-max-autotune"),
 )
 SMALL = ("mlp", "cnn", "rnn")
 ORDER = (*SMALL, "resnet50", "bert", "resnext101")
@@ -46,8 +47,6 @@ def engines_for(workload: str) -> list[str]:
 
 def measure(workload: str, seconds: float, budget_seconds: float) -> Comparison:
     """Compare the engines on one workload; what the budget leaves undone is in its rows."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
     fn, args = WORKLOADS[workload]()
     signal.signal(signal.SIGALRM, _time_is_up)
@@ -65,7 +64,8 @@ def _time_is_up(*_: object) -> None:
 def run_all(workloads: list[str], out: Path, seconds: float, budget_seconds: float) -> int:
     """One process for each workload; returns how many gave no result."""
     deadline = time.monotonic() + budget_seconds
-    results: dict[str, Any] = {"benchmark": "engines", "environment": {}, "workloads": {}}
+    results: dict[str, Any] = {"benchmark": "engines", "environment": environment()}
+    results["workloads"] = earlier(out, results["environment"])
     missing = 0
     for i, name in enumerate(workloads):
         # What is left is shared out evenly over what is left to do, large models last.
@@ -81,10 +81,17 @@ def run_all(workloads: list[str], out: Path, seconds: float, budget_seconds: flo
             continue
         data = json.loads(text)
         results["environment"] = data.pop("environment")
-        results["workloads"][name] = data
+        done = results["workloads"] | {name: data}
+        results["workloads"] = {known: done[known] for known in ORDER if known in done}
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(results, indent=1) + "\n")
     return missing
+
+
+def earlier(out: Path, here: dict[str, Any]) -> dict[str, Any]:
+    """The workloads that a run before this left in the file, if it was on the same machine."""
+    before = json.loads(out.read_text()) if out.exists() else {}
+    return before["workloads"] if before.get("environment") == here else {}
 
 
 def _in_a_process(name: str, seconds: float, budget_seconds: float) -> str | None:
@@ -123,6 +130,8 @@ def main() -> int:
     parser.add_argument("--budget-seconds", type=float, default=450.0, help="for everything")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
     if options.one:
         comparison = measure(options.one, options.seconds, options.budget_seconds)
         options.out.write_text(comparison.to_json())

@@ -71,7 +71,7 @@ def run_together(
     with tempfile.TemporaryDirectory() as folder:
         files = {name: Path(folder) / f"{name}.json" for name in names}
         deadline = time.time() + build_seconds
-        children = {n: _start(module, n, files[n], options, len(names), deadline) for n in names}
+        children = {n: _start(module, n, files[n], options, deadline) for n in names}
         try:
             _all_ready(list(children.values()), build_seconds + GRACE_SECONDS)
             for name, child in children.items():
@@ -88,12 +88,12 @@ def run_together(
 
 
 def _start(
-    module: str, name: str, out: Path, options: Sequence[str], count: int, deadline: float
+    module: str, name: str, out: Path, options: Sequence[str], deadline: float
 ) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", module, "--one", name, "--out", str(out), *options]
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    # Twice as many as there are cores: the small networks are soon compiled.
-    threads = str(max(1, 2 * (os.cpu_count() or 1) // count))
+    # More than there are cores, all told: the small networks are soon compiled.
+    threads = str(max(1, (os.cpu_count() or 1) // 2))
     env = {**os.environ, "PYTHONPATH": path, _READY_BY: str(deadline)}
     env["TORCHINDUCTOR_COMPILE_THREADS"] = threads
     pipe = subprocess.PIPE

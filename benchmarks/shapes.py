@@ -95,26 +95,24 @@ def judge_overhead(part: dict[str, Any]) -> list[Target]:
 
 def judge_requests(part: dict[str, Any]) -> list[Target]:
     rows = {name: row for name, row in part["engines"].items() if row.get("status") == "ok"}
-    ours = rows.pop("onelaunch", None)
-    if ours is None or not rows:
-        return []
-    made = [
-        Target(
-            "captures after the first pass over the requests",
-            "0",
-            str(ours["captures after the first pass"]),
-            ours["captures after the first pass"] == 0,
-        )
-    ]
-    for what, unit, pick, best in (
-        ("requests per second", "", lambda row: row["throughput"]["per second"], max),
-        ("p50 of the latency", " us", lambda row: row["latency"]["p50 us"], min),
-        ("p99 of the latency", " us", lambda row: row["latency"]["p99 us"], min),
-    ):
-        other = best(rows.values(), key=pick)
-        limit, mine = pick(other), pick(ours)
-        rule = f"{limit:,.0f}{unit} of {other['title']}"
-        made.append(Target(what, rule, f"{mine:,.0f}{unit}", best(limit, mine) == mine))
+    others = [row for name, row in rows.items() if not name.startswith("onelaunch")]
+    made: list[Target] = []
+    for ours in (row for name, row in rows.items() if name.startswith("onelaunch")):
+        title, late = ours["title"], ours["captures after the first pass"]
+        what = f"{title}: captures after the first pass over the requests"
+        made.append(Target(what, "0", str(late), late == 0))
+        for what, unit, pick, best in (
+            ("requests per second", "", lambda row: row["throughput"]["per second"], max),
+            ("p50 of the latency", " us", lambda row: row["latency"]["p50 us"], min),
+            ("p99 of the latency", " us", lambda row: row["latency"]["p99 us"], min),
+        ):
+            if not others:
+                continue
+            other = best(others, key=pick)
+            limit, mine = pick(other), pick(ours)
+            rule = f"{limit:,.0f}{unit} of {other['title']}"
+            met = best(limit, mine) == mine
+            made.append(Target(f"{title}: {what}", rule, f"{mine:,.0f}{unit}", met))
     return made
 
 

@@ -7,6 +7,7 @@ process of its own. All build at once; the timed passes come one after the other
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
 import time
@@ -121,9 +122,9 @@ def by_hand(model: nn.Module, load: Load) -> Engine:
     return call
 
 
-def onelaunch(model: nn.Module, load: Load) -> Engine:
+def onelaunch(model: nn.Module, load: Load, compile: bool = False) -> Engine:
     buckets = ol.Buckets(dim=(0, 1), sizes=(load.batches, load.lengths), pad={"mask": (None, 0)})
-    fast: Any = ol.graph(model, buckets=buckets, warmup=1, max_recordings=len(BATCHES) * 8)
+    fast: Any = ol.graph(model, buckets=buckets, warmup=1, compile=compile)
     device = next(model.parameters()).device
     example = sentences(load.max_batch, load.max_length, torch.Generator().manual_seed(1))
     fast.capture_all(*(t.to(device) for t in example))
@@ -136,6 +137,7 @@ ENGINES: dict[str, Callable[[nn.Module, Load], Engine]] = {
     "reduce-overhead": reduce_overhead,
     "by-hand": by_hand,
     "onelaunch": onelaunch,
+    "onelaunch-compile": functools.partial(onelaunch, compile=True),
 }
 TITLES = {
     "eager": "eager",
@@ -143,8 +145,9 @@ TITLES = {
     "reduce-overhead": "torch.compile reduce-overhead",
     "by-hand": "buckets by hand",
     "onelaunch": "onelaunch",
+    "onelaunch-compile": "onelaunch compile=True",
 }
-ON_GPUS_ONLY = ("compile-dynamic", "reduce-overhead", "by-hand")
+ON_GPUS_ONLY = ("compile-dynamic", "reduce-overhead", "by-hand", "onelaunch-compile")
 
 
 # Measuring.
@@ -161,7 +164,7 @@ class Session:
 
     @property
     def stats(self) -> ol.GraphStats | None:
-        return self.engine.stats() if self.name == "onelaunch" else None  # type: ignore[attr-defined]
+        return self.engine.stats() if self.name.startswith("onelaunch") else None  # type: ignore[attr-defined]
 
 
 def build(name: str, load: Load, device: torch.device, seconds: float) -> Session:

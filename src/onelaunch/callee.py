@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,15 +19,21 @@ class Callee:
 
     Args:
         fn: what the caller calls.
-        compile: whether Inductor's version of it is captured; see `compiled`.
+        compile: whether Inductor's version of it is captured; see `_compiled`.
+        dynamic: whether one such version serves all sizes.
         root: what state is sought from, and its name: the module whose forward `fn` is, or `fn`.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], compile: bool | str, root: tuple[str, object] | None
+        self,
+        fn: Callable[..., Any],
+        compile: bool | str,
+        dynamic: bool,
+        root: tuple[str, object] | None,
     ) -> None:
         self.fn = fn
         self.compile = compile
+        self.dynamic = dynamic
         self.root = root or (getattr(fn, "__name__", "callable"), fn)
         self._compiled: Callable[..., Any] | None = None
 
@@ -54,16 +61,31 @@ class Callee:
         if not self.compile or driver.name != "cuda":
             return self.fn
         if self._compiled is None:
-            self._compiled = _compiled(self.fn, self.compile)
+            self._compiled = _compiled(self.fn, self.compile, self.dynamic)
         return self._compiled
 
 
-def _compiled(fn: Callable[..., Any], mode: bool | str) -> Callable[..., Any]:
+_COMPILES = 1 << 16
+"""How often Dynamo may compile one function. After the eighth it would run it eagerly from then on,
+and not say so; how many recordings there are is bounded by options of our own."""
+
+
+def _compiled(fn: Callable[..., Any], mode: bool | str, dynamic: bool) -> Callable[..., Any]:
     """`fn` compiled by Inductor, its own CUDA graphs off: the recording takes their place.
 
     Args:
         mode: True or ``"default"``, or ``"max-autotune"`` (slow to build).
+        dynamic: compile it for all sizes at once (but 1, which Inductor treats apart), instead of
+            for each.
     """
     if mode == "max-autotune":
-        return torch.compile(fn, mode="max-autotune-no-cudagraphs", dynamic=False)
-    return torch.compile(fn, options={"triton.cudagraphs": False}, dynamic=False)
+        compiled = torch.compile(fn, mode="max-autotune-no-cudagraphs", dynamic=dynamic)
+    else:
+        compiled = torch.compile(fn, options={"triton.cudagraphs": False}, dynamic=dynamic)
+    config: Any = importlib.import_module("torch._dynamo").config
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with config.patch(recompile_limit=_COMPILES, accumulated_recompile_limit=_COMPILES):
+            return compiled(*args, **kwargs)
+
+    return run

@@ -64,7 +64,7 @@ class Graphed(Table, Generic[P, R]):
     ) -> None:
         super().__init__(getattr(fn, "__name__", type(fn).__name__), options, pool or Pool())
         self.fn = fn
-        self._callee = Callee(fn, options.compile, root)
+        self._callee = Callee(fn, options.compile, options.buckets is not None, root)
         self._warmup = Warmup(self._callee, options, self._pool)
         self._chain: Chain | None = None
         """While a part of it is captured."""

@@ -69,6 +69,32 @@ def test_bert() -> None:
     assert set(fast.recordings[0].inputs.values()) == {"pad"}
 
 
+def test_inductor_compiles_once_for_all_buckets() -> None:
+    torch._dynamo.reset()
+    model = bert()
+    buckets = ol.Buckets(
+        dim=(0, 1),
+        sizes=((2, 3, 4), (8, 10, 12, 16)),
+        dims={"attention_mask": (0, 3)},
+        pad={"attention_mask": (None, 0)},
+    )
+    eager, fast = ol.graph(model, buckets=buckets), ol.graph(model, buckets=buckets, compile=True)
+    for each in (eager, fast):
+        ids = torch.randint(200, (4, 16), device="cuda")
+        mask = torch.ones(4, 1, 1, 16, dtype=torch.bool, device="cuda")
+        each.capture_all(input_ids=ids, attention_mask=mask)
+        assert len(each.recordings) == 12
+    assert max(r.nodes for r in fast.recordings) < min(r.nodes for r in eager.recordings)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
+    for ids in requests():
+        mask = torch.ones(len(ids), 1, 1, ids.shape[1], dtype=torch.bool, device="cuda")
+        mask[0, ..., -2:] = False
+        got = fast(input_ids=ids, attention_mask=mask)
+        expected = model(input_ids=ids, attention_mask=mask)
+        _close(got.last_hidden_state, expected.last_hidden_state)
+    assert fast.stats().eager_calls == 0
+
+
 def test_gpt2() -> None:
     model = gpt2()
     buckets = ol.Buckets(

@@ -84,8 +84,8 @@ def test_inductor_compiles_once_for_all_buckets() -> None:
         mask = torch.ones(4, 1, 1, 16, dtype=torch.bool, device="cuda")
         each.capture_all(input_ids=ids, attention_mask=mask)
         assert len(each.recordings) == 12
-    assert max(r.nodes for r in fast.recordings) < min(r.nodes for r in eager.recordings)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
+    assert not {r.nodes for r in fast.recordings} & {r.nodes for r in eager.recordings}
+    assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
     for ids in requests():
         mask = torch.ones(len(ids), 1, 1, ids.shape[1], dtype=torch.bool, device="cuda")
         mask[0, ..., -2:] = False

@@ -160,8 +160,10 @@ def test_what_the_driver_takes_is_told() -> None:
         return x
 
     fast: Any = ol.graph(deep, warmup=1)
-    for n in range(1, 17):
+    for n in range(1, 65):  # what graphs before this one left to the driver is used first
         fast.capture(x[:n])
-    found = fast.stats()
-    assert len(found.recordings) == 16
+        found = fast.stats()
+        assert len(found.recordings) == n
+        if found.driver_bytes:
+            break
     assert 0 < found.driver_bytes < 256 * MIB

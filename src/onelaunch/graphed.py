@@ -287,6 +287,7 @@ class Graphed(Table, Generic[P, R]):
         if signature.launches is not None:
             captured.launches = signature.launches
         captured.clock = self._pool.clock
+        captured.guard = self._shared(captured.guard)
         call = self._call_of(captured, spec)
         if forward is not None:
             kept = captured.graph.memory_bytes
@@ -299,7 +300,7 @@ class Graphed(Table, Generic[P, R]):
         signature.options = StepOptions(captured.optimizers, captured.dials.keys)
         self._counts.captured(captured.seconds)
         member = member_of(captured, recorder.pool, kept, weakref.WeakMethod(self._evicted))
-        entry = Entry(call, spec, signature, flat.paths, captured, info, captured.guard, member)
+        entry = Entry(call, spec, signature, flat.paths, captured, info, member)
         if self.options.policy == "measure":
             entry.call = timed(entry, signature)
         return entry
@@ -359,7 +360,7 @@ class Graphed(Table, Generic[P, R]):
         with driver.exclusive(), no_collection():
             spec = spec_of(driver, flat, device)
             signature = self._signatures.setdefault(spec, Signature())
-            if any(e.spec == spec and e.guard.check() for e in self._entries):
+            if any(e.spec == spec and e.captured.guard.check() for e in self._entries):
                 return
             self._drop_stale(spec, signature)
             refused = distributed.refused_ahead(reached.values())

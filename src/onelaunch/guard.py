@@ -78,6 +78,26 @@ class StateGuard:
         self._same_hooks = same_hooks(leaves) if leaves else None
         self.check = self._native_check() or self._python_check
 
+    def agrees(self, other: StateGuard) -> bool:
+        """Whether it checks just what another does, so that one of them can serve both.
+
+        Recordings that share a guard find it in the processor's caches: one of BERT, with all that
+        it looks at, is some 100 KB.
+        """
+        return (
+            self._same_hooks is None
+            and other._same_hooks is None
+            and self._modes == other._modes
+            and self._grads == other._grads
+            and len(self._slots) == len(other._slots)
+            and len(self.tensors) == len(other.tensors)
+            and len(self._sized) == len(other._sized)
+            and all(a.id == b.id for a, b in zip(self._slots, other._slots, strict=True))
+            and all(map(_fits, self._values, other._values))
+            and all(a.agrees(b) for a, b in zip(self._places, other._places, strict=True))
+            and all(a.agrees(b) for a, b in zip(self._sized, other._sized, strict=True))
+        )
+
     def _native_check(self) -> Callable[[], bool] | None:
         """The check in C, for all that C can see; the rest around it."""
         guard = native().guard
@@ -260,6 +280,9 @@ class _Place:
     def kept(self) -> bool:
         return _layout(self.tensor) == self._state
 
+    def agrees(self, other: _Place) -> bool:
+        return self.tensor is other.tensor and self._state == other._state
+
 
 def _layout(t: Tensor) -> tuple[object, ...]:
     t = local(t)
@@ -281,6 +304,10 @@ class _Size:
 
     def kept(self) -> bool:
         return self._read() == self._state
+
+    def agrees(self, other: _Size) -> bool:
+        same = self.container is other.container and self._names == other._names
+        return same and self._state == other._state
 
 
 def _is_attribute(slot: Slot) -> bool:

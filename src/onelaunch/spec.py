@@ -99,10 +99,18 @@ def modes() -> tuple[object, ...]:
 def readers() -> list[tuple[Callable[[], object], object]]:
     """How to see at a later call that these modes are in force: functions, and what each returns.
 
-    All but the default device, which costs more to read and is compared where it was set.
+    All but the default device, which costs more to read and is compared where it was set. The same
+    modes give the same functions.
     """
-    guard: Any = _C._dynamo.guards.GlobalStateGuard()
+    now: Any = _C._dynamo.guards.GlobalStateGuard()
+    guard = _guards.setdefault(now.__getstate__(), now)
+    if not guard.check():  # its text leaves something out
+        guard = now
     return [(guard.check, True), *((read, read()) for _, read in MODES)]
+
+
+_guards: dict[str, Any] = {}
+"""Torch's guard of each combination of modes that was captured, by its text."""
 
 
 def ambient() -> str | None:

@@ -40,7 +40,6 @@ class Entry:
     paths: Sequence[str]
     captured: Captured
     info: Recording
-    guard: StateGuard
     member: Member
 
     def figures(self) -> Recording:
@@ -166,6 +165,11 @@ class Table:
             for member in members:
                 self._pool.free(member)
 
+    def _shared(self, guard: StateGuard) -> StateGuard:
+        """A guard that an earlier recording has and that checks the same; else this one."""
+        known = {id(e.captured.guard): e.captured.guard for e in self._entries}
+        return next((earlier for earlier in known.values() if earlier.agrees(guard)), guard)
+
     def _add(self, entry: Entry) -> None:
         with self._lock:  # another thread may reset
             self._entries = (entry, *self._entries)
@@ -204,7 +208,7 @@ class Table:
     def _drop_stale(self, spec: CallSpec, signature: Signature) -> None:
         """Free recordings of this signature whose parameters are gone: they cannot fit again."""
         for entry in self._entries:
-            moved = entry.guard.moved() if entry.spec == spec else None
+            moved = entry.captured.guard.moved() if entry.spec == spec else None
             if moved is not None:
                 signature.why = f"{moved} moved"
                 if moved.endswith(".grad") and signature.parts is None:
@@ -244,7 +248,8 @@ def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()
         if entry.spec == spec:
             numbers = None if entry.captured.dials.current() else "an optimizer's numbers"
             unlike = entry.captured.unlike(tensors)
-            changed = entry.guard.difference() or numbers or unlike or "memory shared otherwise"
+            moved = entry.captured.guard.difference()
+            changed = moved or numbers or unlike or "memory shared otherwise"
             return f"state changed: {changed}"
     if not entries:
         return "first signature"

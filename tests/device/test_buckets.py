@@ -461,6 +461,19 @@ def test_all_ahead(device: torch.device, rand: Rand) -> None:
     assert len(copy.deepcopy(fast).recordings) == 0
 
 
+def test_all_buckets_share_what_looks_at_the_state(device: torch.device, rand: Rand) -> None:
+    """One guard, for as long as the state is one."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout()).requires_grad_(False).to(device).eval()
+    fast: Any = ol.graph(model, buckets=BATCH)
+    fast.capture_all(rand(1, 3, 3))
+    assert len({id(e.captured.guard) for e in fast.__graphed__._entries}) == 1
+    with torch.no_grad():
+        model[0].weight.data = model[0].weight.data * 2
+    for n in range(1, 9):
+        x = rand(n, n, 3)
+        same(fast(x), model(x), exact=False)
+
+
 def test_a_later_bucket_is_compared_at_one_size_only(
     rand: Rand, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,6 +178,19 @@ def test_a_change_is_noticed(change: Callable[[Model], object]) -> None:
     assert not guard.check()
 
 
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_guard_of_other_state_does_not_agree(change: Callable[[Model], object]) -> None:
+    model, guard = model_guard()
+    tensors = [*model.parameters(), *model.buffers()]
+    again = guard_of(model, tensors)
+    assert guard.agrees(again)
+    assert again.agrees(guard)
+    change(model)
+    other = guard_of(model, tensors)
+    assert not guard.agrees(other)
+    assert not other.agrees(guard)
+
+
 KEPT: dict[str, Callable[[Model], object]] = {
     "an equal float": lambda m: setattr(m, "flag", float("2.5")),
     "an equal int": lambda m: m.table.update(a=int("1000")),

@@ -17,6 +17,6 @@ def test_what_torch_notes_about_modules_costs_no_look() -> None:
         for _ in range(3):
             fast(torch.ones(2, 4))
     (entry,) = fast.__graphed__._entries
-    slots = entry.guard._slots
+    slots = entry.captured.guard._slots
     assert {slot.name for slot in slots if slot.key == "training"}
     assert not [slot.name for slot in slots if slot.kind == "contents"]

@@ -22,9 +22,10 @@ def call(us: float) -> dict[str, float]:
     return {"median_us": us}
 
 
-def row(title: str, rate: float, p50: float, p99: float) -> dict[str, Any]:
-    latency = {"p50 us": p50, "p99 us": p99}
-    return {"title": title, "status": "ok", "throughput": {"per second": rate}, "latency": latency}
+def row(title: str, rate: float, p50: float, p99: float, first: int = 5) -> dict[str, Any]:
+    latency, throughput = {"p50 us": p50, "p99 us": p99}, {"per second": rate}
+    figures = {"throughput": throughput, "latency": latency, "first pass": first}
+    return {"title": title, "status": "ok"} | figures
 
 
 GOOD: dict[str, Any] = {
@@ -44,7 +45,7 @@ GOOD: dict[str, Any] = {
     "requests": {
         "load": {"requests": 5, "max_batch": 16, "max_length": 64, "layers": 6, "width": 384},
         "engines": {
-            "eager": row("eager", 100, 2000, 3000),
+            "eager": row("eager", 100, 2000, 3000, first=3),
             "by-hand": {"title": "by hand", "status": "failed", "reason": "broken"},
             "onelaunch": row("onelaunch", 900, 300, 500) | {"captures after the first pass": 0},
         },
@@ -116,6 +117,8 @@ def test_the_tables(tmp_path: Path) -> None:
     )
     assert "| onelaunch | 900 | 300 | 500 |" in text
     assert "| by hand | failed | - | - |" in text
+    assert "up eager had seen 3 of them" in text
+    assert "up onelaunch had" not in text
     assert "bfloat16, TF32 off" in text
     assert render.render(text, tmp_path) == text
 

@@ -98,6 +98,7 @@ class Backward:
 
         def body(capture: Capture) -> list[Tensor | None]:
             statics = [None if g is None else _port(driver, capture, g) for g in grads]
+            capture.staged()
             own = [t for t in statics if t is not None]
             observer = Observer(driver, static.device, own)
             seeds = watching_seeds(observer.refuse_seed)
@@ -123,7 +124,7 @@ class Backward:
 
         self.graph: Graph
         with static.turn, no_collection():
-            self.graph, made = driver.capture(body, pool, stream=static.stream)
+            self.graph, made = driver.capture(body, pool, stream=static.stream, bundled=True)
             self._made = made if kept else []
             self._targets = [] if kept else [None if g is None else _maker(driver, g) for g in made]
             self._storages = [g.untyped_storage()._cdata for g in self._made if g is not None]

@@ -153,6 +153,7 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
         else:
             displacement = driver.region(example).start - group.region.start
             capture.input(example, buffer, "node", displacement)
+    capture.staged()
     inputs.statics = statics
     return statics
 

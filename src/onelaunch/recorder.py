@@ -127,7 +127,9 @@ class Recorder:
                 return [*kept, *run.lasting]
 
             stream = self.forward and self.forward.stream
-            graph, statics = self.driver.capture(body, self.pool, generators, stream)
+            graph, statics = self.driver.capture(
+                body, self.pool, generators, stream, bundled=not self.rebind
+            )
         except BaseException:
             try:
                 distributed.abandon_step(value for _, value in before.walk.held.values())

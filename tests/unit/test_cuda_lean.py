@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 
-from onelaunch.driver.cuda import CudaDriver, capabilities, nodes, rebind, rows
+from onelaunch.driver.cuda import CudaDriver, bundle, capabilities, nodes, rebind, rows
 from onelaunch.driver.cuda.memory import Ranges, bytes_of, region, resized, storage
 from onelaunch.driver.cuda.rebind import Span, Word, flipped, moving_words, poison
 from onelaunch.driver.driver import Varying
@@ -209,7 +209,8 @@ def test_the_bindings_have_all_that_is_called() -> None:
     assert kinds > rebind._KNOWN
 
 
-def test_the_kernel_of_our_own_compiles() -> None:
+@pytest.mark.parametrize("source", [rows._SOURCE, bundle._SOURCE], ids=["rows", "copies"])
+def test_a_kernel_of_our_own_compiles(source: str) -> None:
     """The compiler needs no GPU."""
     rtc = pytest.importorskip("cuda.bindings.nvrtc")
     try:
@@ -217,9 +218,19 @@ def test_the_kernel_of_our_own_compiles() -> None:
     except RuntimeError as error:  # the bindings are there, and the compiler is not
         pytest.skip(str(error))
     for architecture in ("sm_80", "sm_90"):
-        assert nodes.binary(rows._SOURCE, architecture).startswith(b"\x7fELF")
+        assert nodes.binary(source, architecture).startswith(b"\x7fELF")
     with pytest.raises(nodes.NodeError, match="nvrtc: NVRTC_ERROR_INVALID_OPTION"):
-        nodes.binary(rows._SOURCE, "sm_1")
+        nodes.binary(source, "sm_1")
+
+
+def test_the_copies_of_a_bundle_are_laid_out_as_its_kernel_reads_them() -> None:
+    made = bundle._Copies
+    assert made.source.offset == 0
+    assert made.target.offset == 8 * bundle._MOST
+    assert made.nbytes.offset == 16 * bundle._MOST
+    assert ctypes.sizeof(made) == 20 * bundle._MOST <= 4096  # what a kernel's arguments may take
+    (line,) = [line for line in bundle._SOURCE.splitlines() if "struct Copies" in line]
+    assert line.count(f"[{bundle._MOST}]") == 3
 
 
 def test_a_pool_of_another_driver_is_refused() -> None:

@@ -125,6 +125,10 @@ class Capture(Protocol):
         """
         ...
 
+    def staged(self) -> None:
+        """All inputs are there: what is recorded from now on reads them. To be called once."""
+        ...
+
     def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
         """Add an output port: at the end of each launch, copy `buffer` (uint8, shape (n,)) to
         address ``target.data_ptr() - displacement``, after everything recorded so far.
@@ -347,10 +351,12 @@ class Driver(Protocol):
         pool: Pool,
         generators: Sequence[torch.Generator] = (),
         stream: object = None,
+        bundled: bool = False,
     ) -> tuple[Graph, T]:
         """Record what `body` does, and return the graph with the body's result.
 
-        On the stream of warm-ups, or on one made by `new_stream`.
+        On the stream of warm-ups, or on one made by `new_stream`. `bundled`: small ports may travel
+        together, which `rebind` cannot take apart; outputs then come after all else of the body.
 
         Nothing that the body did has happened afterwards: memory that existed before, and the
         random state, are as they were. On any exception, everything is freed and the exception

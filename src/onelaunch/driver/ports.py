@@ -123,6 +123,9 @@ class Ports:
                 port.bring()
         self.inputs.append(port)
 
+    def staged(self) -> None:
+        """See `Capture.staged`."""
+
     def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
         """Add an output port; see `Capture.output`."""
         with raw(), no_functions():

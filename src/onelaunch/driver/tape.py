@@ -151,6 +151,7 @@ class TapeDriver:
         pool: Pool,
         generators: Sequence[torch.Generator] = (),
         stream: object = None,
+        bundled: bool = False,
     ) -> tuple[TapeGraph, T]:
         """Record what `body` does; see `Driver.capture`."""
         assert isinstance(pool, TapePool)

@@ -78,7 +78,7 @@ class CudaDial:
             if nodes.kind(node) != "KERNEL":
                 continue
             kernel = nodes.KernelNode.read(node)
-            if kernel is None:
+            if kernel is None or kernel.name.startswith(nodes.OWN):
                 continue
             found: list[_Place] = []
             for number, block in enumerate(kernel.blocks):

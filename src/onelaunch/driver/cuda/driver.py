@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from onelaunch.driver.cuda import memory, rows
+from onelaunch.driver.cuda import bundle, memory, rows
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.graph import CudaGraph
@@ -89,7 +89,7 @@ class CudaDriver:
 
     def varies(self, device: torch.device) -> bool:
         """See `Driver.varies`. Takes 0.1 s the first time."""
-        return rows.ready(device)
+        return rows.kernel.ready(device)
 
     capturing = staticmethod(getattr(bindings, "_cuda_isCurrentStreamCapturing", lambda: False))
     """Whether the current stream is being captured, by whomever."""
@@ -158,14 +158,17 @@ class CudaDriver:
         pool: Pool,
         generators: Sequence[torch.Generator] = (),
         stream: object = None,
+        bundled: bool = False,
     ) -> tuple[CudaGraph, T]:
         """See `Driver.capture`."""
         pool = _own(pool)
+        bundled = bundled and bundle.kernel.ready(torch.device("cuda", pool.index))
         pool.earlier = pool.ranges.copy() if pool.recordings else memory.Ranges()
         pool.capturing = True
         try:
             with watching_resizes(memory.resized):
-                recorded, result = record(body, pool, generators, _stream(stream, pool.index))
+                on = _stream(stream, pool.index)
+                recorded, result = record(body, pool, generators, on, bundled)
             grown = pool.memory_bytes - pool.earlier.nbytes
             return CudaGraph(recorded, pool, grown, generators), result
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.bundle import Bundle
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.dial import CudaDial
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias, beside_captures
@@ -43,6 +44,10 @@ class CopyEnd:
         return self.port, self.displacement, self.node.fields, function, arguments
 
 
+Bundled = tuple[list[tuple[int, int, Any]], Any, tuple[Any, ...]]
+"""Ports that share a node, each with displacement and the word to set; and the node's setter."""
+
+
 class Direct(NamedTuple):
     """An input that kernels read where the caller has it.
 
@@ -71,6 +76,8 @@ class Wiring:
         patches: the calls that take their addresses to the kernels.
         rows: the nodes of ports of varying size, with their setters; `grows` and `shrinks` are
             those of inputs and of outputs, as a launch needs them.
+        bundles: the nodes that several ports share, with the words and addresses at rest;
+            `gathers` and `scatters` are those of inputs and of outputs, as a launch needs them.
     """
 
     read_ends: dict[int, CopyEnd] = field(default_factory=dict[int, CopyEnd])
@@ -84,6 +91,11 @@ class Wiring:
     )
     grows: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     shrinks: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    bundles: list[tuple[list[tuple[Any, int]], nodes.Setter]] = field(
+        default_factory=list[tuple[list[tuple[Any, int]], nodes.Setter]]
+    )
+    gathers: list[Bundled] = field(default_factory=list[Bundled])
+    scatters: list[Bundled] = field(default_factory=list[Bundled])
 
     def rest(self) -> list[nodes.Setter]:
         """Point everything at the recording's own memory; the setters are still to be called."""
@@ -96,8 +108,12 @@ class Wiring:
                 word.value = direct.address + distance
         for node, _ in self.rows:
             node.settle()
+        for words, _ in self.bundles:
+            for word, address in words:
+                word.value = address
+        shared = [setter for _, setter in (*self.rows, *self.bundles)]
         ends = (*self.read_ends.values(), *self.write_ends.values())
-        return [*(end.setter for end in ends), *self.patches, *(s for _, s in self.rows)]
+        return [*(end.setter for end in ends), *self.patches, *shared]
 
     def clear(self) -> None:
         """Forget everything, in place."""
@@ -106,6 +122,8 @@ class Wiring:
         for listed in (self.reads, self.writes, self.directs, self.patches):
             listed.clear()
         for listed in (self.rows, self.grows, self.shrinks):
+            listed.clear()
+        for listed in (self.bundles, self.gathers, self.scatters):
             listed.clear()
 
 
@@ -193,10 +211,30 @@ def _wire(wiring: Wiring, recorded: Recorded, index: int) -> int:
                     setter = port.rows.setter(executable)
                     wiring.rows.append((port.rows, setter))
                     listed.append(port.rows.prepared(number, setter))
+        wiring.gathers.extend(_shared(wiring, recorded.inputs, Bundle.source, executable))
+        wiring.scatters.extend(_shared(wiring, recorded.outputs, Bundle.target, executable))
         nodes.apply(wiring.rest())
     wiring.reads.extend(end.prepared for end in wiring.read_ends.values())
     wiring.writes.extend(end.prepared for end in wiring.write_ends.values())
     return len(nodes.handles(graph.raw_cuda_graph()))
+
+
+def _shared(
+    wiring: Wiring, ports: Sequence[Port], caller: Callable[[Bundle, int], Any], executable: int
+) -> Iterator[Bundled]:
+    """Prepare the nodes that some ports share; `caller` gives the word of the caller's end."""
+    nodes_of: dict[int, tuple[Bundle, list[tuple[int, int, Any]], list[tuple[Any, int]]]] = {}
+    for number, port in enumerate(ports):
+        if port.bundle is not None:
+            bundle, place = port.bundle
+            word = caller(bundle, place)
+            _, ends, rest = nodes_of.setdefault(id(bundle), (bundle, [], []))
+            ends.append((number, port.displacement, word))
+            rest.append((word, port.address))
+    for bundle, ends, rest in nodes_of.values():
+        setter = bundle.kernel.setter(executable)
+        wiring.bundles.append((rest, setter))
+        yield ends, setter.function, setter.arguments
 
 
 def _end(index: int, port: Port, executable: int) -> CopyEnd:
@@ -218,6 +256,7 @@ def _bind(
     graph, index, order = recorded.graph, pool.index, pool.order
     reads, writes, directs, patches = wiring.reads, wiring.writes, wiring.directs, wiring.patches
     grows, shrinks = wiring.grows, wiring.shrinks
+    gathers, scatters = wiring.gathers, wiring.scatters
     early = [(i, port) for i, port in enumerate(recorded.inputs) if port.buffer is not None]
     late = [(i, port) for i, port in enumerate(recorded.outputs) if port.buffer is not None]
     lock, raw_stream, ranges = order.lock, bindings._cuda_getCurrentRawStream, pool.ranges
@@ -242,6 +281,18 @@ def _bind(
                         raise nodes.failure(function.__name__, code)
                 for port, displacement, fields, function, arguments in writes:
                     fields.dstDevice = targets[port].data_ptr() - displacement
+                    (code,) = function(*arguments)
+                    if code:
+                        raise nodes.failure(function.__name__, code)
+                for ends, function, arguments in gathers:
+                    for port, displacement, word in ends:
+                        word.value = sources[port].data_ptr() - displacement
+                    (code,) = function(*arguments)
+                    if code:
+                        raise nodes.failure(function.__name__, code)
+                for ends, function, arguments in scatters:
+                    for port, displacement, word in ends:
+                        word.value = targets[port].data_ptr() - displacement
                     (code,) = function(*arguments)
                     if code:
                         raise nodes.failure(function.__name__, code)

@@ -210,6 +210,19 @@ def launch(
     _call("cuLaunchKernel", kernel, blocks, 1, 1, threads, 1, 1, 0, stream, (values, types), 0)
 
 
+def launch_with(
+    kernel: Any, blocks: tuple[int, int], threads: int, argument: ctypes.Structure, stream: int
+) -> None:
+    """Launch a kernel whose one argument is a structure; otherwise as `launch`."""
+    pointer = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+    at = ctypes.addressof(pointer)
+    _call("cuLaunchKernel", kernel, *blocks, 1, threads, 1, 1, 0, stream, at, 0)
+
+
+OWN = "onelaunch_"
+"""How the names of our own kernels begin."""
+
+
 # Nodes of a graph.
 
 

@@ -98,7 +98,7 @@ def rebind(
     generators: Sequence[torch.Generator],
 ) -> None:
     """Let `graph` read directly every input for which that is proven; see `Driver.rebind`."""
-    if not any(port.node for port in graph.inputs):
+    if not any(port.node for port in graph.inputs) or graph.wiring.bundles:
         return
     index = graph.pool.index
     with torch.cuda.device(index):

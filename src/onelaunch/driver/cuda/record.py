@@ -15,6 +15,7 @@ from torch import Tensor
 
 from onelaunch.collection import no_collection
 from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.bundle import MOST_BYTES, Bundle, Copy, bundles
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.memory import CudaPool, borrowed
@@ -40,6 +41,7 @@ class Port:
         buffer: the recording's memory, where a launch needs it as a tensor; not kept allocated, for
             each launch brings its bytes anew.
         rows: the node of a port of varying size.
+        bundle: the node that it shares with others, and its place in it.
     """
 
     address: int
@@ -50,6 +52,7 @@ class Port:
     node: int = 0
     buffer: Tensor | None = None
     rows: RowNode | None = None
+    bundle: tuple[Bundle, int] | None = None
 
 
 @dataclass
@@ -57,15 +60,19 @@ class Recorder:
     """The ports of a recording under capture; what a body sees as `Capture`.
 
     Attributes:
+        bundled: whether small ports may share a node.
         examples: the source of each input port, as it was given.
         held: memory that must not be given away before the capture ends.
     """
 
     index: int
+    bundled: bool = False
     inputs: list[Port] = field(default_factory=list[Port])
     outputs: list[Port] = field(default_factory=list[Port])
     examples: list[Tensor] = field(default_factory=list[Tensor])
     held: list[Tensor] = field(default_factory=list[Tensor])
+    _waiting: list[tuple[Port, Copy]] = field(default_factory=list[tuple[Port, Copy]])
+    _staged: bool = False
 
     def input(
         self,
@@ -85,13 +92,14 @@ class Recorder:
         elif not capabilities().memcpy_nodes:
             port.travel, port.buffer = "copy", borrowed(buffer)
         elif port.nbytes:
-            port.node = self._copy_node(port.address, source.data_ptr() - displacement, port.nbytes)
+            self._copy(port, port.address, source.data_ptr() - displacement)
         self.inputs.append(port)
         self.examples.append(source)
         self.held.append(buffer)
 
     def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
         """See `Capture.output`."""
+        assert self._staged or not self.bundled, "the inputs would be brought in with the outputs"
         port = Port(buffer.data_ptr(), buffer.nbytes, displacement, buffer.dtype, "node")
         if varying is not None:
             stream = bindings._cuda_getCurrentRawStream(self.index)
@@ -102,14 +110,35 @@ class Recorder:
         elif port.nbytes:
             # Captured towards other memory of the pool: a copy onto itself might be left out.
             elsewhere = torch.empty_like(buffer)
-            port.node = self._copy_node(elsewhere.data_ptr(), port.address, port.nbytes)
+            self._copy(port, elsewhere.data_ptr(), port.address)
         self.outputs.append(port)
         self.held.append(buffer)
 
-    def _copy_node(self, target: int, source: int, nbytes: int) -> int:
+    def staged(self) -> None:
+        """See `Capture.staged`. At the end of a capture the same for the outputs."""
+        self._staged = True
         stream = bindings._cuda_getCurrentRawStream(self.index)
-        nodes.copy(target, source, nbytes, stream)
-        return nodes.latest(stream)
+        copies = [copy for _, copy in self._waiting]
+        if len(copies) > 1:
+            made = bundles(copies, self.index, stream)
+            for (port, _), bundle in zip(self._waiting, made, strict=True):
+                port.bundle = bundle
+        else:
+            for port, copy in self._waiting:
+                self._copy_node(port, copy)
+        self._waiting.clear()
+
+    def _copy(self, port: Port, target: int, source: int) -> None:
+        copy = Copy(target, source, port.nbytes)
+        if self.bundled and port.nbytes <= MOST_BYTES:
+            self._waiting.append((port, copy))
+        else:
+            self._copy_node(port, copy)
+
+    def _copy_node(self, port: Port, copy: Copy) -> None:
+        stream = bindings._cuda_getCurrentRawStream(self.index)
+        nodes.copy(*copy, stream)
+        port.node = nodes.latest(stream)
 
 
 @dataclass
@@ -128,8 +157,12 @@ def record(
     pool: CudaPool,
     generators: Sequence[torch.Generator],
     stream: torch.cuda.Stream | None = None,
+    bundled: bool = False,
 ) -> tuple[Recorded, T]:
     """Capture what `body` does on `stream`, or the capture stream of the device; nothing runs.
+
+    Args:
+        bundled: whether small ports may share a node; `body` then calls `Capture.staged`.
 
     Raises:
         CaptureError: OL109 for what CUDA refuses under capture, OL111 out of memory.
@@ -138,7 +171,7 @@ def record(
     index = pool.index
     stream = stream or capture_stream(index)
     anything(index)  # while memory can still be had outside the pool
-    recorder = Recorder(index)
+    recorder = Recorder(index, bundled)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     for generator in generators:
         graph.register_generator_state(generator)
@@ -193,6 +226,7 @@ def _run(
     try:
         result = body(recorder)
         torch.cuda.set_stream(stream)  # the body may have left another one
+        recorder.staged()
         _end(graph)
         driver_bytes = _instantiate(graph, recorder.index)
     except RuntimeError as error:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.capabilities import capabilities
-from onelaunch.driver.cuda.order import bindings, device_index
+from onelaunch.driver.cuda.order import anything
+from onelaunch.driver.cuda.own import OwnKernel
 from onelaunch.driver.driver import Varying
 
 _SOURCE = r"""
@@ -60,7 +60,6 @@ extern "C" __global__ void onelaunch_rows(
     else rows<unsigned char>(source, target, p0, q0, p1, q1, a, b, bytes, filled, value);
 }
 """
-_NAME = "onelaunch_rows"
 _TYPES = (
     *(ctypes.c_void_p, ctypes.c_void_p),
     *(ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint),
@@ -72,39 +71,18 @@ _BLOCKS = 1024
 _SOURCE_END, _TARGET_END = (0, 2, 3), (1, 4, 5)
 """The arguments that a launch patches: the address and two sizes of either end."""
 
-_kernels: dict[int, Any] = {}
+
+def _trial(compiled: Any, index: int, stream: int) -> None:
+    place = anything(index).data_ptr()
+    nodes.launch(compiled, 1, _BLOCK, (place, place, 1, 1, 1, 1, 1, 1, 1, 0, 0), _TYPES, stream)
 
 
-def ready(device: torch.device) -> bool:
-    """Compile the kernel for a device and run it once, so that a capture can use it.
-
-    Takes 0.1 s the first time. False where the bindings are missing, or their compiler, or where
-    that does not know the device.
-    """
-    index = device_index(device)
-    if index not in _kernels:
-        _kernels[index] = None
-        if capabilities().rebind and nodes.can_compile():
-            with torch.cuda.device(index):
-                _kernels[index] = _loaded(index)
-    return _kernels[index] is not None
-
-
-def _loaded(index: int) -> Any:
-    major, minor = torch.cuda.get_device_capability(index)
-    try:
-        kernel = nodes.compiled(_SOURCE, _NAME, f"sm_{major}{minor}")
-    except nodes.NodeError:
-        return None
-    t = torch.zeros(32, dtype=torch.uint8, device=f"cuda:{index}")
-    values = (t.data_ptr(), t.data_ptr(), 1, 1, 1, 1, 1, 1, 32, 0, 0)
-    nodes.launch(kernel, 1, _BLOCK, values, _TYPES, bindings._cuda_getCurrentRawStream(index))
-    return kernel
+kernel = OwnKernel(_SOURCE, "onelaunch_rows", _trial)
 
 
 def _launch(index: int, values: Sequence[int], nbytes: int, stream: int) -> None:
     blocks = max(1, min(_BLOCKS, nbytes // (16 * _BLOCK)))
-    nodes.launch(_kernels[index], blocks, _BLOCK, tuple(values), _TYPES, stream)
+    nodes.launch(kernel.on(index), blocks, _BLOCK, tuple(values), _TYPES, stream)
 
 
 @dataclass
@@ -177,12 +155,12 @@ def _captured(
     filled = sum(1 << i for i, value in enumerate(varying.fill) if value is not None)
     values = (source, target, p, q, p, q, a, b, nbytes, filled, _pattern(varying))
     _launch(index, values, a * p * b * q * nbytes, stream)
-    kernel = nodes.KernelNode.read(nodes.latest(stream))
-    assert kernel is not None
-    address = kernel.word(end[0], 0)
-    first, second = (ctypes.c_uint.from_buffer(kernel.blocks[i]) for i in end[1:])
+    node = nodes.KernelNode.read(nodes.latest(stream))
+    assert node is not None
+    address = node.word(end[0], 0)
+    first, second = (ctypes.c_uint.from_buffer(node.blocks[i]) for i in end[1:])
     dims = (*varying.dims, -1)[:2]
-    return RowNode(kernel, (dims[0], dims[1]), (own, p, q), (address, first, second))
+    return RowNode(node, (dims[0], dims[1]), (own, p, q), (address, first, second))
 
 
 def _blocks(varying: Varying) -> tuple[int, int, int, int, int]:

@@ -28,7 +28,7 @@ LAYERS = {
     "core": (
         *("slots", "names", "state", "native", "guard", "observe", "plan"),
         *("hyperparameters", "optimizers", "steps", "dials", "turnable"),
-        *("leaves", "direct", "backward", "streams", "chain", "autograd", "ahead"),
+        *("leaves", "direct", "backward", "streams", "chain", "flight", "autograd", "ahead"),
         *("recording", "forward", "spent", "gradients", "relied", "distributed"),
         *("before", "outcome", "rebinding", "inspection", "recorder", "signature"),
         *("lines", "matching", "viewing", "launching", "callpath"),

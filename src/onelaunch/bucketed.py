@@ -21,6 +21,7 @@ from onelaunch.graphed import Graphed
 from onelaunch.options import Options
 from onelaunch.padding import (
     Follow,
+    Proof,
     Request,
     each_once,
     parameters,
@@ -30,7 +31,7 @@ from onelaunch.padding import (
 )
 from onelaunch.plan import Unfit
 from onelaunch.pool import Pool
-from onelaunch.proving import Known, Proof, prove, prove_pieces
+from onelaunch.proving import Known, prove, prove_pieces
 from onelaunch.recording import Bucket, Captured
 from onelaunch.rehearsal import Rehearsal
 from onelaunch.signature import Overlaps, foreign, spec_of

@@ -35,7 +35,7 @@ LAYERS = {
         *("flows", "trace", "shadow", "blame", "alignment", "look", "independence"),
         *("padding", "agreement", "rehearsal", "proving", "way"),
         *("stats", "pool", "table", "callee", "surroundings", "warmup", "trial", "graphed"),
-        *("bucketed", "module", "entry", "callables", "prefetch"),
+        *("pieces", "bucketed", "module", "entry", "callables", "prefetch"),
     ),
     "tools": ("bench",),
     "edge": ("report", "cli", "__main__", "__init__"),

@@ -18,19 +18,13 @@ from torch import Tensor
 
 from onelaunch.backward import Backward, Gradients, StaticGraph
 from onelaunch.chain import Launch, Link
-from onelaunch.direct import Anchors, accumulate, is_backward
+from onelaunch.direct import Anchors
 from onelaunch.driver.driver import Graph, Pool, Released, Travel
-from onelaunch.errors import CATALOGUE, CaptureError, GraphError, GraphWarning
-from onelaunch.leaves import keep_graph
+from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning
+from onelaunch.flight import Flight, launched, launched_directly
 from onelaunch.observe import let_go
 
 _C: Any = torch._C
-_TWICE = (
-    "Trying to backward through the graph a second time (or directly access saved tensors after "
-    "they have already been freed). Saved intermediate values of the graph are freed when you call "
-    ".backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
-    "graph a second time or if you need to access saved tensors after calling backward."
-)
 _hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
 _EAGER_FIRST = 1
 """Backwards of a kind that run operation by operation before it is captured: its warm-up, in the
@@ -41,33 +35,6 @@ def packing() -> bool:
     """Whether the caller's hooks want what a forward saves: `checkpoint` around a graphed module,
     `save_on_cpu`. No replay saves anything, so that the callable itself runs."""
     return torch.is_grad_enabled() and _hooks(True) is not None
-
-
-class Flight:
-    """From a forward until its backward has freed it, or its autograd graph is gone.
-
-    Until then the recording holds this call's saved tensors, and no other call may use it.
-    """
-
-    __slots__ = ("_pair", "landed", "versions", "watched")
-
-    def __init__(self, pair: Pair) -> None:
-        self._pair = pair
-        self.landed = False
-        self.watched: tuple[Tensor, ...] = ()
-        """What eager would have saved of the caller's tensors, and the versions of each."""
-        self.versions: list[int] = []
-
-    def land(self) -> None:
-        """Give the recording free."""
-        if not self.landed:
-            self.landed = True
-            self._pair.landed()
-            if self._pair.saves:
-                self.watched, self.versions = (), []
-
-    def __del__(self) -> None:
-        self.land()
 
 
 @dataclass(slots=True, eq=False)
@@ -161,9 +128,9 @@ class Pair:
         """The results of one launch, as results of a node of autograd."""
         node = (self, flight, made, watched)
         if not self.direct:
-            return _launched(node, *inputs, *self.parameters)
+            return launched(node, *inputs, *self.parameters)
         anchor = self._anchors.of_this_stream()
-        return _launched_directly(node, anchor, *inputs, *self.parameters)
+        return launched_directly(node, anchor, *inputs, *self.parameters)
 
     # The backward.
 
@@ -336,98 +303,3 @@ class ForwardGraph:
         """See `Graph.reset`."""
         self._graph.reset()
         self._pair.retire()
-
-
-class _Launched(torch.autograd.Function):
-    """The node: its forward has been launched."""
-
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,
-        launched: tuple[Pair, Flight, tuple[Tensor, ...], tuple[Tensor, ...]],
-        *_: Tensor,
-    ) -> tuple[Tensor, ...]:
-        pair, flight, made, watched = launched
-        ctx.pair = pair
-        ctx.flight = flight
-        ctx.set_materialize_grads(False)
-        # Results could not be kept on the context: they keep it.
-        if pair.watched_results:
-            ctx.save_for_backward(*[made[i] for i in pair.watched_results])
-        # By hand, at a quarter of what a saved tensor costs.
-        flight.watched = watched
-        flight.versions = [t._version for t in watched]
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return (None, *_gradients(ctx, grads))
-
-
-class _LaunchedDirectly(torch.autograd.Function):
-    """The node where the backward adds to the gradients of leaves itself; its first input is an
-    anchor."""
-
-    forward = staticmethod(_Launched.forward)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        found = _gradients(ctx, grads)
-        leaves = ctx.pair.direct
-        first = len(found) - len(leaves)
-        if is_backward(ctx):
-            accumulate(leaves, found[first:])
-        return (None, None, *found[:first])
-
-
-# `Function.apply` without its look for functorch, under which no call is launched: 3 us less.
-_launched: Any = cast(Any, super(torch.autograd.Function, _Launched)).apply
-_launched_directly: Any = cast(Any, super(torch.autograd.Function, _LaunchedDirectly)).apply
-
-
-def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
-    """The gradients of a node's inputs, once it is known that they can be had."""
-    pair: Pair = ctx.pair
-    flight: Flight = ctx.flight
-    if flight.landed and pair.saves:
-        raise RuntimeError(_TWICE)
-    if [t._version for t in flight.watched] != flight.versions:
-        raise RuntimeError(_changed(flight))
-    if pair.watched_results:
-        _ = ctx.saved_tensors  # raises where one was changed in place
-    found = pair.backward(grads)
-    if not keep_graph():
-        flight.land()
-    if torch.is_grad_enabled():
-        found = _once(found)
-    return found
-
-
-def _changed(flight: Flight) -> str:
-    """What eager says of a saved tensor that was changed in place."""
-    for t, version in zip(flight.watched, flight.versions, strict=True):
-        if t._version != version:
-            break
-    else:
-        raise AssertionError("nothing was changed")
-    return (
-        "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: [{t.type()} {list(t.shape)}] is at version {t._version}; expected version "
-        f"{version} instead."
-    )
-
-
-class _Once(torch.autograd.Function):
-    """Gradients that raise when somebody differentiates them again."""
-
-    @staticmethod
-    def forward(ctx: Any, *found: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return tuple([None if g is None else g.view_as(g) for g in found])
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raise GraphError("OL202", "a backward through the backward of a recording")
-
-
-def _once(found: list[Tensor | None]) -> Sequence[Tensor | None]:
-    return _Once.apply(*[None if g is None else g.detach().requires_grad_() for g in found])

@@ -10,7 +10,6 @@ from threading import get_ident
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
-from torch import Tensor
 
 from onelaunch.autograd import packing
 from onelaunch.buckets import Buckets, Sizes, histogram, padding, volume
@@ -21,19 +20,20 @@ from onelaunch.graphed import Graphed
 from onelaunch.options import Options
 from onelaunch.padding import (
     Follow,
+    Proof,
     Request,
-    each_once,
     parameters,
     request,
     resized,
     varying,
 )
+from onelaunch.pieces import Pieces, joined, pieces
 from onelaunch.plan import Unfit
 from onelaunch.pool import Pool
-from onelaunch.proving import Known, Proof, prove, prove_pieces
+from onelaunch.proving import Known, prove
 from onelaunch.recording import Bucket, Captured
 from onelaunch.rehearsal import Rehearsal
-from onelaunch.signature import Overlaps, foreign, spec_of
+from onelaunch.signature import Overlaps, foreign
 from onelaunch.spec import CallSpec
 from onelaunch.stats import GraphStats
 from onelaunch.surroundings import surrounded
@@ -88,7 +88,7 @@ class Bucketed(Graphed[P, R]):
         self._indexed: object = None
         self._read_sizes: Callable[..., Sizes] = _unread
         self._job: Job | None = None
-        self._pieces: dict[CallSpec, Proof] = {}
+        self._pieces = Pieces(self._buckets, self._callee, 4 * most)
         self._known = Known()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -177,7 +177,7 @@ class Bucketed(Graphed[P, R]):
         ]
         if self._buckets.overflow == "chunk" and len(places) == 1:
             with driver.exclusive():
-                proof = self._proof_of_pieces(driver, device, call, flat, places[0])
+                proof = self._pieces.proof(driver, device, call, flat, places[0])
             if proof is not None:
                 return self._in_pieces(proof, call, flat, places[0])
             what = f"{what}, with more than {len(self._pieces)} signatures"
@@ -185,45 +185,15 @@ class Bucketed(Graphed[P, R]):
         self._counts.eager_calls += 1
         return self.fn(*args, **kwargs)
 
-    def _proof_of_pieces(
-        self, driver: Driver, device: torch.device, call: Request, flat: Flat, place: int
-    ) -> Proof | None:
-        """That it may be cut into pieces; None where there are too many signatures to show it."""
-        largest = self._buckets.largest
-        example = [
-            t if how is None else resized(t, how, largest)
-            for t, how in zip(flat.tensors, call.padded, strict=True)
-        ]
-        spec = spec_of(driver, flat._replace(tensors=example), device)
-        if spec not in self._pieces:
-            if len(self._pieces) >= 4 * self.options.max_recordings:
-                return None
-            reached = self._callee.reached(flat)
-            rehearsal = Rehearsal(driver, device, self.fn, reached, flat.tree)
-            self._pieces[spec] = prove_pieces(rehearsal, self._buckets, call, flat, place)
-        return self._pieces[spec]
-
     def _in_pieces(self, proof: Proof, call: Request, flat: Flat, place: int) -> R:
         """The call in pieces of the largest bucket, and the results put together."""
-        size, step = call.sizes[place], self._buckets.largest[place]
         parts: list[Flat] = []
-        for start in range(0, size, step):
-            count = min(step, size - start)
-            tensors = each_once(
-                flat.tensors,
-                call.padded,
-                lambda t, how, start=start, count=count: _piece(t, how, place, start, count),
-            )
-            args, kwargs = unflatten(flat.tree, tensors)
+        for sizes, args, kwargs in pieces(call, flat, place, self._buckets.largest[place]):
             part = cast(Any, self)(*args, **kwargs)
-            counted = self._count((*call.sizes[:place], count, *call.sizes[place + 1 :]))
+            counted = self._count(sizes)
             counted.made, counted.pieces = counted.made - 1, counted.pieces + 1
             parts.append(flatten(part, "result", objects=True))
-        whole: list[Tensor] = []
-        for number in range(len(parts[0].tensors)):
-            dim = next(f.dim for f in proof.follows[number] if f.place == place)
-            whole.append(torch.cat([part.tensors[number] for part in parts], dim))
-        return unflatten(parts[0].tree, whole)
+        return joined(parts, proof, place)
 
     # What `Graphed` asks on the way to a recording.
 
@@ -382,12 +352,6 @@ class Bucketed(Graphed[P, R]):
         self._by_size.clear()
         self._pieces.clear()
         self._ways, self._indexed = {}, None
-
-
-def _piece(t: Tensor, how: Padded | None, place: int, start: int, count: int) -> Tensor:
-    """So many rows of an argument, from one on, if it follows that bucketed dimension."""
-    dim = None if how is None else how.dim_of(place)
-    return t if dim is None else t.narrow(dim, start, count)
 
 
 def _serves(entry: Any, bucket: Sizes) -> bool:

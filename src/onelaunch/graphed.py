@@ -13,6 +13,7 @@ import torch
 
 from onelaunch import distributed
 from onelaunch.autograd import packing
+from onelaunch.before import Reached
 from onelaunch.callee import Callee
 from onelaunch.callpath import MISS, build_call
 from onelaunch.chain import Chain
@@ -135,14 +136,15 @@ class Graphed(Table, Generic[P, R]):
             signature = self._new_signature(spec)
             if signature is None:
                 return MISS
+        reached = self._callee.reached(flat)
         if signature.parts is not None:
-            signature = signature.part(self._callee.reached(flat).walk())
+            signature = signature.part(reached.walk())
         if signature.eager is not None or signature.comeback.waits():
             return MISS
-        if distributed.is_unsharded(lambda: self._callee.reached(flat).values()):
+        if distributed.is_unsharded(reached.values):
             return MISS
         self._drop_stale(spec, signature)
-        refused = self._refusal(signature, flat)
+        refused = self._refusal(signature, reached)
         if refused is not None:
             return self._refused(signature, refused)
         flying = in_flight(self._entries, spec)
@@ -151,13 +153,13 @@ class Graphed(Table, Generic[P, R]):
             return MISS
         cold = signature.warm < max(self.options.warmup_calls, signature.least) and not flying
         if cold or get_ident() not in signature.threads:
-            return self._warm(driver, device, signature, args, kwargs)
+            now = flatten_call(args, kwargs)  # at its own size, where `flat` is padded
+            return self._warm(Attempt(driver, device, spec, signature, now, reached), args, kwargs)
         if len(self._entries) >= self.options.max_recordings:
             self._warn("OL301", varying(self._name, self._entries, len(self._signatures), spec))
             return MISS
         if signature.forward and any(ident != get_ident() for ident in self._running):
             return MISS
-        reached = self._callee.reached(flat)
         attempt = Attempt(driver, device, spec, signature, flat, reached)
         return self._recorded(attempt, args, kwargs)
 
@@ -200,12 +202,12 @@ class Graphed(Table, Generic[P, R]):
         self._add(entry)
         return result
 
-    def _refusal(self, signature: Signature, flat: Flat) -> CaptureError | None:
+    def _refusal(self, signature: Signature, reached: Reached) -> CaptureError | None:
         """What forbids to capture a signature, as far as it shows before a capture."""
         if signature.warm == 0 and not self._entries:  # modules of several processes
-            reached = self._callee.reached(flat).values()
-            signature.least = distributed.least_warmup(reached)
-            refused = distributed.refused_step(reached)
+            values = reached.values()
+            signature.least = distributed.least_warmup(values)
+            refused = distributed.refused_step(values)
             if refused is not None:
                 return refused
         restless = signature.options.restless() if signature.options is not None else None
@@ -216,20 +218,15 @@ class Graphed(Table, Generic[P, R]):
             raise error
         return self._ungraphed(signature, error.code, str(error))
 
-    def _warm(
-        self,
-        driver: Driver,
-        device: torch.device,
-        signature: Signature,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> R:
+    def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """One of the caller's own first calls."""
-        result = self._warmup.run(driver, device, signature, args, kwargs, self._refused)
+        driver, signature = attempt.driver, attempt.signature
+        result = self._warmup.run(attempt, args, kwargs, self._refused)
         self._counts.warmup_calls += 1
-        if wants_grad(self._callee, driver, result, args, kwargs):
+        after = flatten_call(args, kwargs)
+        reached = self._callee.reached(after)
+        if wants_grad(driver, result, after, reached):
             signature.forward = True
-            reached = self._callee.reached(flatten_call(args, kwargs))
             refused = distributed.refused_pair(reached.values())
             if refused is not None:
                 self._refused(signature, refused)

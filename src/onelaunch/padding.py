@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from onelaunch.buckets import Buckets, Key, Number, Sizes
 from onelaunch.driver.driver import Padded, Varying
 from onelaunch.driver.rows import first_rows, grow
 from onelaunch.errors import GraphError
-from onelaunch.tree import Flat
+from onelaunch.tree import Flat, Tree
 
 
 class Request(NamedTuple):
@@ -211,6 +212,21 @@ class Follow(NamedTuple):
     place: int
     scale: int
     more: int
+
+
+@dataclass(slots=True)
+class Proof:
+    """How the results at a bucket's size are taken back to a real one.
+
+    Attributes:
+        follows: for each tensor of the result, the dimensions that follow the sizes.
+        written: the padded arguments that the callable writes into.
+        tree: of the result.
+    """
+
+    follows: list[tuple[Follow, ...]] = field(default_factory=list[tuple[Follow, ...]])
+    written: tuple[int, ...] = ()
+    tree: Tree | None = None
 
 
 def cut_shape(shape: Sequence[int], follows: Sequence[Follow], sizes: Sizes) -> list[int]:

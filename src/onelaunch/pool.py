@@ -186,12 +186,8 @@ class Pool:
     def keep_within(self, without: DevicePool | None = None) -> bool:
         """Evict until the pool holds no more than it may, but not what lies in one part of it;
         whether it does. Internal."""
-        if self.max_bytes is None:
-            return True
-        while self.memory_bytes > self.max_bytes:
-            if not self._evict_oldest(without):
-                return False
-        return True
+        most = self.max_bytes
+        return most is None or self._evict_until(lambda: self.memory_bytes <= most, without)
 
     def warmup(
         self, driver: Driver, device: torch.device, run: Callable[[], T], inputs: Sequence[Tensor]
@@ -267,6 +263,28 @@ class Pool:
         found = [m for m in members if part is None or m.part is part]
         return sorted(found, key=lambda m: m.used[1])
 
+    def _make_room(self, part: DevicePool, need_bytes: int) -> bool:
+        """Evict until the need fits into what the pool does not keep, and may still take; False if
+        that cannot be."""
+        most = self.max_bytes
+        assert most is not None
+
+        def fits() -> bool:
+            reserved = sum(p.memory_bytes for p in self._parts() if p is not part)
+            own = self._by_age(part)
+            shared = part.memory_bytes if own else 0
+            kept = sum(m.kept_bytes for m in own)
+            return reserved + max(shared, kept + need_bytes) <= most
+
+        return self._evict_until(fits)
+
+    def _evict_until(self, fits: Callable[[], bool], without: DevicePool | None = None) -> bool:
+        """Evict one recording after another; False if there is none left to evict."""
+        while not fits():
+            if not self._evict_oldest(without):
+                return False
+        return True
+
     def _evict_oldest(self, without: DevicePool | None = None) -> bool:
         """Evict the least recently used recording; False if there is none to evict."""
         members = (m for m in self._by_age() if m.part is not without)
@@ -276,20 +294,6 @@ class Pool:
         oldest.leave()
         self.free(oldest)
         return True
-
-    def _make_room(self, part: DevicePool, need_bytes: int) -> bool:
-        """Evict until the need fits into what the pool does not keep, and may still take; False if
-        that cannot be."""
-        assert self.max_bytes is not None
-        while True:
-            reserved = sum(p.memory_bytes for p in self._parts() if p is not part)
-            own = self._by_age(part)
-            shared = part.memory_bytes if own else 0
-            kept = sum(m.kept_bytes for m in own)
-            if reserved + max(shared, kept + need_bytes) <= self.max_bytes:
-                return True
-            if not self._evict_oldest():
-                return False
 
     def __repr__(self) -> str:
         limit = "no limit" if self.max_bytes is None else f"at most {self.max_bytes}"

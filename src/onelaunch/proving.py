@@ -23,6 +23,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.independence import Spread
 from onelaunch.padding import (
     Follow,
+    Proof,
     Request,
     cut_shape,
     dense_stride,
@@ -33,25 +34,10 @@ from onelaunch.padding import (
 )
 from onelaunch.rehearsal import Rehearsal
 from onelaunch.trace import Step, Trace, form
-from onelaunch.tree import Flat, Tree
+from onelaunch.tree import Flat
 
 # Of size 1 a transposed tensor is contiguous, and torch takes other operations for those.
 _ALONE = "a bucket of its own for size 1, where torch may take other operations: sizes=(1, ...)"
-
-
-@dataclass(slots=True)
-class Proof:
-    """How the results at a bucket's size are taken back to a real one.
-
-    Attributes:
-        follows: for each tensor of the result, the dimensions that follow the sizes.
-        written: the padded arguments that the callable writes into.
-        tree: of the result.
-    """
-
-    follows: list[tuple[Follow, ...]] = field(default_factory=list[tuple[Follow, ...]])
-    written: tuple[int, ...] = ()
-    tree: Tree | None = None
 
 
 @dataclass(slots=True)

@@ -102,10 +102,10 @@ class Signature:
 
 @dataclass(slots=True)
 class Attempt:
-    """A call that is to be recorded.
+    """A call that warms its signature up, or is to be recorded.
 
     Attributes:
-        flat: its arguments.
+        flat: its arguments; of the bucket's size where it is to be recorded.
         reached: the state that it reaches.
     """
 

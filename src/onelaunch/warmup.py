@@ -49,26 +49,19 @@ class Warmup:
         self._pool = pool
 
     def run(
-        self,
-        driver: Driver,
-        device: torch.device,
-        signature: Signature,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        refuse: Refuse,
+        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
     ) -> Any:
         """One of the caller's own first calls, on the stream that will capture."""
+        driver, device, signature = attempt.driver, attempt.device, attempt.signature
         measured = self._options.policy == "measure"
         if measured:
             driver.synchronize(device)
         started = perf_counter()
         if self._options.compile and signature.known is None:
             with _stepping(signature, refuse):
-                result = driver.warmup(
-                    lambda: self._watched(driver, device, signature, args, kwargs), device
-                )
+                result = driver.warmup(lambda: self._watched(attempt, args, kwargs), device)
         else:
-            result = self._called(driver, device, signature, args, kwargs, refuse)
+            result = self._called(attempt, args, kwargs, refuse)
         if measured:
             driver.synchronize(device)
             signature.eager_us.append((perf_counter() - started) * 1e6)
@@ -77,18 +70,13 @@ class Warmup:
         return result
 
     def _called(
-        self,
-        driver: Driver,
-        device: torch.device,
-        signature: Signature,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        refuse: Refuse,
+        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
     ) -> Any:
         """What is going to be captured, run."""
+        driver, device, signature = attempt.driver, attempt.device, attempt.signature
         fn = self._callee.on(driver)
-        flat = flatten_call(args, kwargs)
-        here = _trains(fn, flat, self._callee.reached(flat))
+        here = _trains(attempt)
+        attempt.reached.forget()  # what the run replaces is to be free at once
         run = functools.partial(fn, *args, **kwargs)
         stepping = _stepping(signature, refuse) if fn is self._callee.fn else nullcontext()
         with inlining(), stepping:
@@ -97,29 +85,23 @@ class Warmup:
             if signature.warm + 1 < self._options.warmup_calls:
                 return driver.warmup(run, device)
             # The last: nothing is new any more.
-            result, signature.need_bytes = self._pool.warmup(driver, device, run, flat.tensors)
+            result, signature.need_bytes = self._pool.warmup(
+                driver, device, run, attempt.flat.tensors
+            )
             return result
 
-    def _watched(
-        self,
-        driver: Driver,
-        device: torch.device,
-        signature: Signature,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _watched(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An eager run that learns what Inductor's kernels will not show."""
-        flat = flatten_call(args, kwargs)
-        here = [t for t in flat.tensors if t.device.type == device.type]
-        observer = Observer(driver, device, here, refuse=False)
-        reached = self._callee.reached(flat)
-        before = reached.walk()
+        device, signature = attempt.device, attempt.signature
+        here = [t for t in attempt.flat.tensors if t.device.type == device.type]
+        observer = Observer(attempt.driver, device, here, refuse=False)
+        before = attempt.reached.walk()
         try:
             with observer:
                 result = self._callee.fn(*args, **kwargs)
         finally:
             observer.release()
-        if any(map(_creates_state, reached.changed(before)[1])):
+        if any(map(_creates_state, attempt.reached.changed(before)[1])):
             signature.warm -= 1  # an optimizer's first step: the next call shows what it reads
         else:
             signature.known = observer
@@ -141,11 +123,12 @@ class Warmup:
             observer = effects.observer
             run = functools.partial(callee.fn, *args, **kwargs)
             with _stepping(signature, refuse), observer, inlining():
-                if _trains(callee.fn, flat, reached):
+                if _trains(attempt):
                     result, need = run(), 0
                 else:
                     result, need = self._pool.warmup(driver, device, run, flat.tensors)
-                signature.forward = wants_grad(callee, driver, result, args, kwargs)
+                after = flatten_call(args, kwargs)
+                signature.forward = wants_grad(driver, result, after, callee.reached(after))
                 then(result)
             del result
             signature.need_bytes = max(0, need - observer.saved_bytes)
@@ -157,7 +140,7 @@ class Warmup:
         refuse_lasting(effects.found)
 
 
-def _trains(fn: Callable[..., Any], call: Flat, reached: Reached) -> bool:
+def _trains(attempt: Attempt) -> bool:
     """Whether a call seems to be a forward whose backward will run outside.
 
     Its warm-up runs on the caller's own stream: an AccumulateGrad node lives on the stream where
@@ -167,23 +150,24 @@ def _trains(fn: Callable[..., Any], call: Flat, reached: Reached) -> bool:
     """
     if not torch.is_grad_enabled():
         return False
-    found = reached.walk()
+    found = attempt.reached.walk()
     if any("backward" in name or name == "autograd" for name in found.names):
         return False
-    tensors = [*call.tensors, *(t for _, t in found.tensors())]
+    tensors = [*attempt.flat.tensors, *(t for _, t in found.tensors())]
     return any(t.requires_grad for t in tensors)
 
 
-def wants_grad(
-    callee: Callee, driver: Driver, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
+def wants_grad(driver: Driver, result: Any, flat: Flat, reached: Reached) -> bool:
     """Whether new memory of a result requires grad, by a graph that a backward can still use;
-    views of the caller's memory may."""
+    views of the caller's memory may.
+
+    Args:
+        flat, reached: the call as its run has left it.
+    """
     tensors = [t for t in flatten(result).tensors if t.grad_fn is not None and not is_spent(t)]
     if not tensors:
         return False
-    flat = flatten_call(args, kwargs)
-    given = [*flat.tensors, *(t for _, t in callee.reached(flat).walk().tensors())]
+    given = [*flat.tensors, *(t for _, t in reached.walk().tensors())]
     storages = {driver.storage(t) for t in given if t.layout is torch.strided}
     return any(driver.storage(t) not in storages for t in tensors)
 

@@ -14,9 +14,8 @@ from onelaunch.driver.driver import Varying
 from onelaunch.driver.rows import first_rows
 from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError, GraphError
-from onelaunch.padding import Request, cut, each_once, pad, request
+from onelaunch.padding import Proof, Request, cut, each_once, pad, request
 from onelaunch.plan import unique
-from onelaunch.proving import Proof
 from onelaunch.signature import Overlaps
 from onelaunch.tree import Flat, flatten, flatten_call, unflatten
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -24,26 +23,7 @@ from tests.gpu.recorded import (
     mlp,
 )
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def driver() -> CudaDriver:
-    return CudaDriver()
-
-
-@pytest.fixture
-def pool(driver: CudaDriver) -> CudaPool:
-    return driver.new_pool(DEVICE)
-
-
-@pytest.fixture(autouse=True)
-def _settled() -> Iterator[None]:
-    torch.manual_seed(0)
-    yield
-    torch.cuda.synchronize()
-    assert gc.isenabled()
-    assert not torch.cuda.is_current_stream_capturing()
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("settled")]
 
 
 def test_this_machine_has_all() -> None:

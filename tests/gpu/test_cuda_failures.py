@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 
 from onelaunch.driver.cuda import (
     Capabilities,
-    CudaDriver,
     graph,
     memory,
     order,
     record,
 )
 from onelaunch.driver.cuda import driver as driver_module
-from onelaunch.driver.cuda.memory import CudaPool
 from onelaunch.errors import CaptureError
 from tests.gpu.recorded import (
     DEVICE,
@@ -28,26 +23,7 @@ from tests.gpu.recorded import (
     works,
 )
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def driver() -> CudaDriver:
-    return CudaDriver()
-
-
-@pytest.fixture
-def pool(driver: CudaDriver) -> CudaPool:
-    return driver.new_pool(DEVICE)
-
-
-@pytest.fixture(autouse=True)
-def _settled() -> Iterator[None]:
-    torch.manual_seed(0)
-    yield
-    torch.cuda.synchronize()
-    assert gc.isenabled()
-    assert not torch.cuda.is_current_stream_capturing()
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("settled")]
 
 
 def fails_item(x: Tensor) -> Tensor:

@@ -10,22 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onelaunch.driver.cuda import CudaDriver
 from onelaunch.driver.cuda.graph import CudaGraph
-from onelaunch.driver.cuda.memory import CudaPool
 from tests.gpu.recorded import DEVICE, Recorded, mlp
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def driver() -> CudaDriver:
-    return CudaDriver()
-
-
-@pytest.fixture
-def pool(driver: CudaDriver) -> CudaPool:
-    return driver.new_pool(DEVICE)
 
 
 def bf16_matmuls() -> tuple[Callable[[Tensor], Tensor], Callable[[], Tensor]]:

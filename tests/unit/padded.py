@@ -10,8 +10,8 @@ from torch import nn
 from onelaunch.before import Reached
 from onelaunch.buckets import Buckets
 from onelaunch.driver.select import select
-from onelaunch.padding import parameters, request
-from onelaunch.proving import Proof, prove
+from onelaunch.padding import Proof, parameters, request
+from onelaunch.proving import prove
 from onelaunch.rehearsal import Rehearsal
 from onelaunch.tree import flatten_call
 

@@ -1,0 +1,92 @@
+"""A call above the largest bucket, in pieces of that size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.buckets import Buckets, Sizes
+from onelaunch.callee import Callee
+from onelaunch.driver.driver import Driver, Padded
+from onelaunch.padding import Proof, Request, each_once, resized
+from onelaunch.proving import prove_pieces
+from onelaunch.rehearsal import Rehearsal
+from onelaunch.signature import spec_of
+from onelaunch.spec import CallSpec
+from onelaunch.tree import Flat, unflatten
+
+
+class Pieces:
+    """What is known of calls in pieces, by their signatures.
+
+    Args:
+        most: for so many signatures it is found out.
+    """
+
+    def __init__(self, buckets: Buckets, callee: Callee, most: int) -> None:
+        self._buckets = buckets
+        self._callee = callee
+        self._most = most
+        self._proofs: dict[CallSpec, Proof] = {}
+
+    def __len__(self) -> int:
+        return len(self._proofs)
+
+    def clear(self) -> None:
+        """Forget every signature."""
+        self._proofs.clear()
+
+    def proof(
+        self, driver: Driver, device: torch.device, call: Request, flat: Flat, place: int
+    ) -> Proof | None:
+        """That a call may be cut into pieces along the bucketed dimension number `place`; None
+        where there are too many signatures to show it.
+
+        Raises:
+            CaptureError: OL140, it may not.
+        """
+        largest = self._buckets.largest
+        example = [
+            t if how is None else resized(t, how, largest)
+            for t, how in zip(flat.tensors, call.padded, strict=True)
+        ]
+        spec = spec_of(driver, flat._replace(tensors=example), device)
+        if spec not in self._proofs:
+            if len(self._proofs) >= self._most:
+                return None
+            reached = self._callee.reached(flat)
+            rehearsal = Rehearsal(driver, device, self._callee.fn, reached, flat.tree)
+            self._proofs[spec] = prove_pieces(rehearsal, self._buckets, call, flat, place)
+        return self._proofs[spec]
+
+
+def pieces(
+    call: Request, flat: Flat, place: int, step: int
+) -> Iterator[tuple[Sizes, tuple[Any, ...], dict[str, Any]]]:
+    """The sizes, arguments and keyword arguments of each piece: `step` rows, and those left over.
+    Their tensors are views."""
+    size = call.sizes[place]
+    for start in range(0, size, step):
+        count = min(step, size - start)
+        rows = partial(_rows, place=place, start=start, count=count)
+        args, kwargs = unflatten(flat.tree, each_once(flat.tensors, call.padded, rows))
+        yield (*call.sizes[:place], count, *call.sizes[place + 1 :]), args, kwargs
+
+
+def joined(parts: Sequence[Flat], proof: Proof, place: int) -> Any:
+    """The results of all pieces as one; its tensors are new memory."""
+    whole: list[Tensor] = []
+    for number in range(len(parts[0].tensors)):
+        dim = next(f.dim for f in proof.follows[number] if f.place == place)
+        whole.append(torch.cat([part.tensors[number] for part in parts], dim))
+    return unflatten(parts[0].tree, whole)
+
+
+def _rows(t: Tensor, how: Padded | None, place: int, start: int, count: int) -> Tensor:
+    """So many rows of an argument, from one on, if it follows that bucketed dimension."""
+    dim = None if how is None else how.dim_of(place)
+    return t if dim is None else t.narrow(dim, start, count)

@@ -157,6 +157,13 @@ CATALOGUE: dict[str, Entry] = {
         "closure or global that is known leads to it",
         "keep it in a module or a closure: `lambda x: f(w, x)` instead of `partial(f, w)`",
     ),
+    "OL115": Entry(
+        "the gradient of an argument",
+        "each call brings other tensors, and a replay gives gradients to those that the callable "
+        "reaches by itself",
+        "reach a parameter by a module or a closure; of an input return "
+        "`torch.autograd.grad(loss, x)`, or begin with `x = x.detach().requires_grad_()`",
+    ),
     "OL120": Entry(
         "optimizer that cannot be captured",
         "its step reads or counts on the host, and a replay has no host: the captured count would "

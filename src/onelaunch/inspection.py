@@ -32,6 +32,23 @@ def inspect_arguments(tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inp
             raise CaptureError("OL107", f"an argument, {spec}, became {list(t.shape)}")
 
 
+def refuse_gradients(now: Any, statics: Sequence[Tensor], plan: Inputs, read: bool) -> None:
+    """Refuse gradients of arguments: each launch has others, and shows the callable its own memory.
+
+    Args:
+        now: the arguments as the callable has them.
+        read: before it has run: whether it may read one. Else whether it made one.
+    """
+    paths = flatten_call(*now).paths
+    for path, static, t in zip(paths, statics, plan.tensors, strict=False):
+        if static is t or not static.is_leaf:  # the caller's own; or what autograd gives nothing
+            continue
+        if static.grad is not None:
+            raise CaptureError("OL115", f"the callable gives `{path}` a gradient")
+        if read and t.is_leaf and t.grad is not None:
+            raise CaptureError("OL115", f"`{path}` has a gradient, and the callable reads some")
+
+
 def refuse_opaque(tree: Tree) -> None:
     """Results must be tensors and plain values: anything else would be shared between calls."""
     for _, constant in constants(tree):

@@ -23,6 +23,7 @@ from onelaunch.gradients import lasting_gradients
 from onelaunch.inspection import (
     afterthought,
     inspect_arguments,
+    refuse_gradients,
     refuse_opaque,
     refuse_parts,
     refuse_uncovered,
@@ -220,9 +221,12 @@ class Recorder:
         observer = self._observer(plan, statics, before)
         args, kwargs = unflatten(tree, list(arguments))
         places = [t.data_ptr() for t in arguments]
+        if self.forward is None and "grad" in before.walk.names:
+            refuse_gradients((args, kwargs), arguments, plan, read=True)
         result = self._called(args, kwargs, plan, hidden, before, run, observer)
         self.driver.join(distributed.side_streams(v for _, v in before.walk.held.values()))
         inspect_arguments(tree, (args, kwargs), arguments, plan)
+        refuse_gradients((args, kwargs), arguments, plan, read=False)
         if places != [t.data_ptr() for t in arguments]:
             raise CaptureError("OL107", "an argument was given other memory")
         flat = flatten(result, "result", objects=True)

@@ -380,6 +380,70 @@ def test_gradients_of_an_input(device: torch.device) -> None:
     assert replays(fast) == 3
 
 
+def scaled_loss(w: Tensor, x: Tensor) -> Tensor:
+    loss = (w * x).sum()
+    loss.backward()
+    return loss.detach()
+
+
+def loss_from_zeroed(w: Tensor, x: Tensor) -> Tensor:
+    assert w.grad is not None
+    w.grad.zero_()
+    return scaled_loss(w, x)
+
+
+def loss_of_input(w: Tensor, x: Tensor) -> Tensor:
+    x.requires_grad_()
+    return scaled_loss(w.detach(), x)
+
+
+def through(w: Tensor) -> Tensor:
+    return w * 2
+
+
+@pytest.mark.parametrize(
+    ("step", "argument"),
+    [
+        (scaled_loss, lambda w: w),
+        (scaled_loss, nn.Parameter),
+        (scaled_loss, through),  # what made it would go without a gradient
+        (loss_from_zeroed, lambda w: w),
+        (loss_of_input, lambda w: w),
+    ],
+)
+def test_the_gradient_of_an_argument_is_refused(
+    device: torch.device, step: Callable[..., Tensor], argument: Callable[[Tensor], Tensor]
+) -> None:
+    leaf = torch.ones(3, device=device, requires_grad=True)
+    leaf.grad = torch.zeros(3, device=device)
+    fast: Any = ol.graph(step)
+    for i in range(3):
+        fast(argument(leaf), torch.full((3,), float(i), device=device))
+    with pytest.raises(ol.CaptureError) as caught:
+        fast(argument(leaf), torch.ones(3, device=device))
+    assert caught.value.code == "OL115"
+    assert "args[" in caught.value.what
+
+
+def test_a_gradient_of_an_argument_that_is_used_up(device: torch.device) -> None:
+    """Parameters handed in, and a step written by hand that leaves no gradient behind."""
+
+    def step(w: Tensor, x: Tensor) -> Tensor:
+        loss = scaled_loss(w, x)
+        with torch.no_grad():
+            w -= 0.1 * w.grad
+        w.grad = None
+        return loss
+
+    fast: Any = ol.graph(step)
+    mine, theirs = (torch.ones(3, device=device, requires_grad=True) for _ in range(2))
+    for i in range(7):
+        x = torch.full((3,), float(i), device=device)
+        assert_same([fast(mine, x), mine], [step(theirs, x), theirs])
+        assert mine.grad is None
+    assert replays(fast) == 4
+
+
 def test_an_optimizer_beside_that_eager_code_uses(device: torch.device) -> None:
     """Whole steps, and eager ones in between, over the same parameters."""
     jobs = [training(device, sgd) for _ in range(2)]

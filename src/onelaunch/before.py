@@ -12,7 +12,7 @@ from onelaunch.driver.driver import Driver
 from onelaunch.shards import local
 from onelaunch.spec import lies_on
 from onelaunch.state import Change, Walk, changes, restore, walk
-from onelaunch.tree import Tree, constants, flatten
+from onelaunch.tree import Tree, constants, flatten, is_plain
 
 
 class Reached:
@@ -81,12 +81,19 @@ class Before:
         """A tensor that has other memory, sizes or strides now."""
         return next((k.tensor for k in self._kept if k.changed()), None)
 
-    def undo(self, found: Sequence[Change]) -> None:
+    def undo(self, found: Sequence[Change], again: bool = True) -> None:
         """Put back what a failed capture left in the callable's state: of the changes that were
-        `found`, or of those there are, what has to do with tensors."""
+        `found`, or of those there are, what has to do with tensors, and numbers and the like if
+        the callable will run `again` in place of this run."""
         found = found or self.reached.changed(self.walk)[1]
         self.reached.forget()
-        restore(c for c in found if isinstance(c.before, Tensor) or flatten(c.after).tensors)
+        restore(
+            c
+            for c in found
+            if isinstance(c.before, Tensor)
+            or flatten(c.after).tensors
+            or (again and is_plain(c.before) and is_plain(c.after))
+        )
         for k in self._kept:
             k.restore()
 

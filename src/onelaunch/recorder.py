@@ -131,11 +131,12 @@ class Recorder:
             graph, statics = self.driver.capture(
                 body, self.pool, generators, stream, bundled=not self.rebind
             )
-        except BaseException:
+        except BaseException as error:
+            ours = isinstance(error, CaptureError | NeedsGrad | BackwardInside | Unfit)
             try:
                 distributed.abandon_step(value for _, value in before.walk.held.values())
             finally:
-                before.undo(run.found)
+                before.undo(run.found, again=ours)
                 plan.release()  # frames of the traceback refer to it for good
             raise
         if run.again:

@@ -203,6 +203,38 @@ def test_averaged_model_inside_is_refused(device: torch.device) -> None:
     assert "update_parameters" in str(caught.value.where)
 
 
+class OwnSGD(torch.optim.SGD):
+    """A class that is not torch's, whose capture takes two runs."""
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, OwnSGD])
+@pytest.mark.parametrize("period", [2, 4])
+def test_a_counter_that_decides_counts_each_call_once(
+    device: torch.device, kind: type[torch.optim.SGD], period: int
+) -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = small_model(device)
+            self.optimizer = kind(self.model.parameters(), lr=0.1)
+            self.calls = 0
+
+        def step(self, x: Tensor, y: Tensor) -> Tensor:
+            loss = nn.functional.mse_loss(self.model(x), y)
+            loss.backward()
+            self.calls += 1
+            if self.calls % period == 0:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            return loss.detach()
+
+    mine, theirs = Trainer(), Trainer()
+    fast = ol.graph(mine.step)
+    for i in range(14):
+        assert_same(fast(*batch(i, device)), theirs.step(*batch(i, device)))
+        assert_same(list(mine.model.parameters()), list(theirs.model.parameters()))
+        assert mine.calls == theirs.calls
+
+
 def test_two_players(device: torch.device) -> None:
     """A generator and a discriminator, each with its optimizer, in one callable."""
 

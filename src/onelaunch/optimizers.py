@@ -58,6 +58,9 @@ def why_not(optimizer: Optimizer) -> tuple[str, str] | None:
         host = all(p.device.type == "cpu" for p in group["params"])
         if group.get("fused") or (group.get("capturable") and not host):
             continue
+        if kind == "SGD" and isinstance(group["lr"], Tensor):
+            fix = "torch.optim.SGD(..., fused=True), or a number: it may change at each call"
+            return "torch.optim.SGD reads a learning rate that is a tensor on the host", fix
         if kind in _READS_STEPS or ("capturable" in group and not host):
             return f"torch.optim.{kind} counts its steps on the host", _line(kind, group)
     return None

@@ -186,6 +186,8 @@ class Steps:
                 named = keys_read(before, value) | {"params"}
                 idle.update((id(group), named) for group in value.param_groups)
         named = keys_read(before)
+        if "get_last_lr" in named:  # of a scheduler, which is asked for this one attribute
+            named |= {"_last_lr"}
 
         def counts(slot: Slot) -> bool:
             way: Slot | None = slot

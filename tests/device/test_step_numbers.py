@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 import onelaunch as ol
@@ -242,6 +242,31 @@ def test_one_that_changes_at_every_call_is_refused_by_name(device: torch.device)
     assert replays(fast) == 3
     with pytest.raises(ol.CaptureError, match=r"OL123.*`lr` of Rooted"):
         call(7)
+
+
+def test_a_rate_that_is_asked_of_a_schedule_is_as_it_says(device: torch.device) -> None:
+    """The callable's own line reads it, and the schedule makes a list of its own for each call."""
+
+    def job() -> tuple[Any, lr_scheduler.LRScheduler]:
+        made = training(device, MAKES["SGD"])
+        schedule = lr_scheduler.StepLR(made.optimizers[0], 6)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            made.optimizers[0].zero_grad()
+            loss = nn.functional.mse_loss(made.model(x), y) * schedule.get_last_lr()[0]
+            loss.backward()
+            made.optimizers[0].step()
+            return loss.detach()
+
+        return step, schedule
+
+    (mine, schedule), (theirs, other) = job(), job()
+    fast = ol.graph(mine)
+    for i in range(17):
+        assert_same(fast(*batch(i, device)), theirs(*batch(i, device)))
+        schedule.step()
+        other.step()
+    assert fast.recordings
 
 
 @pytest.mark.parametrize("every", [1, 100])

@@ -117,6 +117,16 @@ def refused_before_it_steps(device: torch.device, make: Make) -> ol.CaptureError
     return caught.value
 
 
+def test_a_learning_rate_in_a_tensor(device: torch.device) -> None:
+    """SGD reads it on the host unless it is fused."""
+    lr = torch.tensor(0.1, device=device)
+    error = refused_before_it_steps(device, lambda p: torch.optim.SGD(p, lr=lr.clone()))
+    assert "fused=True" in error.fix
+    as_eager(
+        lambda: training(device, lambda p: torch.optim.SGD(p, lr=lr.clone(), fused=True)), device
+    )
+
+
 @pytest.mark.parametrize("name", COUNTS_ON_THE_HOST)
 def test_refused_as_it_is_and_captured_when_made_capturable(
     device: torch.device, name: str

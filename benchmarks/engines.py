@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.processes import earlier
 from examples.workloads import WORKLOADS
 from onelaunch.bench import Comparison, compare
 from onelaunch.bench.environment import environment
@@ -65,7 +66,7 @@ def run_all(workloads: list[str], out: Path, seconds: float, budget_seconds: flo
     """One process for each workload; returns how many gave no result."""
     deadline = time.monotonic() + budget_seconds
     results: dict[str, Any] = {"benchmark": "engines", "environment": environment()}
-    results["workloads"] = earlier(out, results["environment"])
+    results["workloads"] = earlier(out, results).get("workloads", {})
     missing = 0
     for i, name in enumerate(workloads):
         # What is left is shared out evenly over what is left to do, large models last.
@@ -86,12 +87,6 @@ def run_all(workloads: list[str], out: Path, seconds: float, budget_seconds: flo
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(results, indent=1) + "\n")
     return missing
-
-
-def earlier(out: Path, here: dict[str, Any]) -> dict[str, Any]:
-    """The workloads that a run before this left in the file, if it was on the same machine."""
-    before = json.loads(out.read_text()) if out.exists() else {}
-    return before["workloads"] if before.get("environment") == here else {}
 
 
 def _in_a_process(name: str, seconds: float, budget_seconds: float) -> str | None:

@@ -24,6 +24,13 @@ GRACE_SECONDS = 30.0  # for a process to see that its time is up
 AGAIN_SECONDS = 5.0  # an interrupt may come where it is lost, in a destructor say
 
 
+def earlier(out: Path, now: dict[str, Any]) -> dict[str, Any]:
+    """What a run before this left in the file, if it agrees in all of `now`: benchmark, hardware,
+    software."""
+    before = json.loads(out.read_text()) if out.exists() else {}
+    return before if all(before.get(key) == value for key, value in now.items()) else {}
+
+
 _READY_BY = "ONELAUNCH_READY_BY"
 
 

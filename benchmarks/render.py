@@ -154,6 +154,21 @@ def shapes_serving(results: dict[str, Any]) -> str:
     return table(head, rows) + "\n" + caption(results, text, settled=True, dtype="bfloat16")
 
 
+def learning(results: dict[str, Any]) -> str:
+    """How fast the engines learn, and what: the return after each fifth of the run."""
+    engines = results["engines"]
+    count = min(len(row["returns"]) for row in engines.values())
+    marks = [max(0, count * fifth // 5 - 1) for fifth in range(1, 6)]
+    rows = [
+        (name, f"{row['steps per second']:,.0f}", *(f"{row['returns'][i]:.0f}" for i in marks))
+        for name, row in engines.items()
+    ]
+    steps = [f"{(i + 1) * results['steps of an iteration']:,} steps" for i in marks]
+    text = "Steps of the environments per second, and the mean return after so many."
+    head = ("engine", "steps per second", *steps)
+    return table(head, rows) + "\n" + caption(results, text, settled=True)
+
+
 def training(part: str) -> Callable[[dict[str, Any]], str]:
     """Wall time of every engine on every workload, forward and backward or whole steps."""
 
@@ -236,6 +251,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "shapes": ("shapes.json", shapes),
     "shapes-serving": ("shapes.json", shapes_serving),
     "tape": ("tape.json", tape),
+    "learning": ("learning.json", learning),
     "training-summary": ("training.json", training_summary),
     "training-pair": ("training.json", training("pair")),
     "training-step": ("training.json", training("step")),

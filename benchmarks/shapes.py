@@ -27,6 +27,7 @@ import torch
 
 from benchmarks import shapes_recordings as recordings
 from benchmarks import shapes_serving as serving
+from benchmarks.processes import earlier
 from onelaunch.bench.environment import environment
 
 RESULTS = Path(__file__).parent / "results"
@@ -247,19 +248,10 @@ def row_text(row: dict[str, Any]) -> str:
     )
 
 
-def earlier(out: Path, now: dict[str, Any]) -> dict[str, Any]:
-    """The parts that an earlier run left in the file, if it was on this hardware and software."""
-    if not out.exists():
-        return {}
-    before = json.loads(out.read_text())
-    same = all(before.get(key) == value for key, value in now.items())
-    return before["parts"] if same else {}
-
-
 def run_all(parts: list[str], engines: list[str], out: Path, seconds: float, tiny: bool) -> int:
     """Run and write after each part; returns how many gave no result."""
     results: dict[str, Any] = {"benchmark": "shapes", "environment": environment(), "small": tiny}
-    results |= {"parts": earlier(out, results), "targets": []}
+    results |= {"parts": earlier(out, results).get("parts", {}), "targets": []}
     missing = 0
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 """Training, every way: forward and backward, and whole steps: `results/training.json`.
 
     python -m benchmarks.training                    # about seven minutes on an H200
-    python -m benchmarks.training --runs step:mlp,pair:mlp --seconds 2 --out /tmp/some.json
+    python -m benchmarks.training --runs step:mlp,pair:mlp    # these anew, the others as they are
 
 float32 with TF32 off. Each part of each workload has a process of its own. All of them build at
 once, for compilers take a while; once the last is ready they measure one after the other. A long
@@ -27,7 +27,7 @@ from torch import nn
 
 from benchmarks.call_overhead import Contestant, Row, Target, measure, spread
 from benchmarks.long_training import CHECKS, run_long
-from benchmarks.processes import ends_by, ready_by, run_together
+from benchmarks.processes import earlier, ends_by, ready_by, run_together
 from benchmarks.render import NAMES
 from benchmarks.training_check import Reference
 from benchmarks.training_engines import PARTS, Batch, Engine, network
@@ -122,8 +122,6 @@ def targets(part: str, workload: str, rows: Iterable[Row]) -> list[Target]:
 
 def one(run: str, seconds: float, steps: int) -> dict[str, Any]:
     """Build, say so, wait to be told, measure."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # the processes share the cores
     if run == "long":
@@ -149,7 +147,8 @@ def one(run: str, seconds: float, steps: int) -> dict[str, Any]:
 
 def run_all(runs: list[str], out: Path, options: argparse.Namespace) -> int:
     """Run and write; returns how many of the runs gave no result."""
-    results: dict[str, Any] = {"benchmark": "training", "environment": {}}
+    here: dict[str, Any] = {"benchmark": "training", "environment": environment()}
+    results = earlier(out, here) or here
     started = time.monotonic()
     found = 0
 
@@ -162,7 +161,8 @@ def run_all(runs: list[str], out: Path, options: argparse.Namespace) -> int:
         results["environment"] = data.pop("environment")
         part, _, workload = run.partition(":")
         if workload:
-            results.setdefault(part, {})[workload] = data
+            rows = results.get(part, {}) | {workload: data}
+            results[part] = {known: rows[known] for known in ORDER if known in rows}
         else:
             results[part] = data
         print(summary(run, data), flush=True)
@@ -209,6 +209,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=10_000, help="of the long run")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
     if options.one:
         found = one(options.one, options.seconds, options.steps)
         options.out.write_text(json.dumps(found))

@@ -1,9 +1,11 @@
-"""What the benchmarks' processes share: a time until which they build."""
+"""What the benchmarks' processes share: a time until which they build, what is kept."""
 
 from __future__ import annotations
 
+import json
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +43,12 @@ def test_what_begins_too_late_has_a_moment() -> None:
 def test_children_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONELAUNCH_READY_BY", str(1234.5))
     assert processes.ready_by() == 1234.5
+
+
+def test_results_of_another_machine_are_not_kept(tmp_path: Path) -> None:
+    out = tmp_path / "some.json"
+    here = {"benchmark": "some", "environment": {"gpu": "one"}}
+    assert processes.earlier(out, here) == {}
+    out.write_text(json.dumps(here | {"rows": [1]}))
+    assert processes.earlier(out, here)["rows"] == [1]
+    assert processes.earlier(out, here | {"environment": {"gpu": "another"}}) == {}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import long_training, render
+from benchmarks import learning, long_training, render
 from benchmarks.call_overhead import Row
 from benchmarks.training import ORDER, RUNS, main, targets
 from benchmarks.training_check import Reference
@@ -248,3 +248,14 @@ def test_changing_batch_sizes_rates_and_accumulation(check: long_training.Check)
 def test_its_workloads_exist() -> None:
     assert set(ORDER) <= set(render.NAMES)
     assert {run.partition(":")[0] for run in RUNS} == {*PARTS, "long"}
+
+
+def test_learning_by_every_engine(tmp_path: Path) -> None:
+    out = tmp_path / "learning.json"
+    assert (
+        learning.main(["--engines", "eager,onelaunch", "--iterations", "2", "--out", str(out)]) == 0
+    )
+    page = render.render("<!-- begin:learning -->\n<!-- end:learning -->\n", tmp_path)
+    assert page.count("| onelaunch |") == page.count("| eager |") == 1
+    engines = json.loads(out.read_text())["engines"]
+    assert engines["eager"]["returns"] == engines["onelaunch"]["returns"]

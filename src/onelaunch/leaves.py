@@ -9,6 +9,7 @@ optimizer that steps does not invalidate the graph, which serves every replay.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -64,6 +65,16 @@ class StandIns:
                 self._replace_tuple(slot)
             else:
                 self._slots.append((slot, t, self._of[id(t)]))
+        self._replace_references(before)
+
+    def _replace_references(self, before: Walk) -> None:
+        """Weak references follow: `nn.RNN` compares its parameters with those that it keeps, and
+        makes its list of weights anew where they differ."""
+        for slot, value in before.held.values():
+            if isinstance(value, weakref.ReferenceType) and not isinstance(slot.holder, tuple):
+                stand_in = self._of.get(id(cast(Any, value)()))
+                if stand_in is not None:
+                    self._slots.append((slot, value, weakref.ref(stand_in)))
 
     def _replace_tuple(self, slot: Slot) -> None:
         """Have a tuple of stand-ins take the place of the tuple that holds this slot."""

@@ -251,6 +251,12 @@ CATALOGUE: dict[str, Entry] = {
         "the forward",
         "keep values on the device in custom backwards, or graph the parts around them",
     ),
+    "OL307": Entry(
+        "state that a recording does not find again",
+        "the callable replaced what it reads, or makes it anew for other parameters, in whose "
+        "place a capture puts stand-ins",
+        "make such an object once, before the calls, or change it in place",
+    ),
     "OL310": Entry(
         "larger than every bucket",
         "no recording holds so many rows",

@@ -196,9 +196,10 @@ class Graphed(Table, Generic[P, R]):
             return self._ungraphed(signature, "OL304", f"{self._pool!r}")
         signature.warm = 0
         result = entry.call(args, kwargs)
-        if result is MISS:  # another thread changed what it relies on in the meantime
-            self._drop(entry)
-            return MISS
+        if result is MISS:  # what it relies on was changed, by another thread or the capture
+            unfit = self._drop_unfit(entry, attempt)
+            return MISS if unfit is None else self._ungraphed(signature, "OL307", unfit)
+        signature.unfit = 0
         self._add(entry)
         return result
 

@@ -208,7 +208,7 @@ class StateGuard:
         for index, slot in enumerate(self._slots):
             if not self._holds(index):
                 was, now = repr(self._values[index])[:40], repr(slot.read())[:40]
-                return f"{slot.name}: captured {was}, got {now}"
+                return f"{slot.name}: captured {was}, got {'another' if now == was else now}"
         if not all(read() is expected for read, expected in self._modes):
             return "a mode of torch"
         if self._same_hooks is not None and not self._same_hooks():

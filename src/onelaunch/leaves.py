@@ -9,6 +9,7 @@ optimizer that steps does not invalidate the graph, which serves every replay.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -64,6 +65,16 @@ class StandIns:
                 self._replace_tuple(slot)
             else:
                 self._slots.append((slot, t, self._of[id(t)]))
+        self._replace_references(before)
+
+    def _replace_references(self, before: Walk) -> None:
+        """Weak references follow: `nn.RNN` compares its parameters with those that it keeps, and
+        makes its list of weights anew where they differ."""
+        for slot, value in before.held.values():
+            if isinstance(value, weakref.ReferenceType) and not isinstance(slot.holder, tuple):
+                stand_in = self._of.get(id(cast(Any, value)()))
+                if stand_in is not None:
+                    self._slots.append((slot, value, weakref.ref(stand_in)))
 
     def _replace_tuple(self, slot: Slot) -> None:
         """Have a tuple of stand-ins take the place of the tuple that holds this slot."""
@@ -161,6 +172,9 @@ def refuse_backward_hooks(modules: Iterable[tuple[str, nn.Module]]) -> None:
             raise CaptureError("OL112", what)
 
 
+DENSE = "gradients that are dense: `sparse=False`"
+
+
 class CapturedGraph:
     """The autograd graph of a captured forward, node by node.
 
@@ -218,6 +232,14 @@ class CapturedGraph:
                 found += [t for t in values if isinstance(t, Tensor)]
         return found
 
+    def refuse_sparse(self) -> None:
+        """Refuse embeddings under ``sparse=True``, whose gradient is no memory with strides."""
+        for node in self.nodes:
+            if getattr(node, "_saved_sparse", False) and node.next_functions[0][0] is not None:
+                name = node.name().partition("Backward")[0]
+                what = f"{name} under `sparse=True` gives gradients of layout torch.sparse_coo"
+                raise refuse("OL109", what, fix=DENSE)
+
     def _packed(self, node: Node, name: str) -> bool:
         packed = is_packed(node, name)
         self.packs |= packed
@@ -262,6 +284,8 @@ def is_pure_view(t: Tensor) -> bool:
 
 def own_memory(t: Tensor, observer: Observer, driver: Driver, taken: set[int]) -> Tensor:
     """`t`, or a copy where its memory is not its own: a gradient passed on, or given twice."""
+    if t.layout is not torch.strided:
+        return t.clone()
     storage = driver.storage(t)
     if t.numel() and (not observer.made(t) or storage in taken):
         t = t.clone()

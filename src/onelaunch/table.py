@@ -62,6 +62,8 @@ class Signature:
     """Who warmed up: cuBLAS and cuDNN make a handle for each thread, and not under capture."""
     least: int = 0
     """Warm-up calls that what it reaches needs, whatever the option says."""
+    unfit: int = 0
+    """Recordings in a row that did not fit the very call that they were captured for."""
     eager: str | None = None
     """Why it runs eagerly for good, or None."""
     eager_us: list[float] = field(default_factory=lambda: cast(list[float], []))
@@ -180,6 +182,18 @@ class Table:
             self._entries = tuple(e for e in self._entries if e is not entry)
             entry.signature.lost(entry.captured.launches)
         self._pool.free(entry.member)
+
+    def _drop_unfit(self, entry: Entry, attempt: Attempt) -> str | None:
+        """Free a recording that does not fit the call that it was captured for; what differs, if it
+        is the second in a row."""
+        attempt.signature.unfit += 1
+        changed = why((entry,), attempt.spec, attempt.flat.tensors)
+        self._drop(entry)
+        if attempt.signature.unfit < 2:
+            return None
+        return (
+            f"`{self._name}` was captured twice, and neither recording fits its own call; {changed}"
+        )
 
     def _warn(self, code: str, what: str) -> None:
         """Warn once for each code."""

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import assert_same, on_cpu_and_cuda, replays
+from .training import Optimized, train
 
 Rand = Callable[..., Tensor]
 
@@ -193,3 +194,68 @@ def test_a_training_step_inside(rand: Rand) -> None:
         for p, q in zip(model.parameters(), expected.parameters(), strict=True):
             assert_same(p, q)
             assert_same(p.grad, q.grad)
+
+
+def _recurrent(rand: Rand, kind: type[nn.RNNBase], kept: bool) -> Callable[[Any, int], Any]:
+    """A step over a sequence, from a hidden state of the caller's where that is `kept`."""
+
+    def step(model: Any, i: int) -> Any:
+        x, h = rand(i, 3, 6, 4).requires_grad_(), rand(10 + i, 4, 3, 5).requires_grad_()
+        hidden = (h, h * 2) if kind is nn.LSTM else h
+        y, last = model(x, hidden) if kept else model(x)
+        loss = y.square().mean() + (last[1] if kind is nn.LSTM else last).sum()
+        model.zero_grad()
+        loss.backward()
+        return loss.detach(), y.detach(), x.grad, h.grad
+
+    return step
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_recurrent_layer(device: torch.device, rand: Rand, kept: bool) -> None:
+    _trains(device, rand, nn.RNN, kept)
+
+
+@on_cpu_and_cuda  # torch has no kernels for the cells of these on a device like the emulated one
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_gated_layer(
+    device: torch.device, rand: Rand, kind: type[nn.RNNBase], kept: bool
+) -> None:
+    _trains(device, rand, kind, kept)
+
+
+def _trains(device: torch.device, rand: Rand, kind: Any, kept: bool) -> None:
+    torch.manual_seed(0)
+    model = kind(4, 5, num_layers=2, bidirectional=True, batch_first=True, device=device)
+    fast: Any = train(model, Optimized(_sgd, _stepped(_recurrent(rand, kind, kept))), steps=7)
+    assert replays(fast) == 6
+    weights = list(fast.parameters())
+    assert all(a is b for a, b in zip(fast._flat_weights, weights, strict=True))
+    assert all(a() is b for a, b in zip(fast._flat_weight_refs, weights, strict=True))
+
+
+def test_a_recurrent_layer_with_another_weight(device: torch.device, rand: Rand) -> None:
+    torch.manual_seed(0)
+    step = _recurrent(rand, nn.RNN, kept=False)
+
+    def replaced(model: Any, i: int) -> Any:
+        if i == 3:
+            model.weight_hh_l0 = nn.Parameter(model.weight_hh_l0.detach() * 2)
+        return step(model, i)
+
+    fast = train(nn.RNN(4, 5, batch_first=True, device=device), replaced, steps=8)
+    assert replays(fast) >= 3
+
+
+def _sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 0.1)
+
+
+def _stepped(step: Callable[[Any, int], Any]) -> Callable[..., Any]:
+    def run(model: Any, optimizer: torch.optim.Optimizer, i: int) -> Any:
+        result = step(model, i)
+        optimizer.step()
+        return result
+
+    return run

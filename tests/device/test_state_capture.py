@@ -268,3 +268,54 @@ def test_random_state_read_inside_is_right_or_refused(rand: Rand) -> None:
         return lambda x: (x + 1, torch.initial_seed()), lambda i: (rand(i, 3),)
 
     assert right_or_refused(world, "OL106", "OL108") in (None, "OL106", "OL108")
+
+
+# A recording that does not fit its own call.
+
+
+class MadeAnew(nn.Module):
+    """Makes a list anew, for other parameters or at each call."""
+
+    def __init__(self, device: torch.device, each_call: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(random_tensor(0, 4, 4, device=device))
+        self.each_call = each_call
+        self.of = 0
+        self.steps: list[Any] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.each_call or self.of != id(self.weight):
+            self.of, self.steps = id(self.weight), [torch.tanh]
+        return self.steps[0](x @ self.weight)
+
+
+@pytest.mark.parametrize("each_call", [False, True])
+def test_it_is_captured_twice_and_then_runs_eagerly(
+    device: torch.device, rand: Rand, each_call: bool
+) -> None:
+    model, other = MadeAnew(device, each_call), MadeAnew(device, each_call)
+    fast = ol.graph(other, warmup=1)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for i in range(10):
+            for m in (model, fast):
+                m(rand(i, 2, 4)).sum().backward()
+            assert_same(other.weight.grad, model.weight.grad)
+    (warning,) = [w for w in found if issubclass(w.category, ol.GraphWarning)]
+    assert "[OL307]" in str(warning.message)
+    assert "`MadeAnew`" in str(warning.message)
+    assert "steps: captured [<built-in method tanh" in str(warning.message)
+    stats = fast.stats()
+    assert (stats.captures, stats.warmup_calls, stats.replays) == (2, 2, 0)
+
+
+def test_one_such_recording_alone_is_made_again(device: torch.device, rand: Rand) -> None:
+    model = MadeAnew(device, each_call=False)
+    fast = ol.graph(model, warmup=1)
+    for i in range(2):
+        fast(rand(i, 2, 4))
+    assert fast.stats().captures == 1
+    model.forward = lambda x: torch.tanh(x @ model.weight)  # type: ignore[method-assign]
+    for i in range(4):
+        fast(rand(i, 2, 4))
+    assert replays(fast) > 0

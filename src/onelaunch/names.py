@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import sys
 import types
 
 from torch import nn
@@ -42,3 +43,44 @@ def attributes_read(kind: type) -> frozenset[str]:
             if key != "__init__" and isinstance(function, types.FunctionType):
                 names |= names_read(function.__code__)
     return frozenset(names)
+
+
+_STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME")
+_PASSES = ("LOAD_", "BINARY_", "INPLACE_", "SWAP", "ROT_", "COPY", "DUP_TOP", "CACHE")
+"""What may lie between a read and the store of an assignment such as `n += k`."""
+
+
+@functools.lru_cache(maxsize=4096)
+def only_counts(code: types.CodeType, name: str, items: bool = False) -> bool:
+    """Whether code does nothing with a number of this name but compute the next one: `n += 1`.
+
+    Args:
+        items: whether `name` is of a container, and the number is in it.
+    """
+    steps = list(dis.get_instructions(code))
+    for i, step in enumerate(steps):
+        read = step.opname.startswith("LOAD_") and step.opname != "LOAD_CONST"
+        named = read and step.argval == name and not _is_call(step)
+        if named and not _goes_back(steps, i, name, items):
+            return False
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return all(only_counts(c, name, items) for c in inner)
+
+
+def _is_call(step: dis.Instruction) -> bool:
+    """Whether a method is read, which no number is."""
+    if step.opname == "LOAD_ATTR" and sys.version_info >= (3, 12):
+        return bool((step.arg or 0) & 1)
+    return step.opname in ("LOAD_METHOD", "LOAD_CLOSURE")
+
+
+def _goes_back(steps: list[dis.Instruction], start: int, name: str, items: bool) -> bool:
+    for i in range(start + 1, len(steps)):
+        step = steps[i]
+        if items and step.opname == "STORE_SUBSCR":
+            return steps[i - 1].opname.startswith(("SWAP", "ROT_"))
+        if not items and step.opname in _STORES:
+            return step.argval == name
+        if not step.opname.startswith(_PASSES):
+            return False
+    return False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
+import types
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from onelaunch.driver.operators import leaves
 from onelaunch.errors import CaptureError
 from onelaunch.hyperparameters import Book, unmistakable
-from onelaunch.names import names_read
+from onelaunch.names import names_read, only_counts
 from onelaunch.observe import LIFTS, Observer
 from onelaunch.optimizers import (
     is_of_torch,
@@ -90,7 +92,7 @@ class Steps:
     """id of an optimizer -> those of its parameters that had a gradient as it stepped."""
     noted: list[tuple[str, tuple[Any, ...]]] = field(default_factory=lambda: cast(Any, []))
     """The operations of steps that are not torch's, with their numbers; see `agree`."""
-    _counts: dict[int, list[object]] = field(default_factory=lambda: cast(Any, {}))
+    _counts: dict[int, list[Counter]] = field(default_factory=lambda: cast(Any, {}))
     _random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -235,9 +237,16 @@ class Steps:
         """It has stepped: put its own numbers back."""
         counts = any(_differ(group, given) for group, _, given in self._before)
         self.restore()
-        if counts or _counters(optimizer) != self._counts.pop(id(optimizer), None):
+        before = self._counts.pop(id(optimizer), [])
+        moved = [c for c in before if [c.read()] != [c.value]]  # a list takes a NaN as itself
+        now = _counters(optimizer)
+        if counts or moved or [c.value for c in now] != [c.value for c in before]:
+            for counter in moved:  # an eager step may follow, and is the first
+                counter.holder[counter.key] = counter.value
             kind = type(optimizer).__name__
-            raise CaptureError("OL120", f"{kind} counts its steps in Python")
+            name = f", in `{moved[0].name}`" if moved and moved[0].name else ""
+            fix = "count in a tensor beside the parameters, or call `optimizer.step()` after it"
+            raise CaptureError("OL120", f"{kind} counts its steps in Python{name}", fix=fix)
 
     def restore(self) -> None:
         """Put every optimizer's own numbers back; also after a step that raised."""
@@ -256,14 +265,68 @@ def _differ(group: dict[str, Any], given: dict[str, Any]) -> bool:
     )
 
 
-def _counters(optimizer: Optimizer) -> list[object]:
-    """The numbers that an optimizer keeps in Python."""
-    return [
-        value
-        for state in optimizer.state.values()
-        for value in (cast(dict[str, object], state).values() if isinstance(state, dict) else ())
-        if isinstance(value, int | float)
-    ]
+class Counter(NamedTuple):
+    """A number that an optimizer keeps in Python."""
+
+    holder: Any
+    key: Any
+    value: int | float
+    name: str
+    """Of the optimizer's attribute; empty in its state."""
+
+    def read(self) -> object:
+        try:
+            return self.holder[self.key]
+        except LookupError:
+            return None
+
+
+_WATCHED_ELSEWHERE = frozenset({"state", "param_groups", "defaults", "_step_count"})
+"""Attributes of every optimizer. Schedulers of older torch count its steps in the last."""
+
+
+def _counters(optimizer: Optimizer) -> list[Counter]:
+    """The numbers that an optimizer keeps in Python: in its state, and, unless it is torch's, in
+    attributes of its own. What only counts, and is used for nothing, is left out."""
+    found: list[Counter] = []
+    for state in optimizer.state.values():
+        items = cast(dict[Any, Any], state).items() if isinstance(state, dict) else ()
+        found += [Counter(state, k, v, "") for k, v in items if isinstance(v, int | float)]
+    if is_of_torch(optimizer):
+        return found
+    own = vars(optimizer)
+    methods = [m for kind in type(optimizer).__mro__ for m in vars(kind).values()]
+    members = [getattr(m, "fget", m) for m in methods]
+    functions = [inspect.unwrap(m) for m in members if isinstance(m, types.FunctionType)]
+    codes = [f.__code__ for f in functions]
+    for key, value in own.items():
+        if key in _WATCHED_ELSEWHERE:
+            continue
+        if _is_number(value):
+            if not all(only_counts(code, key) for code in codes):
+                found.append(Counter(own, key, value, key))
+        else:
+            found += _inside(value, key, 2)
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _numbers(holder: Any, name: str) -> list[Counter]:
+    """The numbers right in a dict or list."""
+    items = enumerate(holder) if isinstance(holder, list) else holder.items()
+    return [Counter(holder, key, value, name) for key, value in items if _is_number(value)]
+
+
+def _inside(value: Any, name: str, depth: int) -> list[Counter]:
+    """The numbers in plain containers."""
+    if type(value) not in (dict, list):
+        return []
+    inner = value if type(value) is list else value.values()
+    deeper = [c for part in inner for c in _inside(part, name, depth - 1)] if depth else []
+    return _numbers(value, name) + deeper
 
 
 def keys_read(before: Walk, optimizer: Optimizer | None = None) -> frozenset[str]:

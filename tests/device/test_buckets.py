@@ -446,6 +446,19 @@ def test_stated_outputs_and_asserted_independence(rand: Rand) -> None:
         same(fast(x), (x * 2, x.amax(0)))
 
 
+@pytest.mark.parametrize("asserted", [False, True])
+@pytest.mark.parametrize("stated", [None, 1])
+def test_outputs_stated_wrong_are_refused(rand: Rand, stated: int | None, asserted: bool) -> None:
+    buckets = ol.Buckets(0, (1, 4), independent=asserted, outputs={0: stated})
+    fast = ol.graph(lambda x: x + 1, buckets=buckets, warmup=1)
+    x = rand(1, 3, 5)
+    same(fast(x), x + 1)
+    with pytest.raises(ol.CaptureError, match="result 0 is ") as caught:
+        fast(x)
+    assert caught.value.code == "OL140"
+    assert "outputs" in caught.value.fix
+
+
 def test_all_ahead(device: torch.device, rand: Rand) -> None:
     model = nn.Linear(3, 2).requires_grad_(False).to(device)
     fast = ol.graph(model, buckets=BATCH)

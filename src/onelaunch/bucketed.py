@@ -15,7 +15,7 @@ from onelaunch.autograd import packing
 from onelaunch.buckets import Buckets, Sizes, histogram, padding, volume
 from onelaunch.callpath import MISS
 from onelaunch.driver.driver import Driver, Padded, Varying
-from onelaunch.errors import ReplayError
+from onelaunch.errors import GraphError, ReplayError
 from onelaunch.graphed import Graphed
 from onelaunch.options import Options
 from onelaunch.padding import (
@@ -88,7 +88,8 @@ class Bucketed(Graphed[P, R]):
         self._indexed: object = None
         self._read_sizes: Callable[..., Sizes] = _unread
         self._job: Job | None = None
-        self._pieces = Pieces(self._buckets, self._callee, 4 * most)
+        self._raises = options.on_refusal == "raise"
+        self._pieces = Pieces(self._buckets, self._callee, 4 * most, self._raises)
         self._known = Known()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -112,7 +113,12 @@ class Bucketed(Graphed[P, R]):
         driver, device = self._callee.where(flat)
         if driver.capturing() or foreign(flat.tensors) is not None or packing():
             return self.fn(*args, **kwargs)
-        call = request(self._buckets, flat, self._names)
+        try:
+            call = request(self._buckets, flat, self._names)
+        except GraphError as error:
+            if self._raises or error.code != "OL402":
+                raise
+            return self._unbucketed(error.code, f"{error}: such calls run eagerly", args, kwargs)
         self._count(call.sizes).made += 1
         bucket = self._buckets.choose(call.sizes)
         if 0 in call.sizes:
@@ -178,10 +184,17 @@ class Bucketed(Graphed[P, R]):
         if self._buckets.overflow == "chunk" and len(places) == 1:
             with driver.exclusive():
                 proof = self._pieces.proof(driver, device, call, flat, places[0])
-            if proof is not None:
+            if isinstance(proof, Proof):
                 return self._in_pieces(proof, call, flat, places[0])
+            if proof is not None:
+                text = f"{proof}: calls of this signature above the largest bucket run eagerly"
+                return self._unbucketed(proof.code, text, args, kwargs)
             what = f"{what}, with more than {len(self._pieces)} signatures"
-        self._warn("OL310", f"{what}: runs eagerly")
+        return self._unbucketed("OL310", f"{what}: runs eagerly", args, kwargs)
+
+    def _unbucketed(self, code: str, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Run a call that no bucket serves as it is, with a warning."""
+        self._warn(code, what)
         self._counts.eager_calls += 1
         return self.fn(*args, **kwargs)
 

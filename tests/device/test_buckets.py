@@ -304,6 +304,36 @@ def test_pieces_that_depend_on_each_other_are_refused(rand: Rand) -> None:
         fast(rand(1, 19, 2))
 
 
+def test_pieces_that_are_refused_run_eagerly_where_that_is_asked_for(
+    rand: Rand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+    runs = itertools.count()
+    run = Rehearsal.run
+
+    def counted(self: Rehearsal, inputs: Any, mode: Any) -> Any:
+        next(runs)
+        return run(self, inputs, mode)
+
+    monkeypatch.setattr(Rehearsal, "run", counted)
+    buckets = ol.Buckets(0, (2, 4), overflow="chunk")
+    fast = ol.graph(f, buckets=buckets, warmup=1, on_refusal="eager")
+    x = rand(1, 9, 3)
+    with pytest.warns(ol.GraphWarning, match="OL140.*mean") as caught:
+        same(fast(x), f(x))
+    assert len(caught) == 1
+    proving = next(runs)
+    for seed in range(3):
+        same(fast(rand(seed, 9, 3)), f(rand(seed, 9, 3)))
+    assert next(runs) == proving + 1, "it is shown once"
+    assert fast.stats().eager_calls == 4
+    fast.reset()
+    with pytest.warns(ol.GraphWarning, match="OL140"):
+        fast(x)
+
+
 @pytest.mark.parametrize("asserted", [False, True])
 def test_what_happens_once_for_each_piece_is_refused(rand: Rand, asserted: bool) -> None:
     counter = torch.zeros_like(rand(1, 1))
@@ -388,6 +418,13 @@ def test_arguments_that_do_not_agree(rand: Rand) -> None:
     fast = ol.graph(lambda x, y: x[:3] * y[:3], buckets=BATCH)
     with pytest.raises(ol.GraphError, match=r"`args\[0\]` has 3 rows and `args\[1\]` 4"):
         fast(rand(1, 3, 2), rand(2, 4, 2))
+    eager = ol.graph(lambda x, y: x[:3] * y[:3], buckets=BATCH, on_refusal="eager")
+    x, y = rand(1, 3, 2), rand(2, 4, 2)
+    with pytest.warns(ol.GraphWarning, match="OL402") as caught:
+        same(eager(x, y), x * y[:3])
+    same(eager(x, y), x * y[:3])
+    assert len(caught) == 1
+    assert eager.stats().eager_calls == 2
 
 
 def test_an_argument_written_in_place(rand: Rand) -> None:

@@ -22,6 +22,7 @@ from onelaunch.padding import (
     Follow,
     Proof,
     Request,
+    check_named,
     parameters,
     request,
     resized,
@@ -82,6 +83,7 @@ class Bucketed(Graphed[P, R]):
         most = max(options.max_recordings, count)
         super().__init__(fn, replace(options, max_recordings=most), pool, root)
         self._buckets: Buckets = options.buckets
+        check_named(self._buckets, fn, self._name)
         self._names = parameters(fn)
         self._by_size: dict[Sizes, Calls] = {}
         self._ways: dict[Sizes, tuple[Calls, list[Callable[..., Any]]]] = {}

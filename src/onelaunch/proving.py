@@ -25,6 +25,7 @@ from onelaunch.padding import (
     Follow,
     Proof,
     Request,
+    check_outputs,
     cut_shape,
     dense_stride,
     each_once,
@@ -324,6 +325,7 @@ class _Proving:
     def _cuts(self, padded: Flat) -> Proof:
         """Which dimensions of each result follow which size, as all runs say."""
         proof = Proof(tree=padded.tree, written=tuple(sorted(self.written)))
+        check_outputs(self.buckets, padded.tensors)
         self.results[self.bucket] = padded
         for number, big in enumerate(padded.tensors):
             stated = self.buckets.outputs.get(number)

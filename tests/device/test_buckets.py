@@ -496,6 +496,31 @@ def test_outputs_stated_wrong_are_refused(rand: Rand, stated: int | None, assert
     assert "outputs" in caught.value.fix
 
 
+@pytest.mark.parametrize("outputs", [{3: 0}, {1: None}, {-1: 0}, {0: 7}])
+@pytest.mark.parametrize("overflow", ["eager", "chunk"])
+def test_outputs_of_what_there_is_not(rand: Rand, outputs: Any, overflow: Any) -> None:
+    buckets = ol.Buckets(0, (1, 4), outputs=outputs, overflow=overflow)
+    fast = ol.graph(lambda x: x + 1, buckets=buckets, warmup=1, on_refusal="eager")
+    for n in (3, 9) if overflow == "chunk" else (3,):
+        x = rand(1, n, 5)
+        if n == 3:
+            same(fast(x), x + 1)
+        with pytest.raises(ol.GraphError, match="outputs names") as caught:
+            fast(x)
+        assert caught.value.code == "OL401"
+
+
+def test_a_position_names_a_keyword_too(rand: Rand) -> None:
+    def f(x: Tensor, scale: Tensor) -> Tensor:
+        return x * scale
+
+    fast = ol.graph(f, buckets=ol.Buckets(0, (8,), dims={1: None}), warmup=1)
+    for n in (3, 3, 4):
+        x, scale = rand(n, n, 4), rand(1, 4)
+        same(fast(x, scale=scale), f(x, scale))
+    assert replays(fast) == 2
+
+
 def test_all_ahead(device: torch.device, rand: Rand) -> None:
     model = nn.Linear(3, 2).requires_grad_(False).to(device)
     fast = ol.graph(model, buckets=BATCH)

@@ -189,8 +189,7 @@ class Bucketed(Graphed[P, R]):
             if isinstance(proof, Proof):
                 return self._in_pieces(proof, call, flat, places[0])
             if proof is not None:
-                text = f"{proof}: calls of this signature above the largest bucket run eagerly"
-                return self._unbucketed(proof.code, text, args, kwargs)
+                return self._unbucketed(proof.code, f"{proof}: runs eagerly", args, kwargs)
             what = f"{what}, with more than {len(self._pieces)} signatures"
         return self._unbucketed("OL310", f"{what}: runs eagerly", args, kwargs)
 
@@ -320,7 +319,7 @@ class Bucketed(Graphed[P, R]):
         """Record every bucket ahead of time, the largest first, so that one pool serves them best.
 
         Args:
-            args, kwargs: an example of a call, of any size; its rows are repeated as needed.
+            args, kwargs: an example of a call, of any size but 0; its rows are repeated as needed.
 
         Shows a progress bar with the seconds and bytes so far where there is a terminal. Costs for
         each bucket the capture and two runs, at its smallest size and its own, which show that
@@ -329,6 +328,8 @@ class Bucketed(Graphed[P, R]):
         """
         flat = flatten_call(args, kwargs)
         call = request(self._buckets, flat, self._names)
+        if 0 in call.sizes:
+            raise GraphError("OL401", "the example has no rows", fix="one of 1 row or more")
         every = list(self._buckets.largest_first())
         # 0.1 s to import, for whoever asks for a progress bar.
         from rich.console import Console

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -100,10 +102,12 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
     size of the others; one of size 1 there is broadcast, and left as it is.
 
     Raises:
-        GraphError: OL402, the arguments do not agree on a size.
+        GraphError: OL402, the arguments do not agree on a size; OL401, one cannot hold what is to
+            fill its padding.
     """
     stated = [_stated(buckets.dims, path, names) for path in flat.paths]
     fills = [_stated(buckets.pad, path, names) for path in flat.paths]
+    _check_fills(flat, fills)
     sizes: list[int] = []
     grown: list[list[tuple[int, int, Number | None]]] = [[] for _ in flat.tensors]
     for place, default in enumerate(buckets.dim):
@@ -121,6 +125,28 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
         for mine in grown
     )
     return Request(tuple(sizes), padded)
+
+
+def _check_fills(flat: Flat, fills: Sequence[tuple[Number | None, ...] | None]) -> None:
+    for path, t, values in zip(flat.paths, flat.tensors, fills, strict=True):
+        for value in values or ():
+            if value is not None and not _holds(t.dtype, value):
+                what = f"pad fills `{path}`, which is {t.dtype}, with {value!r:.40}"
+                raise GraphError("OL401", what, fix=f"a number that {t.dtype} can hold")
+
+
+@functools.lru_cache(1024)
+def _holds(dtype: torch.dtype, value: Number) -> bool:
+    """Whether a tensor of this type can be filled with a number, and then has that value but for
+    rounding."""
+    if dtype == torch.bool:
+        return value in (0, 1)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # torch takes no others
+        return False
+    if dtype.is_floating_point or dtype.is_complex:
+        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
+    limits = torch.iinfo(dtype)
+    return math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max
 
 
 def _dims_of(t: Tensor, given: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -521,6 +521,57 @@ def test_a_position_names_a_keyword_too(rand: Rand) -> None:
     assert replays(fast) == 2
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (torch.int64, -math.inf),
+        (torch.int64, 2**70),
+        (torch.float32, 2**70),
+        (torch.float16, 1e60),
+        (torch.bfloat16, 1e39),
+        (torch.int32, 0.5),
+        (torch.int32, math.nan),
+        (torch.uint8, -1),
+        (torch.bool, 2),
+    ],
+)
+def test_a_fill_that_an_argument_cannot_hold(rand: Rand, dtype: torch.dtype, value: float) -> None:
+    buckets = ol.Buckets(0, (1, 4), pad={"x": value})
+    fast = ol.graph(lambda x: x * 2, buckets=buckets, warmup=1)
+    with pytest.raises(ol.GraphError, match=f"pad fills .*{dtype}") as caught:
+        fast(rand(1, 3, 2).to(dtype))
+    assert caught.value.code == "OL401"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (torch.int64, 3.0),
+        (torch.float16, -math.inf),
+        (torch.float32, math.nan),
+        (torch.float16, 65504),
+        (torch.uint8, 255),
+        (torch.bool, 1),
+        (torch.complex64, 3),
+        (torch.float32, True),
+    ],
+)
+def test_a_fill_that_an_argument_can_hold(rand: Rand, dtype: torch.dtype, value: float) -> None:
+    buckets = ol.Buckets(0, (1, 4), pad={"x": value})
+    fast = ol.graph(lambda x: x.clone(), buckets=buckets, warmup=1)
+    for seed in range(3):
+        x = rand(seed, 3, 2).to(dtype)
+        same(fast(x), x)
+    assert replays(fast) == 2
+
+
+def test_an_example_without_rows(rand: Rand) -> None:
+    fast = ol.graph(lambda x: x * 2, buckets=BATCH)
+    with pytest.raises(ol.GraphError, match="no rows") as caught:
+        fast.capture_all(rand(1, 0, 8))
+    assert caught.value.code == "OL401"
+
+
 def test_all_ahead(device: torch.device, rand: Rand) -> None:
     model = nn.Linear(3, 2).requires_grad_(False).to(device)
     fast = ol.graph(model, buckets=BATCH)

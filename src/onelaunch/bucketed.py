@@ -15,13 +15,14 @@ from onelaunch.autograd import packing
 from onelaunch.buckets import Buckets, Sizes, histogram, padding, volume
 from onelaunch.callpath import MISS
 from onelaunch.driver.driver import Driver, Padded, Varying
-from onelaunch.errors import ReplayError
+from onelaunch.errors import GraphError, ReplayError
 from onelaunch.graphed import Graphed
 from onelaunch.options import Options
 from onelaunch.padding import (
     Follow,
     Proof,
     Request,
+    check_named,
     parameters,
     request,
     resized,
@@ -82,13 +83,15 @@ class Bucketed(Graphed[P, R]):
         most = max(options.max_recordings, count)
         super().__init__(fn, replace(options, max_recordings=most), pool, root)
         self._buckets: Buckets = options.buckets
+        check_named(self._buckets, fn, self._name)
         self._names = parameters(fn)
         self._by_size: dict[Sizes, Calls] = {}
         self._ways: dict[Sizes, tuple[Calls, list[Callable[..., Any]]]] = {}
         self._indexed: object = None
         self._read_sizes: Callable[..., Sizes] = _unread
         self._job: Job | None = None
-        self._pieces = Pieces(self._buckets, self._callee, 4 * most)
+        self._raises = options.on_refusal == "raise"
+        self._pieces = Pieces(self._buckets, self._callee, 4 * most, self._raises)
         self._known = Known()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -112,7 +115,12 @@ class Bucketed(Graphed[P, R]):
         driver, device = self._callee.where(flat)
         if driver.capturing() or foreign(flat.tensors) is not None or packing():
             return self.fn(*args, **kwargs)
-        call = request(self._buckets, flat, self._names)
+        try:
+            call = request(self._buckets, flat, self._names)
+        except GraphError as error:
+            if self._raises or error.code != "OL402":
+                raise
+            return self._unbucketed(error.code, f"{error}: such calls run eagerly", args, kwargs)
         self._count(call.sizes).made += 1
         bucket = self._buckets.choose(call.sizes)
         if 0 in call.sizes:
@@ -178,10 +186,16 @@ class Bucketed(Graphed[P, R]):
         if self._buckets.overflow == "chunk" and len(places) == 1:
             with driver.exclusive():
                 proof = self._pieces.proof(driver, device, call, flat, places[0])
-            if proof is not None:
+            if isinstance(proof, Proof):
                 return self._in_pieces(proof, call, flat, places[0])
+            if proof is not None:
+                return self._unbucketed(proof.code, f"{proof}: runs eagerly", args, kwargs)
             what = f"{what}, with more than {len(self._pieces)} signatures"
-        self._warn("OL310", f"{what}: runs eagerly")
+        return self._unbucketed("OL310", f"{what}: runs eagerly", args, kwargs)
+
+    def _unbucketed(self, code: str, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Run a call that no bucket serves as it is, with a warning."""
+        self._warn(code, what)
         self._counts.eager_calls += 1
         return self.fn(*args, **kwargs)
 
@@ -305,7 +319,7 @@ class Bucketed(Graphed[P, R]):
         """Record every bucket ahead of time, the largest first, so that one pool serves them best.
 
         Args:
-            args, kwargs: an example of a call, of any size; its rows are repeated as needed.
+            args, kwargs: an example of a call, of any size but 0; its rows are repeated as needed.
 
         Shows a progress bar with the seconds and bytes so far where there is a terminal. Costs for
         each bucket the capture and two runs, at its smallest size and its own, which show that
@@ -314,6 +328,8 @@ class Bucketed(Graphed[P, R]):
         """
         flat = flatten_call(args, kwargs)
         call = request(self._buckets, flat, self._names)
+        if 0 in call.sizes:
+            raise GraphError("OL401", "the example has no rows", fix="one of 1 row or more")
         every = list(self._buckets.largest_first())
         # 0.1 s to import, for whoever asks for a progress bar.
         from rich.console import Console

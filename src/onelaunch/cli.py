@@ -6,6 +6,7 @@ Exit codes: 0; 1, an engine gave wrong results; 2, the command could not do its 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from onelaunch import bench
-from onelaunch.bench.environment import environment
+from onelaunch.bench.environment import environment, version
 from onelaunch.bench.target import load, raised
 from onelaunch.driver.cuda import capabilities
 from onelaunch.errors import CATALOGUE, GraphError
@@ -29,12 +30,31 @@ OK, WRONG, FAILED, STOPPED = 0, 1, 2, 130
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 WIDTH = 140  # of a table that goes to a file or a pipe
 
+_NOTHING = ("interrupted", "missing")
+
 app = typer.Typer(
-    help="Run a PyTorch callable as one CUDA graph launch, and see whether it pays.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print("onelaunch", version("onelaunch") or "of a source tree")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Run a PyTorch callable as one CUDA graph launch, and see whether it pays."""
 
 
 @app.command()
@@ -54,8 +74,8 @@ def compare(
 ) -> int:
     """Run every engine on the same input: checked against float64, then timed."""
     for file in (json, report):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise _bad(f"there is no folder {file.parent}", str(file), "the file is written there")
+        if file is not None:
+            _check_file(file)
     names = None if engines is None else [n.strip() for n in engines.split(",") if n.strip()]
     bench.choose(names)  # a wrong name is told before a model is loaded
     fn, args, kwargs = load(target)
@@ -82,11 +102,13 @@ def compare(
             raise
         except Exception as error:
             raise raised("the callable", error, target) from error
+    if result.interrupted and all(row.status in _NOTHING for row in result.rows):
+        return STOPPED
     show(result, console)
     if json is not None:
-        json.write_text(result.to_json() + "\n")
+        _write(json, result.to_json() + "\n")
     if report is not None:
-        report.write_text(to_html(result))
+        _write(report, to_html(result))
         console.print(f"\nThe report: {escape(str(report))}")
     return WRONG if result.wrong else OK
 
@@ -133,6 +155,27 @@ def doctor(explain: Annotated[str, typer.Option("--explain", help="A code to exp
     return explain_code(explain)
 
 
+def _check_file(file: Path) -> None:
+    """Refuse a file that cannot be written, before the work of which it is to tell."""
+    folder = file.absolute().parent
+    why = "the comparison is written there"
+    if not folder.is_dir():
+        raise _bad(f"there is no folder {file.parent}", str(file), why)
+    if file.is_dir():
+        raise _bad(f"{file} is a folder", str(file), why, f"the name of a file: {file}/result")
+    if not os.access(file if file.exists() else folder, os.W_OK):
+        raise _bad(f"{file} cannot be written", str(file), why, "a file that you may write")
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text)
+    except OSError as error:
+        raise _bad(
+            f"{file} could not be written: {error.strerror}", str(file), str(error)
+        ) from error
+
+
 def _progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True)
@@ -142,8 +185,8 @@ def _console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=WIDTH)
 
 
-def _bad(what: str, where: str, why: str) -> GraphError:
-    return GraphError("OL401", what, where=where, why=why, fix="onelaunch compare --help")
+def _bad(what: str, where: str, why: str, fix: str = "onelaunch compare --help") -> GraphError:
+    return GraphError("OL401", what, where=where, why=why, fix=fix)
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -157,8 +200,9 @@ def run(argv: Sequence[str] | None = None) -> int:
         print(f"GraphError {_usage(error)}", file=sys.stderr)
         return FAILED
     except (KeyboardInterrupt, typer.Abort):
+        code = STOPPED
+    if code == STOPPED:  # typer's too
         print("stopped before there was anything to show", file=sys.stderr)
-        return STOPPED
     return code if isinstance(code, int) else OK
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -31,13 +34,65 @@ class Request(NamedTuple):
 
 def parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
     """The names by which positional arguments can be named; none where nothing tells."""
+    return tuple(p.name for p in _signature(fn) or () if p.kind in _POSITIONAL)
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _signature(fn: Callable[..., Any]) -> list[inspect.Parameter] | None:
     try:
         called = fn.forward if isinstance(fn, torch.nn.Module) else fn
-        found = inspect.signature(called).parameters.values()
+        return list(inspect.signature(called).parameters.values())
     except (TypeError, ValueError):  # a callable of C
-        return ()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(p.name for p in found if p.kind in kinds)
+        return None
+
+
+def check_named(buckets: Buckets, fn: Callable[..., Any], name: str) -> None:
+    """Refuse what is said of arguments that `fn` cannot have, as far as its signature tells.
+
+    Raises:
+        GraphError: OL401, naming the parameters that there are.
+    """
+    found = _signature(fn)
+    kinds = {p.kind for p in found or ()}
+    several = found is None or inspect.Parameter.VAR_POSITIONAL in kinds
+    others = found is None or inspect.Parameter.VAR_KEYWORD in kinds
+    names = [p.name for p in found or () if not p.kind.name.startswith("VAR_")]
+    count = len(parameters(fn))
+    for option, said in (("dims", buckets.dims), ("pad", buckets.pad)):
+        for key in said:
+            if isinstance(key, int):
+                known = several or 0 <= key < count
+            elif "[" in key:
+                known = key.startswith(("args[", "kwargs["))
+            else:
+                known = others or key in names
+            if not known:
+                what = f"`{name}` has no argument {key!r}, which {option} names"
+                why = f"its parameters are {', '.join(names) or 'not known'}"
+                close = [] if "[" in str(key) else difflib.get_close_matches(str(key), names, 1)
+                fix = f"{option}={{{close[0]!r}: ...}}" if close else None
+                fix = fix or "the name of a parameter, a position from 0, or \"args[0]['x']\""
+                raise GraphError("OL401", what, why=why, fix=fix)
+
+
+def check_outputs(buckets: Buckets, results: Sequence[Tensor]) -> None:
+    """Refuse what is said of results, or of dimensions of them, that there are not.
+
+    Raises:
+        GraphError: OL401.
+    """
+    fix = "outputs={0: 0}: the dimension of each tensor in the result, by its number from 0"
+    for number, dims in buckets.outputs.items():
+        if not 0 <= number < len(results):
+            what = f"outputs names result {number}, of {len(results)} that there are"
+            raise GraphError("OL401", what, fix=fix)
+        shape = list(results[number].shape)
+        for dim in dims:
+            if dim is not None and dim >= len(shape):
+                what = f"outputs names dimension {dim} of result {number}, which is {shape}"
+                raise GraphError("OL401", what, fix=fix)
 
 
 def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
@@ -47,10 +102,12 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
     size of the others; one of size 1 there is broadcast, and left as it is.
 
     Raises:
-        GraphError: OL402, the arguments do not agree on a size.
+        GraphError: OL402, the arguments do not agree on a size; OL401, one cannot hold what is to
+            fill its padding.
     """
     stated = [_stated(buckets.dims, path, names) for path in flat.paths]
     fills = [_stated(buckets.pad, path, names) for path in flat.paths]
+    _check_fills(flat, fills)
     sizes: list[int] = []
     grown: list[list[tuple[int, int, Number | None]]] = [[] for _ in flat.tensors]
     for place, default in enumerate(buckets.dim):
@@ -68,6 +125,28 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
         for mine in grown
     )
     return Request(tuple(sizes), padded)
+
+
+def _check_fills(flat: Flat, fills: Sequence[tuple[Number | None, ...] | None]) -> None:
+    for path, t, values in zip(flat.paths, flat.tensors, fills, strict=True):
+        for value in values or ():
+            if value is not None and not _holds(t.dtype, value):
+                what = f"pad fills `{path}`, which is {t.dtype}, with {value!r:.40}"
+                raise GraphError("OL401", what, fix=f"a number that {t.dtype} can hold")
+
+
+@functools.lru_cache(1024)
+def _holds(dtype: torch.dtype, value: Number) -> bool:
+    """Whether a tensor of this type can be filled with a number, and then has that value but for
+    rounding."""
+    if dtype == torch.bool:
+        return value in (0, 1)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # torch takes no others
+        return False
+    if dtype.is_floating_point or dtype.is_complex:
+        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
+    limits = torch.iinfo(dtype)
+    return math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max
 
 
 def _dims_of(t: Tensor, given: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -108,7 +187,10 @@ def _stated(
     root, _, rest = path.partition("[")
     step = rest.partition("]")[0]
     if root == "kwargs":
-        return mapping.get(step.strip("'\""))
+        name = step.strip("'\"")
+        if name in mapping:
+            return mapping[name]
+        return mapping.get(names.index(name)) if name in names else None
     position = int(step)
     if position in mapping:
         return mapping[position]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from onelaunch.buckets import Buckets, Sizes
 from onelaunch.callee import Callee
 from onelaunch.driver.driver import Driver, Padded
+from onelaunch.errors import CaptureError
 from onelaunch.padding import Proof, Request, each_once, resized
 from onelaunch.proving import prove_pieces
 from onelaunch.rehearsal import Rehearsal
@@ -25,13 +27,15 @@ class Pieces:
 
     Args:
         most: for so many signatures it is found out.
+        raises: whether a refusal is raised, and sought anew at the next call; or kept.
     """
 
-    def __init__(self, buckets: Buckets, callee: Callee, most: int) -> None:
+    def __init__(self, buckets: Buckets, callee: Callee, most: int, raises: bool) -> None:
         self._buckets = buckets
         self._callee = callee
         self._most = most
-        self._proofs: dict[CallSpec, Proof] = {}
+        self._raises = raises
+        self._proofs: dict[CallSpec, Proof | CaptureError] = {}
 
     def __len__(self) -> int:
         return len(self._proofs)
@@ -42,9 +46,9 @@ class Pieces:
 
     def proof(
         self, driver: Driver, device: torch.device, call: Request, flat: Flat, place: int
-    ) -> Proof | None:
-        """That a call may be cut into pieces along the bucketed dimension number `place`; None
-        where there are too many signatures to show it.
+    ) -> Proof | CaptureError | None:
+        """That a call may be cut into pieces along the bucketed dimension number `place`, or why it
+        may not; None where there are too many signatures to find out.
 
         Raises:
             CaptureError: OL140, it may not.
@@ -60,7 +64,12 @@ class Pieces:
                 return None
             reached = self._callee.reached(flat)
             rehearsal = Rehearsal(driver, device, self._callee.fn, reached, flat.tree)
-            self._proofs[spec] = prove_pieces(rehearsal, self._buckets, call, flat, place)
+            try:
+                self._proofs[spec] = prove_pieces(rehearsal, self._buckets, call, flat, place)
+            except CaptureError as error:
+                if self._raises:
+                    raise
+                self._proofs[spec] = copy.copy(error)  # without the frames, which hold tensors
         return self._proofs[spec]
 
 

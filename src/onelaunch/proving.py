@@ -25,6 +25,7 @@ from onelaunch.padding import (
     Follow,
     Proof,
     Request,
+    check_outputs,
     cut_shape,
     dense_stride,
     each_once,
@@ -324,6 +325,7 @@ class _Proving:
     def _cuts(self, padded: Flat) -> Proof:
         """Which dimensions of each result follow which size, as all runs say."""
         proof = Proof(tree=padded.tree, written=tuple(sorted(self.written)))
+        check_outputs(self.buckets, padded.tensors)
         self.results[self.bucket] = padded
         for number, big in enumerate(padded.tensors):
             stated = self.buckets.outputs.get(number)
@@ -357,16 +359,20 @@ class _Proving:
         return tuple(found)
 
     def _check_cut(self, number: int, follows: tuple[Follow, ...]) -> None:
-        """What is cut must be a tensor of its own, laid out as a new one is."""
-        if not follows:
-            return
+        """A result has the shape that the cut gives; what is cut must be a tensor of its own, laid
+        out as a new one is."""
         for sizes, result in self.results.items():
             t = result.tensors[number]
             big = self.results[self.bucket].tensors[number]
             shape = cut_shape(big.shape, follows, sizes)
             if list(t.shape) != shape:
                 what = f"result {number} is {list(t.shape)} at size {_shown(sizes)}, not {shape}"
-                raise CaptureError("OL140", what, fix="state it: Buckets(..., outputs={...})")
+                fix = "state it: Buckets(..., outputs={...})"
+                if number in self.buckets.outputs:
+                    fix = f"leave {number} out of outputs={{...}}: it is found out"
+                raise CaptureError("OL140", what, fix=fix)
+            if not follows:
+                continue
             if not same_layout(t, dense_stride(big, shape)):
                 what = f"result {number} is a view with gaps, {list(t.stride())}"
                 raise CaptureError("OL140", what, fix="return `.contiguous()`")

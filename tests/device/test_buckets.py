@@ -304,6 +304,36 @@ def test_pieces_that_depend_on_each_other_are_refused(rand: Rand) -> None:
         fast(rand(1, 19, 2))
 
 
+def test_pieces_that_are_refused_run_eagerly_where_that_is_asked_for(
+    rand: Rand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+    runs = itertools.count()
+    run = Rehearsal.run
+
+    def counted(self: Rehearsal, inputs: Any, mode: Any) -> Any:
+        next(runs)
+        return run(self, inputs, mode)
+
+    monkeypatch.setattr(Rehearsal, "run", counted)
+    buckets = ol.Buckets(0, (2, 4), overflow="chunk")
+    fast = ol.graph(f, buckets=buckets, warmup=1, on_refusal="eager")
+    x = rand(1, 9, 3)
+    with pytest.warns(ol.GraphWarning, match="OL140.*mean") as caught:
+        same(fast(x), f(x))
+    assert len(caught) == 1
+    proving = next(runs)
+    for seed in range(3):
+        same(fast(rand(seed, 9, 3)), f(rand(seed, 9, 3)))
+    assert next(runs) == proving + 1, "it is shown once"
+    assert fast.stats().eager_calls == 4
+    fast.reset()
+    with pytest.warns(ol.GraphWarning, match="OL140"):
+        fast(x)
+
+
 @pytest.mark.parametrize("asserted", [False, True])
 def test_what_happens_once_for_each_piece_is_refused(rand: Rand, asserted: bool) -> None:
     counter = torch.zeros_like(rand(1, 1))
@@ -388,6 +418,13 @@ def test_arguments_that_do_not_agree(rand: Rand) -> None:
     fast = ol.graph(lambda x, y: x[:3] * y[:3], buckets=BATCH)
     with pytest.raises(ol.GraphError, match=r"`args\[0\]` has 3 rows and `args\[1\]` 4"):
         fast(rand(1, 3, 2), rand(2, 4, 2))
+    eager = ol.graph(lambda x, y: x[:3] * y[:3], buckets=BATCH, on_refusal="eager")
+    x, y = rand(1, 3, 2), rand(2, 4, 2)
+    with pytest.warns(ol.GraphWarning, match="OL402") as caught:
+        same(eager(x, y), x * y[:3])
+    same(eager(x, y), x * y[:3])
+    assert len(caught) == 1
+    assert eager.stats().eager_calls == 2
 
 
 def test_an_argument_written_in_place(rand: Rand) -> None:
@@ -444,6 +481,95 @@ def test_stated_outputs_and_asserted_independence(rand: Rand) -> None:
     for seed in range(3):
         x = rand(seed, 3, 2)
         same(fast(x), (x * 2, x.amax(0)))
+
+
+@pytest.mark.parametrize("asserted", [False, True])
+@pytest.mark.parametrize("stated", [None, 1])
+def test_outputs_stated_wrong_are_refused(rand: Rand, stated: int | None, asserted: bool) -> None:
+    buckets = ol.Buckets(0, (1, 4), independent=asserted, outputs={0: stated})
+    fast = ol.graph(lambda x: x + 1, buckets=buckets, warmup=1)
+    x = rand(1, 3, 5)
+    same(fast(x), x + 1)
+    with pytest.raises(ol.CaptureError, match="result 0 is ") as caught:
+        fast(x)
+    assert caught.value.code == "OL140"
+    assert "outputs" in caught.value.fix
+
+
+@pytest.mark.parametrize("outputs", [{3: 0}, {1: None}, {-1: 0}, {0: 7}])
+@pytest.mark.parametrize("overflow", ["eager", "chunk"])
+def test_outputs_of_what_there_is_not(rand: Rand, outputs: Any, overflow: Any) -> None:
+    buckets = ol.Buckets(0, (1, 4), outputs=outputs, overflow=overflow)
+    fast = ol.graph(lambda x: x + 1, buckets=buckets, warmup=1, on_refusal="eager")
+    for n in (3, 9) if overflow == "chunk" else (3,):
+        x = rand(1, n, 5)
+        if n == 3:
+            same(fast(x), x + 1)
+        with pytest.raises(ol.GraphError, match="outputs names") as caught:
+            fast(x)
+        assert caught.value.code == "OL401"
+
+
+def test_a_position_names_a_keyword_too(rand: Rand) -> None:
+    def f(x: Tensor, scale: Tensor) -> Tensor:
+        return x * scale
+
+    fast = ol.graph(f, buckets=ol.Buckets(0, (8,), dims={1: None}), warmup=1)
+    for n in (3, 3, 4):
+        x, scale = rand(n, n, 4), rand(1, 4)
+        same(fast(x, scale=scale), f(x, scale))
+    assert replays(fast) == 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (torch.int64, -math.inf),
+        (torch.int64, 2**70),
+        (torch.float32, 2**70),
+        (torch.float16, 1e60),
+        (torch.bfloat16, 1e39),
+        (torch.int32, 0.5),
+        (torch.int32, math.nan),
+        (torch.uint8, -1),
+        (torch.bool, 2),
+    ],
+)
+def test_a_fill_that_an_argument_cannot_hold(rand: Rand, dtype: torch.dtype, value: float) -> None:
+    buckets = ol.Buckets(0, (1, 4), pad={"x": value})
+    fast = ol.graph(lambda x: x * 2, buckets=buckets, warmup=1)
+    with pytest.raises(ol.GraphError, match=f"pad fills .*{dtype}") as caught:
+        fast(rand(1, 3, 2).to(dtype))
+    assert caught.value.code == "OL401"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (torch.int64, 3.0),
+        (torch.float16, -math.inf),
+        (torch.float32, math.nan),
+        (torch.float16, 65504),
+        (torch.uint8, 255),
+        (torch.bool, 1),
+        (torch.complex64, 3),
+        (torch.float32, True),
+    ],
+)
+def test_a_fill_that_an_argument_can_hold(rand: Rand, dtype: torch.dtype, value: float) -> None:
+    buckets = ol.Buckets(0, (1, 4), pad={"x": value})
+    fast = ol.graph(lambda x: x.clone(), buckets=buckets, warmup=1)
+    for seed in range(3):
+        x = rand(seed, 3, 2).to(dtype)
+        same(fast(x), x)
+    assert replays(fast) == 2
+
+
+def test_an_example_without_rows(rand: Rand) -> None:
+    fast = ol.graph(lambda x: x * 2, buckets=BATCH)
+    with pytest.raises(ol.GraphError, match="no rows") as caught:
+        fast.capture_all(rand(1, 0, 8))
+    assert caught.value.code == "OL401"
 
 
 def test_all_ahead(device: torch.device, rand: Rand) -> None:

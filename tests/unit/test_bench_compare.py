@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -243,6 +243,8 @@ def test_the_callables_own_exception_comes_through_once() -> None:
         (lambda: compare(linear(), (X,), engines=["eagre"]), "no engine is called eagre"),
         (lambda: compare(linear(), (X,), engines="eager"), "engines='eager'"),
         (lambda: compare(linear(), (X,), engines=[]), "engines=[]"),
+        (lambda: compare(linear(), (X,), engines=cast(Any, [3])), "engines=[3]"),
+        (lambda: compare(linear(), (X,), engines=cast(Any, 7)), "engines=7"),
         (lambda: compare(lambda x: 3, (X,), engines=["eager"]), "returns no tensor"),
     ],
 )

@@ -293,3 +293,49 @@ def test_options_that_do_not_go_together() -> None:
         ol.graph(torch.sin, buckets=(1, 2))  # pyright: ignore[reportArgumentType, reportCallIssue]
     with pytest.raises(ol.GraphError, match="static"):
         ol.graph(torch.sin, buckets=Buckets(0, (4,)), outputs="static")
+
+
+def masked(x: Tensor, /, mask: Tensor, *, lengths: Tensor) -> Tensor:
+    return x * mask
+
+
+class Masked(torch.nn.Module):
+    def forward(self, x: Tensor, mask: Tensor, *, lengths: Tensor) -> Tensor:
+        return x * mask
+
+
+@pytest.mark.parametrize("fn", [masked, Masked(), Masked().forward])
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"pad": {"lenghts": 0}}, "pad={'lengths': ...}"),
+        ({"dims": {"X": None}}, "its parameters are x, mask, lengths"),
+        ({"dims": {"self": None}}, "no argument 'self'"),
+        ({"dims": {9: 0}}, "no argument 9, which dims names"),
+        ({"dims": {2: 0}}, "no argument 2"),
+        ({"pad": {-1: 0}}, "no argument -1"),
+        ({"pad": {"x['mask']": 0}}, "args[0]"),
+    ],
+)
+def test_an_argument_that_there_is_not(fn: Any, said: Any, message: str) -> None:
+    with pytest.raises(ol.GraphError) as caught:
+        ol.graph(fn, buckets=Buckets(0, (4,), **said))
+    assert caught.value.code == "OL401"
+    assert message in str(caught.value)
+
+
+def test_arguments_that_there_are_or_may_be() -> None:
+    keys = ("x", "mask", "lengths", 0, 1, "args[0]['x']", "kwargs['x'][0]")
+    for fn in (masked, Masked()):
+        ol.graph(fn, buckets=Buckets(0, (4,), pad=dict.fromkeys(keys, 0)))
+    named = Buckets(0, (4,), dims={"anything": 0})
+    placed = Buckets(0, (4,), dims={9: 0})
+    ol.graph(lambda **rest: rest, buckets=named)
+    ol.graph(lambda *rest: rest, buckets=placed)
+    ol.graph(functools.partial(masked, lengths=torch.ones(1)), buckets=Buckets(0, (4,), pad={1: 0}))
+    for buckets in (named, placed):
+        ol.graph(torch.sin, buckets=buckets)
+        with pytest.raises(ol.GraphError, match="OL401"):
+            ol.graph(lambda: 1, buckets=buckets)
+    with pytest.raises(ol.GraphError, match="anything"):
+        ol.graph(lambda *rest: rest, buckets=named)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -244,6 +247,73 @@ def test_the_module_runs_as_a_command() -> None:
     assert "host read of a device value" in done.stdout
 
 
-def test_an_interrupt_while_the_factory_runs(factories: Path) -> None:
-    factories.write_text("def model():\n    raise KeyboardInterrupt\n")
+STOPPED = "stopped before there was anything to show\n"
+
+
+@pytest.mark.parametrize(
+    "source", ["def model():\n    raise KeyboardInterrupt\n", "raise KeyboardInterrupt\n"]
+)
+def test_an_interrupt_while_the_factory_runs_or_is_imported(
+    source: str, factories: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    factories.write_text(source)
     assert run(["compare", f"{factories}:model"]) == 130
+    assert capsys.readouterr() == ("", STOPPED)
+
+
+@pytest.mark.parametrize("status", ["interrupted", "missing", "failed"])
+def test_an_interrupt_before_anything_was_measured(
+    status: Any,
+    factories: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = bench.Row("a", "A", status, "why"), bench.Row("b", "B", "interrupted")
+    result = Comparison("w", rows, reference="none", interrupted=True)
+    monkeypatch.setattr(bench, "compare", lambda *_, **__: result)
+    data = tmp_path / "out.json"
+    something = status == "failed"
+    assert run(["compare", f"{factories}:model", "--json", str(data)]) == (0 if something else 130)
+    out, err = capsys.readouterr()
+    assert data.exists() == bool(out) == something
+    assert err == ("" if something else STOPPED)
+
+
+@pytest.mark.parametrize("option", ["--json", "--report"])
+@pytest.mark.parametrize("kind", ["folder", "protected", "in a protected folder"])
+def test_a_file_that_cannot_be_written_is_told_before_the_model_is_made(
+    option: str,
+    kind: str,
+    factories: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "out"
+    if kind == "folder":
+        file.mkdir()
+    else:
+        if kind == "protected":
+            file.touch()
+        # root may write everywhere
+        monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
+    assert run(["compare", f"{factories}:broken", option, str(file)]) == 2
+    err = capsys.readouterr().err
+    assert ("is a folder" if kind == "folder" else "cannot be written") in err
+    four_parts(err)
+
+
+def test_a_file_that_fails_after_all(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("a device of Linux")
+    assert run(["compare", f"{factories}:model", *QUICK, "--json", "/dev/full"]) == 2
+    out, err = capsys.readouterr()
+    assert "Fastest correct engine" in out
+    assert "/dev/full could not be written: No space left" in err
+    four_parts(err)
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert re.fullmatch(r"onelaunch \d+\.\d+\S*\n", capsys.readouterr().out)

@@ -7,9 +7,9 @@ import difflib
 import gc
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -106,8 +106,12 @@ def choose(engines: Sequence[str | Engine] | None) -> tuple[Engine, ...]:
     """
     if engines is None:
         return DEFAULT
-    if isinstance(engines, str) or not engines:
-        raise _bad(f"engines={engines!r}", "a list of names is expected", 'engines=["no_grad"]')
+    given = cast(object, engines)
+    listed = isinstance(given, Iterable) and not isinstance(given, str)
+    chosen = list(cast("Iterable[object]", given)) if listed else []
+    if not chosen or not all(isinstance(e, str | Engine) for e in chosen):
+        raise _bad(f"engines={given!r:.60}", "a list of names is expected", 'engines=["no_grad"]')
+    engines = cast("list[str | Engine]", chosen)
     unknown = [name for name in engines if isinstance(name, str) and name not in ENGINES]
     if unknown:
         known = ", ".join(ENGINES)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -38,6 +38,7 @@ class Built:
     close: Callable[[], None] = field(default=lambda: None)
 
 
+@runtime_checkable
 class Engine(Protocol):
     """One way to run a callable.
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.driver.driver import Driver
+from onelaunch.objects import is_library_class
 from onelaunch.observe import Observer
 from onelaunch.slots import MISSING, gradient_of
 from onelaunch.state import (
     Change,
     Slot,
     Walk,
-    is_library_class,
     is_state,
 )
 

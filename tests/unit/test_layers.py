@@ -26,7 +26,7 @@ LAYERS = {
     ),
     "driver": ("driver",),
     "core": (
-        *("slots", "names", "state", "native", "guard", "observe", "plan"),
+        *("slots", "names", "objects", "state", "native", "guard", "observe", "plan"),
         *("hyperparameters", "optimizers", "steps", "dials", "turnable"),
         *("leaves", "direct", "backward", "streams", "chain", "flight", "autograd", "ahead"),
         *("recording", "forward", "spent", "gradients", "relied", "distributed"),

@@ -23,7 +23,6 @@ import pytest
 import torch
 
 import onelaunch as ol
-from benchmarks.render import render
 from onelaunch.bench import ENGINES
 from onelaunch.cli import app
 from onelaunch.errors import CATALOGUE
@@ -245,10 +244,3 @@ def test_graph_names_every_option() -> None:
         assert f"`{name}" in text, name
     for name in ("capture", "recordings", "memory_bytes", "reset"):
         assert f"`{name}" in text, name
-
-
-@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.name)
-def test_tables_are_those_of_the_results(page: Path) -> None:
-    """`python -m benchmarks.render` was run after the last change of a results file."""
-    text = page.read_text()
-    assert render(text) == text

@@ -15,7 +15,8 @@ from onelaunch.collection import no_collection
 from onelaunch.direct import laid_out
 from onelaunch.driver.driver import Capture, Driver, Graph, Pool
 from onelaunch.driver.randomness import watching_seeds
-from onelaunch.leaves import own_memory
+from onelaunch.errors import CaptureError
+from onelaunch.leaves import DENSE, own_memory
 from onelaunch.observe import Observer
 from onelaunch.spec import TensorSpec
 
@@ -105,6 +106,7 @@ class Backward:
             taken: set[int] = set()
             with seeds, observer.host_reads(), observer:
                 found = static.gradients(statics)
+                _refuse_sparse(found)
                 made = static.laid_out(
                     [None if g is None else own_memory(g, observer, driver, taken) for g in found]
                 )
@@ -160,6 +162,12 @@ class Backward:
             if not t.is_inference():
                 torch.autograd.graph.increment_version(t)
         return found
+
+
+def _refuse_sparse(gradients: Gradients) -> None:
+    for g in gradients:
+        if g is not None and g.layout is not torch.strided:
+            raise CaptureError("OL109", f"a gradient of layout {g.layout}", fix=DENSE)
 
 
 def _port(driver: Driver, capture: Capture, g: Tensor) -> Tensor:

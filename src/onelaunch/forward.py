@@ -134,6 +134,7 @@ class Forward:
         numbers = _through_node(self.driver, outputs, results)
         made = [results[number] for number in numbers]
         graph = CapturedGraph(made)
+        graph.refuse_sparse()
         self.holders = graph.held()
         assert self._stand_ins is not None
         reached = {id(t) for t in graph.leaves}

@@ -172,6 +172,9 @@ def refuse_backward_hooks(modules: Iterable[tuple[str, nn.Module]]) -> None:
             raise CaptureError("OL112", what)
 
 
+DENSE = "gradients that are dense: `sparse=False`"
+
+
 class CapturedGraph:
     """The autograd graph of a captured forward, node by node.
 
@@ -229,6 +232,14 @@ class CapturedGraph:
                 found += [t for t in values if isinstance(t, Tensor)]
         return found
 
+    def refuse_sparse(self) -> None:
+        """Refuse embeddings under ``sparse=True``, whose gradient is no memory with strides."""
+        for node in self.nodes:
+            if getattr(node, "_saved_sparse", False) and node.next_functions[0][0] is not None:
+                name = node.name().partition("Backward")[0]
+                what = f"{name} under `sparse=True` gives gradients of layout torch.sparse_coo"
+                raise refuse("OL109", what, fix=DENSE)
+
     def _packed(self, node: Node, name: str) -> bool:
         packed = is_packed(node, name)
         self.packs |= packed
@@ -273,6 +284,8 @@ def is_pure_view(t: Tensor) -> bool:
 
 def own_memory(t: Tensor, observer: Observer, driver: Driver, taken: set[int]) -> Tensor:
     """`t`, or a copy where its memory is not its own: a gradient passed on, or given twice."""
+    if t.layout is not torch.strided:
+        return t.clone()
     storage = driver.storage(t)
     if t.numel() and (not observer.made(t) or storage in taken):
         t = t.clone()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,7 @@ from onelaunch.driver.driver import Graph, Pool, Released, Travel
 from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning
 from onelaunch.flight import Flight, launched, launched_directly
 from onelaunch.observe import let_go
+from onelaunch.parts import Part, Share
 
 _C: Any = torch._C
 _hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
@@ -72,6 +74,7 @@ class Pair:
         saves: whether the backward reads anything of the forward's.
         raises: whether a backward that cannot be captured is an error.
         link: what it shares with others that run before and after it.
+        shares: where results have no node in common, those that have; else none.
     """
 
     static: StaticGraph
@@ -88,6 +91,7 @@ class Pair:
     saves: bool
     raises: bool
     link: Link | None = None
+    shares: list[Share] = field(default_factory=list[Share])
     free: list[None] = field(default_factory=lambda: [None])
     retired: bool = False
     _anchors: Anchors = field(init=False)
@@ -131,6 +135,32 @@ class Pair:
             return launched(node, *inputs, *self.parameters)
         anchor = self._anchors.of_this_stream()
         return launched_directly(node, anchor, *inputs, *self.parameters)
+
+    def attacher(self) -> Callable[..., tuple[Tensor, ...]]:
+        """`attach`, which makes a node for each of the `shares` if there are any."""
+        if not self.shares:
+            return self.attach
+        count = len(self.results)
+        return partial(self._attach_parts, [Part(self, share, count) for share in self.shares])
+
+    def _attach_parts(
+        self,
+        parts: Sequence[Part],
+        flight: Flight,
+        made: tuple[Tensor, ...],
+        inputs: Sequence[Tensor],
+        watched: tuple[Tensor, ...],
+    ) -> tuple[Tensor, ...]:
+        results = list(made)
+        for part in parts:
+            node, wanted = part.of(flight, made, [*inputs, *self.parameters], watched)
+            if self.direct:
+                found = launched_directly(node, self._anchors.of_this_stream(), *wanted)
+            else:
+                found = launched(node, *wanted)
+            for place, t in zip(part.results, found, strict=True):
+                results[place] = t
+        return tuple(results)
 
     # The backward.
 

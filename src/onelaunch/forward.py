@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +28,22 @@ from onelaunch.leaves import (
     refuse_backward_hooks,
 )
 from onelaunch.observe import Observer, refuse
+from onelaunch.parts import Share
 from onelaunch.plan import Inputs, Outputs, own, unique
 from onelaunch.pool import Pool
 from onelaunch.slots import Slot
 from onelaunch.spec import lies_on
 from onelaunch.state import Walk
 from onelaunch.streams import spare_streams, take_stream
+
+
+class _Seen(NamedTuple):
+    """What a backward will read, and whether anything; see `Pair.watched_inputs`."""
+
+    inputs: list[int]
+    watched: list[Tensor]
+    results: list[int]
+    saves: bool
 
 
 class BackwardInside(Exception):
@@ -149,6 +159,7 @@ class Forward:
         stand_ins.sort(key=lambda pair: self.direct and takes_directly(pair[1]))
         direct = [real for _, real in stand_ins if self.direct and takes_directly(real)]
         leaves = [inputs.statics[i] for i in arguments] + [s for s, _ in stand_ins]
+        ours = len(leaves) - len(direct)
         static = StaticGraph(self.driver, self.device, self.stream, made, leaves, len(direct))
         link = self._link
         if link is not None:
@@ -169,42 +180,63 @@ class Forward:
             raises=self.raises,
             link=link,
         )
-        self._watch(pair, graph, made, inputs, observer, held)
+        seen = self._seen(graph, made, inputs, observer, held)
+        pair.watched_inputs, pair.watched, pair.watched_results, pair.saves = seen
+        groups = graph.groups(made) if link is None else []  # torch's callables are one node each
+        for group in groups if len(groups) > 1 else ():
+            of = [made[place] for place in group]
+            inside = CapturedGraph(of)
+            part = self._seen(inside, of, inputs, observer, held)
+            reached, own = {id(t) for t in inside.leaves}, {id(t) for t in part.watched}
+            watched = [i in part.inputs for i in pair.watched_inputs]
+            watched += [id(t) in own for t in pair.watched]
+            pair.shares.append(
+                Share(
+                    results=group,
+                    inputs=[i for i, t in enumerate(leaves[:ours]) if id(t) in reached],
+                    watched=[place for place, wanted in enumerate(watched) if wanted],
+                    watched_results=part.results,
+                    saves=part.saves,
+                )
+            )
         self._pair = pair
 
-    def _watch(
+    def _seen(
         self,
-        pair: Pair,
         graph: CapturedGraph,
         made: Sequence[Tensor],
         inputs: Inputs,
         observer: Observer,
         held: dict[int, list[Tensor]],
-    ) -> None:
-        """Find what eager would save of the caller's tensors, and of the results."""
+    ) -> _Seen:
+        """What eager would save of the caller's tensors, and of the results."""
         saved = graph.saved()
         region = self.driver.region
+        saves = True
         if saved is None:  # a node that does not tell: take it that everything is saved
             storages = {region(t).storage for t in (*inputs.statics, *made) if self._here(t)}
             storages |= set(held)
         else:
             storages = {region(t).storage for t in saved if self._here(t)}
-            pair.saves = bool(saved or graph.packs) or any(
+            saves = bool(saved or graph.packs) or any(
                 isinstance(node, torch.autograd.function.BackwardCFunction) for node in graph.nodes
             )
         # What the forward writes without counting it (the statistics of a BatchNorm) is saved
         # as well, and may change before the backward.
         storages -= set(observer.written)
-        pair.watched_inputs = [
-            i
-            for i, static in enumerate(inputs.statics)
-            if self._here(static)
-            and region(static).storage in storages
-            and not inputs.tensors[i].is_inference()
-        ]
         external = {s: ts for s, ts in observer.external.items() if s in storages and s in held}
-        pair.watched = unique([t for ts in external.values() for t in ts if not t.is_inference()])
-        pair.watched_results = [i for i, t in enumerate(made) if region(t).storage in storages]
+        return _Seen(
+            inputs=[
+                i
+                for i, static in enumerate(inputs.statics)
+                if self._here(static)
+                and region(static).storage in storages
+                and not inputs.tensors[i].is_inference()
+            ],
+            watched=unique([t for ts in external.values() for t in ts if not t.is_inference()]),
+            results=[i for i, t in enumerate(made) if region(t).storage in storages],
+            saves=saves,
+        )
 
     def _here(self, t: Tensor) -> bool:
         return lies_on(t, self.device) and bool(t.numel())

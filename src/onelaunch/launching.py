@@ -107,7 +107,7 @@ def _attach(source: Source, pair: Pair, inputs: Sequence[str], names: dict[int, 
     arguments = tuple_of([inputs[i] for i in pair.arguments])
     watched = tuple_of([inputs[i] for i in pair.watched_inputs])
     watched += tuple_of([source.name("saved", t) for t in pair.watched])
-    attach = source.name("attach", pair.attach)
+    attach = source.name("attach", pair.attacher())
     source.line(f"({results}) = {attach}(flight, ({results}), ({arguments}), ({watched}))")
 
 

@@ -240,6 +240,24 @@ class CapturedGraph:
                 what = f"{name} under `sparse=True` gives gradients of layout torch.sparse_coo"
                 raise refuse("OL109", what, fix=DENSE)
 
+    def groups(self, outputs: Sequence[Tensor]) -> list[list[int]]:
+        """The outputs by position, those together whose graphs have nodes in common."""
+        above: dict[Node, Node] = {node: node for node in self.nodes}
+
+        def top(node: Node) -> Node:
+            while above[node] is not node:
+                above[node] = node = above[above[node]]
+            return node
+
+        for node in self.nodes:
+            for following, _ in node.next_functions:
+                if following in above:
+                    above[top(following)] = top(node)
+        found: dict[Node, list[int]] = {}
+        for place, t in enumerate(outputs):
+            found.setdefault(place if t.grad_fn is None else top(t.grad_fn), []).append(place)
+        return list(found.values())
+
     def _packed(self, node: Node, name: str) -> bool:
         packed = is_packed(node, name)
         self.packs |= packed

@@ -275,3 +275,73 @@ def test_no_memory_growth(device: torch.device, rand: Rand) -> None:
             before = allocated(device)
     assert allocated(device) <= before
     assert len(fast.recordings) == 3
+
+
+# Results with nothing in common: a backward each.
+
+
+class ActorCritic(nn.Module):
+    """Two networks with nothing in common but the input, and two results of one of them."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.actor = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).to(device)
+        self.critic = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).to(device)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        a = self.actor(x)
+        return a, self.critic(x), a.exp()
+
+
+@pytest.mark.parametrize("how", ["one", "two", "reverse", "joint", "alone", "retained"])
+def test_a_backward_for_each_part(device: torch.device, rand: Rand, how: str) -> None:
+    def program(model: Any, i: int) -> Any:
+        steps = [torch.optim.SGD(m.parameters(), 0.1) for m in (model.actor, model.critic)]
+        x = rand(i, 3, 4).requires_grad_(how != "one")
+        a, c, e = model(x)
+        model.zero_grad()
+        parts = [loss_of(a) + loss_of(e), loss_of(c)]
+        if how == "joint":
+            parts = [parts[0] + parts[1]]
+        elif how == "alone":
+            parts = [parts[i % 2]]
+        elif how == "reverse":
+            parts, steps = parts[::-1], steps[::-1]
+        for part, step in zip(parts, steps, strict=False):
+            if how == "retained":
+                part.backward(retain_graph=True)
+            part.backward()
+            step.step()  # over what the other part did not save
+        return a.detach(), c.detach(), x.grad
+
+    fast = train(ActorCritic(device), program, steps=9)
+    assert replays(fast) == 8
+
+
+def test_a_part_is_used_up_by_its_own_backward(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(ActorCritic(device), warmup=1)
+    kept = []
+    for i in range(6):
+        a, c, e = fast(rand(i, 3, 4))
+        loss_of(a).backward()
+        with pytest.raises(RuntimeError, match="a second time"):
+            loss_of(e).backward()
+        kept.append(c)  # so that the recording stays busy
+        if i == 3:
+            assert len(fast.recordings) == 3
+            kept.clear()
+            del c
+    assert len(fast.recordings) == 3
+
+
+def test_what_a_part_saved_is_watched(device: torch.device, rand: Rand) -> None:
+    model = ActorCritic(device)
+    fast = ol.graph(model, warmup=1)
+    for i in range(4):
+        a, c, _ = fast(rand(i, 3, 4))
+        with torch.no_grad():
+            model.critic[2].weight.mul_(2)
+        loss_of(a).backward()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss_of(c).backward()

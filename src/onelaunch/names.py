@@ -69,6 +69,8 @@ def only_counts(code: types.CodeType, name: str, items: bool = False) -> bool:
 def _reads(step: dis.Instruction, name: str, items: bool) -> bool:
     """Whether an attribute or variable of this name is read; a container's may be local. A method
     is no number."""
+    if isinstance(step.argval, tuple):  # two variables at once
+        return items and "LOAD" in step.opname and name in step.argval
     if step.argval != name or not step.opname.startswith("LOAD_"):
         return False
     if step.opname == "LOAD_ATTR" and sys.version_info >= (3, 12):

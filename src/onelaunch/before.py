@@ -25,13 +25,13 @@ class Reached:
     """
 
     def __init__(self, roots: Sequence[tuple[str, object]]) -> None:
-        self._roots = roots
+        self.roots = roots
         self._now: Walk | None = None
 
     def walk(self) -> Walk:
         """The state as it is now."""
         if self._now is None:
-            self._now = walk(self._roots)
+            self._now = walk(self.roots)
         return self._now
 
     def values(self) -> list[object]:
@@ -40,7 +40,7 @@ class Reached:
 
     def changed(self, before: Walk) -> tuple[Walk, list[Change]]:
         """The state after a run, and what the run has changed of that `before` it."""
-        after = walk(self._roots)
+        after = walk(self.roots)
         found = changes(before, after)
         self._now = None if found else after  # what was changed will be put back
         return after, found

@@ -61,7 +61,7 @@ class ReplayError(GraphError):
 
 
 class GraphWarning(UserWarning):
-    """A call ran, and ran right, but not as one launch."""
+    """A call ran, and ran right, but not as one launch; or replays leave out what Python did."""
 
 
 def _rebuild(
@@ -215,7 +215,7 @@ CATALOGUE: dict[str, Entry] = {
         "no recording holds so many rows",
         'add a larger size, or ask for overflow="eager" or overflow="chunk"',
     ),
-    # 3xx: ran eagerly, with a warning.
+    # 3xx: a warning: what ran eagerly, and what replays leave out.
     "OL301": Entry(
         "too many signatures",
         "each signature needs a recording, and `max_recordings` of them exist",
@@ -256,6 +256,20 @@ CATALOGUE: dict[str, Entry] = {
         "the callable replaced what it reads, or makes it anew for other parameters, in whose "
         "place a capture puts stand-ins",
         "make such an object once, before the calls, or change it in place",
+    ),
+    "OL308": Entry(
+        "hooks inside",
+        "a replay repeats what the hook computes on tensors and where it stores them; the rest of "
+        "its Python, such as a count or a log, ran in the warm-up and the capture only",
+        "remove the hook, put it on the graphed module itself, or read the values that it needs "
+        "from a result",
+    ),
+    "OL309": Entry(
+        "a number that the callable rewrites",
+        "a replay has no host to compute the next number: what depends on it is that of the "
+        "capture for ever",
+        "a tensor that is changed in place, `self.n = torch.zeros((), dtype=torch.long, "
+        "device=...)`, as a buffer; or pass the number as an argument",
     ),
     "OL310": Entry(
         "larger than every bucket",

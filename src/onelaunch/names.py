@@ -46,7 +46,8 @@ def attributes_read(kind: type) -> frozenset[str]:
 
 
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME")
-_PASSES = ("LOAD_", "BINARY_", "INPLACE_", "SWAP", "ROT_", "COPY", "DUP_TOP", "CACHE")
+_CALLS = ("CALL", "PRECALL", "PUSH_NULL", "KW_NAMES")
+_PASSES = ("LOAD_", "BINARY_", "INPLACE_", "SWAP", "ROT_", "COPY", "DUP_TOP", "CACHE", *_CALLS)
 """What may lie between a read and the store of an assignment such as `n += k`."""
 
 
@@ -59,28 +60,69 @@ def only_counts(code: types.CodeType, name: str, items: bool = False) -> bool:
     """
     steps = list(dis.get_instructions(code))
     for i, step in enumerate(steps):
-        read = step.opname.startswith("LOAD_") and step.opname != "LOAD_CONST"
-        named = read and step.argval == name and not _is_call(step)
-        if named and not _goes_back(steps, i, name, items):
+        if _reads(step, name, items) and not _goes_back(steps, i, name, items):
             return False
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
     return all(only_counts(c, name, items) for c in inner)
 
 
-def _is_call(step: dis.Instruction) -> bool:
-    """Whether a method is read, which no number is."""
+def _reads(step: dis.Instruction, name: str, items: bool) -> bool:
+    """Whether an attribute or variable of this name is read; a container's may be local. A method
+    is no number."""
+    if isinstance(step.argval, tuple):  # two variables at once
+        return items and "LOAD" in step.opname and name in step.argval
+    if step.argval != name or not step.opname.startswith("LOAD_"):
+        return False
     if step.opname == "LOAD_ATTR" and sys.version_info >= (3, 12):
-        return bool((step.arg or 0) & 1)
-    return step.opname in ("LOAD_METHOD", "LOAD_CLOSURE")
+        return not (step.arg or 0) & 1
+    if step.opname.startswith("LOAD_FAST"):
+        return items
+    return step.opname not in ("LOAD_METHOD", "LOAD_CLOSURE", "LOAD_CONST")
 
 
 def _goes_back(steps: list[dis.Instruction], start: int, name: str, items: bool) -> bool:
+    """Whether what was read at `start` is but part of the next number."""
+    above = 1
     for i in range(start + 1, len(steps)):
         step = steps[i]
+        above += dis.stack_effect(step.opcode, step.arg, jump=False)
+        if step.opname.startswith("CALL") and above < 2:  # it is an argument
+            return False
         if items and step.opname == "STORE_SUBSCR":
             return steps[i - 1].opname.startswith(("SWAP", "ROT_"))
         if not items and step.opname in _STORES:
             return step.argval == name
+        if not step.opname.startswith(_PASSES):
+            return False
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def rewrites(code: types.CodeType, name: str, items: bool = False) -> bool:
+    """Whether code reads a number of this name before it stores another one there."""
+    steps = list(dis.get_instructions(code))
+    read = False
+    for i, step in enumerate(steps):
+        if step.opname == "STORE_SUBSCR" if items else _stores(step, name):
+            if read:
+                return True
+            if not items:
+                break
+        elif _reads(step, name, items):
+            read = read or not items or _picks(steps[i + 1 : i + 5])
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return any(rewrites(c, name, items) for c in inner)
+
+
+def _stores(step: dis.Instruction, name: str) -> bool:
+    return step.opname in _STORES and step.argval == name
+
+
+def _picks(steps: list[dis.Instruction]) -> bool:
+    """Whether an item is read of what was loaded before."""
+    for step in steps:
+        if step.opname == "BINARY_SUBSCR" or step.argrepr == "[]":
+            return True
         if not step.opname.startswith(_PASSES):
             return False
     return False

@@ -216,15 +216,16 @@ def is_library_class(kind: type) -> bool:
 
 
 def _is_library(code: types.CodeType) -> bool:
-    return _is_installed(code.co_filename)
+    return is_installed(code.co_filename)
 
 
 def _is_library_module(module: types.ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if module.__name__ == "__main__":  # a notebook's has no file
         return False
-    return file is None or _is_installed(file)
+    return file is None or is_installed(file)
 
 
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
+    """Whether code is of an installed package."""
     return "site-packages" in file or "dist-packages" in file or file.startswith(_INSTALLED)

@@ -27,6 +27,7 @@ from onelaunch.spec import lies_on, readers
 from onelaunch.state import Change, Slot, Walk, restore
 from onelaunch.steps import Steps
 from onelaunch.tree import Tree
+from onelaunch.unrepeated import frozen_numbers, hooks_inside
 
 
 @dataclass(slots=True)
@@ -112,6 +113,8 @@ def captured_of(
     if forward is not None:
         pair = forward.pair
         graph, statics = ForwardGraph(graph, pair), []
+    optimizers = run.steps.optimizers if watched else _stepped(before.walk, writes)
+    roots = before.reached.roots
     return Captured(
         driver=driver,
         device=device,
@@ -129,10 +132,12 @@ def captured_of(
         bumped_inputs=bumped_inputs,
         draws=observer.draws,
         dials=dials,
-        optimizers=run.steps.optimizers if watched else _stepped(before.walk, writes),
+        optimizers=optimizers,
         statics=statics,
         lasting=run.lasting,
         untraced=guard.untraced([t for t in external if not any(t is p for p in pinned)]),
+        hooks=hooks_inside(roots, before.walk, run.found, optimizers, forward is not None),
+        frozen=frozen_numbers(before.walk, run.found),
         seconds=time.perf_counter() - started,
         pair=pair,
     )

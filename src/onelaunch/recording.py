@@ -33,7 +33,7 @@ class Recording:
     plain CPU tensors none where nothing writes the input),
     ``"copy"`` (a strided copy before the launch), ``"fill"`` (a 0-dim host tensor), ``"rebind"``
     (kernels read the caller's memory), ``"address"`` (the very memory of the capture), ``"host"``
-    (not used by the device).
+    (not used by the device). `hooks` are those inside, whose Python no replay runs.
     """
 
     spec: CallSpec
@@ -47,6 +47,7 @@ class Recording:
     nodes: int
     kept_bytes: int = 0
     driver_bytes: int = 0
+    hooks: tuple[str, ...] = ()
     eager_us: float | None = None
     replay_us: float | None = None
     _counter: Callable[[], int] = field(default=lambda: 0, repr=False)
@@ -115,6 +116,10 @@ class Captured:
     lasting: list[Tensor]
     """Gradients that stay the recording's own memory."""
     untraced: list[Tensor]
+    hooks: tuple[str, ...]
+    """Those that ran inside, whose Python no replay runs."""
+    frozen: tuple[str, ...]
+    """Numbers that the callable rewrites in Python, and replays do not."""
     seconds: float
     pair: Pair | None = None
     """What joins the results to autograd, where they require grad."""
@@ -158,6 +163,7 @@ def describe(
         nodes=captured.graph.nodes,
         kept_bytes=kept_bytes,
         driver_bytes=captured.graph.driver_bytes,
+        hooks=captured.hooks,
         eager_us=median(eager_us[1:]) if len(eager_us) > 1 else None,
         # Not of `captured`: who keeps this keeps no memory.
         _counter=functools.partial(operator.getitem, captured.launches, 0),

@@ -175,6 +175,18 @@ class Table:
     def _add(self, entry: Entry) -> None:
         with self._lock:  # another thread may reset
             self._entries = (entry, *self._entries)
+        self._tell(entry.captured)
+
+    def _tell(self, captured: Captured) -> None:
+        """Warn of the Python in a recording that was there for more than its operations."""
+        if captured.hooks:
+            these = ", ".join(captured.hooks)
+            what = "what they compute on tensors, and store of these, is repeated, and the rest not"
+            self._warn("OL308", f"hooks in `{self._name}`, {these}: {what}")
+        if captured.frozen:
+            these = ", ".join(f"`{name}`" for name in captured.frozen)
+            what = f"`{self._name}` rewrites {these} in Python: replays leave it as it is,"
+            self._warn("OL309", f"{what} and compute with what it was in the capture")
 
     def _drop(self, entry: Entry) -> None:
         """Free a recording that fits no call any more."""

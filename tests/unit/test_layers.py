@@ -30,6 +30,7 @@ LAYERS = {
         *("hyperparameters", "optimizers", "steps", "dials", "turnable"),
         *("leaves", "direct", "backward", "streams", "chain", "flight", "autograd", "ahead"),
         *("recording", "forward", "spent", "gradients", "relied", "distributed"),
+        "unrepeated",
         *("before", "outcome", "rebinding", "inspection", "recorder", "signature"),
         *("lines", "matching", "viewing", "launching", "callpath"),
         *("flows", "trace", "shadow", "blame", "alignment", "look", "independence"),

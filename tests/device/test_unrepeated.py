@@ -1,0 +1,245 @@
+"""The Python in a capture that no replay repeats is named: hooks, and numbers that it rewrites."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+
+import onelaunch as ol
+
+from .drop_in import assert_same
+from .steps import batch, small_model, training
+from .training import Rand
+
+FILE = __file__.rpartition("/")[2]
+
+
+def counting(*_: Any) -> None:
+    counts.append(1)
+
+
+counts: list[int] = []
+
+
+class Called:
+    """A hook of one's own that is no function."""
+
+    def __call__(self, *_: Any) -> None:
+        counts.append(1)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook"])
+def test_hooks_of_submodules_are_named(
+    device: torch.device, rand: Rand, kind: str, grad: bool
+) -> None:
+    model, eager = (small_model(device) for _ in range(2))
+    for one in (model, eager):
+        getattr(one[0], f"register_{kind}")(counting)
+        one[2].register_forward_hook(lambda module, args, out: out * 2)
+        one.register_forward_hook(counting)  # of the graphed module itself: as in eager
+    fast = ol.graph(model)
+    with torch.set_grad_enabled(grad):
+        for i in range(3):
+            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)))
+        with pytest.warns(ol.GraphWarning, match="OL308") as caught:
+            fast(rand(3, 5, 4))
+        assert len(caught) == 1
+        eager(rand(3, 5, 4))
+        for i in range(4, 8):
+            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)))
+    (first, second) = sorted(fast.recordings[0].hooks)
+    assert first.startswith(f"0.{kind} `counting` (")
+    assert f"{FILE}:" in first
+    assert second.startswith("2.forward_hook `<lambda>` (")
+    assert first in str(caught[0].message)
+
+
+def test_hooks_of_every_kind_in_a_whole_step(device: torch.device) -> None:
+    made, eager = (training(device, lambda p: torch.optim.SGD(p, lr=0.1)) for _ in range(2))
+    for one in (made, eager):
+        model, (optimizer,) = one.model, one.optimizers
+        assert isinstance(model, nn.Sequential)
+        model.register_forward_hook(Called())
+        model[2].register_full_backward_hook(counting)
+        weight = model[0].weight
+        assert isinstance(weight, Tensor)
+        weight.register_hook(lambda g: g * 2)
+        weight.register_post_accumulate_grad_hook(counting)
+        optimizer.register_step_pre_hook(counting)
+        optimizer.register_step_post_hook(counting)
+    fast = ol.graph(made.step)
+    for i in range(3):
+        assert_same(fast(*batch(i, device)), eager.step(*batch(i, device)))
+    with pytest.warns(ol.GraphWarning, match="OL308") as caught:
+        fast(*batch(3, device))
+    assert len(caught) == 1
+    eager.step(*batch(3, device))
+    for i in range(4, 8):
+        assert_same(fast(*batch(i, device)), eager.step(*batch(i, device)))
+    assert_same(dict(made.model.state_dict()), dict(eager.model.state_dict()))
+    names = [name.partition(" (")[0] for name in fast.recordings[0].hooks]
+    assert sorted(names) == [
+        "SGD.step_post_hook `counting`",
+        "SGD.step_pre_hook `counting`",
+        "model.0.weight.hook `<lambda>`",
+        "model.0.weight.post_accumulate_grad_hook `counting`",
+        "model.2.backward_hook `counting`",
+        "model.forward_hook `Called.__call__`",
+    ]
+
+
+def weight_norm(layer: nn.Module) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        nn.utils.weight_norm(layer)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        weight_norm,
+        nn.utils.spectral_norm,
+        parametrizations.weight_norm,
+        lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    ],
+)
+def test_hooks_of_torch_are_not_named(
+    device: torch.device, wrap: Callable[[nn.Module], Any]
+) -> None:
+    made = training(device, lambda p: torch.optim.SGD(p, lr=0.1))
+    assert isinstance(made.model, nn.Sequential)
+    wrap(made.model[0])
+    fast = ol.graph(made.model)
+    for i in range(5):
+        fast(batch(i, device)[0]).sum().backward()
+    assert fast.recordings[0].hooks == ()
+
+
+class Counter:
+    """Numbers that a call reads and rewrites, each by another way."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.kept: dict[str, int] = {"n": 0}
+        self.size = 0
+
+    def attribute(self, x: Tensor) -> Tensor:
+        self.n += 1
+        return x * self.n
+
+    def pointer(self, x: Tensor) -> Tensor:
+        y = x[:, self.n :]
+        self.n = (self.n + 1) % 3
+        return y.clone()
+
+    def item(self, x: Tensor) -> Tensor:
+        self.kept["n"] += 1
+        return x * self.kept["n"]
+
+    def branch(self, x: Tensor) -> Tensor:
+        self.n = self.n + 1
+        return x * 2 if self.n % 2 else x * 3
+
+    def unused(self, x: Tensor) -> Tensor:
+        self.n += 1
+        self.kept["n"] += len("ab")
+        return x * 2
+
+    def stored(self, x: Tensor) -> Tensor:
+        self.size = x.shape[0]
+        self.kept["n"] = x.shape[0] + 1
+        return x * self.size * self.kept["n"]
+
+
+class Queue(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ptr = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.ptr = (self.ptr + 1) % 3
+        return x + self.ptr
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (lambda: Counter().attribute, "self.n"),
+        (lambda: Counter().pointer, "self.n"),
+        (lambda: Counter().item, "self.kept['n']"),
+        (lambda: Counter().branch, "self.n"),
+        (Queue, "ptr"),
+    ],
+)
+def test_numbers_that_the_callable_rewrites_are_named(
+    rand: Rand, made: Callable[[], Any], name: str
+) -> None:
+    fast = ol.graph(made())
+    for i in range(3):
+        fast(rand(i, 5, 4))
+    with pytest.warns(ol.GraphWarning, match="OL309") as caught:
+        fast(rand(3, 5, 4))
+    assert len(caught) == 1
+    fast(rand(4, 5, 4))
+    assert f"`{name}`" in str(caught[0].message)
+    assert len(fast.recordings) == 1
+
+
+def test_a_variable_that_the_callable_rewrites_is_named(rand: Rand) -> None:
+    n = 0
+
+    @ol.graph
+    def f(x: Tensor) -> Tensor:
+        nonlocal n
+        n += 1
+        return x * n
+
+    for i in range(3):
+        f(rand(i, 5, 4))
+    with pytest.warns(ol.GraphWarning, match="OL309.*`n`"):
+        f(rand(3, 5, 4))
+
+
+def test_a_number_that_is_counted_or_stored_alone_is_not_named(rand: Rand) -> None:
+    for fast in (ol.graph(Counter().unused), ol.graph(Counter().stored)):
+        for i in range(20):  # of two sizes in turn
+            fast(rand(i, 5 + i % 2, 4))
+        assert len(fast.recordings) >= 2
+
+
+def test_a_wrapper_that_counts_steps_is_named(device: torch.device) -> None:
+    class Lookahead:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+            self.n = 0
+
+        def step(self) -> None:
+            self.optimizer.step()
+            self.n += 1
+            if self.n % 3 == 0:
+                for group in self.optimizer.param_groups:
+                    for p in group["params"]:
+                        p.data.mul_(0.5)
+
+    made = training(device, lambda p: torch.optim.SGD(p, lr=0.1))
+    ahead = Lookahead(made.optimizers[0])
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        made.model.zero_grad()
+        loss = nn.functional.mse_loss(made.model(x), y)
+        loss.backward()
+        ahead.step()
+        return loss
+
+    fast = ol.graph(step)
+    for i in range(3):
+        fast(*batch(i, device))
+    with pytest.warns(ol.GraphWarning, match="OL309.*`ahead.n`"):
+        fast(*batch(3, device))

@@ -260,7 +260,7 @@ def test_above_the_largest(rand: Rand) -> None:
 
     x = rand(1, 19, 3)
     eager = ol.graph(f, buckets=BATCH)
-    with pytest.warns(ol.GraphWarning, match="OL310"):
+    with pytest.warns(ol.GraphWarning, match=r'OL310.* size 19, above 8: [\s\S]*overflow="chunk"'):
         same(eager(x), f(x))
     strict = ol.graph(f, buckets=ol.Buckets(0, (2, 4, 8), overflow="error"))
     with pytest.raises(ol.ReplayError, match="OL210"):
@@ -274,6 +274,19 @@ def test_above_the_largest(rand: Rand) -> None:
     whole, rest = divmod(rows, 8)
     bucket = next(size for size in (2, 4, 8) if size >= rest)
     assert pieces.stats().padding == pytest.approx(1 - rows / (8 * whole + bucket))
+
+
+def test_two_dimensions_above_the_largest(rand: Rand) -> None:
+    buckets = ol.Buckets((0, 1), ((2, 4), (8, 16)), overflow="chunk")
+    fast = ol.graph(lambda x: x * 2, buckets=buckets, warmup=1)
+    x = rand(1, 5, 17)
+    with pytest.warns(ol.GraphWarning, match="size 5 x 17, above 4 x 16") as caught:
+        same(fast(x), x * 2)
+    text = str(caught[0].message)
+    assert "overflow" not in text
+    assert "0 and 1 are above" in text
+    with pytest.raises(ol.ReplayError, match="no bucket for size 5 x 17"):
+        fast.capture(x)
 
 
 def test_pieces_of_many_signatures_are_bounded(rand: Rand) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from onelaunch.autograd import packing
-from onelaunch.buckets import Buckets, Sizes, histogram, padding, shown, volume
+from onelaunch.buckets import Buckets, Sizes, histogram, padding, rows, shown, volume
 from onelaunch.callpath import MISS
 from onelaunch.driver.driver import Driver, Padded, Varying
 from onelaunch.errors import GraphError, ReplayError
@@ -366,8 +366,9 @@ class Bucketed(Graphed[P, R]):
         counts = list(self._by_size.items())
         made = {sizes: count.made for sizes, count in counts}
         run = {sizes: count.made + count.pieces for sizes, count in counts}
-        share = padding(self._buckets, run)
-        return replace(super().stats(), sizes=histogram(made), padding=share)
+        share, (_, computed) = padding(self._buckets, run), rows(self._buckets, run)
+        found = super().stats()
+        return replace(found, sizes=histogram(made), padding=share, bucket_rows=computed)
 
     def reset(self) -> None:
         """Free every recording and forget every signature and count; see `Graphed.reset`."""

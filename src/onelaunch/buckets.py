@@ -198,13 +198,19 @@ def histogram(counts: Mapping[Sizes, int]) -> dict[int | Sizes, int]:
 
 def padding(buckets: Buckets, counts: Mapping[Sizes, int]) -> float:
     """The share of padding in the rows computed, 0 to 1, of calls that a bucket served."""
+    real, computed = rows(buckets, counts)
+    return 1 - real / computed if computed else 0.0
+
+
+def rows(buckets: Buckets, counts: Mapping[Sizes, int]) -> tuple[int, int]:
+    """The real rows of calls that a bucket served, and those computed."""
     real = computed = 0
     for sizes, count in counts.items():
         bucket = buckets.choose(sizes)
         if bucket is not None and 0 not in sizes:
             real += count * volume(sizes)
             computed += count * volume(bucket)
-    return 1 - real / computed if computed else 0.0
+    return real, computed
 
 
 def shown(sizes: Sizes) -> str:

@@ -276,6 +276,20 @@ def test_above_the_largest(rand: Rand) -> None:
     assert pieces.stats().padding == pytest.approx(1 - rows / (8 * whole + bucket))
 
 
+def test_the_padding_of_a_pool(rand: Rand) -> None:
+    pool = ol.Pool()
+    assert pool.stats().padding == 0
+    first = ol.graph(lambda x: x * 2, buckets=ol.Buckets(0, (8,)), warmup=1, pool=pool)
+    second = ol.graph(lambda x: x + 2, buckets=ol.Buckets(0, (4,)), warmup=1, pool=pool)
+    exact = ol.graph(lambda x: x - 2, warmup=1, pool=pool)
+    for _ in range(2):
+        for each, n in ((first, 2), (second, 3), (exact, 5)):
+            each(rand(1, n, 3))
+    second(rand(1, 4, 3))
+    assert (first.stats().bucket_rows, second.stats().bucket_rows) == (16, 12)
+    assert pool.stats().padding == pytest.approx(1 - (4 + 6 + 4) / (16 + 12))
+
+
 def test_two_dimensions_above_the_largest(rand: Rand) -> None:
     buckets = ol.Buckets((0, 1), ((2, 4), (8, 16)), overflow="chunk")
     fast = ol.graph(lambda x: x * 2, buckets=buckets, warmup=1)

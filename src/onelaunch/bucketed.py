@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from onelaunch.autograd import packing
-from onelaunch.buckets import Buckets, Sizes, histogram, padding, volume
+from onelaunch.buckets import Buckets, Sizes, histogram, padding, rows, shown, volume
 from onelaunch.callpath import MISS
 from onelaunch.driver.driver import Driver, Padded, Varying
 from onelaunch.errors import GraphError, ReplayError
@@ -40,7 +40,7 @@ from onelaunch.stats import GraphStats
 from onelaunch.surroundings import surrounded
 from onelaunch.table import Attempt, Entry
 from onelaunch.tree import Flat, flatten, flatten_call, unflatten
-from onelaunch.way import Job, Way, refuse_shared
+from onelaunch.way import Job, Way, reader, refuse_shared, unread
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,7 +88,7 @@ class Bucketed(Graphed[P, R]):
         self._by_size: dict[Sizes, Calls] = {}
         self._ways: dict[Sizes, tuple[Calls, list[Callable[..., Any]]]] = {}
         self._indexed: object = None
-        self._read_sizes: Callable[..., Sizes] = _unread
+        self._read_sizes: Callable[..., Sizes] = unread
         self._job: Job | None = None
         self._raises = options.on_refusal == "raise"
         self._pieces = Pieces(self._buckets, self._callee, 4 * most, self._raises)
@@ -152,7 +152,7 @@ class Bucketed(Graphed[P, R]):
         entries = self._entries
         if self._indexed is not entries:
             self._ways, self._indexed = {}, entries
-            self._read_sizes = _reader(call, flat)
+            self._read_sizes = reader(call, flat)
         bucket = self._buckets.choose(call.sizes)
         assert bucket is not None
         ways = self._paths(bucket)
@@ -175,7 +175,8 @@ class Bucketed(Graphed[P, R]):
         kwargs: dict[str, Any],
     ) -> R:
         """A call above the largest bucket."""
-        what = f"`{self._name}` was called with size {call.sizes}, above {self._buckets.largest}"
+        size, largest = shown(call.sizes), shown(self._buckets.largest)
+        what = f"`{self._name}` was called with size {size}, above {largest}"
         if self._buckets.overflow == "error":
             raise ReplayError("OL210", what)
         places = [
@@ -183,7 +184,11 @@ class Bucketed(Graphed[P, R]):
             for i, (n, b) in enumerate(zip(call.sizes, self._buckets.largest, strict=True))
             if n > b
         ]
-        if self._buckets.overflow == "chunk" and len(places) == 1:
+        fix = None
+        if self._buckets.overflow == "chunk" and len(places) > 1:
+            dims = " and ".join(str(self._buckets.dim[place]) for place in places)
+            fix = f"add a larger size: pieces are cut along one dimension, and {dims} are above"
+        elif self._buckets.overflow == "chunk":
             with driver.exclusive():
                 proof = self._pieces.proof(driver, device, call, flat, places[0])
             if isinstance(proof, Proof):
@@ -191,7 +196,9 @@ class Bucketed(Graphed[P, R]):
             if proof is not None:
                 return self._unbucketed(proof.code, f"{proof}: runs eagerly", args, kwargs)
             what = f"{what}, with more than {len(self._pieces)} signatures"
-        return self._unbucketed("OL310", f"{what}: runs eagerly", args, kwargs)
+            fix = "add a larger size, or pass the varying value as a tensor"
+        text = str(GraphError("OL310", f"{what}: runs eagerly", fix=fix))
+        return self._unbucketed("OL310", text, args, kwargs)
 
     def _unbucketed(self, code: str, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run a call that no bucket serves as it is, with a warning."""
@@ -306,7 +313,7 @@ class Bucketed(Graphed[P, R]):
         call = request(self._buckets, flat, self._names)
         bucket = self._buckets.choose(call.sizes)
         if bucket is None or 0 in call.sizes:
-            raise ReplayError("OL210", f"no bucket for size {call.sizes}")
+            raise ReplayError("OL210", f"no bucket for size {shown(call.sizes)}")
         with driver.exclusive():
             before, self._job = self._job, Job(call, flat, bucket, ahead=True)
             try:
@@ -359,8 +366,9 @@ class Bucketed(Graphed[P, R]):
         counts = list(self._by_size.items())
         made = {sizes: count.made for sizes, count in counts}
         run = {sizes: count.made + count.pieces for sizes, count in counts}
-        share = padding(self._buckets, run)
-        return replace(super().stats(), sizes=histogram(made), padding=share)
+        share, (_, computed) = padding(self._buckets, run), rows(self._buckets, run)
+        found = super().stats()
+        return replace(found, sizes=histogram(made), padding=share, bucket_rows=computed)
 
     def reset(self) -> None:
         """Free every recording and forget every signature and count; see `Graphed.reset`."""
@@ -379,21 +387,3 @@ def _places(how: Padded | None) -> tuple[int, ...]:
     """The bucketed dimensions that those of an argument follow, in the argument's order."""
     assert how is not None
     return tuple(place for _, place in sorted(zip(how.dims, how.places, strict=True)))
-
-
-def _unread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
-    raise LookupError("no call was seen yet")
-
-
-def _reader(call: Request, flat: Flat) -> Callable[..., Sizes]:
-    """Reads the sizes of a call of the same form, 0.1 us each."""
-    found: list[str] = []
-    for place in range(len(call.sizes)):
-        for path, how in zip(flat.paths, call.padded, strict=True):
-            dim = None if how is None else how.dim_of(place)
-            if dim is not None:
-                found.append(f"{path}.shape[{dim}]")
-                break
-    names: dict[str, Any] = {}
-    exec(f"def read(args, kwargs): return ({', '.join(found)},)", names)
-    return names["read"]

@@ -101,43 +101,43 @@ class Buckets:
     @staticmethod
     def powers_of_two(upto: int, dim: int = 0, **options: object) -> Buckets:
         """1, 2, 4, ... up to `upto`, which is the last size whether or not it is a power."""
-        _positive("upto", upto)
+        upto = _positive("upto", upto)
         sizes = [1 << i for i in range(upto.bit_length()) if 1 << i < upto]
         return Buckets(dim, (*sizes, upto), **options)  # pyright: ignore[reportArgumentType]
 
     @staticmethod
     def every(step: int, *, upto: int, dim: int = 0, **options: object) -> Buckets:
         """`step`, 2 `step`, ... up to `upto`, which is the last size."""
-        _positive("step", step)
-        _positive("upto", upto)
+        step, upto = _positive("step", step), _positive("upto", upto)
         sizes = range(step, upto, step)
         return Buckets(dim, (*sizes, upto), **options)  # pyright: ignore[reportArgumentType]
 
     @staticmethod
     def fit(
-        histogram: Mapping[int, float],
+        histogram: Mapping[int, float] | Mapping[int | Sizes, float],
         *,
         max_sizes: int | None = None,
         max_bytes: float | None = None,
         max_capture_seconds: float | None = None,
         bytes_of: Callable[[int], float] | None = None,
         seconds_of: Callable[[int], float] | None = None,
-        dim: int = 0,
+        dim: int | Sequence[int] = 0,
         **options: object,
     ) -> Buckets:
         """The sizes that minimise rows computed for observed requests, within a budget.
 
         Args:
-            histogram: size -> number of requests, as `Graphed.stats().sizes` has it.
-                Of one dimension; with several, fit each by itself.
-            max_sizes: at most so many sizes.
+            histogram: size -> number of requests, as `Graphed.stats().sizes` has it. With several
+                dimensions a size is a tuple, and each dimension is fitted by itself.
+            max_sizes: at most so many sizes, of each dimension.
             max_bytes: what the recordings of all sizes may take together; needs `bytes_of`.
             max_capture_seconds: what capturing all of them may take; needs `seconds_of`.
             bytes_of: bytes that the recording of a size adds; not negative.
             seconds_of: seconds that capturing a size takes; not negative.
-            dim, options: as in `Buckets`.
+            dim, options: as in `Buckets`; ``dim=(0, 1)`` for sizes that are tuples of two.
 
-        Optimal, by dynamic programming: milliseconds to seconds for hundreds of observed sizes.
+        Optimal in one dimension, by dynamic programming: milliseconds to seconds for hundreds of
+        observed sizes.
         With limits of bytes or seconds the search ends after some seconds with the best set known.
 
         Raises:
@@ -145,16 +145,22 @@ class Buckets:
         """
         limits: list[Limit] = []
         if max_sizes is not None:
-            _positive("max_sizes", max_sizes)
-            limits.append(Limit(max_sizes, _one))
+            limits.append(Limit(_positive("max_sizes", max_sizes), _one))
         limits += _limited("max_bytes", max_bytes, "bytes_of", bytes_of)
         limits += _limited("max_capture_seconds", max_capture_seconds, "seconds_of", seconds_of)
-        rows = _observed(histogram)
-        sizes = fit(rows, limits)
-        if sizes is None:
-            what = f"no set of sizes up to {max(rows)} fits the budget"
-            raise GraphError("OL401", what, fix="raise max_bytes or max_capture_seconds")
-        return Buckets(dim, sizes, **options)  # pyright: ignore[reportArgumentType]
+        several = _listed(dim)
+        if several is not None and (max_bytes is not None or max_capture_seconds is not None):
+            what = f"a limit of bytes or seconds, with dim={dim!r}"
+            raise GraphError("OL401", what, fix="max_sizes, which is for each dimension")
+        found: list[Sizes] = []
+        for rows in map(_observed, _by_dimension(histogram, several)):
+            sizes = fit(rows, limits)
+            if sizes is None:
+                what = f"no set of sizes up to {max(rows)} fits the budget"
+                raise GraphError("OL401", what, fix="raise max_bytes or max_capture_seconds")
+            found.append(sizes)
+        chosen = found[0] if several is None else found
+        return Buckets(dim, chosen, **options)  # pyright: ignore[reportArgumentType]
 
     def choose(self, sizes: Sizes) -> Sizes | None:
         """The smallest bucket that holds `sizes`, or None above the largest."""
@@ -192,13 +198,24 @@ def histogram(counts: Mapping[Sizes, int]) -> dict[int | Sizes, int]:
 
 def padding(buckets: Buckets, counts: Mapping[Sizes, int]) -> float:
     """The share of padding in the rows computed, 0 to 1, of calls that a bucket served."""
+    real, computed = rows(buckets, counts)
+    return 1 - real / computed if computed else 0.0
+
+
+def rows(buckets: Buckets, counts: Mapping[Sizes, int]) -> tuple[int, int]:
+    """The real rows of calls that a bucket served, and those computed."""
     real = computed = 0
     for sizes, count in counts.items():
         bucket = buckets.choose(sizes)
         if bucket is not None and 0 not in sizes:
             real += count * volume(sizes)
             computed += count * volume(bucket)
-    return 1 - real / computed if computed else 0.0
+    return real, computed
+
+
+def shown(sizes: Sizes) -> str:
+    """Sizes in a message: `3`, or `3 x 17`."""
+    return " x ".join(map(str, sizes))
 
 
 def volume(sizes: Sizes) -> int:
@@ -235,6 +252,27 @@ def _limited(
     return [Limit(cast(float, most), cost)]
 
 
+def _by_dimension(histogram: object, several: Sequence[object] | None) -> list[object]:
+    """A histogram for each bucketed dimension: of one is what is given."""
+    if not isinstance(histogram, Mapping):
+        return [histogram]
+    rows = cast("Mapping[object, object]", histogram)
+    count = 1 if several is None else len(several)
+    each: list[dict[object, float]] = [{} for _ in range(count)]
+    for size, times in rows.items():
+        sizes: tuple[object, ...] = size if isinstance(size, tuple) else (size,)
+        if len(sizes) != count:
+            what = f"the histogram has size {size!r}, and {count} dimensions are bucketed"
+            fix = f"dim={tuple(range(len(sizes)))}, one for each number of a size"
+            raise GraphError("OL401", what, fix=fix)
+        if several is None or not _is_amount(times):
+            return [histogram]
+        if 0 not in sizes:  # of which nothing is computed
+            for one, part in zip(each, sizes, strict=True):
+                one[part] = one.get(part, 0) + cast(float, times)
+    return list(each)
+
+
 def _observed(histogram: object) -> dict[int, float]:
     """The sizes that were called, and how often."""
     fix = "a mapping of size to count, of one dimension, with a positive size in it"
@@ -242,7 +280,7 @@ def _observed(histogram: object) -> dict[int, float]:
         raise GraphError("OL401", f"histogram={histogram!r:.60}", fix=fix)
     rows: dict[int, float] = {}
     for given, count in cast("Mapping[object, object]", histogram).items():
-        size = _index(given)
+        size = integer(given)
         if size is None or size < 0 or not _is_amount(count):
             raise GraphError("OL401", f"histogram has {given!r}: {count!r}", fix=fix)
         if size and count:
@@ -252,7 +290,7 @@ def _observed(histogram: object) -> dict[int, float]:
     return rows
 
 
-def _index(value: object) -> int | None:
+def integer(value: object) -> int | None:
     """An integer of any type, NumPy's too, but for booleans; else None."""
     if isinstance(value, bool):
         return None
@@ -269,14 +307,16 @@ def _is_amount(value: object) -> bool:
     return 0 <= float(value) < math.inf
 
 
-def _positive(name: str, value: object) -> None:
-    if type(value) is not int or value < 1:
+def _positive(name: str, value: object) -> int:
+    found = integer(value)
+    if found is None or found < 1:
         raise GraphError("OL401", f"{name}={value!r}", fix=f"{name} is an int of at least 1")
+    return found
 
 
 def _places(dim: object, several: list[object] | None) -> Sizes:
     """The bucketed dimensions."""
-    found = [_index(d) for d in ([dim] if several is None else several)]
+    found = [integer(d) for d in ([dim] if several is None else several)]
     places = tuple(d for d in found if d is not None and d >= 0)
     if not places or len(set(places)) < len(found):
         raise GraphError("OL401", f"dim={dim!r}", fix="dim=0, or dim=(0, 1)")
@@ -284,7 +324,7 @@ def _places(dim: object, several: list[object] | None) -> Sizes:
 
 
 def _ascending(sizes: object) -> Sizes:
-    listed = [_index(size) for size in _listed(sizes) or ()]
+    listed = [integer(size) for size in _listed(sizes) or ()]
     found = {size for size in listed if size is not None and size > 0}
     if not listed or not all(size in found for size in listed):
         fix = "sizes=(1, 4, 16), each an int of at least 1"

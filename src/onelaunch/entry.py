@@ -9,7 +9,7 @@ from torch import nn
 
 from onelaunch.bucketed import graphed
 from onelaunch.buckets import Buckets
-from onelaunch.errors import GraphError
+from onelaunch.errors import GraphError, kind_of
 from onelaunch.graphed import Graphed
 from onelaunch.module import graph_module
 from onelaunch.options import Gradients, Inputs, OnMismatch, OnRefusal, Options, Outputs, Policy
@@ -179,7 +179,5 @@ def _graphed(fn: Any, options: Options, pool: Pool | None) -> Any:
     if not callable(fn) or isinstance(fn, type):
         shown = repr(fn)[:60]
         fix = "pass a function, a bound method or a module"
-        raise GraphError(
-            "OL401", f"expected a callable, got a {type(fn).__name__}: {shown}", fix=fix
-        )
+        raise GraphError("OL401", f"expected a callable, got {kind_of(fn)}: {shown}", fix=fix)
     return graphed(fn, options, pool)

@@ -64,6 +64,12 @@ class GraphWarning(UserWarning):
     """A call ran, and ran right, but not as one launch; or replays leave out what Python did."""
 
 
+def kind_of(value: object) -> str:
+    """What a value is, in a message: "a Linear", "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
 def _rebuild(
     kind: type[GraphError], code: str, what: str, where: str | None, why: str, fix: str
 ) -> GraphError:

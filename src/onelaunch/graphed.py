@@ -193,7 +193,7 @@ class Graphed(Table, Generic[P, R]):
             signature.comeback.put_off()
             return MISS
         if entry is None:
-            return self._ungraphed(signature, "OL304", f"{self._pool!r}")
+            return self._ungraphed(signature, "OL304", self._no_room(attempt))
         signature.warm = 0
         result = entry.call(args, kwargs)
         if result is MISS:  # what it relies on was changed, by another thread or the capture
@@ -382,7 +382,7 @@ class Graphed(Table, Generic[P, R]):
             finally:
                 self._chain = None
             if entry is None:
-                raise CaptureError("OL304", f"{self._pool!r}")
+                raise CaptureError("OL304", self._no_room(attempt))
             signature.eager = None
             self._add(entry)
 

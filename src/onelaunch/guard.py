@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onelaunch.errors import kind_of
 from onelaunch.native import native
 from onelaunch.shards import local
 from onelaunch.slots import (
@@ -204,7 +205,7 @@ class StateGuard:
             return f"{moved} moved"
         for size in self._sized:
             if not size.kept():
-                return f"a {type(size.container).__name__} changed its length"
+                return f"{kind_of(size.container)} changed its length"
         for index, slot in enumerate(self._slots):
             if not self._holds(index):
                 was, now = repr(self._values[index])[:40], repr(slot.read())[:40]

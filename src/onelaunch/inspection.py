@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.before import Before
-from onelaunch.errors import CaptureError
+from onelaunch.errors import CaptureError, kind_of
 from onelaunch.observe import Observer
 from onelaunch.outcome import Run
 from onelaunch.plan import Inputs
@@ -66,7 +66,7 @@ def refuse_parts(
     kept = {id(t) for slot, t in stored if slot.key is gradient_of} | set(held)
     for t in results:
         if local(t) is not t and id(t) not in kept:
-            what = f"the result holds a {type(t).__name__}"
+            what = f"the result holds {kind_of(t)}"
             raise CaptureError("OL108", what, fix="return t.full_tensor(), or t.to_local()")
 
 

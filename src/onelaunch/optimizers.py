@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from onelaunch.errors import CaptureError, GraphError
+from onelaunch.errors import CaptureError, GraphError, kind_of
 from onelaunch.observe import refuse
 
 Stepper = TypeVar("Stepper", bound=Optimizer)
@@ -218,7 +218,7 @@ def capturable(optimizer: Stepper) -> Stepper:
         True
     """
     if not isinstance(optimizer, Optimizer):
-        what = f"expected an optimizer, got a {type(optimizer).__name__}"
+        what = f"expected an optimizer, got {kind_of(optimizer)}"
         raise GraphError("OL401", what, fix="ol.capturable(torch.optim.Adam(...))")
     kind = type(optimizer).__name__
     if kind in _NEVER:

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from onelaunch.buckets import integer
 from onelaunch.driver.driver import Driver, Graph
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.errors import GraphError
@@ -124,15 +125,14 @@ class Pool:
 
     def __init__(self, max_bytes: int | None = None) -> None:
         fix = "max_bytes=2**30, or None for no bound"
-        if max_bytes is not None and (
-            isinstance(max_bytes, bool) or not isinstance(max_bytes, int)
-        ):
+        most = None if max_bytes is None else integer(max_bytes)
+        if max_bytes is not None and most is None:
             raise GraphError(
                 "OL401", f"max_bytes must be an int or None, got {max_bytes!r}", fix=fix
             )
-        if max_bytes is not None and max_bytes <= 0:
+        if most is not None and most <= 0:
             raise GraphError("OL401", f"max_bytes must be positive, got {max_bytes}", fix=fix)
-        self.max_bytes = max_bytes
+        self.max_bytes = most
         self._pools: dict[tuple[str, torch.device], DevicePool] = {}
         self._apart: weakref.WeakSet[DevicePool] = weakref.WeakSet()
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.agreement import close, line, same_layout
 from onelaunch.blame import DIVERGES, Finding
-from onelaunch.buckets import Buckets, Number, Sizes
+from onelaunch.buckets import Buckets, Number, Sizes, shown
 from onelaunch.driver.driver import Padded
 from onelaunch.errors import CaptureError
 from onelaunch.independence import Spread
@@ -158,7 +158,7 @@ class _Proving:
         except CaptureError:
             raise
         except Exception as error:
-            what = f"the callable fails at size {_shown(sizes)}: {error}"
+            what = f"the callable fails at size {shown(sizes)}: {error}"
             fix = "leave out the buckets that serve such sizes"
             raise CaptureError("OL140", what, fix=fix) from error
 
@@ -251,8 +251,8 @@ class _Proving:
         if big.dim() != small.dim() or any(
             s > b for b, s in zip(big.shape, small.shape, strict=True)
         ):
-            what = f"{name} is {list(small.shape)} at size {_shown(sizes)} and {list(big.shape)}"
-            raise CaptureError("OL140", f"{what} padded to {_shown(self.bucket)}")
+            what = f"{name} is {list(small.shape)} at size {shown(sizes)} and {list(big.shape)}"
+            raise CaptureError("OL140", f"{what} padded to {shown(self.bucket)}")
         real = tuple(slice(0, n) for n in small.shape)
         if spread is not None:
             if spread.depends(big, real):
@@ -262,7 +262,7 @@ class _Proving:
                 raise CaptureError("OL140", what, fix="return a `.clone()`")
         if not close(big[real], small):
             found = None if spread is None else spread.blame(big)
-            what = f"{name} has other real rows padded to {_shown(self.bucket)}"
+            what = f"{name} has other real rows padded to {shown(self.bucket)}"
             what += f", last by `{found.name}`" if found else ""
             where = str(found.place) if found and found.place else None
             raise CaptureError("OL140", what, where=where)
@@ -314,7 +314,7 @@ class _Proving:
         self, what: str, found: Finding, on: str | None = None, fix: str | None = None
     ) -> CaptureError:
         reason = found.reason or "it brings rows together"
-        on = on or f"padding to {_shown(self.bucket)}"
+        on = on or f"padding to {shown(self.bucket)}"
         return CaptureError(
             "OL140",
             f"{what} depends on {on}, by `{found.name}`: {reason}",
@@ -366,7 +366,7 @@ class _Proving:
             big = self.results[self.bucket].tensors[number]
             shape = cut_shape(big.shape, follows, sizes)
             if list(t.shape) != shape:
-                what = f"result {number} is {list(t.shape)} at size {_shown(sizes)}, not {shape}"
+                what = f"result {number} is {list(t.shape)} at size {shown(sizes)}, not {shape}"
                 fix = "state it: Buckets(..., outputs={...})"
                 if number in self.buckets.outputs:
                     fix = f"leave {number} out of outputs={{...}}: it is found out"
@@ -391,7 +391,3 @@ def _unknown(outside: Tensor, small: Tensor, how: Padded) -> Tensor:
             real = small.shape[dim]
             where.narrow(dim, real, where.shape[dim] - real).fill_(False)
     return where
-
-
-def _shown(sizes: Sizes) -> str:
-    return " x ".join(map(str, sizes))

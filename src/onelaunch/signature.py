@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from onelaunch.driver.driver import Driver, Region
 from onelaunch.driver.select import DEVICES
+from onelaunch.errors import kind_of
 from onelaunch.spec import CallSpec, TensorSpec, default_device, modes
 from onelaunch.tree import Flat, call_constants, is_code, is_plain
 
@@ -41,7 +42,7 @@ def opaque(flat: Flat) -> str | None:
         value = constant.value
         known = is_plain(value) or is_code(value) or isinstance(value, nn.Module)
         if not known and not hasattr(value, "__dict__"):
-            return f"`{path}` is a {type(value).__name__}"
+            return f"`{path}` is {kind_of(value)}"
     return None
 
 

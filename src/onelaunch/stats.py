@@ -49,6 +49,7 @@ class GraphStats:
             the one dimension, or a tuple of them where there are several.
         padding: the share of the rows of all buckets that were padding, 0 to 1, as if each call
             and each piece of one had run in its bucket: warm-up calls run at their own size.
+        bucket_rows: those rows, real ones and padding.
     """
 
     recordings: tuple[RecordingStats, ...]
@@ -62,6 +63,7 @@ class GraphStats:
         default_factory=dict[int | tuple[int, ...], int]
     )
     padding: float = 0.0
+    bucket_rows: int = 0
 
     @property
     def kept_bytes(self) -> int:
@@ -131,6 +133,13 @@ class PoolStats:
     def eager_calls(self) -> int:
         """Calls that ran a callable itself for another reason."""
         return sum(one.eager_calls for one in self.callables)
+
+    @property
+    def padding(self) -> float:
+        """The share of the rows of all callables' buckets that were padding, 0 to 1. Rows of one
+        callable count as those of another."""
+        rows = sum(one.bucket_rows for one in self.callables)
+        return sum(one.padding * one.bucket_rows for one in self.callables) / rows if rows else 0.0
 
 
 @dataclass

@@ -216,6 +216,13 @@ class Table:
         text = what if what.startswith("[") else f"[{code}] {what}\n  fix:   {fix}"
         warnings.warn(text, GraphWarning, stacklevel=levels_to_user())
 
+    def _no_room(self, attempt: Attempt) -> str:
+        """That a recording does not fit into the pool."""
+        need = attempt.signature.need_bytes
+        foreseen = f"{need} bytes are foreseen" if need else "what it needs was not foreseen"
+        what = f"`{self._name}`, called with {attempt.spec}: {foreseen}"
+        return f"{what}, and the pool has max_bytes={self._pool.max_bytes}"
+
     def _evicted(self, member: Member) -> None:
         """The pool takes a recording's room: its signature is captured again when it is called."""
         with self._lock:

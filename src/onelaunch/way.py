@@ -101,3 +101,22 @@ def refuse_shared(proof: Proof, flat: Flat) -> None:
     if shared:
         what = f"`{flat.paths[shared[0][0]]}` is written, and shares memory with another argument"
         raise CaptureError("OL140", what, fix="pass a `.clone()`")
+
+
+def unread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
+    """`reader`, before there was a call."""
+    raise LookupError("no call was seen yet")
+
+
+def reader(call: Request, flat: Flat) -> Callable[..., Sizes]:
+    """Reads the sizes of a call of the same form, 0.1 us each."""
+    found: list[str] = []
+    for place in range(len(call.sizes)):
+        for path, how in zip(flat.paths, call.padded, strict=True):
+            dim = None if how is None else how.dim_of(place)
+            if dim is not None:
+                found.append(f"{path}.shape[{dim}]")
+                break
+    names: dict[str, Any] = {}
+    exec(f"def read(args, kwargs): return ({', '.join(found)},)", names)
+    return names["read"]

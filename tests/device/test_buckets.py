@@ -260,7 +260,7 @@ def test_above_the_largest(rand: Rand) -> None:
 
     x = rand(1, 19, 3)
     eager = ol.graph(f, buckets=BATCH)
-    with pytest.warns(ol.GraphWarning, match="OL310"):
+    with pytest.warns(ol.GraphWarning, match=r'OL310.* size 19, above 8: [\s\S]*overflow="chunk"'):
         same(eager(x), f(x))
     strict = ol.graph(f, buckets=ol.Buckets(0, (2, 4, 8), overflow="error"))
     with pytest.raises(ol.ReplayError, match="OL210"):
@@ -274,6 +274,33 @@ def test_above_the_largest(rand: Rand) -> None:
     whole, rest = divmod(rows, 8)
     bucket = next(size for size in (2, 4, 8) if size >= rest)
     assert pieces.stats().padding == pytest.approx(1 - rows / (8 * whole + bucket))
+
+
+def test_the_padding_of_a_pool(rand: Rand) -> None:
+    pool = ol.Pool()
+    assert pool.stats().padding == 0
+    first = ol.graph(lambda x: x * 2, buckets=ol.Buckets(0, (8,)), warmup=1, pool=pool)
+    second = ol.graph(lambda x: x + 2, buckets=ol.Buckets(0, (4,)), warmup=1, pool=pool)
+    exact = ol.graph(lambda x: x - 2, warmup=1, pool=pool)
+    for _ in range(2):
+        for each, n in ((first, 2), (second, 3), (exact, 5)):
+            each(rand(1, n, 3))
+    second(rand(1, 4, 3))
+    assert (first.stats().bucket_rows, second.stats().bucket_rows) == (16, 12)
+    assert pool.stats().padding == pytest.approx(1 - (4 + 6 + 4) / (16 + 12))
+
+
+def test_two_dimensions_above_the_largest(rand: Rand) -> None:
+    buckets = ol.Buckets((0, 1), ((2, 4), (8, 16)), overflow="chunk")
+    fast = ol.graph(lambda x: x * 2, buckets=buckets, warmup=1)
+    x = rand(1, 5, 17)
+    with pytest.warns(ol.GraphWarning, match="size 5 x 17, above 4 x 16") as caught:
+        same(fast(x), x * 2)
+    text = str(caught[0].message)
+    assert "overflow" not in text
+    assert "0 and 1 are above" in text
+    with pytest.raises(ol.ReplayError, match="no bucket for size 5 x 17"):
+        fast.capture(x)
 
 
 def test_pieces_of_many_signatures_are_bounded(rand: Rand) -> None:

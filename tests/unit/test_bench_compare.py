@@ -114,6 +114,13 @@ def test_a_wrong_engine_is_not_timed(result_of: Callable[[Tensor], Any], reason:
     assert row.wall is None
 
 
+def test_a_comparison_is_a_row_of_each_engine() -> None:
+    result = Comparison("w", (Row("a", "A", "ok"), Row("b", "B", "failed")))
+    assert list(result) == list(result.rows)
+    assert len(result) == 2
+    assert Comparison("w", ())
+
+
 def test_an_engine_that_forgets_its_inputs_is_wrong() -> None:
     def frozen(workload: Workload) -> Built:
         result = workload()

@@ -198,6 +198,25 @@ def test_a_histogram_of_numpy_and_of_weights() -> None:
     assert Buckets(0, found).sizes == ((3, 7, 9),)
     assert all(type(size) is int for size in Buckets(numpy.int64(0), found).sizes[0])
     assert Buckets.fit({4: 2.5, 5: 0.0, 0: 9}).sizes == ((4,),)
+    assert Buckets.powers_of_two(numpy.int64(8)).sizes == ((1, 2, 4, 8),)
+    assert Buckets.every(numpy.int32(2), upto=numpy.int64(5)).sizes == ((2, 4, 5),)
+    assert Buckets.fit(observed, max_sizes=numpy.int64(1)).sizes == ((9,),)
+    assert all(type(n) is int for n in Buckets.every(numpy.int64(2), upto=5).sizes[0])
+    assert ol.Pool(numpy.int64(1 << 20)).max_bytes == 1 << 20
+
+
+def test_a_fit_to_two_dimensions() -> None:
+    observed = {(1, 7): 5, (1, 9): 2, (3, 7): 1, (0, 90): 4, (4, 8): 3}
+    buckets = Buckets.fit(observed, max_sizes=2, dim=(0, 1), overflow="chunk")
+    batches, lengths = {1: 7, 3: 1, 4: 3}, {7: 6, 8: 3, 9: 2}
+    assert buckets.sizes == tuple(
+        Buckets.fit(each, max_sizes=2).sizes[0] for each in (batches, lengths)
+    )
+    assert (buckets.dim, buckets.overflow) == ((0, 1), "chunk")
+    assert Buckets.fit({4: 1, 5: 1}, dim=(1,)).sizes == ((4, 5),)
+    with pytest.raises(ol.GraphError, match=r"dim=\(0, 1\), one for each") as caught:
+        Buckets.fit(observed)
+    assert caught.value.code == "OL401"
 
 
 def test_a_fit_to_hundreds_of_sizes() -> None:
@@ -270,6 +289,13 @@ BAD: list[Callable[[], Buckets]] = [
             ({4.0: 2}, {}),
             ({-4: 2, 5: 1}, {}),
             ({(1, 2): 3}, {}),
+            ({(1, 2): 3}, {"dim": (0, 1, 2)}),
+            ({(1, 2): 3, 4: 1}, {"dim": (0, 1)}),
+            ({(1, 2.5): 3}, {"dim": (0, 1)}),
+            ({(1, 2): "3"}, {"dim": (0, 1)}),
+            ({(0, 2): 3}, {"dim": (0, 1)}),
+            (None, {"dim": (0, 1)}),
+            ({(1, 2): 3}, {"dim": (0, 1), "max_bytes": 9, "bytes_of": float}),
             ({4: 2}, {"max_sizes": 0}),
             ({4: 2}, {"max_sizes": 1.5}),
             ({4: 2}, {"max_bytes": math.nan, "bytes_of": float}),

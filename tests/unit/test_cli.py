@@ -111,7 +111,7 @@ def test_an_engine_that_is_wrong_is_exit_code_1(
         ("odd_kwargs", "its third part must be a dict"),
         ("broken", "`broken()` raised LookupError: no weights here"),
         ("mismatched", "the callable raised RuntimeError: mat1 and mat2"),
-        ("no_tensor", "the callable returns no tensor, but a int"),
+        ("no_tensor", "the callable returns no tensor, but an int"),
         ("leaves", "`leaves()` raised SystemExit: 0"),
         ("net", "`net` is a Linear, not a function"),
         ("number", "`number` is not callable"),

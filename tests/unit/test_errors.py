@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import onelaunch as ol
-from onelaunch.errors import CATALOGUE, CaptureError, GraphError, ReplayError
+from onelaunch.errors import CATALOGUE, CaptureError, GraphError, ReplayError, kind_of
 from onelaunch.source import Place
 
 SOURCE = Path(__file__).parents[2] / "src" / "onelaunch"
@@ -74,6 +74,15 @@ def test_the_tree_of_errors() -> None:
     assert GraphError.__bases__ == (RuntimeError,)
     assert CaptureError.__bases__ == ReplayError.__bases__ == (GraphError,)
     assert issubclass(ol.GraphWarning, UserWarning)
+
+
+def test_the_kind_of_a_value() -> None:
+    assert [kind_of(v) for v in (1, "x", None, KeyError())] == [
+        "an int",
+        "a str",
+        "a NoneType",
+        "a KeyError",
+    ]
 
 
 def test_a_long_line_of_source_is_cut() -> None:

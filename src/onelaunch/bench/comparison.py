@@ -24,7 +24,7 @@ from onelaunch.bench.reference import Reference, make_reference
 from onelaunch.bench.rows import Comparison
 from onelaunch.bench.timers import WINDOW, timers_for
 from onelaunch.bench.workload import Workload
-from onelaunch.errors import GraphError
+from onelaunch.errors import GraphError, kind_of
 
 DEFAULT: tuple[Engine, ...] = (
     *EAGER,
@@ -239,12 +239,12 @@ def _validated(fn: object, args: object, kwargs: object, seconds: object) -> Wor
         )
     if not isinstance(args, (tuple, list)):
         raise _bad(
-            f"args is a {type(args).__name__}, not a tuple",
+            f"args is {kind_of(args)}, not a tuple",
             "it holds the positional arguments of a call",
             "compare(model, (x,))",
         )
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise _bad(f"kwargs is a {type(kwargs).__name__}, not a dict", "it names the arguments")
+        raise _bad(f"kwargs is {kind_of(kwargs)}, not a dict", "it names the arguments")
     if not isinstance(seconds, (int, float)) or not seconds > 0:
         raise _bad(f"seconds={seconds!r}", "timing takes a number of seconds above 0", "seconds=10")
     return Workload(fn, tuple(args), dict(kwargs or {}))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onelaunch import tree
 from onelaunch.bench.workload import Inputs, Workload
-from onelaunch.errors import GraphError
+from onelaunch.errors import GraphError, kind_of
 
 TOLERANCE = {
     torch.float64: 1e-10,
@@ -105,7 +105,7 @@ def make_reference(workload: Workload, generator: torch.Generator) -> Reference:
     if not first:
         why = "there is nothing to check or to wait for"
         fix = "return the tensors that the call computes"
-        what = f"the callable returns no tensor, but a {type(result).__name__}"
+        what = f"the callable returns no tensor, but {kind_of(result)}"
         where = getattr(workload.fn, "__qualname__", type(workload.fn).__qualname__)
         raise GraphError("OL401", what, where=where, why=why, fix=fix)
     again = snapshot(Workload(given.fn, *workload.copy_inputs())())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -56,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every engine on one workload.
+    """Every engine on one workload: `comparison["eager"]` is a row, and a loop goes over all.
 
     Attributes:
         workload: its name.
@@ -100,6 +101,15 @@ class Comparison:
             if row.engine == engine:
                 return row
         raise KeyError(engine)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __bool__(self) -> bool:  # whether or not there is a row
+        return True
 
     def to_json(self) -> str:
         """As JSON text; `from_json` gives an equal comparison."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from onelaunch.errors import GraphError
+from onelaunch.errors import GraphError, kind_of
 
 FIX = (
     "def model():\n"
@@ -50,7 +50,7 @@ def load(target: str) -> Call:
     if factory is None:
         raise _unknown(target, place, name, module)
     if isinstance(factory, nn.Module):
-        what = f"`{name}` is a {type(factory).__name__}, not a function that makes one"
+        what = f"`{name}` is {kind_of(factory)}, not a function that makes one"
         raise _bad(target, what, "the arguments must come with it")
     if not callable(factory):
         raise _bad(target, f"`{name}` is not callable", "the factory is called without arguments")
@@ -121,7 +121,7 @@ def _checked(target: str, name: str, made: object) -> Call:
 def _shape(made: object) -> str:
     if isinstance(made, tuple):
         return f"({', '.join(type(part).__name__ for part in cast(tuple[Any, ...], made))})"
-    return "None" if made is None else f"a {type(made).__name__}"
+    return "None" if made is None else kind_of(made)
 
 
 def raised(what: str, error: BaseException, target: str) -> GraphError:

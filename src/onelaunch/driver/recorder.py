@@ -33,7 +33,7 @@ from onelaunch.driver.operators import (
 )
 from onelaunch.driver.randomness import RandomState, seeding_line, unwatched, watching_seeds
 from onelaunch.driver.resizes import resize, watching_resizes
-from onelaunch.errors import CaptureError
+from onelaunch.errors import CaptureError, kind_of
 from onelaunch.hostreads import HostReads
 from onelaunch.refusals import refusal
 from onelaunch.shards import stands_for_another
@@ -266,5 +266,5 @@ class Recorder(TorchDispatchMode):
             elif value is not None and not op.describes and not op.collective:
                 if isinstance(value, (bool, int, float, complex)):
                     raise self.refuse("OL101", f"`{op.label}` gave a number to the host.")
-                what = f"`{op.label}` gave a {type(value).__name__}, which cannot be replayed."
+                what = f"`{op.label}` gave {kind_of(value)}, which cannot be replayed."
                 raise self.refuse("OL109", what)

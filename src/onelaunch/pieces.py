@@ -14,12 +14,14 @@ from onelaunch.buckets import Buckets, Sizes
 from onelaunch.callee import Callee
 from onelaunch.driver.driver import Driver, Padded
 from onelaunch.errors import CaptureError
+from onelaunch.guard import StateGuard
 from onelaunch.padding import Proof, Request, each_once, resized
 from onelaunch.proving import prove_pieces
 from onelaunch.rehearsal import Rehearsal
 from onelaunch.signature import spec_of
 from onelaunch.spec import CallSpec
-from onelaunch.tree import Flat, unflatten
+from onelaunch.state import Walk
+from onelaunch.tree import Flat, is_plain, unflatten
 
 
 class Pieces:
@@ -35,7 +37,7 @@ class Pieces:
         self._callee = callee
         self._most = most
         self._raises = raises
-        self._proofs: dict[CallSpec, Proof | CaptureError] = {}
+        self._proofs: dict[CallSpec, tuple[StateGuard, Proof | CaptureError]] = {}
 
     def __len__(self) -> int:
         return len(self._proofs)
@@ -59,18 +61,28 @@ class Pieces:
             for t, how in zip(flat.tensors, call.padded, strict=True)
         ]
         spec = spec_of(driver, flat._replace(tensors=example), device)
-        if spec not in self._proofs:
-            if len(self._proofs) >= self._most:
-                return None
-            reached = self._callee.reached(flat)
-            rehearsal = Rehearsal(driver, device, self._callee.fn, reached, flat.tree)
-            try:
-                self._proofs[spec] = prove_pieces(rehearsal, self._buckets, call, flat, place)
-            except CaptureError as error:
-                if self._raises:
-                    raise
-                self._proofs[spec] = copy.copy(error)  # without the frames, which hold tensors
-        return self._proofs[spec]
+        guard, known = self._proofs.get(spec, (None, None))
+        if guard is not None and guard.check():
+            return known
+        if guard is None and len(self._proofs) >= self._most:
+            return None
+        reached = self._callee.reached(flat)
+        guard = _guard(reached.walk())
+        rehearsal = Rehearsal(driver, device, self._callee.fn, reached, flat.tree)
+        try:
+            found: Proof | CaptureError = prove_pieces(rehearsal, self._buckets, call, flat, place)
+        except CaptureError as error:
+            if self._raises:
+                raise
+            found = copy.copy(error)  # without the frames, which hold tensors
+        self._proofs[spec] = guard, found
+        return found
+
+
+def _guard(state: Walk) -> StateGuard:
+    """Of the flags and numbers that may lead the callable another way."""
+    held = [(slot, value) for slot, value in state.held.values() if state.is_read(slot)]
+    return StateGuard([pair for pair in held if is_plain(pair[1])], [])
 
 
 def pieces(

@@ -303,6 +303,24 @@ def test_two_dimensions_above_the_largest(rand: Rand) -> None:
         fast.capture(x)
 
 
+def test_pieces_of_a_module_whose_mode_changes(rand: Rand) -> None:
+    class Centred(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0) if self.training else x * 2
+
+    model = Centred().eval()
+    fast = ol.graph(model, buckets=ol.Buckets(0, (3, 4), overflow="chunk"), warmup=1)
+    for seed in range(3):
+        x = rand(seed, 8, 3)
+        same(fast(x), x * 2)
+    fast.train()
+    with pytest.raises(ol.CaptureError, match="OL140"):
+        fast(rand(4, 8, 3))
+    fast.eval()
+    x = rand(5, 8, 3)
+    same(fast(x), x * 2)
+
+
 def test_pieces_of_many_signatures_are_bounded(rand: Rand) -> None:
     """Each is shown to be right by runs of its own, and remembered."""
     buckets = ol.Buckets(0, (2,), overflow="chunk")

@@ -28,7 +28,8 @@ LAYERS = {
     "core": (
         *("slots", "names", "objects", "state", "native", "guard", "observe", "plan"),
         *("hyperparameters", "optimizers", "steps", "dials", "turnable"),
-        *("leaves", "direct", "backward", "streams", "chain", "flight", "autograd", "ahead"),
+        *("leaves", "direct", "backward", "streams", "chain", "flight", "parts"),
+        *("autograd", "ahead"),
         *("recording", "forward", "spent", "gradients", "relied", "distributed"),
         "unrepeated",
         *("before", "outcome", "rebinding", "inspection", "recorder", "signature"),

@@ -211,11 +211,17 @@ def _recurrent(rand: Rand, kind: type[nn.RNNBase], kept: bool) -> Callable[[Any,
     return step
 
 
+# `train` copies the model, and of a copy torch says so in plain eager.
+_in_pieces = pytest.mark.filterwarnings("ignore:RNN module weights are not part of single")
+
+
+@_in_pieces
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_recurrent_layer(device: torch.device, rand: Rand, kept: bool) -> None:
     _trains(device, rand, nn.RNN, kept)
 
 
+@_in_pieces
 @on_cpu_and_cuda  # torch has no kernels for the cells of these on a device like the emulated one
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
@@ -235,6 +241,7 @@ def _trains(device: torch.device, rand: Rand, kind: Any, kept: bool) -> None:
     assert all(a() is b for a, b in zip(fast._flat_weight_refs, weights, strict=True))
 
 
+@_in_pieces
 def test_a_recurrent_layer_with_another_weight(device: torch.device, rand: Rand) -> None:
     torch.manual_seed(0)
     step = _recurrent(rand, nn.RNN, kept=False)
@@ -310,6 +317,7 @@ class Sparsely(torch.autograd.Function):
 
 
 @on_cpu_and_cuda
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 def test_a_sparse_gradient_of_ones_own(device: torch.device, rand: Rand) -> None:
     class Own(nn.Module):
         def __init__(self) -> None:

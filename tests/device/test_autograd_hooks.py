@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, on_cpu_and_cuda, replays
-from .training import Net, Optimized, Rand, train
+from .drop_in import assert_same, replays
+from .training import Net, Rand, train
 
 
 def loss_of(y: Tensor) -> Tensor:
@@ -234,73 +234,6 @@ def test_a_backward_that_reads_on_the_host_is_refused(device: torch.device, rand
     assert caught.value.code in ("OL101", "OL109")
     with pytest.warns(ol.GraphWarning, match="OL306"):
         losses(ol.graph(lambda x: Reads.apply(x).sum(), warmup=1, on_refusal="eager"))
-
-
-def _looked_up(rand: Rand) -> Any:
-    def step(model: Any, optimizer: torch.optim.Optimizer, i: int) -> Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model(_ids(rand, i)))
-        loss.backward()
-        assert model.weight.grad.layout is torch.sparse_coo
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
-@on_cpu_and_cuda  # torch has no sparse tensors on a device like the emulated one
-@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.SparseAdam])
-def test_sparse_gradients_are_refused(
-    device: torch.device, rand: Rand, kind: Any, optimizer: Any
-) -> None:
-    program = Optimized(lambda p: optimizer(p, 0.1), _looked_up(rand))
-    with pytest.raises(ol.CaptureError, match="sparse=False") as caught:
-        train(kind(8, 4, sparse=True).to(device), program)
-    assert caught.value.code == "OL109"
-    assert caught.value.where is not None
-    assert "model(_ids(rand, i))" in caught.value.where
-    eager = {"recordings": 0, "on_refusal": "eager"}
-    with pytest.warns(ol.GraphWarning, match="OL109"):
-        train(kind(8, 4, sparse=True).to(device), program, **eager)
-    train(kind(8, 4, sparse=True).to(device).requires_grad_(False), lambda m, i: m(_ids(rand, i)))
-
-
-def _ids(rand: Rand, i: int) -> Tensor:
-    return rand(i, 3, 5, dtype=torch.int64)
-
-
-class Sparsely(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return x * weight.sum()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        places = torch.zeros(1, 1, dtype=torch.int64, device=g.device)
-        return torch.sparse_coo_tensor(places, g.sum().view(1), (4,), check_invariants=True), None
-
-
-@on_cpu_and_cuda
-def test_a_sparse_gradient_of_ones_own(device: torch.device, rand: Rand) -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(rand(50, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return Sparsely.apply(self.weight, x)
-
-    def program(model: Any, i: int) -> Tensor:
-        model.zero_grad()
-        loss_of(model(rand(i, 3))).backward()
-        return model.weight.grad.to_dense()
-
-    with pytest.raises(ol.CaptureError, match="sparse_coo") as caught:
-        train(Own(), program)
-    assert caught.value.code == "OL109"
-    with pytest.warns(ol.GraphWarning, match="OL306"):
-        train(Own(), program, on_refusal="eager")
 
 
 def test_an_argument_that_requires_grad_written_in_place(device: torch.device, rand: Rand) -> None:

@@ -78,6 +78,8 @@ def test_half_an_address_is_in_doubt(addresses: set[int]) -> None:
 class FakeKernel:
     """A kernel node, and what its setter was called with."""
 
+    name = "somebody's"
+
     def __init__(self, *blocks: bytes) -> None:
         self.blocks = [block(content) for content in blocks]
         self.set: list[list[bytes]] = []
@@ -95,8 +97,10 @@ def test_a_dial_sets_the_kernels_that_hold_its_numbers(monkeypatch: pytest.Monke
     one = FakeKernel(struct.pack("<Qf", 7, 0.011), struct.pack("<d", 0.022))
     other = FakeKernel(struct.pack("<Qf", 7, 0.5))
     two = FakeKernel(struct.pack("<ff", -0.022, 3.0))
-    kernels = {1: one, 2: other, 3: two}
-    monkeypatch.setattr(nodes, "handles", lambda graph: [1, 2, 3, 4, 5])
+    ours = FakeKernel(struct.pack("<f", 0.011))  # whose arguments a launch sets itself
+    ours.name = "onelaunch_copies"
+    kernels = {1: one, 2: other, 3: two, 6: ours}
+    monkeypatch.setattr(nodes, "handles", lambda graph: [1, 2, 3, 4, 5, 6])
     monkeypatch.setattr(nodes, "kind", lambda node: "MEMCPY" if node == 4 else "KERNEL")
     monkeypatch.setattr(nodes.KernelNode, "read", lambda node: kernels.get(node))
     dial = CudaDial((10, 11), threading.Lock(), [0.011, 0.033, 0.022])
@@ -108,7 +112,7 @@ def test_a_dial_sets_the_kernels_that_hold_its_numbers(monkeypatch: pytest.Monke
         [struct.pack("<Qf", 7, 8.0), struct.pack("<d", 16.0)],
     ]
     assert two.set == [[struct.pack("<ff", -4.0, 3.0)], [struct.pack("<ff", -16.0, 3.0)]]
-    assert other.set == []
+    assert other.set == ours.set == []
 
 
 def test_a_doubt_is_cleared_up_by_another_number_at_the_place(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
@@ -84,8 +85,8 @@ class Graphed(Table, Generic[P, R]):
         return self._miss(args, kwargs)
 
     def __get__(self, owner: object, kind: type | None = None) -> Any:
-        """As a method: bound like the function that it stands for."""
-        return self if owner is None else functools.partial(cast(Any, self), owner)
+        """As a method: bound like the function that it stands for, with the attributes of this."""
+        return self if owner is None else types.MethodType(self, owner)
 
     # The way to a recording.
 

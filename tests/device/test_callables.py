@@ -92,6 +92,8 @@ def test_a_decorated_method_of_a_module(device: torch.device, rand: Rand) -> Non
         for i in range(5):
             for m in (a, b):
                 assert_same(m.encode(rand(i, 2, 3)), m.linear(rand(i, 2, 3)))
+    assert len(a.encode.recordings) == len(Model.encode.recordings) == 2
+    assert a.encode == a.encode != b.encode
 
 
 def test_a_bound_method(rand: Rand) -> None:

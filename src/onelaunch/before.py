@@ -10,6 +10,7 @@ from torch import Tensor
 
 from onelaunch.driver.driver import Driver
 from onelaunch.shards import local
+from onelaunch.slots import MISSING
 from onelaunch.spec import lies_on
 from onelaunch.state import Change, Walk, changes, restore, walk
 from onelaunch.tree import Tree, constants, flatten, is_plain
@@ -83,16 +84,22 @@ class Before:
 
     def undo(self, found: Sequence[Change], again: bool = True) -> None:
         """Put back what a failed capture left in the callable's state: of the changes that were
-        `found`, or of those there are, what has to do with tensors, and numbers and the like if
-        the callable will run `again` in place of this run."""
+        `found`, or of those there are, what has to do with tensors, and if the callable will run
+        `again` in place of this run the numbers and flags that its code names. But those stay as
+        they are where a container has grown or shrunk, which may have to agree with them."""
         found = found or self.reached.changed(self.walk)[1]
         self.reached.forget()
+        again = again and not any(
+            is_plain(c.after if c.before is MISSING else c.before)
+            for c in found
+            if c.before is MISSING or c.after is MISSING
+        )
         restore(
             c
             for c in found
             if isinstance(c.before, Tensor)
             or flatten(c.after).tensors
-            or (again and is_plain(c.before) and is_plain(c.after))
+            or (again and is_plain(c.before) and is_plain(c.after) and self.walk.is_read(c.slot))
         )
         for k in self._kept:
             k.restore()

@@ -11,7 +11,14 @@ from typing import Any
 
 from onelaunch.launching import expression, launch
 from onelaunch.lines import Source
-from onelaunch.matching import check_default_device, check_memory, check_sizes, check_tensors, match
+from onelaunch.matching import (
+    check_default_device,
+    check_gradients,
+    check_memory,
+    check_sizes,
+    check_tensors,
+    match,
+)
 from onelaunch.recording import Captured
 from onelaunch.spec import CallSpec
 
@@ -44,6 +51,7 @@ def build_call(
         source.line(f"{name} = {source.name('slot', slot.read)}()")
         inputs.append(name)
     check_tensors(source, captured, inputs)
+    check_gradients(source, captured, inputs)
     check_sizes(source, captured, inputs)
     check_default_device(source, spec)
     check_memory(source, driver, captured, inputs)

@@ -167,8 +167,8 @@ CATALOGUE: dict[str, Entry] = {
         "the gradient of an argument",
         "each call brings other tensors, and a replay gives gradients to those that the callable "
         "reaches by itself",
-        "reach a parameter by a module or a closure; of an input return "
-        "`torch.autograd.grad(loss, x)`, or begin with `x = x.detach().requires_grad_()`",
+        "reach a parameter by a module or a closure; hand an input over without a gradient, "
+        "`f(x.detach())`, and inside begin with `x = x.detach().requires_grad_()`",
     ),
     "OL120": Entry(
         "optimizer that cannot be captured",

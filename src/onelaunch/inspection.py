@@ -37,7 +37,7 @@ def refuse_gradients(now: Any, statics: Sequence[Tensor], plan: Inputs, read: bo
 
     Args:
         now: the arguments as the callable has them.
-        read: before it has run: whether it may read one. Else whether it made one.
+        read: before it has run: whether there is one that it may read. Else whether it made one.
     """
     paths = flatten_call(*now).paths
     for path, static, t in zip(paths, statics, plan.tensors, strict=False):
@@ -46,7 +46,7 @@ def refuse_gradients(now: Any, statics: Sequence[Tensor], plan: Inputs, read: bo
         if static.grad is not None:
             raise CaptureError("OL115", f"the callable gives `{path}` a gradient")
         if read and t.is_leaf and t.grad is not None:
-            raise CaptureError("OL115", f"`{path}` has a gradient, and the callable reads some")
+            raise CaptureError("OL115", f"`{path}` has a gradient, which the callable may read")
 
 
 def refuse_opaque(tree: Tree) -> None:

@@ -132,6 +132,16 @@ def check_tensors(source: Source, captured: Captured, inputs: Sequence[str]) -> 
         source.miss_if(f"{inputs[i]} is not {inputs[first]}")
 
 
+def check_gradients(source: Source, captured: Captured, inputs: Sequence[str]) -> None:
+    """In a whole step no argument has a gradient: the recording could not show it the callable."""
+    if captured.pair is not None or not torch.is_grad_enabled():
+        return
+    plan = captured.inputs
+    for name, spec, how in zip(inputs, plan.specs, plan.travels, strict=False):
+        if spec.requires_grad and how != "address":
+            source.miss_if(f"{name}.is_leaf and {name}.grad is not None")
+
+
 def _fixed_sizes(t: Tensor, varying: Varying | None) -> list[int | None]:
     moving = () if varying is None else varying.dims
     return [None if dim in moving else size for dim, size in enumerate(t.shape)]

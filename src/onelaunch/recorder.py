@@ -222,7 +222,7 @@ class Recorder:
         observer = self._observer(plan, statics, before)
         args, kwargs = unflatten(tree, list(arguments))
         places = [t.data_ptr() for t in arguments]
-        if self.forward is None and "grad" in before.walk.names:
+        if self.forward is None and torch.is_grad_enabled():
             refuse_gradients((args, kwargs), arguments, plan, read=True)
         result = self._called(args, kwargs, plan, hidden, before, run, observer)
         self.driver.join(distributed.side_streams(v for _, v in before.walk.held.values()))

@@ -394,6 +394,16 @@ def loss_from_zeroed(w: Tensor, x: Tensor) -> Tensor:
     return scaled_loss(w, x)
 
 
+def without(w: Tensor, x: Tensor) -> Tensor:
+    w.grad = None
+    return scaled_loss(w.detach().requires_grad_(), x)
+
+
+def clipped(w: Tensor, x: Tensor) -> Tensor:
+    nn.utils.clip_grad_norm_([w], 0.1)
+    return (w.detach() * x).sum()
+
+
 def loss_of_input(w: Tensor, x: Tensor) -> Tensor:
     x.requires_grad_()
     return scaled_loss(w.detach(), x)
@@ -411,20 +421,42 @@ def through(w: Tensor) -> Tensor:
         (scaled_loss, through),  # what made it would go without a gradient
         (loss_from_zeroed, lambda w: w),
         (loss_of_input, lambda w: w),
+        (without, lambda w: w),
+        (clipped, lambda w: w),
     ],
 )
 def test_the_gradient_of_an_argument_is_refused(
     device: torch.device, step: Callable[..., Tensor], argument: Callable[[Tensor], Tensor]
 ) -> None:
     leaf = torch.ones(3, device=device, requires_grad=True)
-    leaf.grad = torch.zeros(3, device=device)
     fast: Any = ol.graph(step)
-    for i in range(3):
-        fast(argument(leaf), torch.full((3,), float(i), device=device))
+    for i in range(4):
+        leaf.grad = torch.zeros(3, device=device)
+        if i < 3:
+            fast(argument(leaf), torch.full((3,), float(i), device=device))
     with pytest.raises(ol.CaptureError) as caught:
         fast(argument(leaf), torch.ones(3, device=device))
     assert caught.value.code == "OL115"
     assert "args[" in caught.value.what
+
+
+def test_an_argument_that_gets_a_gradient_after_the_capture(device: torch.device) -> None:
+    def step(w: Tensor, x: Tensor) -> Tensor:
+        return w.detach() * x if w.grad is None else w.detach() * x + w.grad
+
+    fast: Any = ol.graph(step)
+    w, x = torch.ones(3, device=device, requires_grad=True), torch.ones(3, device=device)
+    for _ in range(5):
+        assert_same(fast(w, x), step(w, x))
+    assert replays(fast) == 2
+    w.grad = torch.ones(3, device=device)
+    for _ in range(3):
+        assert_same(fast(w, x), step(w, x))
+    with pytest.raises(ol.CaptureError, match="OL115"):
+        fast(w, x)
+    w.grad = None
+    for _ in range(4):
+        assert_same(fast(w, x), step(w, x))
 
 
 def test_a_gradient_of_an_argument_that_is_used_up(device: torch.device) -> None:

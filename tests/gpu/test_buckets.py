@@ -48,19 +48,24 @@ def requests() -> Iterator[Tensor]:
         yield torch.randint(200, (batch, length), device="cuda")
 
 
+def masked(*sizes: tuple[int, ...]) -> ol.Buckets:
+    """Buckets of batch and length, for a mask of 4 dimensions: of one of 2 transformers asks the
+    host whether it masks anything."""
+    dims, pad = {"attention_mask": (0, 3)}, {"attention_mask": (None, 0)}
+    return ol.Buckets(dim=(0, 1), sizes=sizes, dims=dims, pad=pad)
+
+
+def mask_of(ids: Tensor) -> Tensor:
+    mask = torch.ones(len(ids), 1, 1, ids.shape[1], dtype=torch.bool, device="cuda")
+    mask[0, ..., -2:] = False
+    return mask
+
+
 def test_bert() -> None:
     model = bert()
-    buckets = ol.Buckets(
-        dim=(0, 1),
-        sizes=((1, 4), (8, 16)),
-        dims={"attention_mask": (0, 3)},
-        pad={"attention_mask": (None, 0)},
-    )
-    fast = ol.graph(model, buckets=buckets, warmup=1)
+    fast = ol.graph(model, buckets=masked((1, 4), (8, 16)), warmup=1)
     for ids in requests():
-        # Of 4 dimensions: of a mask of 2 transformers asks the host whether it masks anything.
-        mask = torch.ones(len(ids), 1, 1, ids.shape[1], dtype=torch.bool, device="cuda")
-        mask[0, ..., -2:] = False
+        mask = mask_of(ids)
         got = fast(input_ids=ids, attention_mask=mask)
         expected = model(input_ids=ids, attention_mask=mask)
         _close(got.last_hidden_state, expected.last_hidden_state)
@@ -72,23 +77,16 @@ def test_bert() -> None:
 def test_inductor_compiles_once_for_all_buckets() -> None:
     torch._dynamo.reset()
     model = bert()
-    buckets = ol.Buckets(
-        dim=(0, 1),
-        sizes=((2, 3, 4), (8, 10, 12, 16)),
-        dims={"attention_mask": (0, 3)},
-        pad={"attention_mask": (None, 0)},
-    )
+    buckets = masked((2, 3, 4), (8, 10, 12, 16))
     eager, fast = ol.graph(model, buckets=buckets), ol.graph(model, buckets=buckets, compile=True)
     for each in (eager, fast):
         ids = torch.randint(200, (4, 16), device="cuda")
-        mask = torch.ones(4, 1, 1, 16, dtype=torch.bool, device="cuda")
-        each.capture_all(input_ids=ids, attention_mask=mask)
+        each.capture_all(input_ids=ids, attention_mask=mask_of(ids))
         assert len(each.recordings) == 12
     assert not {r.nodes for r in fast.recordings} & {r.nodes for r in eager.recordings}
     assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
     for ids in requests():
-        mask = torch.ones(len(ids), 1, 1, ids.shape[1], dtype=torch.bool, device="cuda")
-        mask[0, ..., -2:] = False
+        mask = mask_of(ids)
         got = fast(input_ids=ids, attention_mask=mask)
         expected = model(input_ids=ids, attention_mask=mask)
         _close(got.last_hidden_state, expected.last_hidden_state)

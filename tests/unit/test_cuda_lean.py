@@ -223,6 +223,22 @@ def test_a_kernel_of_our_own_compiles(source: str) -> None:
         nodes.binary(source, "sm_1")
 
 
+def test_a_launch_points_each_word_of_a_bundle_at_its_tensor() -> None:
+    base = torch.zeros(8, dtype=torch.uint8)
+    words = [ctypes.c_uint64(), ctypes.c_uint64()]
+    seen: list[list[int]] = []
+
+    def set_node(code: int) -> tuple[int]:
+        seen.append([word.value for word in words])
+        return (code,)
+
+    ends = [(1, 0, words[0]), (0, 3, words[1])]
+    bundle.point([(ends, set_node, (0,))], [base[3:], base])
+    assert seen == [[base.data_ptr(), base.data_ptr()]]
+    with pytest.raises(nodes.NodeError, match="set_node: 1"):
+        bundle.point([(ends, set_node, (1,))], [base[3:], base])
+
+
 def test_the_copies_of_a_bundle_are_laid_out_as_its_kernel_reads_them() -> None:
     made = bundle._Copies
     assert made.source.offset == 0

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.order import anything
 from onelaunch.driver.cuda.own import OwnKernel
@@ -79,6 +81,20 @@ class Bundle:
     def target(self, place: int) -> ctypes.c_uint64:
         """Where one of the copies goes to, in place."""
         return self.kernel.word(0, 8 * (_MOST + place))
+
+
+Bundled = tuple[list[tuple[int, int, Any]], Any, tuple[Any, ...]]
+"""Ports that share a node, each with displacement and the word to set; and the node's setter."""
+
+
+def point(prepared: Sequence[Bundled], tensors: Sequence[Tensor]) -> None:
+    """Point the nodes at the caller's tensors."""
+    for ends, function, arguments in prepared:
+        for port, displacement, word in ends:
+            word.value = tensors[port].data_ptr() - displacement
+        (code,) = function(*arguments)
+        if code:
+            raise nodes.failure(function.__name__, code)
 
 
 def bundles(copies: Sequence[Copy], index: int, stream: int) -> list[tuple[Bundle, int]]:

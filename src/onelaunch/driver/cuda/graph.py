@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.bundle import Bundle
+from onelaunch.driver.cuda import bundle, nodes
+from onelaunch.driver.cuda.bundle import Bundle, Bundled
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.dial import CudaDial
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias, beside_captures
@@ -42,10 +42,6 @@ class CopyEnd:
         """What a launch needs, flat."""
         function, arguments, _ = self.setter
         return self.port, self.displacement, self.node.fields, function, arguments
-
-
-Bundled = tuple[list[tuple[int, int, Any]], Any, tuple[Any, ...]]
-"""Ports that share a node, each with displacement and the word to set; and the node's setter."""
 
 
 class Direct(NamedTuple):
@@ -226,13 +222,13 @@ def _shared(
     nodes_of: dict[int, tuple[Bundle, list[tuple[int, int, Any]], list[tuple[Any, int]]]] = {}
     for number, port in enumerate(ports):
         if port.bundle is not None:
-            bundle, place = port.bundle
-            word = caller(bundle, place)
-            _, ends, rest = nodes_of.setdefault(id(bundle), (bundle, [], []))
+            node, place = port.bundle
+            word = caller(node, place)
+            _, ends, rest = nodes_of.setdefault(id(node), (node, [], []))
             ends.append((number, port.displacement, word))
             rest.append((word, port.address))
-    for bundle, ends, rest in nodes_of.values():
-        setter = bundle.kernel.setter(executable)
+    for node, ends, rest in nodes_of.values():
+        setter = node.kernel.setter(executable)
         wiring.bundles.append((rest, setter))
         yield ends, setter.function, setter.arguments
 
@@ -284,18 +280,10 @@ def _bind(
                     (code,) = function(*arguments)
                     if code:
                         raise nodes.failure(function.__name__, code)
-                for ends, function, arguments in gathers:
-                    for port, displacement, word in ends:
-                        word.value = sources[port].data_ptr() - displacement
-                    (code,) = function(*arguments)
-                    if code:
-                        raise nodes.failure(function.__name__, code)
-                for ends, function, arguments in scatters:
-                    for port, displacement, word in ends:
-                        word.value = targets[port].data_ptr() - displacement
-                    (code,) = function(*arguments)
-                    if code:
-                        raise nodes.failure(function.__name__, code)
+                if gathers:
+                    bundle.point(gathers, sources)
+                if scatters:
+                    bundle.point(scatters, targets)
                 if grows:
                     point(grows, sources)
                 if shrinks:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onelaunch.collection import no_collection
 from onelaunch.direct import laid_out
-from onelaunch.driver.driver import Capture, Driver, Graph, Pool
+from onelaunch.driver.driver import Capture, Driver, Graph, Pool, Rewind
 from onelaunch.driver.randomness import watching_seeds
 from onelaunch.errors import CaptureError
 from onelaunch.leaves import DENSE, own_memory
@@ -37,6 +37,8 @@ class StaticGraph:
     inputs: list[Tensor]
     direct: int
     """How many of the inputs, the last, are leaves to whose `.grad` the backward adds itself."""
+    rewind: Rewind | None
+    """Of the forward."""
     turn: AbstractContextManager[object] = field(default_factory=nullcontext[None])
     """Entered while anything runs or is captured on the stream, where others share it."""
 
@@ -125,8 +127,15 @@ class Backward:
             return made if kept else [None if g is None else g.detach() for g in made]
 
         self.graph: Graph
+        rewind = driver.rewind(static.device, after=static.rewind)
         with static.turn, no_collection():
-            self.graph, made = driver.capture(body, pool, stream=static.stream, bundled=True)
+            while True:
+                self.graph, made = driver.capture(
+                    body, pool, stream=static.stream, bundled=True, rewind=rewind
+                )
+                if rewind.done:
+                    break
+                self.graph.reset()
             self._made = made if kept else []
             self._targets = [] if kept else [None if g is None else _maker(driver, g) for g in made]
             self._storages = [g.untyped_storage()._cdata for g in self._made if g is not None]

@@ -116,8 +116,8 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "OL106": Entry(
         "random state changed inside the callable",
-        "a replay advances the generators that it was captured with and can neither seed nor "
-        "restore them",
+        "a replay advances the generators that it was captured with; it can neither seed them nor "
+        "set a state that it has not saved itself",
         "seed before the call: `torch.manual_seed(seed); fast(x)`",
     ),
     "OL107": Entry(
@@ -169,6 +169,11 @@ CATALOGUE: dict[str, Entry] = {
         "reaches by itself",
         "reach a parameter by a module or a closure; hand an input over without a gradient, "
         "`f(x.detach())`, and inside begin with `x = x.detach().requires_grad_()`",
+    ),
+    "OL116": Entry(
+        "a reentrant checkpoint in a captured forward",
+        "its backward runs another, which gives parameters their gradients where no replay sees it",
+        "`checkpoint(..., use_reentrant=False)`, or graph the whole training step",
     ),
     "OL120": Entry(
         "optimizer that cannot be captured",

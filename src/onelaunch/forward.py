@@ -16,7 +16,7 @@ from onelaunch.autograd import Pair
 from onelaunch.backward import StaticGraph
 from onelaunch.chain import Chain, Link
 from onelaunch.direct import takes_directly
-from onelaunch.driver.driver import Driver
+from onelaunch.driver.driver import Driver, Rewind
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.errors import CaptureError
 from onelaunch.leaves import (
@@ -74,6 +74,8 @@ class Forward:
     stream: object = field(init=False)
     """Of this recording, or its chain, alone; eager backwards over the captured graph run on it
     too."""
+    rewind: Rewind | None = None
+    """Of the capture."""
     holders: set[int] = field(default_factory=lambda: cast(set[int], set()))
     _stand_ins: StandIns | None = None
     _pair: Pair | None = None
@@ -144,7 +146,7 @@ class Forward:
         numbers = _through_node(self.driver, outputs, results)
         made = [results[number] for number in numbers]
         graph = CapturedGraph(made)
-        graph.refuse_sparse()
+        graph.refuse_unfit()
         self.holders = graph.held()
         assert self._stand_ins is not None
         reached = {id(t) for t in graph.leaves}
@@ -160,7 +162,9 @@ class Forward:
         direct = [real for _, real in stand_ins if self.direct and takes_directly(real)]
         leaves = [inputs.statics[i] for i in arguments] + [s for s, _ in stand_ins]
         ours = len(leaves) - len(direct)
-        static = StaticGraph(self.driver, self.device, self.stream, made, leaves, len(direct))
+        static = StaticGraph(
+            self.driver, self.device, self.stream, made, leaves, len(direct), self.rewind
+        )
         link = self._link
         if link is not None:
             static.turn = link.lock

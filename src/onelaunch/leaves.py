@@ -232,9 +232,12 @@ class CapturedGraph:
                 found += [t for t in values if isinstance(t, Tensor)]
         return found
 
-    def refuse_sparse(self) -> None:
-        """Refuse embeddings under ``sparse=True``, whose gradient is no memory with strides."""
+    def refuse_unfit(self) -> None:
+        """Refuse embeddings under ``sparse=True``, whose gradient is no memory with strides, and
+        checkpoints whose backward hands parameters their gradients itself."""
         for node in self.nodes:
+            if node.name() == "CheckpointFunctionBackward":
+                raise refuse("OL116", "checkpoint(..., use_reentrant=True)")
             if getattr(node, "_saved_sparse", False) and node.next_functions[0][0] is not None:
                 name = node.name().partition("Backward")[0]
                 what = f"{name} under `sparse=True` gives gradients of layout torch.sparse_coo"

@@ -153,8 +153,9 @@ class Observer(TorchDispatchMode):
         return storage in self._produced or storage in self._inputs
 
     def refuse_seed(self, method: str) -> CaptureError:
-        """The error for a generator that is seeded, or whose state is set or read, in the run."""
-        fix = "checkpoint(..., preserve_rng_state=False), and no dropout in the checkpointed part"
+        """The error for a generator that is seeded, or whose state is set or read, in the run; not
+        by torch's functions for the default one (see `driver.rewind`)."""
+        fix = "get_rng_state and set_rng_state of torch or torch.cuda, which a replay repeats"
         what = f"`{method}` of a random generator in a capture"
         error = refuse("OL106", what, fix=fix if method.endswith("get_state") else None)
         self.refused = self.refused or error

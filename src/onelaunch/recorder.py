@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onelaunch import distributed
 from onelaunch.before import Before, Reached
-from onelaunch.driver.driver import Capture, Driver, Graph, Varying
+from onelaunch.driver.driver import Capture, Driver, Graph, Rewind, Varying
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_seeds
 from onelaunch.errors import CaptureError
@@ -80,6 +80,7 @@ class Recorder:
     follows: Sequence[tuple[Follow, ...]] = ()
     """For each tensor of the result the dimensions that follow their sizes."""
     _turnable: Turnable = field(default_factory=Turnable)
+    _rewind: Rewind | None = None
     _observers: list[Observer] = field(default_factory=list[Observer])
     """Of the attempt that is under way."""
 
@@ -92,6 +93,10 @@ class Recorder:
         # Torch imports Dynamo when a dispatch mode first runs: 1 s, which is no part of a capture.
         importlib.import_module("torch._dynamo")
         started = time.perf_counter()
+        if self.known is None:
+            self._rewind = self.driver.rewind(self.device)
+        if self.forward is not None:
+            self.forward.rewind = self._rewind
         hidden: list[Slot] = []
         while True:
             try:
@@ -109,7 +114,8 @@ class Recorder:
     def _attempt(
         self, tree: Tree, tensors: Sequence[Tensor], hidden: list[Slot], started: float
     ) -> Captured | None:
-        """One capture; None if it is to be repeated, with more `hidden` inputs or less turnable."""
+        """One capture; None if it is to be repeated, with more `hidden` inputs, less turnable, or
+        knowing more of the random numbers."""
         before = Before.of(self.driver, self.device, self.reached)
         hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
         pinned = set(before.held) - {self.driver.storage(t) for t in hidden_tensors}
@@ -129,7 +135,12 @@ class Recorder:
 
             stream = self.forward and self.forward.stream
             graph, statics = self.driver.capture(
-                body, self.pool, generators, stream, bundled=not self.rebind
+                body,
+                self.pool,
+                generators,
+                stream,
+                bundled=not self.rebind,
+                rewind=self._rewind,
             )
         except BaseException as error:
             ours = isinstance(error, CaptureError | NeedsGrad | BackwardInside | Unfit)
@@ -139,7 +150,8 @@ class Recorder:
                 before.undo(run.found, again=ours)
                 plan.release()  # frames of the traceback refer to it for good
             raise
-        if run.again:
+        rewind = self._rewind
+        if run.again or (rewind and not rewind.done):
             graph.reset()
             before.undo(run.found)
             hidden.extend(run.again)
@@ -162,7 +174,7 @@ class Recorder:
             graph.reset()
             before.undo(run.found)
             return None
-        if self.rebind and not run.found:
+        if self.rebind and not run.found and not (rewind and rewind.used):
             graph = self._rebound_inputs(graph, plan, tree, before, observer, generators)
         return captured_of(
             graph,

@@ -138,6 +138,21 @@ class Capture(Protocol):
         ...
 
 
+class Rewind(Protocol):
+    """The random states that a callable saves and sets, over the captures of one recording."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the capture before was the last that it takes; else the graph that it gave is no
+        good, and the same is to be captured again."""
+        ...
+
+    @property
+    def used(self) -> bool:
+        """Whether a state was saved or set in it."""
+        ...
+
+
 Doubts = frozenset[tuple[int, ...]]
 """Places in the arguments of recorded operations."""
 
@@ -345,6 +360,11 @@ class Driver(Protocol):
         """
         ...
 
+    def rewind(self, device: torch.device, after: Rewind | None = None) -> Rewind:
+        """For the captures of one recording, and so that its launches draw the numbers again that
+        eager would. `after`: of a recording whose saved states it may set: a backward's forward."""
+        ...
+
     def capture(
         self,
         body: Callable[[Capture], T],
@@ -352,11 +372,13 @@ class Driver(Protocol):
         generators: Sequence[torch.Generator] = (),
         stream: object = None,
         bundled: bool = False,
+        rewind: Rewind | None = None,
     ) -> tuple[Graph, T]:
         """Record what `body` does, and return the graph with the body's result.
 
         On the stream of warm-ups, or on one made by `new_stream`. `bundled`: small ports may travel
         together, which `rebind` cannot take apart; outputs then come after all else of the body.
+        Without a `rewind` a body that saves or sets random state is refused.
 
         Nothing that the body did has happened afterwards: memory that existed before, and the
         random state, are as they were. On any exception, everything is freed and the exception

@@ -114,7 +114,7 @@ class Recorder(TorchDispatchMode):
         self.written: set[int] = set()
         """The storages that a call wrote which did not make them."""
         self.refused: CaptureError | None = None
-        self._random = RandomState(generators)
+        self.random = RandomState(generators)
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
         self._resized: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._line: Place | None = None
@@ -136,7 +136,7 @@ class Recorder(TorchDispatchMode):
                 result = func(*args, **kwargs)
             else:
                 result = self._on_the_device(func, args, kwargs)
-            self._random.settle()
+            self.random.settle()
             return result
 
     def _on_the_device(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -218,7 +218,7 @@ class Recorder(TorchDispatchMode):
         # Latest first: two storages may share memory, and the first copy is the true one.
         for around, saved in reversed(self._saved.values()):
             around.copy_(saved)
-        self._random.restore()
+        self.random.restore()
 
     def refuse(self, code: str, what: str, fix: str | None = None) -> CaptureError:
         """The error to raise; kept, so that a body that swallows it is refused all the same."""
@@ -246,8 +246,8 @@ class Recorder(TorchDispatchMode):
         return HostReads(lambda t: self.memory.owns((t,), {}), refuse)
 
     def _watch_random(self, line: Place | None) -> None:
-        if self._random.moved():
-            self._random.settle()
+        if self.random.moved():
+            self.random.settle()
             place = seeding_line(self._line, line)
             what = "A random generator was seeded, or its state set, during a capture."
             self.refused = self.refused or CaptureError(

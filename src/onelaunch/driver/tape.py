@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -21,11 +21,12 @@ from torch import Tensor
 
 from onelaunch.driver import emulated
 from onelaunch.driver.backing import NAME, apart, tensor_over
-from onelaunch.driver.driver import Capture, Graph, Pool, Region
+from onelaunch.driver.driver import Capture, Graph, Pool, Region, Rewind
 from onelaunch.driver.ports import Ports
 from onelaunch.driver.raw import no_functions, raw
 from onelaunch.driver.recorder import Recorder, recording, recording_with
 from onelaunch.driver.replay import TapeGraph, TapePool
+from onelaunch.driver.rewind import TapeRewind
 from onelaunch.errors import CaptureError
 from onelaunch.shards import local
 from onelaunch.source import user_frame
@@ -145,6 +146,11 @@ class TapeDriver:
         arena.trim()
         return result, nbytes
 
+    def rewind(self, device: torch.device, after: Rewind | None = None) -> TapeRewind:
+        """See `Driver.rewind`."""
+        assert after is None or isinstance(after, TapeRewind)
+        return TapeRewind(device, after)
+
     def capture(
         self,
         body: Callable[[Capture], T],
@@ -152,16 +158,18 @@ class TapeDriver:
         generators: Sequence[torch.Generator] = (),
         stream: object = None,
         bundled: bool = False,
+        rewind: Rewind | None = None,
     ) -> tuple[TapeGraph, T]:
         """Record what `body` does; see `Driver.capture`."""
         assert isinstance(pool, TapePool)
+        assert rewind is None or isinstance(rewind, TapeRewind)
         if recording() is not None:
             raise CaptureError("OL109", "A capture was begun during a capture.")
         with pool.lock:
             pool.capturing = True
             pool.earlier = pool.arena.ranges() if pool.arena is not None and pool.graphs() else []
             try:
-                return self._record(body, pool, generators)
+                return self._record(body, pool, generators, rewind)
             except torch.OutOfMemoryError as error:
                 raise CaptureError("OL111", str(error)) from error
             finally:
@@ -173,13 +181,15 @@ class TapeDriver:
         body: Callable[[Capture], T],
         pool: TapePool,
         generators: Sequence[torch.Generator],
+        rewind: TapeRewind | None,
     ) -> tuple[TapeGraph, T]:
         memory = pool.memory()
         recorder = Recorder(memory, generators)
         ports = Ports(recorder)
         torch.clear_autocast_cache()
         try:
-            with recording_with(recorder):
+            rewinding = nullcontext() if rewind is None else rewind.capturing(recorder)
+            with recording_with(recorder), rewinding:
                 result = body(ports)
         except Exception as error:
             if recorder.refused is not None and error is not recorder.refused:

@@ -20,7 +20,8 @@ from onelaunch.driver.cuda.memory import CudaPool
 from onelaunch.driver.cuda.order import bindings, capture_stream, device_index, new_stream
 from onelaunch.driver.cuda.rebind import rebind
 from onelaunch.driver.cuda.record import record
-from onelaunch.driver.driver import Capture, Graph, Pool, Region
+from onelaunch.driver.cuda.rewind import CudaRewind
+from onelaunch.driver.driver import Capture, Graph, Pool, Region, Rewind
 from onelaunch.driver.resizes import watching_resizes
 from onelaunch.shards import local
 from onelaunch.spec import TensorSpec
@@ -152,6 +153,11 @@ class CudaDriver:
         memory.give_back(index)
         return result, seen.nbytes
 
+    def rewind(self, device: torch.device, after: Rewind | None = None) -> CudaRewind:
+        """See `Driver.rewind`."""
+        assert after is None or isinstance(after, CudaRewind)
+        return CudaRewind(device_index(device), after)
+
     def capture(
         self,
         body: Callable[[Capture], T],
@@ -159,18 +165,24 @@ class CudaDriver:
         generators: Sequence[torch.Generator] = (),
         stream: object = None,
         bundled: bool = False,
+        rewind: Rewind | None = None,
     ) -> tuple[CudaGraph, T]:
         """See `Driver.capture`."""
         pool = _own(pool)
+        assert rewind is None or isinstance(rewind, CudaRewind)
         bundled = bundled and bundle.kernel.ready(torch.device("cuda", pool.index))
         pool.earlier = pool.ranges.copy() if pool.recordings else memory.Ranges()
         pool.capturing = True
         try:
             with watching_resizes(memory.resized):
                 on = _stream(stream, pool.index)
-                recorded, result = record(body, pool, generators, on, bundled)
+                recorded, result = record(body, pool, generators, on, bundled, rewind)
             grown = pool.memory_bytes - pool.earlier.nbytes
-            return CudaGraph(recorded, pool, grown, generators), result
+            rewinds = rewind if rewind is not None and rewind.used else None
+            graph = CudaGraph(recorded, pool, grown, generators, rewinds)
+            if rewinds is not None:
+                rewinds.finish(recorded.graph, generators)
+            return graph, result
         finally:
             pool.capturing = False
             pool.release()

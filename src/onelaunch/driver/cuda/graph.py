@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from onelaunch.driver.cuda.dial import CudaDial
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias, beside_captures
 from onelaunch.driver.cuda.order import bindings, random_order
 from onelaunch.driver.cuda.record import Port, Recorded
+from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.rows import RowNode, point
 from onelaunch.driver.driver import Doubts, Released, Travel
 from onelaunch.spec import TensorSpec
@@ -139,6 +141,7 @@ class CudaGraph:
         pool: CudaPool,
         memory_bytes: int,
         generators: Sequence[torch.Generator],
+        rewind: CudaRewind | None = None,
     ) -> None:
         self.inputs = recorded.inputs
         self.outputs = recorded.outputs
@@ -149,7 +152,7 @@ class CudaGraph:
         self.nodes = 0
         if capabilities().memcpy_nodes:
             self.nodes = _wire(self.wiring, recorded, pool.index)
-        self.launch, self._stop = _bind(recorded, pool, self.wiring, generators)
+        self.launch, self._stop = _bind(recorded, pool, self.wiring, generators, rewind)
         with pool.guard:
             pool.recordings.add(self)
         self._graph: torch.cuda.CUDAGraph | None = recorded.graph
@@ -247,6 +250,7 @@ def _bind(
     pool: CudaPool,
     wiring: Wiring,
     generators: Sequence[torch.Generator],
+    rewind: CudaRewind | None,
 ) -> tuple[Launch, Callable[[], None]]:
     """The launch, with all that it needs in its own variables, and what ends it."""
     graph, index, order = recorded.graph, pool.index, pool.order
@@ -257,7 +261,7 @@ def _bind(
     late = [(i, port) for i, port in enumerate(recorded.outputs) if port.buffer is not None]
     lock, raw_stream, ranges = order.lock, bindings._cuda_getCurrentRawStream, pool.ranges
     replay = _plain_replay(graph, index)
-    replay_random = _random_replay(graph, index, generators)
+    replay_random = _random_replay(graph, index, generators, rewind)
     random: bool | None = None  # whether a launch draws random numbers; not known before the first
     live = True
 
@@ -348,10 +352,14 @@ def _plain_replay(graph: torch.cuda.CUDAGraph, index: int) -> Callable[[int], No
 
 
 def _random_replay(
-    graph: torch.cuda.CUDAGraph, index: int, generators: Sequence[torch.Generator]
+    graph: torch.cuda.CUDAGraph,
+    index: int,
+    generators: Sequence[torch.Generator],
+    rewind: CudaRewind | None,
 ) -> Callable[[int, bool | None], bool]:
-    """A launch that may draw; returns whether it did."""
+    """A launch that may draw; returns whether it did, or another may need to know where from."""
     replay = super(torch.cuda.CUDAGraph, graph).replay
+    rewinding = None if rewind is None else partial(rewind.launch, replay)
     order = random_order(index)
     drawn = (torch.cuda.default_generators[index], *generators)
 
@@ -360,11 +368,11 @@ def _random_replay(
             if stream != order.last:
                 order.move(stream)
             before = None if random else [g.get_offset() for g in drawn]
-            replay()
+            needed = replay() if rewinding is None else rewinding()
             if order.marked:
                 order.mark()
             # Another thread may have drawn meanwhile: then this only orders more than it must.
-            return random or before != [g.get_offset() for g in drawn]
+            return bool(random or needed) or before != [g.get_offset() for g in drawn]
 
     return replay_random
 

@@ -242,6 +242,11 @@ def kind(node: int) -> str:
     return str(_cu().CUgraphNodeType(int(found)).name).removeprefix("CU_GRAPH_NODE_TYPE_")
 
 
+def destroy(node: int) -> None:
+    """Take a node out of its graph."""
+    _call("cuGraphDestroyNode", _node(node))
+
+
 def set_enabled(executable: int, node: int, enabled: bool) -> None:
     """Let launches run a node, or pass over it."""
     exec_ = _cu().CUgraphExec(executable)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -34,6 +36,16 @@ class Order:
         self._stream: torch.cuda.Stream | None = None
         self._foreign = False
         self._event = torch.cuda.Event()
+
+    @contextmanager
+    def launch(self, raw: int) -> Generator[None]:
+        """One launch on the current stream, whose handle is `raw`; for those in no hurry."""
+        with self.lock:
+            if raw != self.last:
+                self.move(raw)
+            yield
+            if self.marked:
+                self.mark()
 
     def move(self, raw: int) -> None:
         """Make the current stream, whose handle is `raw`, wait for the last launch."""

@@ -20,6 +20,7 @@ from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.memory import CudaPool, borrowed
 from onelaunch.driver.cuda.order import anything, bindings, capture_stream, random_order
+from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.rows import RowNode, grown, shrunk
 from onelaunch.driver.driver import Travel, Varying
 from onelaunch.errors import CaptureError, GraphError
@@ -158,6 +159,7 @@ def record(
     generators: Sequence[torch.Generator],
     stream: torch.cuda.Stream | None = None,
     bundled: bool = False,
+    rewind: CudaRewind | None = None,
 ) -> tuple[Recorded, T]:
     """Capture what `body` does on `stream`, or the capture stream of the device; nothing runs.
 
@@ -175,6 +177,9 @@ def record(
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     for generator in generators:
         graph.register_generator_state(generator)
+    if rewind is not None:
+        rewind.prepare(graph)
+    rewinding = contextlib.nullcontext if rewind is None else rewind.capturing
     order = random_order(index)
     caller = torch.cuda.current_stream(index)
     # A launch that draws random numbers waits until the capture is over: beginning it overwrites
@@ -187,7 +192,8 @@ def record(
             with torch.cuda.stream(stream):
                 pool_id = _begin(graph, pool, stream, generators)
                 try:
-                    result, driver_bytes = _run(body, recorder, graph, stream)
+                    with rewinding():
+                        result, driver_bytes = _run(body, recorder, graph, stream)
                 except BaseException:
                     _recover(graph, stream, pool_id, generators)
                     raise

@@ -9,13 +9,17 @@ optimizer that steps does not invalidate the graph, which serves every replay.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from types import CellType, FunctionType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
 from onelaunch.driver.driver import Driver
 from onelaunch.errors import CaptureError
@@ -267,21 +271,62 @@ class CapturedGraph:
         return packed
 
     def held(self) -> set[int]:
-        """The ids of Python objects that belong to the graph: contexts of custom functions."""
+        """The ids of Python objects that belong to the graph: contexts of custom functions, and
+        what checkpointed parts will be run with again."""
         found: set[int] = set()
         for node in self.nodes:
-            if isinstance(node, torch.autograd.function.BackwardCFunction):
+            custom = isinstance(node, torch.autograd.function.BackwardCFunction)
+            if custom:
                 inside = vars(node)
                 found |= {id(node), id(inside), *(id(value) for value in inside.values())}
+            for name in ["saved_tensors"] if custom else _saved_names(type(node)):
+                for hook in _unpack_hooks(node, name):
+                    _add_behind(hook, found)
         return found
+
+
+def _add_behind(value: object, found: set[int]) -> None:
+    """What a checkpointed part's function and arguments lead to, but for objects of others."""
+    if id(value) in found:
+        return
+    inside: Iterable[object] = ()
+    if isinstance(value, dict):
+        inside = cast(dict[object, object], value).values()
+    elif isinstance(value, list | tuple):
+        inside = cast(Sequence[object], value)
+    elif isinstance(value, partial):
+        inside = (value.args, value.keywords)
+    elif isinstance(value, CellType):
+        with contextlib.suppress(ValueError):  # it is empty
+            inside = (value.cell_contents,)
+    elif isinstance(value, FunctionType):
+        inside = value.__closure__ or ()
+    elif isinstance(value, Tensor):
+        inside = (value.grad_fn,)
+    elif isinstance(value, _FRAMES):
+        inside = (vars(value),)
+    else:
+        return
+    found.add(id(value))
+    for part in inside:
+        _add_behind(part, found)
+
+
+_FRAMES = (checkpoint._CheckpointFrame, torch.autograd.function.BackwardCFunction)
 
 
 def is_packed(node: Node, name: str) -> bool:
     """Whether hooks (`saved_tensors_hooks`, as checkpointing uses them) hold what a node saved
     under this name. To read it would run them: a checkpointed part once more, BatchNorm and all."""
+    return any(True for _ in _unpack_hooks(node, name))
+
+
+def _unpack_hooks(node: Node, name: str) -> Iterator[object]:
     raw = getattr(node, f"_raw{name}" if name.startswith("_") else f"_raw_{name}", None)
-    entries = cast(tuple[Any, ...], raw if isinstance(raw, tuple) else (raw,))
-    return any(getattr(entry, "unpack_hook", None) is not None for entry in entries)
+    for entry in cast(tuple[Any, ...], raw if isinstance(raw, tuple) else (raw,)):
+        hook = getattr(entry, "unpack_hook", None)
+        if hook is not None:
+            yield hook
 
 
 _names: dict[type, list[str]] = {}

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import _CheckpointFrame as CheckpointFrame
+from torch.utils.checkpoint import checkpoint
 
 C: Any = torch._C
 
@@ -211,6 +213,33 @@ def test_what_hooks_hold_of_a_saved_tensor_is_seen_without_running_them() -> Non
     assert not unpacked
     packed.sum().backward()
     assert packed.grad_fn._raw_saved_result.unpack_hook is None  # type: ignore[union-attr]
+
+
+def test_a_checkpoint_saves_random_state_by_names_of_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved: list[Tensor] = []
+    given: list[Tensor] = []
+    really = torch.get_rng_state
+    monkeypatch.setattr(torch, "get_rng_state", lambda: saved.append(really()) or saved[-1])
+    monkeypatch.setattr(torch, "set_rng_state", given.append)
+    y: Any = checkpoint(torch.exp, torch.ones(2, requires_grad=True), use_reentrant=False)
+    assert not given
+    y.sum().backward()
+    # The recomputation saves where it is, sets what the forward saved, and goes back.
+    assert [t is s for t, s in zip(given, saved, strict=True)] == [True, True]
+
+
+def test_what_a_checkpoint_will_run_again_is_behind_its_hook() -> None:
+    y: Any = checkpoint(torch.exp, torch.ones(2, requires_grad=True), use_reentrant=False)
+    hook = y.grad_fn._raw_saved_result.unpack_hook
+    cells = [cell.cell_contents for cell in hook.__closure__]
+    assert any(isinstance(value, CheckpointFrame) for value in cells)
+
+
+def test_a_reentrant_checkpoint_is_known_by_its_node() -> None:
+    y: Any = checkpoint(torch.exp, torch.ones(2, requires_grad=True), use_reentrant=True)
+    assert y.grad_fn.name() == "CheckpointFunctionBackward"
 
 
 def test_a_backward_tells_whether_it_keeps_its_graph() -> None:
@@ -424,6 +453,29 @@ def test_a_generator_registered_with_a_graph_advances() -> None:
     for got in results:
         expected = torch.empty(4, device="cuda").uniform_(generator=generator)
         assert torch.equal(got, expected)
+
+
+@pytest.mark.gpu
+def test_the_default_generator_takes_another_state_in_a_capture() -> None:
+    default, other = torch.cuda.default_generators[0], torch.Generator("cuda")
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    graph.register_generator_state(other)
+    home = default.graphsafe_get_state()
+    with torch.cuda.graph(graph):
+        default.graphsafe_set_state(other)
+        drawn = torch.rand(4, device="cuda")
+        default.graphsafe_set_state(home)
+        after = torch.rand(4, device="cuda")
+    graph.instantiate()
+    default.manual_seed(3)
+    other.manual_seed(4)
+    graph.replay()
+    assert default.get_offset() > 0
+    assert other.get_offset() > 0
+    other.manual_seed(4)
+    assert torch.equal(drawn, torch.rand(4, device="cuda", generator=other))
+    default.manual_seed(3)
+    assert torch.equal(after, torch.rand(4, device="cuda"))
 
 
 @pytest.mark.gpu

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -131,6 +133,38 @@ def test_checkpointing_inside(device: torch.device, rand: Rand, preserve: bool) 
 
     program = Optimized(lambda p: torch.optim.SGD(p, 0.1), step)
     train(Checkpointed(preserve).to(device), program, steps=8)
+
+
+def _scaled(x: Tensor, scale: Tensor, more: Sequence[Tensor]) -> Tensor:
+    return torch.tanh(x * scale) + more[0]
+
+
+HANDED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "positions": lambda x, t: checkpoint(_scaled, x, t, (t * 2,), use_reentrant=False),
+    "keywords": lambda x, t: checkpoint(_scaled, x, scale=t, more=(t * 2,), use_reentrant=False),
+    "partial": lambda x, t: checkpoint(
+        functools.partial(_scaled, scale=t, more=[t * 2]), x, use_reentrant=False
+    ),
+    "closure": lambda x, t: checkpoint(
+        lambda x: _scaled(x, t, {0: t * 2}),  # pyright: ignore[reportArgumentType]
+        x,
+        use_reentrant=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", HANDED)
+def test_tensors_made_in_the_call_for_a_checkpointed_part(
+    device: torch.device, rand: Rand, how: str
+) -> None:
+    """They are kept to be used again, and each replay makes them anew."""
+    fast = ol.graph(lambda x: HANDED[how](x, x.mean(0)), warmup=1)
+    for i in range(5):
+        found = [rand(i, 5, 4).requires_grad_() for _ in range(2)]
+        HANDED[how](found[0], found[0].mean(0)).square().sum().backward()
+        fast(found[1]).square().sum().backward()
+        assert_same(found[1].grad, found[0].grad, f"call {i}")
+    assert replays(fast) == 4
 
 
 def test_checkpointing_runs_the_forward_as_often_as_in_eager(

@@ -18,6 +18,7 @@ from onelaunch.driver.randomness import watching_seeds
 from onelaunch.errors import CaptureError
 from onelaunch.leaves import DENSE, own_memory
 from onelaunch.observe import Observer
+from onelaunch.slots import read_gradient
 from onelaunch.spec import TensorSpec
 
 Gradients = Sequence[Tensor | None]
@@ -114,6 +115,7 @@ class Backward:
                 )
             if observer.refused is not None:
                 raise observer.refused
+            _refuse_accumulated(observer, driver)
             self.written = [
                 t
                 for storage, t in observer.written.items()
@@ -171,6 +173,20 @@ class Backward:
             if not t.is_inference():
                 torch.autograd.graph.increment_version(t)
         return found
+
+
+def _refuse_accumulated(observer: Observer, driver: Driver) -> None:
+    """Refuse a backward in which another gave a leaf its gradient."""
+    given: list[Tensor] = []
+    for t in [t for ts in observer.external.values() for t in ts if t.requires_grad and t.is_leaf]:
+        g = read_gradient(t)
+        if g is not None and (observer.made(g) or driver.storage(g) in observer.written):
+            given.append(t)
+            if observer.made(g):  # it had none, or what it had would have been added to
+                t.grad = None
+    if given:
+        what = f"a backward inside gives a leaf of shape {list(given[0].shape)} its gradient"
+        raise CaptureError("OL116", what)
 
 
 def _refuse_sparse(gradients: Gradients) -> None:

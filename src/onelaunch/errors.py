@@ -171,8 +171,9 @@ CATALOGUE: dict[str, Entry] = {
         "`f(x.detach())`, and inside begin with `x = x.detach().requires_grad_()`",
     ),
     "OL116": Entry(
-        "a reentrant checkpoint in a captured forward",
-        "its backward runs another, which gives parameters their gradients where no replay sees it",
+        "a backward inside the backward of a captured forward",
+        "it gives parameters their gradients where no replay sees it, as a reentrant checkpoint "
+        "does",
         "`checkpoint(..., use_reentrant=False)`, or graph the whole training step",
     ),
     "OL120": Entry(

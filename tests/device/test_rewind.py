@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -89,6 +90,40 @@ def test_dropout_in_a_checkpoint_of_a_whole_step(device: torch.device, reentrant
         return Training(model, [optimizer], step)
 
     as_eager(job, device)
+
+
+def test_a_backward_inside_the_backward_is_refused(device: torch.device, rand: Rand) -> None:
+    inner = nn.Linear(4, 4).to(device)
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+            ctx.save_for_backward(x)
+            return inner(x)
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            with torch.enable_grad():
+                x = ctx.saved_tensors[0].detach().requires_grad_()
+                y = inner(x)
+            torch.autograd.backward(y, g)
+            return x.grad
+
+    model = nn.Linear(4, 4).to(device)
+    fast = ol.graph(lambda x: Again.apply(model(x)), warmup=1)
+    eager = ol.graph(lambda x: Again.apply(model(x)), warmup=1, on_refusal="eager")
+    for _ in range(2):
+        fast(rand(0, 5, 4)).sum().backward()
+    with pytest.raises(ol.CaptureError, match="a leaf of shape") as caught:
+        fast(rand(0, 5, 4)).sum().backward()
+    assert caught.value.code == "OL116"
+    for i in range(6):
+        inner.zero_grad()
+        with nullcontext() if i != 2 else pytest.warns(ol.GraphWarning, match="OL306"):
+            eager(rand(i, 5, 4)).sum().backward()
+        got, inner.weight.grad = inner.weight.grad, None
+        Again.apply(model(rand(i, 5, 4))).sum().backward()
+        assert_same(got, inner.weight.grad, f"call {i}")
 
 
 def test_several_forwards_before_their_backwards(device: torch.device, rand: Rand) -> None:

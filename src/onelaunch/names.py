@@ -6,6 +6,7 @@ import dis
 import functools
 import sys
 import types
+from typing import Any, cast
 
 from torch import nn
 
@@ -30,6 +31,30 @@ def names_read(code: types.CodeType) -> frozenset[str]:
     return frozenset(names)
 
 
+def functions_in(member: object) -> list[types.FunctionType]:
+    """The functions behind a member of a class, however it is decorated."""
+    if isinstance(member, types.FunctionType):
+        wrapped = member.__dict__.get("__wrapped__")
+        return [member] if wrapped is None else [member, *functions_in(wrapped)]
+    inner: list[object] = []
+    if isinstance(member, property):
+        inner = [member.fget]
+    elif isinstance(member, staticmethod | classmethod):
+        inner = [cast(Any, member).__func__]
+    elif isinstance(member, functools.singledispatchmethod):
+        method: Any = member
+        inner = list(method.dispatcher.registry.values())
+    elif isinstance(member, _WITH_FUNC):
+        inner = [cast(Any, member).func]
+    elif isinstance(member, _CACHED):
+        inner = [cast(Any, member).__wrapped__]
+    return [function for part in inner for function in functions_in(part)]
+
+
+_WITH_FUNC = (functools.partial, functools.partialmethod, functools.cached_property)
+_CACHED = type(functools.lru_cache(len))
+
+
 @functools.lru_cache(maxsize=4096)
 def attributes_read(kind: type) -> frozenset[str]:
     """The names that methods of a class, `__init__` apart, could read of an instance."""
@@ -38,9 +63,7 @@ def attributes_read(kind: type) -> frozenset[str]:
         if parent in (nn.Module, object):
             continue
         for key, member in vars(parent).items():
-            function = member.fget if isinstance(member, property) else member
-            function = getattr(function, "__func__", function)
-            if key != "__init__" and isinstance(function, types.FunctionType):
+            for function in functions_in(member) if key != "__init__" else ():
                 names |= names_read(function.__code__)
     return frozenset(names)
 

@@ -13,9 +13,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from onelaunch.names import names_read
+from onelaunch.names import functions_in, names_read
 from onelaunch.slots import Slot, defaults_of, keyword_defaults_of
 from onelaunch.tree import is_plain
 
@@ -25,6 +28,8 @@ _LISTED_ANEW = ("modules_buffers", "named_module_buffers")
 _UNWALKED = ("torch._", "torch.cuda", "torch.utils", "threading", "logging", "onelaunch")
 _INSTALLED = (sysconfig.get_path("stdlib"), "<frozen", __file__.removesuffix("objects.py"))
 """Where code is nobody's own: the standard library's, and onelaunch's in a checkout too."""
+
+MOST_BYTES = 1 << 14  # of a numpy array that is compared at each call, at 0.1 us for a KB
 
 Containers = dict[int, tuple[Any, str, int]]
 """id -> (container, name, length), of lists, dicts, sets and deques."""
@@ -133,7 +138,7 @@ def _contents(name: str, value: Any, found: Containers) -> Iterator[Slot]:
         yield Slot("contents", value, bytes, name, None)
     elif isinstance(value, contextvars.ContextVar):
         yield Slot("contents", value, contextvars.ContextVar.get, name, None)
-    elif type(value).__module__ in ("numpy", "array") and len(memoryview(value).cast("B")) <= 1024:
+    elif type(value).__module__ in ("numpy", "array") and memoryview(value).nbytes <= MOST_BYTES:
         yield Slot("contents", value, type(value).tobytes, name, None)
     for kind in type(value).__mro__:
         for key, member in list(vars(kind).items()) if not is_library_class(kind) else ():
@@ -182,13 +187,40 @@ def code_in(name: str, value: object) -> Iterator[tuple[str, object]]:
             if not kind.__module__.startswith("builtins") and not is_library_class(kind):
                 yield kind.__qualname__, kind
                 for key, member in vars(kind).items():
-                    function = getattr(member, "fget", getattr(member, "__func__", member))
                     # The object is made: its `__init__` names all attributes and reads none.
-                    made_of = isinstance(function, types.FunctionType) and key != "__init__"
-                    if made_of and not _is_library(function.__code__):
-                        yield function.__qualname__, function
+                    for function in functions_in(member) if key != "__init__" else ():
+                        if not _is_library(function.__code__):
+                            yield f"{kind.__qualname__}.{key}", function
+                    if hasattr(type(member), "__get__") and not is_library_class(type(member)):
+                        yield f"{kind.__qualname__}.{key}", member
     elif not isinstance(value, types.ModuleType | types.FunctionType | Tensor):
         yield type(value).__qualname__, type(value)
+
+
+@functools.lru_cache(maxsize=1024)
+def library_calls(kind: type, named: frozenset[str]) -> frozenset[str]:
+    """The methods of a class that its base classes of installed packages may call, where code
+    names these of its attributes."""
+    if issubclass(kind, torch.autograd.Function):
+        return _OF_FUNCTIONS  # which C++ calls
+    if issubclass(kind, _CALLED_BY_NAME):
+        return frozenset()
+    bases = [parent for parent in kind.__mro__ if is_library_class(parent)]
+    theirs = {key: member for parent in reversed(bases) for key, member in vars(parent).items()}
+    theirs.pop("__init__", None)
+    called = {key for key in theirs if key in named or key.startswith("__")}
+    found: set[str] = set()
+    while called:
+        found |= called
+        functions = [f for key in called for f in functions_in(theirs.get(key))]
+        called = {name for f in functions for name in names_read(f.__code__)} - found
+        called &= theirs.keys()
+    return frozenset(found)
+
+
+_OF_FUNCTIONS = frozenset({"forward", "setup_context", "backward", "vjp", "jvp", "vmap"})
+_CALLED_BY_NAME = (nn.Module, Optimizer, LRScheduler)
+"""Base classes whose own methods, `forward` and `step` apart, are no part of what runs."""
 
 
 def _is_object(value: object) -> bool:

@@ -24,6 +24,7 @@ from onelaunch.objects import (
     code_in,
     dicts_of,
     is_library_class,
+    library_calls,
     methods_of,
     slots_of,
 )
@@ -32,6 +33,8 @@ from onelaunch.slots import (
     Slot,
     code_of,
     gradient_of,
+    read_hooks,
+    read_last_hooks,
 )
 from onelaunch.tree import Constant, is_plain
 
@@ -65,6 +68,10 @@ class Walk:
         if id(slot.holder) in self.containers:
             return slot.via is None or self.is_read(slot.via)
         return True
+
+    def runs_backward(self) -> bool:
+        """Whether the callable runs a backward, as far as its code shows."""
+        return any("backward" in name or name == "autograd" for name in self.names)
 
     def sized(self) -> Iterator[tuple[Any, frozenset[str] | None]]:
         """What must not grow or shrink: containers, and dicts of attributes, for which only the
@@ -134,8 +141,8 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
     hooked = _HOOKS if torch.is_grad_enabled() else _FORWARD_HOOKS
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
     queue: deque[tuple[str, object, Slot | None]] = deque((n, value, None) for n, value in roots)
-    methods: list[tuple[str, types.FunctionType, Slot | None]] = []
-    while queue or _named(methods, found.names, queue):
+    methods: list[_Method] = []
+    while queue or _named(methods, found.names, queue) or _hooked(found, queue, seen):
         name, value, via = queue.popleft()
         if id(value) in seen or is_plain(value):
             continue
@@ -167,22 +174,46 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
                 queue.append((slot.name, content, slot))
         for inside_name, inside in code_in(name, value):
             # Of a class only what the callable's code names: `fit` may read what `step` does not.
-            waits = isinstance(value, type) and isinstance(inside, types.FunctionType)
-            to = methods if waits else queue
-            to.append((inside_name, cast(Any, inside), via))
+            if isinstance(value, type) and isinstance(inside, types.FunctionType):
+                methods.append(_Method(value, inside_name, inside, via))
+            else:
+                queue.append((inside_name, inside, via))
     return found
 
 
+def _hooked(found: Walk, queue: deque[tuple[str, object, Slot | None]], seen: set[int]) -> bool:
+    """Move the hooks of leaves to `queue`, where the code runs a backward and so runs these."""
+    if torch.is_grad_enabled() and found.runs_backward():
+        for slot, t in found.tensors():
+            for hooks in (read_hooks(t), read_last_hooks(t)) if t.requires_grad else ():
+                new = [h for h in (hooks or {}).values() if id(h) not in seen]
+                queue.extend((f"a hook of {slot.name}", hook, None) for hook in new)
+    return bool(queue)
+
+
+class _Method(NamedTuple):
+    """A function of a class, which waits until it is known that it is called."""
+
+    kind: type
+    name: str
+    function: types.FunctionType
+    via: Slot | None
+
+    def is_called(self, names: frozenset[str]) -> bool:
+        """By code that names so, by Python, or by the class's bases in a library."""
+        key = self.name.rpartition(".")[2]
+        return key in names or key.startswith("__") or key in library_calls(self.kind, names)
+
+
 def _named(
-    methods: list[tuple[str, types.FunctionType, Slot | None]],
-    names: set[str],
-    queue: deque[tuple[str, object, Slot | None]],
+    methods: list[_Method], names: set[str], queue: deque[tuple[str, object, Slot | None]]
 ) -> bool:
-    """Move the methods that are named by code read so far, or are called by Python, to `queue`."""
-    known = [m for m in methods if m[1].__name__ in names or m[1].__name__.startswith("__")]
-    methods[:] = [m for m in methods if m not in known]
-    queue.extend(known)
-    return bool(known)
+    """Move the methods that are called, as far as the code read so far shows, to `queue`."""
+    every = frozenset(names)
+    called = [method.is_called(every) for method in methods]
+    queue.extend((m.name, m.function, m.via) for m, c in zip(methods, called, strict=True) if c)
+    methods[:] = [m for m, c in zip(methods, called, strict=True) if not c]
+    return any(called)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from onelaunch.driver.operators import leaves
 from onelaunch.errors import CaptureError
 from onelaunch.hyperparameters import Book, unmistakable
-from onelaunch.names import names_read, only_counts
+from onelaunch.names import functions_in, names_read, only_counts
 from onelaunch.observe import LIFTS, Observer
 from onelaunch.optimizers import (
     is_of_torch,
@@ -332,7 +332,8 @@ def _inside(value: Any, name: str, depth: int) -> list[Counter]:
 def keys_read(before: Walk, optimizer: Optimizer | None = None) -> frozenset[str]:
     """What the user's code names, that of the optimizer's own class apart."""
     kinds = () if optimizer is None else type(optimizer).__mro__
-    own = {id(member) for kind in kinds for member in vars(kind).values()}
+    members = [member for kind in kinds for member in vars(kind).values()]
+    own = {id(function) for member in members for function in functions_in(member)}
     names: set[str] = set()
     for fn in before.functions:
         inner = getattr(fn, "__wrapped__", fn)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from onelaunch.names import only_counts, rewrites
+from onelaunch.names import functions_in, only_counts, rewrites
 from onelaunch.objects import is_installed, is_library_class
 from onelaunch.slots import Slot, gradient_of, read_hooks, read_last_hooks
 from onelaunch.source import Place
@@ -56,8 +56,8 @@ def hooks_inside(
 
 def _runs_backward(before: Walk, found: Sequence[Change]) -> bool:
     """Whether the callable runs a backward, as far as its code and what it left show."""
-    named = any("backward" in name or name == "autograd" for name in before.names)
-    return torch.is_grad_enabled() and (named or any(c.slot.key is gradient_of for c in found))
+    named = before.runs_backward() or any(c.slot.key is gradient_of for c in found)
+    return torch.is_grad_enabled() and named
 
 
 Hook = tuple[str, str, Callable[..., object]]
@@ -159,8 +159,6 @@ def _codes(before: Walk) -> list[types.CodeType]:
     modules = {type(owner) for _, owner in before.owned if isinstance(owner, nn.Module)}
     for kind in {parent for module in modules for parent in module.__mro__}:
         members = () if is_library_class(kind) else vars(kind).items()
-        functions += [
-            m for k, m in members if isinstance(m, types.FunctionType) and k != "__init__"
-        ]
+        functions += [f for k, m in members if k != "__init__" for f in functions_in(m)]
     codes = [getattr(fn, "__wrapped__", fn).__code__ for fn in functions]
     return [code for code in codes if not is_installed(code.co_filename)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
+import functools
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -160,12 +163,106 @@ def of_a_dict_behind_getattr() -> Scale:
     return lambda: box.scale, lambda v: box.__dict__["inside"].update(scale=v)
 
 
+class Descriptor:
+    def __get__(self, box: Any, kind: Any = None) -> float:
+        return box.scale
+
+
+class Decorated:
+    """A number that is read by methods under decorators of libraries."""
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+    @torch.no_grad()
+    def no_grad(self) -> float:
+        return self.scale
+
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def autocast(self) -> float:
+        return self.scale
+
+    @torch.compiler.disable
+    def not_compiled(self) -> float:
+        return self.scale
+
+    @torch.jit.ignore
+    def not_scripted(self) -> float:
+        return self.scale
+
+    @functools.lru_cache(maxsize=0)  # noqa: B019
+    def cached(self) -> float:
+        return self.scale
+
+    @contextlib.contextmanager
+    def _context(self) -> Generator[float]:
+        yield self.scale
+
+    def context(self) -> float:
+        with self._context() as scale:
+            return scale
+
+    def _times(self, times: float) -> float:
+        return self.scale * times
+
+    partial = functools.partialmethod(_times, 1.0)
+
+    @functools.singledispatchmethod
+    def _dispatched(self, key: object) -> float:
+        raise NotImplementedError
+
+    @_dispatched.register
+    def _(self, key: int) -> float:
+        return self.scale
+
+    def dispatched(self) -> float:
+        return self._dispatched(1)
+
+    @property
+    @torch.no_grad()
+    def _property(self) -> float:
+        return self.scale
+
+    def of_a_property(self) -> float:
+        return self._property
+
+    _described = Descriptor()
+
+    def described(self) -> float:
+        return self._described
+
+
+class OfALibrary(torch.distributions.transforms.Transform):
+    """`__call__` of the base class calls `_call`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+
+    def _call(self, x: float) -> float:
+        return self.scale * x
+
+
+def _of(box: Any, read: Callable[[], float]) -> Scale:
+    return read, lambda v: setattr(box, "scale", v)
+
+
+def of_a_template() -> Scale:
+    box = OfALibrary()
+    return _of(box, lambda: cast(Any, box)(1.0))
+
+
+METHODS = [name for name in vars(Decorated) if not name.startswith("_")]
 PLACES = {name: f for name, f in globals().items() if name.startswith("of_")}
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [*PLACES, *METHODS])
 def test_a_number_that_changes(rand: Rand, place: str) -> None:
-    read, write = PLACES[place]()
+    if place in PLACES:
+        read, write = PLACES[place]()
+    else:
+        box = Decorated()
+        read, write = _of(box, lambda: getattr(Decorated, place)(box))
 
     def f(x: Tensor) -> Tensor:
         return x * read() + 1
@@ -178,6 +275,68 @@ def test_a_number_that_changes(rand: Rand, place: str) -> None:
         write(3.0)
         for i in range(4):
             assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+
+
+SCALE = 2.0
+
+
+class TimesScale(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return x * SCALE
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.inverse = 1 / SCALE
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return g * SCALE * ctx.inverse
+
+
+@pytest.mark.parametrize("step", [False, True])
+def test_a_number_that_a_function_of_autograd_reads(
+    device: torch.device, rand: Rand, monkeypatch: pytest.MonkeyPatch, step: bool
+) -> None:
+    weight = torch.ones(3, device=device, requires_grad=True)
+
+    def f(x: Tensor) -> Tensor:
+        loss = TimesScale.apply(x * weight).sum()
+        if step:
+            loss.backward()
+        return loss
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(9):
+        monkeypatch.setattr(f"{__name__}.SCALE", 2.0 + i // 3)
+        found: list[Any] = []
+        for called in (fast, f):
+            weight.grad = None
+            loss = called(rand(i, 3))
+            if not step:
+                loss.backward()
+            found.append((loss.detach().clone(), weight.grad))
+            weight.grad = None
+        assert_same(found[0], found[1], f"call {i}")
+    assert replays(fast) >= 3
+
+
+def test_a_number_that_a_hook_of_a_parameter_reads(device: torch.device, rand: Rand) -> None:
+    weight, scale = torch.ones(3, device=device, requires_grad=True), 2.0
+    weight.register_hook(lambda g: g * scale)
+
+    def f(x: Tensor) -> None:
+        weight.grad = None
+        (x * weight).sum().backward()
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(9):
+        scale = 2.0 + i // 3
+        with pytest.warns(ol.GraphWarning, match="OL308") if i == 1 else nullcontext():
+            fast(rand(i, 3))
+        assert weight.grad is not None
+        assert_same(weight.grad, rand(i, 3) * scale, f"call {i}")
+    assert replays(fast) >= 3
 
 
 def test_a_class_attribute_of_a_module_that_is_a_number(rand: Rand) -> None:
@@ -199,7 +358,7 @@ def test_a_class_attribute_of_a_module_that_is_a_number(rand: Rand) -> None:
 
 def test_a_number_array_that_changes(rand: Rand) -> None:
     numpy = pytest.importorskip("numpy")
-    box = {"array": numpy.array([2.0]), "number": numpy.float32(2.0)}
+    box = {"array": numpy.full(2000, 2.0), "number": numpy.float32(2.0)}
 
     def f(x: Tensor) -> Tensor:
         return x * float(box["array"][0]) + float(box["number"])

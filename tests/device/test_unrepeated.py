@@ -152,10 +152,20 @@ class Counter:
         self.kept["n"] += len("ab")
         return x * 2
 
+    @torch.no_grad()
+    def decorated(self, x: Tensor) -> Tensor:
+        self.n += 1
+        return x * self.n
+
     def stored(self, x: Tensor) -> Tensor:
         self.size = x.shape[0]
         self.kept["n"] = x.shape[0] + 1
         return x * self.size * self.kept["n"]
+
+
+def decorated() -> Callable[[Tensor], Tensor]:
+    counter = Counter()
+    return lambda x: counter.decorated(x)
 
 
 class Queue(nn.Module):
@@ -175,6 +185,7 @@ class Queue(nn.Module):
         (lambda: Counter().pointer, "self.n"),
         (lambda: Counter().item, "self.kept['n']"),
         (lambda: Counter().branch, "self.n"),
+        (decorated, "counter.n"),
         (Queue, "ptr"),
     ],
 )

@@ -68,11 +68,18 @@ def refused_pair(reached: Iterable[object]) -> CaptureError | None:
 
 
 def refused_step(reached: Iterable[object]) -> CaptureError | None:
-    """Why a callable that shards its parameters cannot be recorded, OL130; or None.
+    """Why a whole step over these modules cannot be recorded, OL130; or None.
 
     Args:
         reached: what the callable reaches.
     """
+    reached = list(reached)
+    for option in ("static_graph", "find_unused_parameters") if torch.is_grad_enabled() else ():
+        if any(spread(part) == "DDP" and getattr(part, option) for part in reached):
+            what = f"`DistributedDataParallel(..., {option}=True)` in a recording"
+            why = "it reads on the host, in each backward, which parameters were used"
+            fix = f"leave `{option}` out, where each parameter is used in each step"
+            return CaptureError("OL130", what, why=why, fix=fix)
     parts = [part for part in reached if spread(part) in _SHARDED] if initialized() else []
     if not parts:
         return None

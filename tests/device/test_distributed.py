@@ -285,6 +285,13 @@ def test_fsdp2_that_reshards_after_forward_is_refused() -> None:
     assert "reshard_after_forward=False" in error.fix
 
 
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("option", ["static_graph", "find_unused_parameters"])
+def test_ddp_that_reads_what_was_used_is_refused(option: str) -> None:
+    step: Any = ol.graph(step_over(DDP(network(), **{option: True})))
+    assert f"leave `{option}` out" in refused(lambda: step(rows(0))).fix
+
+
 def test_without_a_process_group_nothing_is_asked() -> None:
     assert distributed.least_warmup([network()]) == 0
     assert distributed.refused_step([network()]) is None

@@ -181,7 +181,11 @@ class CudaDriver:
             rewinds = rewind if rewind is not None and rewind.used else None
             graph = CudaGraph(recorded, pool, grown, generators, rewinds)
             if rewinds is not None:
-                rewinds.finish(recorded.graph, generators)
+                try:
+                    rewinds.finish(recorded.graph, generators)
+                except BaseException:
+                    graph.reset()
+                    raise
             return graph, result
         finally:
             pool.capturing = False

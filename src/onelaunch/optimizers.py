@@ -1,9 +1,11 @@
 """Optimizers that step inside a callable: which can be captured, and how to make them so."""
 
+# What a thread keeps for those that run its backwards has no public name.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -118,23 +120,36 @@ StepHook = Callable[[Optimizer], None]
 
 @contextmanager
 def watching_steps(before: StepHook, after: StepHook | None = None) -> Generator[None]:
-    """Call `before` and `after` around every optimizer step of this thread."""
-    thread = threading.get_ident()
+    """Call `before` and `after` around every optimizer step of this thread, and of backwards that
+    it runs: those step in threads of autograd's, where a hook on a parameter has them step."""
+    watch = object()
 
     def pre(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() == thread:
+        if watch in _watches():
             before(optimizer)
 
     def post(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if after is not None and threading.get_ident() == thread:
+        if after is not None and watch in _watches():
             after(optimizer)
 
+    outer = _watches()
     handles = [register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)]
+    torch._C._stash_obj_in_tls(_WATCHES, (*outer, watch))
     try:
         yield
     finally:
+        torch._C._stash_obj_in_tls(_WATCHES, outer)
         for handle in handles:
             handle.remove()
+
+
+_WATCHES = "onelaunch.optimizers.watching_steps"
+
+
+def _watches() -> tuple[object, ...]:
+    """The contexts that this thread is in, or the one whose backward it runs: of what a thread of
+    Python has, autograd brings its modes along, and what is kept under such a name."""
+    return torch._C._get_obj_in_tls(_WATCHES) if torch._C._is_key_in_tls(_WATCHES) else ()
 
 
 def is_of_torch(optimizer: Optimizer) -> bool:

@@ -92,14 +92,16 @@ class Turnable:
     def _turned(
         self, driver: Driver, device: torch.device, pool: Pool, steps: Steps, graph: Graph
     ) -> Dials | None:
+        agree = True
         for optimizer in steps.optimizers:
             if id(optimizer) not in self.known:
                 kept = steps.kept(optimizer)
                 stepped = steps.stepped[id(optimizer)]
                 found = constants(driver, device, pool, optimizer, stepped, kept, self.seed)
                 self._learn(optimizer, *found)
-                if found[0] != kept:
-                    return None
+                agree = agree and found[0] == kept
+        if not agree:
+            return None
         turned = None
         try:
             turned = dials(steps, graph, self._doubts.believed)

@@ -556,3 +556,22 @@ def test_cublas_workspaces_can_be_cleared() -> None:
     torch.cuda.synchronize()
     C._cuda_clearCublasWorkspaces()
     assert torch.equal(x @ x, y)
+
+
+def test_a_backward_brings_along_what_its_thread_keeps(device: torch.device) -> None:
+    """To the engine's thread for the device, on which `watching_steps` relies."""
+    leaf = torch.ones(2, device=device, requires_grad=True)
+    seen: list[object] = []
+
+    def hook(_: Tensor) -> None:
+        seen.append(C._is_key_in_tls("test") and C._get_obj_in_tls("test"))
+
+    leaf.register_post_accumulate_grad_hook(hook)
+    kept = object()
+    C._stash_obj_in_tls("test", kept)
+    try:
+        leaf.sum().backward()
+    finally:
+        C._remove_obj_from_tls("test")
+    leaf.sum().backward()
+    assert seen == [kept, False]

@@ -53,9 +53,13 @@ def install() -> None:
         return
     from torch.utils import backend_registration
 
+    from onelaunch.driver import emulated_engine
     from onelaunch.driver.emulated_module import Module
 
-    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Module())
+    backend_registration._setup_privateuseone_for_python_backend(
+        NAME, backend_module=Module(), device_guard=emulated_engine.Guard()
+    )
+    emulated_engine.install()
     _library = torch.library.Library("aten", "IMPL")
     aten = torch.ops.aten
     for func in (aten.empty.memory_format, aten.empty_strided.default):

@@ -1,0 +1,262 @@
+"""Hooks that run inside a step: on an accelerator in threads of autograd's, not the caller's."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import onelaunch as ol
+from onelaunch.optimizers import watching_steps
+
+from .drop_in import assert_same, on_accelerators
+from .steps import Randomness, Training, as_eager, batch, small_model
+
+Make = Callable[[Any], Optimizer]
+O = torch.optim  # noqa: E741
+
+
+def stepping_in_backward(device: torch.device, make: Make) -> Training:
+    """An optimizer for each parameter, stepped as soon as its gradient is there."""
+    model = small_model(device, nn.Dropout(0.5))
+    optimizers = {p: make([p]) for p in model.parameters()}
+
+    def hook(p: Tensor) -> None:
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(hook)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        return loss.detach()
+
+    return Training(model, list(optimizers.values()), step)
+
+
+def decaying(i: int, job: Training) -> None:
+    for n, optimizer in enumerate(job.optimizers):
+        optimizer.param_groups[0]["lr"] = 0.1 / (i + n + 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*OL308")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: O.SGD(p, lr=0.1),
+        lambda p: O.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: O.Adam(p, lr=0.1, fused=True),
+    ],
+    ids=["SGD", "momentum", "Adam"],
+)
+def test_an_optimizer_step_in_the_backward(device: torch.device, make: Make) -> None:
+    as_eager(lambda: stepping_in_backward(device, make), device, calls=10, between=decaying)
+
+
+@pytest.mark.filterwarnings("ignore:.*OL308")
+def test_many_optimizers_whose_numbers_are_constants(device: torch.device) -> None:
+    """All are learned of in one more capture, however many there are."""
+
+    class Own(Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # pyright: ignore
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.add_(p.grad * math.sqrt(group["beta"]), alpha=-group["lr"])
+
+    def job() -> Training:
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)), nn.Linear(4, 3)).to(device)
+        for n, p in enumerate(model.parameters()):
+            nn.init.constant_(p, 0.1 * n)
+        made = [Own([p], {"lr": 0.1, "beta": 0.25}) for p in model.parameters()]
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            for optimizer in made:
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss.detach()
+
+        return Training(model, made, step)
+
+    as_eager(job, device, calls=8, between=decaying)
+
+
+@pytest.mark.parametrize("on_refusal", ["raise", "eager"])
+def test_an_optimizer_that_cannot_be_captured_steps_in_the_backward(
+    device: torch.device, on_refusal: Any
+) -> None:
+    def job() -> Training:
+        return stepping_in_backward(device, lambda p: O.Adam(p, lr=0.1))
+
+    if on_refusal == "eager":
+        with pytest.warns(ol.GraphWarning, match="OL120"):
+            as_eager(job, device, recordings=0, min_replays=0, on_refusal="eager")
+        return
+    made, eager = job(), job()
+    fast = ol.graph(made.step)
+    before = [p.detach().clone() for p in made.model.parameters()]
+    for i in range(2):
+        with pytest.raises(ol.CaptureError, match=r"OL120.*Adam counts its steps on the host"):
+            fast(*batch(i, device))
+        assert_same([p.detach() for p in made.model.parameters()], before)
+        assert not any(optimizer.state for optimizer in made.optimizers)
+    made.model.zero_grad()
+    for one in (made, eager):  # eager goes on
+        torch.manual_seed(3)
+        one.step(*batch(2, device))
+    assert_same(dict(made.model.state_dict()), dict(eager.model.state_dict()))
+
+
+READS: dict[str, Callable[[Tensor], object]] = {
+    "item": lambda t: t.item(),
+    "float": float,
+    "truth": lambda t: bool(t > 1),
+    "print": repr,
+    "tolist": lambda t: t.tolist(),
+    "copy": lambda t: t.cpu(),
+    "division": lambda t: 1 / t.item(),
+}
+
+HOOKS: dict[str, Callable[[nn.Parameter, Callable[[], object]], None]] = {
+    "gradient": lambda p, do: p.register_hook(lambda g: (do(), None)[1]),
+    "accumulated": lambda p, do: p.register_post_accumulate_grad_hook(lambda p: (do(), None)[1]),
+    "node": lambda p, do: node_of(p).register_hook(lambda *_: (do(), None)[1]),
+}
+
+
+def node_of(p: nn.Parameter) -> Any:
+    """What accumulates a parameter's gradient; kept, for a hook of it goes with it."""
+    node = p.view_as(p).grad_fn.next_functions[0][0]  # pyright: ignore
+    vars(p)["node"] = node
+    return node
+
+
+def observed(device: torch.device, hook: str, read: Callable[[Tensor], object]) -> Training:
+    """A step in which a hook looks at a gradient."""
+    model = small_model(device, nn.Dropout(0.5))
+    optimizer = O.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    last = next(model.parameters())  # whose gradient is the last to come
+
+    def look() -> None:
+        read(last.detach().square().sum())
+
+    HOOKS[hook](last, look)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Training(model, [optimizer], step)
+
+
+def state_of(job: Training) -> list[Any]:
+    return [
+        [p.detach().clone() for p in job.model.parameters()],
+        [None if p.grad is None else p.grad.clone() for p in job.model.parameters()],
+        [s["momentum_buffer"].clone() for s in job.optimizers[0].state.values()],
+    ]
+
+
+@on_accelerators
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("name", READS)
+def test_a_read_in_a_hook_is_refused(device: torch.device, hook: str, name: str) -> None:
+    """It comes out of the backward, from a thread of the engine's."""
+    job = observed(device, hook, READS[name])
+    fast = ol.graph(job.step)
+    for i in range(3):
+        fast(*batch(i, device))
+    for i in range(3, 6):  # after a refusal as before it
+        before, random = state_of(job), torch.get_rng_state()
+        with pytest.raises(ol.CaptureError) as caught:
+            fast(*batch(i, device))
+        assert caught.value.code in ("OL101", "OL103")
+        assert "test_step_hooks.py" in str(caught.value.where)
+        assert_same(state_of(job), before)
+        assert torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_read_in_a_hook_runs_eagerly(device: torch.device, hook: str) -> None:
+    with pytest.warns(ol.GraphWarning, match="OL101"):
+        as_eager(
+            lambda: observed(device, hook, READS["item"]),
+            device,
+            recordings=0,
+            min_replays=0,
+            on_refusal="eager",
+        )
+
+
+@pytest.mark.filterwarnings("ignore:.*OL308")
+@pytest.mark.parametrize("graphed", [False, True])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_an_error_of_ones_own_in_a_hook(device: torch.device, hook: str, graphed: bool) -> None:
+    """It comes out of the call, of a warm-up's and of a capture's, and nothing else is harmed."""
+    armed = [False]
+
+    def read(t: Tensor) -> None:
+        if armed[0]:
+            raise ValueError("one's own")
+
+    job, eager = observed(device, hook, read), observed(device, hook, lambda t: None)
+    run: Any = ol.graph(job.step) if graphed else job.step
+    random = Randomness(device), Randomness(device)
+    for i in range(6):
+        if i in (1, 3):
+            armed[0], before = True, [p.detach().clone() for p in job.model.parameters()]
+            with pytest.raises(ValueError, match="one's own"):
+                run(*batch(i, device))
+            armed[0] = False
+            assert_same([p.detach() for p in job.model.parameters()], before)
+        with random[0]:
+            got = run(*batch(i, device))
+        with random[1]:
+            assert_same(got, eager.step(*batch(i, device)), f"call {i}")
+
+
+def test_the_steps_that_are_watched(device: torch.device) -> None:
+    """Those of a backward in this context, and not those of other threads."""
+    model = small_model(device)
+    inside, outside = O.SGD(model.parameters(), lr=0.1), O.SGD([torch.ones(1)], lr=0.1)
+    own = O.SGD([torch.ones(1)], lr=0.1)
+    seen: list[tuple[str, Optimizer]] = []
+
+    def hook(p: Tensor) -> None:
+        inside.step()
+
+    next(model.parameters()).register_post_accumulate_grad_hook(hook)
+
+    def elsewhere() -> None:
+        thread = threading.Thread(target=outside.step)
+        thread.start()
+        thread.join()
+
+    def watch(name: str) -> Any:
+        return watching_steps(lambda o: seen.append((name, o)))
+
+    with watch("outer"):
+        with watch("inner"):
+            model(batch(0, device)[0]).sum().backward()
+            elsewhere()
+        own.step()
+    model(batch(0, device)[0]).sum().backward()
+    own.step()
+    assert [(name, o is inside) for name, o in seen] == [
+        ("outer", True),
+        ("inner", True),
+        ("outer", False),
+    ]

@@ -15,7 +15,7 @@ from torch import Tensor
 from onelaunch.backward import Gradients
 from onelaunch.direct import accumulate, is_backward
 from onelaunch.errors import GraphError
-from onelaunch.leaves import keep_graph
+from onelaunch.leaves import is_wrapped, keep_graph
 
 _TWICE = (
     "Trying to backward through the graph a second time (or directly access saved tensors after "
@@ -160,4 +160,8 @@ class _Once(torch.autograd.Function):
 
 
 def _once(found: list[Tensor | None]) -> Sequence[Tensor | None]:
+    if any(g is not None and is_wrapped(g) for g in found):
+        raise GraphError(
+            "OL202", "a graph of the backward of a recording, for a batch of gradients"
+        )
     return _Once.apply(*[None if g is None else g.detach().requires_grad_() for g in found])

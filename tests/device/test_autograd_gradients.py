@@ -274,6 +274,24 @@ def test_double_backward_is_refused_with_the_reason(device: torch.device, rand: 
     assert replays(fast) >= 3
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_a_hessian_is_refused_and_not_zero(
+    device: torch.device, rand: Rand, frozen: bool, vectorize: bool
+) -> None:
+    """It is asked of the input alone, and takes what no way leads to for zero."""
+    fast = ol.graph(curved(device).requires_grad_(not frozen), warmup=1)
+    for i in range(5):
+        if not fast.recordings:
+            fast(rand(i, 4).requires_grad_()).sum().backward()
+            continue
+        with pytest.raises(ol.GraphError, match="OL202"):
+            torch.autograd.functional.hessian(
+                lambda x: fast(x * 2).sum(), rand(i, 4), vectorize=vectorize
+            )
+    assert replays(fast) >= 3
+
+
 def test_double_backward_of_gradients_in_batches_is_refused(
     device: torch.device, rand: Rand
 ) -> None:

@@ -23,11 +23,13 @@ from onelaunch.direct import Anchors
 from onelaunch.driver.driver import Graph, Pool, Released, Travel
 from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning
 from onelaunch.flight import Flight, launched, launched_directly
+from onelaunch.leaves import is_wrapped
 from onelaunch.observe import let_go
 from onelaunch.parts import Part, Share
 
 _C: Any = torch._C
 _hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
+_functorch: Callable[[], object] = _C._functorch.peek_interpreter_stack
 _EAGER_FIRST = 1
 """Backwards of a kind that run operation by operation before it is captured: its warm-up, in the
 thread and on the stream of its capture."""
@@ -196,6 +198,8 @@ class Pair:
         latest = self._latest
         if latest is not None and latest.fits() and latest.like(grads):
             return latest
+        if _functorch() is not None:
+            return None
         like = type(self.static.outputs[0])
         for g in grads:
             if g is not None and (
@@ -203,6 +207,7 @@ class Pair:
                 or g.layout is not torch.strided
                 or g.is_conj()
                 or g.is_neg()
+                or is_wrapped(g)
             ):
                 return None
         key = tuple([None if g is None else (g.shape, g.stride(), g.dtype) for g in grads])

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from onelaunch.driver.driver import Dial, Doubts, Graph
 from onelaunch.hyperparameters import unmistakable
-from onelaunch.steps import Steps
+from onelaunch.steps import Steps, is_number
 
 Reached = frozenset[tuple[int, str, int | None]]
 """(number of a group, key, item) of numbers that recorded kernels hold."""
@@ -68,16 +68,16 @@ class Dials:
 
     def _turn(self) -> bool:
         seen = [read(group) for read, group, _ in self._fast]
-        values = [place.read() for place in self._places]
-        if not all(type(value) in (float, int) for value in values):
+        numbers = [place.read() for place in self._places]
+        if not all(map(is_number, numbers)):
             return False
-        values = [float(value) for value in values]
+        terms = self._book.evaluate(numbers)
+        if terms is None:
+            return False
+        values = [terms[i] for i in self._terms]
         if values != self._values:
-            terms = self._book.evaluate(values)
-            if terms is None:
-                return False
             assert self._dial is not None
-            self._dial.write([terms[i] for i in self._terms])
+            self._dial.write(values)
             self._values = values
         for entry, now in zip(self._fast, seen, strict=True):
             entry[2] = now

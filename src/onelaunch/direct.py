@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from onelaunch.leaves import is_wrapped
 from onelaunch.slots import read_gradient, read_hooks, read_last_hooks
 
 _executes: Callable[[Any], bool] = cast(Any, torch._C)._will_engine_execute_node
@@ -71,8 +72,8 @@ def accumulate(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> 
 
 def laid_out(gradient: Tensor | None, leaf: Tensor) -> Tensor | None:
     """`gradient` with the strides that AccumulateGrad gives it: those of a dense leaf."""
-    if gradient is None:
-        return None
+    if gradient is None or is_wrapped(gradient):
+        return gradient
     dense = torch.empty_like(leaf, device="meta")  # contiguous where the leaf has gaps
     if gradient.stride() == dense.stride():
         return gradient

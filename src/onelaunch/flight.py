@@ -15,7 +15,7 @@ from torch import Tensor
 from onelaunch.backward import Gradients
 from onelaunch.direct import accumulate, is_backward
 from onelaunch.errors import GraphError
-from onelaunch.leaves import keep_graph
+from onelaunch.leaves import is_wrapped, keep_graph
 
 _TWICE = (
     "Trying to backward through the graph a second time (or directly access saved tensors after "
@@ -47,7 +47,7 @@ class Flight:
     Until then the recording holds this call's saved tensors, and no other call may use it.
     """
 
-    __slots__ = ("_pair", "landed", "versions", "watched")
+    __slots__ = ("_pair", "inputs", "landed", "versions", "watched")
 
     def __init__(self, pair: Joined) -> None:
         self._pair = pair
@@ -55,6 +55,8 @@ class Flight:
         self.watched: tuple[Tensor, ...] = ()
         """What eager would have saved of the caller's tensors, and the versions of each."""
         self.versions: list[int] = []
+        self.inputs: tuple[Tensor, ...] = ()
+        """The node's."""
 
     def land(self) -> None:
         """Give the recording free."""
@@ -62,7 +64,7 @@ class Flight:
             self.landed = True
             self._pair.landed()
             if self._pair.saves:
-                self.watched, self.versions = (), []
+                self.watched, self.versions, self.inputs = (), [], ()
 
     def __del__(self) -> None:
         self.land()
@@ -75,7 +77,7 @@ class _Launched(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any,
         launched: tuple[Joined, Flight, tuple[Tensor, ...], tuple[Tensor, ...]],
-        *_: Tensor,
+        *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
         pair, flight, made, watched = launched
         ctx.pair = pair
@@ -85,7 +87,7 @@ class _Launched(torch.autograd.Function):
         if pair.watched_results:
             ctx.save_for_backward(*[made[i] for i in pair.watched_results])
         # By hand, at a quarter of what a saved tensor costs.
-        flight.watched = watched
+        flight.watched, flight.inputs = watched, inputs
         flight.versions = [t._version for t in watched]
         return made
 
@@ -126,10 +128,10 @@ def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
     if pair.watched_results:
         _ = ctx.saved_tensors  # raises where one was changed in place
     found = pair.backward(grads)
+    if torch.is_grad_enabled():
+        found = _once(found, [*flight.inputs, *(g for g in grads if g is not None)])
     if not keep_graph():
         flight.land()
-    if torch.is_grad_enabled():
-        found = _once(found)
     return found
 
 
@@ -148,16 +150,21 @@ def _changed(flight: Flight) -> str:
 
 
 class _Once(torch.autograd.Function):
-    """Gradients that raise when somebody differentiates them again."""
+    """Gradients that raise when somebody differentiates them again, by whatever they depend on:
+    asked for some gradients alone, the engine goes by no other way."""
 
     @staticmethod
-    def forward(ctx: Any, *found: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return tuple([None if g is None else g.view_as(g) for g in found])
+    def forward(ctx: Any, found: Sequence[Tensor | None], *_: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tuple(found)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         raise GraphError("OL202", "a backward through the backward of a recording")
 
 
-def _once(found: list[Tensor | None]) -> Sequence[Tensor | None]:
-    return _Once.apply(*[None if g is None else g.detach().requires_grad_() for g in found])
+def _once(found: list[Tensor | None], by: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    if any(g is not None and is_wrapped(g) for g in found):
+        raise GraphError(
+            "OL202", "a graph of the backward of a recording, for a batch of gradients"
+        )
+    return _Once.apply([None if g is None else g.detach() for g in found], *by)

@@ -45,8 +45,9 @@ class Book:
     def compute(self, how: Compute, a: Any, b: Any) -> Any:
         """The result of an operation, one of whose operands is a number of this book."""
         result = how(_plain(a), _plain(b))
-        if type(result) is not float:
+        if not isinstance(result, float):
             return result  # a power may be complex
+        result = float(result)  # of numpy, as one of the operands
         term = how, self._operand(a), self._operand(b)
         key = repr(term)  # in which 0.0 and -0.0 differ
         if key not in self._known:  # an optimizer may compute it for each parameter anew
@@ -64,6 +65,7 @@ class Book:
     def evaluate(self, numbers: Sequence[float]) -> list[float] | None:
         """Every term for other numbers; None where they would decide a comparison otherwise.
 
+        What is computed with numbers of numpy is computed as they do, in single precision perhaps.
         As many operations as the callable's Python made: 0.2 us each.
         """
         values: list[Any] = []
@@ -77,9 +79,9 @@ class Book:
             for how, a, b in self._terms:
                 values.append(numbers[a] if how is _leaf else how(value(a), value(b)))
             same = all(bool(how(value(a), value(b))) is was for how, a, b, was in self._outcomes)
-        except ArithmeticError:
+            return list(map(float, values)) if same else None
+        except (ArithmeticError, TypeError):  # a power may be complex
             return None
-        return values if same and all(type(v) is float for v in values) else None
 
     def _places(self) -> list[int]:
         return [i for i, (how, _, _) in enumerate(self._terms) if how is _leaf]

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from onelaunch.before import Before
 from onelaunch.errors import CaptureError, kind_of
@@ -70,13 +71,23 @@ def refuse_parts(
             raise CaptureError("OL108", what, fix="return t.full_tensor(), or t.to_local()")
 
 
+_IN_PLACE = (
+    "write into the memory that is there: `p.data.copy_(new)`, or under torch.no_grad() "
+    "`p.sub_(lr * p.grad)`, for `p.data = new` and `vector_to_parameters`"
+)
+_SAVED = "ctx.save_for_backward(y) and `ctx.saved_tensors`, for an attribute, `ctx.y = y`"
+
+
 def refuse_uncovered(
-    after: Walk, every: Sequence[Tensor], observer: Observer, device: torch.device
+    before: Walk, after: Walk, every: Sequence[Tensor], observer: Observer, device: torch.device
 ) -> None:
     """Refuse tensors of the recording that were stored where no replay will renew them."""
     covered = {id(t) for t in every}
     for slot, t in after.tensors():
         if id(t) not in covered and lies_on(t, device) and observer.known(t):
+            if before.held.get(slot.id, (slot, None))[1] is t:
+                what = f"`{slot.name}` is given memory made in the call"
+                raise CaptureError("OL105", what, fix=_IN_PLACE)
             raise CaptureError("OL105", f"`{slot.name}` keeps a tensor made in the call")
 
 
@@ -103,8 +114,20 @@ def afterthought(
     stray = _survivor(observer, expected, holders)
     if stray is None:
         return None
-    what = f"somebody keeps a tensor made in the call, {TensorSpec.of(stray)}"
-    return CaptureError("OL105", what)
+    spec = TensorSpec.of(stray)
+    if _on_a_context(stray):
+        what = f"the context of an autograd.Function keeps a tensor made in the call, {spec}"
+        return CaptureError("OL105", what, fix=_SAVED)
+    return CaptureError("OL105", f"somebody keeps a tensor made in the call, {spec}")
+
+
+def _on_a_context(t: Tensor) -> bool:
+    """Whether an attribute of the `ctx` of an `autograd.Function` is this tensor."""
+    return any(
+        isinstance(owner, FunctionCtx)
+        for holder in gc.get_referrers(t)
+        for owner in (holder, *(gc.get_referrers(holder) if isinstance(holder, dict) else ()))
+    )
 
 
 def _survivor(

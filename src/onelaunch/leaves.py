@@ -350,7 +350,7 @@ def is_pure_view(t: Tensor) -> bool:
 
 def own_memory(t: Tensor, observer: Observer, driver: Driver, taken: set[int]) -> Tensor:
     """`t`, or a copy where its memory is not its own: a gradient passed on, or given twice."""
-    if t.layout is not torch.strided:
+    if t.layout is not torch.strided or is_wrapped(t):
         return t.clone()
     storage = driver.storage(t)
     if t.numel() and (not observer.made(t) or storage in taken):
@@ -360,11 +360,18 @@ def own_memory(t: Tensor, observer: Observer, driver: Driver, taken: set[int]) -
     return t
 
 
+def is_wrapped(t: Tensor) -> bool:
+    """Whether this stands for a tensor of a transform, a batch of gradients say, and has no memory
+    of its own. `is_grads_batched=True` makes those of a kind that functorch has no more."""
+    return _functorch.is_functorch_wrapped_tensor(t) or _functorch.is_legacy_batchedtensor(t)
+
+
 def keep_graph() -> bool:
     """Whether the backward that runs in this thread was asked to retain its graph."""
     return _keep_graph()
 
 
+_functorch: Any = cast(Any, torch._C)._functorch
 _keep_graph: Callable[[], bool] = getattr(
     cast(Any, torch._C)._autograd, "_get_current_graph_task_keep_graph", lambda: True
 )

@@ -68,6 +68,8 @@ class _Twin(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _hooks(self) or _has_any_global_hook():
+            if "_initialize_hook" in self.__dict__:
+                _initialize(self, args, kwargs)
             return super().__call__(*args, **kwargs)
         return self.__graphed__(*args, **kwargs)
 
@@ -107,6 +109,14 @@ def graph_module(module: M, options: Options, pool: Pool | None) -> M:
     twin.__dict__ = module.__dict__
     twin.__graphed__ = fast
     return cast(M, twin)
+
+
+def _initialize(twin: _Twin, args: Any, kwargs: Any) -> None:
+    """Do what the first hook of a lazy module does, to the original: it gets another class, which
+    no twin can get."""
+    original = cast(Any, twin.__graphed__.fn).module
+    original._infer_parameters(original, args, kwargs)
+    twin.__class__ = _twin_class(type(original))
 
 
 def _hooks(module: nn.Module) -> bool:

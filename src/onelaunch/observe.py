@@ -21,9 +21,9 @@ from onelaunch.driver.operators import imagined, operator, tensors
 from onelaunch.driver.randomness import unwatched
 from onelaunch.errors import CaptureError
 from onelaunch.hostreads import HostReads
-from onelaunch.refusals import refusal
+from onelaunch.refusals import fix_within, refusal
 from onelaunch.shards import stands_for_another
-from onelaunch.source import user_frame
+from onelaunch.source import torch_files, user_frame
 
 LIFTS = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
 _COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::copy")
@@ -370,6 +370,7 @@ class Observer(TorchDispatchMode):
 def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
     """A `CaptureError` at the line of user code that is running now."""
     place = user_frame()
+    fix = fix_within(code, torch_files()) or fix
     return CaptureError(code, what, where=str(place) if place else None, fix=fix)
 
 

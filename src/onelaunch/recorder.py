@@ -345,7 +345,7 @@ class Recorder:
             for (slot, _), part in zip(stored, trees, strict=True)
         ]
         assert run.after is not None
-        refuse_uncovered(run.after, every, observer, self.device)
+        refuse_uncovered(before.walk, run.after, every, observer, self.device)
         kept = {id(t) for t in run.lasting}
         run.result = [t for t in unique(every) if id(t) not in kept]
         return outputs

@@ -6,7 +6,7 @@ that read device memory on the host, or whose result is as large as the data say
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,11 @@ from torch._ops import OpOverload
 
 _KEEP = "keep the value on the device, or read it after the call"
 _INDEX = f"{_KEEP}; to index with it: x.index_select(0, i.view(1))"
+_PADDED = "pad, and mask the result"
+_UNVALIDATED = (
+    "no validation of values: torch.distributions.Normal(..., validate_args=False), or once for "
+    "all torch.distributions.Distribution.set_default_validate_args(False)"
+)
 _FIXED = "use a form of fixed size: torch.where, a mask, or topk"
 
 
@@ -86,7 +91,7 @@ REFUSALS: dict[str, Refusal] = {
     "aten::index_put": Refusal("OL102", "torch.where(mask, values, x)", _masked_values),
     "aten::_index_put_impl_": Refusal("OL102", "torch.where(mask, values, x)", _masked_values),
     "aten::_to_sparse": Refusal("OL102", _FIXED),
-    "aten::_pack_padded_sequence": Refusal("OL102", "pad, and mask the result"),
+    "aten::_pack_padded_sequence": Refusal("OL102", _PADDED),
 }
 """Operation (``aten::name`` for every overload, or ``aten::name.overload``) to its refusal."""
 
@@ -107,6 +112,34 @@ READS: dict[Callable[..., Any], str] = {
     Tensor.__format__: "format",
 }
 """Methods of a tensor that read its memory on the host, and what to call them in a message."""
+
+
+_WITHIN: dict[tuple[str, str], str] = {
+    **{
+        ("OL101", f"distributions/{name}.py"): _UNVALIDATED
+        for name in ("distribution", "constraints", "continuous_bernoulli", "geometric")
+    },
+    ("OL101", "nn/modules/batchnorm.py"): (
+        "a number, `momentum=0.1`: under `momentum=None` the host computes one at each call"
+    ),
+    ("OL101", "nn/utils/clip_grad.py"): (
+        "torch.nn.utils.clip_grad_norm_(...) without `error_if_nonfinite=True`; look at the norm, "
+        "which it returns, after the call"
+    ),
+    ("OL101", "nn/modules/rnn.py"): f"not a PackedSequence, whose sizes the host reads: {_PADDED}",
+    ("OL104", "nn/modules/rnn.py"): f"not a PackedSequence, whose sizes the host reads: {_PADDED}",
+}
+"""Code, and a file of torch whose own lines do what is refused, to the option that has it not do
+so."""
+
+
+def fix_within(code: str, files: Iterable[str]) -> str | None:
+    """What to write where torch's own Python does what cannot be captured.
+
+    Args:
+        files: see `source.torch_files`.
+    """
+    return next((_WITHIN[code, file] for file in files if (code, file) in _WITHIN), None)
 
 
 def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Refusal | None:

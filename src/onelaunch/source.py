@@ -57,6 +57,17 @@ def user_frame(traceback: TracebackType | None = None) -> Place | None:
     return None
 
 
+def torch_files() -> Iterator[str]:
+    """The files of torch that run between the user's line and here, innermost first:
+    ``nn/modules/batchnorm.py``."""
+    for frame, _ in _live():
+        filename = frame.f_code.co_filename
+        if is_users(filename):
+            return
+        if filename.startswith(_LIBRARY[0]):
+            yield filename[len(_LIBRARY[0]) :].replace(os.sep, "/")
+
+
 def levels_to_user() -> int:
     """The `stacklevel` with which `warnings.warn`, called where this is, shows the user's line."""
     for level, (frame, _) in enumerate(_live(), start=1):

@@ -9,7 +9,8 @@ import types
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from numbers import Rational, Real
+from typing import Any, NamedTuple, TypeGuard, cast
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -51,19 +52,24 @@ def places_of(group: dict[str, Any], without: Collection[str]) -> list[Place]:
     for key, value in group.items():
         if key in without or key == "params":
             continue
-        if _turns(value) or (key == "lr" and type(value) in (int, float) and math.isfinite(value)):
+        if _turns(value) or (key == "lr" and is_number(value) and math.isfinite(value)):
             places.append(Place(group, key, None))
         elif type(value) is tuple and all(map(_is_float, value)):
             places += [Place(group, key, i) for i, part in enumerate(value) if _turns(part)]
     return places
 
 
-def _is_float(value: Any) -> bool:
-    return type(value) is float
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether this is a number of Python or of numpy, and no flag."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _turns(value: Any) -> bool:
-    return type(value) is float and value != 0 and math.isfinite(value)
+def _is_float(value: object) -> TypeGuard[float]:
+    return isinstance(value, Real) and not isinstance(value, Rational)
+
+
+def _turns(value: object) -> bool:
+    return _is_float(value) and value != 0 and math.isfinite(value)
 
 
 @dataclass(slots=True)
@@ -214,7 +220,7 @@ class Steps:
             if isinstance(slot.owner, LRScheduler):
                 name = type(slot.owner).__name__
                 raise CaptureError("OL122", f"the callable steps a schedule, {name}")
-            if id(slot.holder) in groups and type(new) in (float, int, tuple):
+            if id(slot.holder) in groups and (is_number(new) or type(new) is tuple):
                 kind = groups[id(slot.holder)]
                 what = f"the callable sets `{slot.key}` of {kind} from {old} to {new}"
                 raise CaptureError("OL122", what)
@@ -302,7 +308,7 @@ def _counters(optimizer: Optimizer) -> list[Counter]:
     for key, value in own.items():
         if key in _WATCHED_ELSEWHERE:
             continue
-        if _is_number(value):
+        if is_number(value):
             if not all(only_counts(code, key) for code in codes):
                 found.append(Counter(own, key, value, key))
         else:
@@ -310,14 +316,10 @@ def _counters(optimizer: Optimizer) -> list[Counter]:
     return found
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _numbers(holder: Any, name: str) -> list[Counter]:
     """The numbers right in a dict or list."""
     items = enumerate(holder) if isinstance(holder, list) else holder.items()
-    return [Counter(holder, key, value, name) for key, value in items if _is_number(value)]
+    return [Counter(holder, key, value, name) for key, value in items if is_number(value)]
 
 
 def _inside(value: Any, name: str, depth: int) -> list[Counter]:

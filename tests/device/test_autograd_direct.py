@@ -23,6 +23,7 @@ _OTHERWISE = {
     "test_retain_graph_and_a_second_backward",
     "test_autograd_grad",
     "test_backward_of_some_inputs",
+    "test_gradients_of_parameters_in_batches",
     # bit for bit with several contributions to one gradient
     "test_a_parameter_of_two_modules_and_of_eager_code",
 }

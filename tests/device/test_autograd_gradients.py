@@ -14,6 +14,11 @@ from .drop_in import assert_same, replays
 from .training import Net, Optimized, Rand, Two, train
 
 
+def curved(device: torch.device) -> nn.Module:
+    torch.manual_seed(13)
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh()).to(device)
+
+
 def loss_of(y: Tensor) -> Tensor:
     return y.square().mean()
 
@@ -223,6 +228,39 @@ def test_a_gradient_that_is_passed_on_is_nobody_elses(device: torch.device, rand
     train(Sum().to(device), program)
 
 
+@pytest.mark.parametrize("gradients", ["autograd", "direct"])
+@pytest.mark.parametrize("how", ["grad", "jacobian", "vmap", "vmap, not over it"])
+def test_gradients_in_batches(device: torch.device, rand: Rand, how: str, gradients: str) -> None:
+    """Beside ordinary ones of the same sizes, of which there is a recording."""
+
+    def program(model: Any, i: int) -> Any:
+        if how == "jacobian":
+            return torch.autograd.functional.jacobian(model, rand(i, 4), vectorize=True)
+        x = rand(i, 4).requires_grad_()
+        y = model(x)
+        (plain,) = torch.autograd.grad(y, x, rand(i + 20, 3), retain_graph=True)
+        each = torch.eye(3, device=device)
+        if how.startswith("vmap"):
+
+            def one(g: Tensor) -> Tensor:
+                weight = each[0] if "not" in how else g
+                (found,) = torch.autograd.grad(y, x, weight, retain_graph=True)
+                return found * g[0]
+
+            return plain, torch.func.vmap(one)(each)
+        return plain, *torch.autograd.grad(y, x, each, is_grads_batched=True)
+
+    train(curved(device), program, steps=8, gradients=gradients)
+
+
+def test_gradients_of_parameters_in_batches(device: torch.device, rand: Rand) -> None:
+    def program(model: Any, i: int) -> Any:
+        y, each = model(rand(i, 4)), torch.eye(3, device=device)
+        return torch.autograd.grad(y, list(model.parameters()), each, is_grads_batched=True)
+
+    train(curved(device), program)
+
+
 def test_double_backward_is_refused_with_the_reason(device: torch.device, rand: Rand) -> None:
     model = Net(device)
     fast = ol.graph(model, warmup=1)
@@ -234,6 +272,37 @@ def test_double_backward_is_refused_with_the_reason(device: torch.device, rand: 
             with pytest.raises(RuntimeError, match="OL202"):
                 g.square().sum().backward()
     assert replays(fast) >= 3
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_a_hessian_is_refused_and_not_zero(
+    device: torch.device, rand: Rand, frozen: bool, vectorize: bool
+) -> None:
+    """It is asked of the input alone, and takes what no way leads to for zero."""
+    fast = ol.graph(curved(device).requires_grad_(not frozen), warmup=1)
+    for i in range(5):
+        if not fast.recordings:
+            fast(rand(i, 4).requires_grad_()).sum().backward()
+            continue
+        with pytest.raises(ol.GraphError, match="OL202"):
+            torch.autograd.functional.hessian(
+                lambda x: fast(x * 2).sum(), rand(i, 4), vectorize=vectorize
+            )
+    assert replays(fast) >= 3
+
+
+def test_double_backward_of_gradients_in_batches_is_refused(
+    device: torch.device, rand: Rand
+) -> None:
+    fast = ol.graph(curved(device), warmup=1)
+    each = torch.eye(3, device=device)
+    for i in range(4):
+        y = fast(x := rand(i, 4).requires_grad_())
+        if replays(fast):
+            with pytest.raises(ol.GraphError, match="OL202"):
+                torch.autograd.grad(y, x, each, is_grads_batched=True, create_graph=True)
+    assert replays(fast) >= 2
 
 
 def test_a_parameter_of_two_modules_and_of_eager_code(device: torch.device, rand: Rand) -> None:

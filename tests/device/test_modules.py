@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, on_accelerators, replays
+from .drop_in import CUDA, assert_same, on_accelerators, replays
 from .models import Norms, Scaled, recorded
 
 Rand = Callable[..., Tensor]
@@ -252,6 +252,52 @@ def test_forward_called_directly(device: torch.device, rand: Rand) -> None:
     fast = recorded(Scaled(device), rand)
     with torch.no_grad():
         assert_same(fast.forward(rand(4, 5, 4)), Scaled(device)(rand(4, 5, 4)))
+
+
+class LazyScale(nn.modules.lazy.LazyModuleMixin, nn.Module):
+    """A lazy module that stays of its class."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.scale = nn.UninitializedParameter(device=device)
+
+    def initialize_parameters(self, x: Tensor) -> None:
+        self.scale.materialize(x.shape[1:], device=x.device)
+        nn.init.constant_(self.scale, 3.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA], indirect=True)  # the tape has no uninitialized
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda device: nn.LazyLinear(3, device=device),
+        lambda device: nn.LazyBatchNorm1d(device=device),
+        LazyScale,
+        lambda device: nn.Sequential(nn.LazyLinear(3, device=device), nn.Tanh()),
+    ],
+)
+def test_a_lazy_module_becomes_what_it_does_in_eager(
+    device: torch.device, rand: Rand, make: Callable[[torch.device], nn.Module]
+) -> None:
+    eager, original = make(device), make(device)
+    fast = ol.graph(original, warmup=1)
+    for i in range(5):
+        results: list[Any] = []
+        for model in (eager, fast):
+            torch.manual_seed(1)
+            model.zero_grad()
+            y = model(rand(i, 5, 4))
+            y.square().sum().backward()
+            results.append([y, *[p.grad for p in model.parameters()], dict(model.state_dict())])
+        assert_same(results[1], results[0])
+    assert type(original) is type(eager)
+    assert isinstance(fast, type(eager))
+    assert type(fast).__bases__[1] is type(eager)
+    assert type(copy.deepcopy(fast)) is type(fast)
+    assert replays(fast) >= 3
 
 
 def test_a_hook_of_all_modules_comes_and_goes(

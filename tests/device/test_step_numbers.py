@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -134,6 +135,44 @@ def test_an_infinite_and_an_integer_rate(device: torch.device) -> None:
         job.optimizers[0].param_groups[0]["lr"] = {5: 1, 7: math.inf}.get(i, 0.1)
 
     as_eager(lambda: training(device, MAKES["SGD"]), device, calls=8, between=turn)
+
+
+def decayed(params: Any) -> Optimizer:
+    class Decayed(Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    rate = group["lr"] * numpy.float64(0.7)
+                    p.mul_(1 - group["lr"] * group["decay"]).sub_(p.grad, alpha=rate)
+
+    return Decayed(params, {"lr": 0.1, "decay": 0.013})
+
+
+@pytest.mark.parametrize("kind", [numpy.float64, numpy.float32])
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "Adam fused", "decayed"])
+def test_numbers_of_numpy(device: torch.device, optimizer: str, kind: type[Any]) -> None:
+    """Schedules are often arrays. What a step computes with a float32 is a float32."""
+    rates = (0.1 * numpy.cos(numpy.linspace(0, 1.5, 12))).astype(kind)
+
+    def turn(i: int, job: Training) -> None:
+        for group in job.optimizers[0].param_groups:
+            group["lr"] = rates[i]
+            if "betas" in group:
+                group["betas"] = (kind(0.9 - 0.01 * i), kind(0.99))
+
+    make = {**MAKES, "decayed": decayed}[optimizer]
+    as_eager(lambda: training(device, make), device, calls=12, between=turn, min_replays=7)
+
+
+def test_a_number_of_another_precision(device: torch.device) -> None:
+    """As large as the one before, and another number once something is computed with it."""
+
+    def turn(i: int, job: Training) -> None:
+        kind = (float, numpy.float32, numpy.float64, int)[i % 4]
+        job.optimizers[0].param_groups[0]["lr"] = kind(1)
+
+    as_eager(lambda: training(device, decayed), device, calls=12, between=turn, min_replays=7)
 
 
 def test_a_number_that_decides_what_runs(device: torch.device) -> None:
@@ -286,13 +325,14 @@ def test_a_schedule_inside_is_refused(device: torch.device, every: int) -> None:
         fast(*batch(1, device))
 
 
-def test_a_rate_set_inside_is_refused(device: torch.device) -> None:
+@pytest.mark.parametrize("half", [0.5, numpy.float64(0.5), numpy.float32(0.5)])
+def test_a_rate_set_inside_is_refused(device: torch.device, half: Any) -> None:
     job = training(device, MAKES["SGD"])
     inner = job.step
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         loss = inner(x, y)
-        job.optimizers[0].param_groups[0]["lr"] *= 0.5
+        job.optimizers[0].param_groups[0]["lr"] *= half
         return loss
 
     fast = ol.graph(step, warmup=1)

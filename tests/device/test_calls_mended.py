@@ -1,0 +1,164 @@
+"""Refusals of what torch's own Python does: the fix names the option or call that does without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import replays
+
+Rand = Callable[..., Tensor]
+Step = Callable[[Any, Tensor], Any]
+
+
+class Model(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.averaged = nn.BatchNorm1d(3, momentum=None, affine=False)
+        self.moving = nn.BatchNorm1d(3, momentum=0.1, affine=False)
+
+
+def entropy(model: Model, x: Tensor, **options: Any) -> Tensor:
+    return torch.distributions.Categorical(logits=model(x), **options).entropy()
+
+
+def clipped(model: Model, x: Tensor, **options: Any) -> Tensor:
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return nn.utils.clip_grad_norm_(model.parameters(), 1.0, **options)
+
+
+def replaced(model: Model, x: Tensor) -> Tensor:
+    loss = descent(model, x)
+    for p in model.parameters():
+        assert p.grad is not None
+        p.data = p.data - 0.1 * p.grad
+    return loss
+
+
+def replaced_together(model: Model, x: Tensor) -> Tensor:
+    loss = descent(model, x)
+    with torch.no_grad():
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        vector = nn.utils.parameters_to_vector(model.parameters())
+        vector -= 0.1 * nn.utils.parameters_to_vector(grads)
+        nn.utils.vector_to_parameters(vector, model.parameters())
+    return loss
+
+
+def copied(model: Model, x: Tensor) -> Tensor:
+    loss = descent(model, x)
+    for p in model.parameters():
+        assert p.grad is not None
+        p.data.copy_(p.data - 0.1 * p.grad)
+    return loss
+
+
+def descent(model: Model, x: Tensor) -> Tensor:
+    model.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+class Kept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.out = x.tanh()
+        return ctx.out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * (1 - ctx.out**2)
+
+
+class Saved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.tanh()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return grad * (1 - y**2)
+
+
+def through(function: type[torch.autograd.Function]) -> Step:
+    def step(model: Model, x: Tensor) -> Tensor:
+        loss = function.apply(model(x)).mean()
+        loss.backward()
+        return loss
+
+    return step
+
+
+FIXES: dict[str, tuple[Step, str, str, Step]] = {
+    "validation of distributions": (
+        entropy,
+        "OL101",
+        "validate_args=False",
+        lambda model, x: entropy(model, x, validate_args=False),
+    ),
+    "a momentum of None": (
+        lambda model, x: model.averaged(model(x)),
+        "OL101",
+        "momentum=0.1",
+        lambda model, x: model.moving(model(x)),
+    ),
+    "a norm that must be finite": (
+        lambda model, x: clipped(model, x, error_if_nonfinite=True),
+        "OL101",
+        "without `error_if_nonfinite=True`",
+        clipped,
+    ),
+    "data replaced": (replaced, "OL105", "p.data.copy_", copied),
+    "parameters from a vector": (replaced_together, "OL105", "p.data.copy_", copied),
+    "an attribute of a context": (
+        through(Kept),
+        "OL105",
+        "ctx.save_for_backward",
+        through(Saved),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_the_fix_is_of_use(device: torch.device, rand: Rand, name: str) -> None:
+    refused, code, words, mended = FIXES[name]
+
+    def run(step: Step) -> None:
+        model = Model().to(device)
+        fast = ol.graph(lambda x: step(model, x), warmup=1)
+        for i in range(4):
+            fast(rand(i, 5, 4))
+        assert replays(fast) >= 2
+
+    with pytest.raises(ol.CaptureError, match=code) as caught:
+        run(refused)
+    assert words in caught.value.fix
+    run(mended)
+
+
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)  # packed where the sizes are
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_packed_sequence_is_refused_as_packing_is(
+    device: torch.device, rand: Rand, kind: type[nn.RNNBase]
+) -> None:
+    pack = nn.utils.rnn.pack_padded_sequence
+    layer = kind(4, 3)
+    given = ol.graph(layer, warmup=1)
+    packs = ol.graph(lambda x: layer(pack(x, [5, 3], batch_first=True))[1], warmup=1)
+    x = rand(0, 2, 5, 4)
+    for fast, argument in ((given, pack(x, [5, 3], batch_first=True)), (packs, x)):
+        fast(argument)
+        with pytest.raises(ol.CaptureError, match=r"OL10[12]") as caught:
+            fast(argument)
+        assert "pad, and mask the result" in caught.value.fix

@@ -23,9 +23,9 @@ from onelaunch.direct import Anchors
 from onelaunch.driver.driver import Graph, Pool, Released, Travel
 from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning
 from onelaunch.flight import Flight, launched, launched_directly
-from onelaunch.leaves import is_wrapped
 from onelaunch.observe import let_go
 from onelaunch.parts import Part, Share
+from onelaunch.shards import is_wrapped
 
 _C: Any = torch._C
 _hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks

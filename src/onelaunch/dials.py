@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from onelaunch.driver.driver import Dial, Doubts, Graph
 from onelaunch.hyperparameters import unmistakable
-from onelaunch.steps import Steps, is_number
+from onelaunch.optimizers import is_number
+from onelaunch.steps import Steps
 
 Reached = frozenset[tuple[int, str, int | None]]
 """(number of a group, key, item) of numbers that recorded kernels hold."""

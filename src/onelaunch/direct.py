@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.leaves import is_wrapped
+from onelaunch.shards import is_wrapped
 from onelaunch.slots import read_gradient, read_hooks, read_last_hooks
 
 _executes: Callable[[Any], bool] = cast(Any, torch._C)._will_engine_execute_node

@@ -15,7 +15,8 @@ from torch import Tensor
 from onelaunch.backward import Gradients
 from onelaunch.direct import accumulate, is_backward
 from onelaunch.errors import GraphError
-from onelaunch.leaves import is_wrapped, keep_graph
+from onelaunch.leaves import keep_graph
+from onelaunch.shards import is_wrapped
 
 _TWICE = (
     "Trying to backward through the graph a second time (or directly access saved tensors after "

@@ -24,6 +24,7 @@ from torch.utils import checkpoint
 from onelaunch.driver.driver import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.observe import Observer, refuse
+from onelaunch.shards import is_wrapped
 from onelaunch.slots import Slot, gradient_of
 from onelaunch.state import Walk
 
@@ -360,18 +361,11 @@ def own_memory(t: Tensor, observer: Observer, driver: Driver, taken: set[int]) -
     return t
 
 
-def is_wrapped(t: Tensor) -> bool:
-    """Whether this stands for a tensor of a transform, a batch of gradients say, and has no memory
-    of its own. `is_grads_batched=True` makes those of a kind that functorch has no more."""
-    return _functorch.is_functorch_wrapped_tensor(t) or _functorch.is_legacy_batchedtensor(t)
-
-
 def keep_graph() -> bool:
     """Whether the backward that runs in this thread was asked to retain its graph."""
     return _keep_graph()
 
 
-_functorch: Any = cast(Any, torch._C)._functorch
 _keep_graph: Callable[[], bool] = getattr(
     cast(Any, torch._C)._autograd, "_get_current_graph_task_keep_graph", lambda: True
 )

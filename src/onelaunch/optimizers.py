@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -132,13 +133,13 @@ def watching_steps(before: StepHook, after: StepHook | None = None) -> Generator
         if after is not None and watch in _watches():
             after(optimizer)
 
-    outer = _watches()
+    watches = _own_watches()
+    watches.append(watch)
     handles = [register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)]
-    torch._C._stash_obj_in_tls(_WATCHES, (*outer, watch))
     try:
         yield
     finally:
-        torch._C._stash_obj_in_tls(_WATCHES, outer)
+        watches.remove(watch)
         for handle in handles:
             handle.remove()
 
@@ -146,10 +147,29 @@ def watching_steps(before: StepHook, after: StepHook | None = None) -> Generator
 _WATCHES = "onelaunch.optimizers.watching_steps"
 
 
-def _watches() -> tuple[object, ...]:
+_kept: list[list[object]] = []
+"""Those of every thread, each twice: torch 2.11 takes no reference to what it keeps for a thread,
+and gives one back as the thread ends."""
+
+
+def _watches() -> Sequence[object]:
     """The contexts that this thread is in, or the one whose backward it runs: of what a thread of
     Python has, autograd brings its modes along, and what is kept under such a name."""
     return torch._C._get_obj_in_tls(_WATCHES) if torch._C._is_key_in_tls(_WATCHES) else ()
+
+
+def _own_watches() -> list[object]:
+    """`_watches` of a thread that is no engine's, to add to."""
+    if not torch._C._is_key_in_tls(_WATCHES):
+        made: list[object] = []
+        _kept.extend((made, made))
+        torch._C._stash_obj_in_tls(_WATCHES, made)
+    return torch._C._get_obj_in_tls(_WATCHES)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether this is a number of Python or of numpy, and no flag."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_of_torch(optimizer: Optimizer) -> bool:
@@ -188,7 +208,7 @@ class Options:
             (id(group), key, kind): value
             for kind, group in self._groups
             for key, value in group.items()
-            if (id(group), key) not in self._turned and type(value) in (int, float, tuple)
+            if (id(group), key) not in self._turned and (is_number(value) or type(value) is tuple)
         }
 
     def restless(self) -> str | None:

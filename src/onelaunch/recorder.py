@@ -28,6 +28,7 @@ from onelaunch.inspection import (
     refuse_parts,
     refuse_uncovered,
 )
+from onelaunch.keepers import explained
 from onelaunch.leaves import stand_in_for
 from onelaunch.observe import Observer, let_go
 from onelaunch.outcome import Run, captured_of, written_groups
@@ -101,15 +102,25 @@ class Recorder:
         while True:
             try:
                 captured = self._attempt(tree, tensors, hidden, started)
-            except (CaptureError, NeedsGrad, BackwardInside) as error:
+            except (NeedsGrad, BackwardInside) as error:
                 let_go(error)
                 raise
+            except CaptureError as error:
+                let_go(error)
+                self._release()
+                better = explained(error, [t for _, t in self.reached.walk().tensors()])
+                if better is error:
+                    raise
+                raise better from error
             finally:
-                # They hold themselves, and views that keep AccumulateGrad nodes on this stream.
-                while self._observers:
-                    self._observers.pop().release()
+                self._release()
             if captured is not None:
                 return captured
+
+    def _release(self) -> None:
+        # They hold themselves, and views that keep AccumulateGrad nodes on this stream.
+        while self._observers:
+            self._observers.pop().release()
 
     def _attempt(
         self, tree: Tree, tensors: Sequence[Tensor], hidden: list[Slot], started: float

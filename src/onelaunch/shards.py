@@ -1,10 +1,11 @@
-"""Tensors of torch.distributed that stand for memory of this process: where that memory is."""
+"""Tensors that stand for others: torch.distributed's for this process's part, and transforms'."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -27,6 +28,15 @@ def local(t: Tensor) -> Tensor:
 def stands_for_another(kind: type) -> bool:
     """Whether operations on tensors of this class become others, on what they stand for."""
     return _held_in(kind) is not None
+
+
+def is_wrapped(t: Tensor) -> bool:
+    """Whether this stands for a tensor of a transform, a batch of gradients say, and has no memory
+    of its own. `is_grads_batched=True` makes those of a kind that functorch has no more."""
+    return _functorch.is_functorch_wrapped_tensor(t) or _functorch.is_legacy_batchedtensor(t)
+
+
+_functorch: Any = cast(Any, torch._C)._functorch  # pyright: ignore[reportPrivateUsage]
 
 
 def _held_in(kind: type) -> str | None:

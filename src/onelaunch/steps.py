@@ -22,6 +22,7 @@ from onelaunch.hyperparameters import Book, unmistakable
 from onelaunch.names import functions_in, names_read, only_counts
 from onelaunch.observe import LIFTS, Observer
 from onelaunch.optimizers import (
+    is_number,
     is_of_torch,
     parameters_of,
     refusal,
@@ -57,11 +58,6 @@ def places_of(group: dict[str, Any], without: Collection[str]) -> list[Place]:
         elif type(value) is tuple and all(map(_is_float, value)):
             places += [Place(group, key, i) for i, part in enumerate(value) if _turns(part)]
     return places
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether this is a number of Python or of numpy, and no flag."""
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _is_float(value: object) -> TypeGuard[float]:

@@ -13,7 +13,15 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import onelaunch as ol
 
-from .drop_in import allocated, assert_same, on_accelerators, on_cpu, on_cpu_and_cuda, replays
+from .drop_in import (
+    allocated,
+    assert_same,
+    on_accelerators,
+    on_cpu,
+    on_cpu_and_cuda,
+    on_cuda,
+    replays,
+)
 from .steps import Training, as_eager, assert_same_training, batch, small_model, training
 
 SGD = torch.optim.SGD
@@ -370,3 +378,27 @@ def test_a_fused_optimizer_that_is_not_marked_capturable(device: torch.device) -
 def test_compile_watches_an_optimizer_that_has_its_state(device: torch.device) -> None:
     """The first step makes the state, so it does not show what later ones read."""
     as_eager(lambda: training(device, sgd), device, compile=True, calls=9, min_replays=5)
+
+
+KEPT: list[Tensor] = []
+
+
+@on_cuda
+def test_losses_kept_from_before_are_named(device: torch.device) -> None:
+    """Their graphs accumulate gradients on the stream where they were made."""
+    made = training(device, lambda p: torch.optim.SGD(p, lr=0.1))
+    KEPT.clear()
+    for i in range(2):
+        x, y = batch(i, device)
+        loss = nn.functional.mse_loss(made.model(x), y)
+        loss.backward(retain_graph=True)
+        KEPT.append(loss)
+    del loss
+    fast = ol.graph(made.step)
+    for i in range(3):
+        fast(*batch(i, device))
+    with pytest.raises(ol.CaptureError, match=r"`KEPT\[\d\]`.*on another stream") as caught:
+        fast(*batch(3, device))
+    assert caught.value.code == "OL109"
+    KEPT.clear()
+    as_eager(lambda: training(device, lambda p: torch.optim.SGD(p, lr=0.1)), device)

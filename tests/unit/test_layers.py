@@ -32,7 +32,7 @@ LAYERS = {
         *("autograd", "ahead"),
         *("recording", "forward", "spent", "gradients", "relied", "distributed"),
         "unrepeated",
-        *("before", "outcome", "rebinding", "inspection", "recorder", "signature"),
+        *("before", "outcome", "rebinding", "inspection", "keepers", "recorder", "signature"),
         *("lines", "matching", "viewing", "launching", "callpath"),
         *("flows", "trace", "shadow", "blame", "alignment", "look", "independence"),
         *("padding", "agreement", "rehearsal", "proving", "way"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
@@ -23,7 +24,7 @@ from onelaunch.driver.cuda.record import record
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.driver import Capture, Graph, Pool, Region, Rewind
 from onelaunch.driver.resizes import watching_resizes
-from onelaunch.shards import local
+from onelaunch.shards import is_wrapped, local
 from onelaunch.spec import TensorSpec
 
 T = TypeVar("T")
@@ -126,7 +127,9 @@ class CudaDriver:
         caller, stream = torch.cuda.current_stream(index), _stream(stream, index)
         stream.wait_stream(caller)
         try:
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream), warnings.catch_warnings():
+                # In a step, as it is told where it cannot be captured; to warm up it does no harm.
+                warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
                 result = run()
         finally:
             caller.wait_stream(stream)
@@ -245,6 +248,8 @@ def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
 
 def _parts(t: Tensor) -> tuple[Tensor, ...]:
     """The tensors that hold a tensor's memory: itself, or those of a sparse or a sharded one."""
+    if is_wrapped(t):
+        return ()  # no later work of this stream comes before what the caller's has by then
     if t.layout is torch.strided:
         return (local(t),)
     if t.layout is torch.sparse_coo:

@@ -1,0 +1,78 @@
+"""Who keeps an autograd graph from before a capture, whose nodes work on another stream."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Collection, Iterable
+from typing import Any, cast
+
+from torch import Tensor
+
+from onelaunch.errors import CaptureError
+from onelaunch.spec import TensorSpec
+
+_ANOTHER_STREAM = re.compile(r"legacy stream|uncaptured work|another stream|unjoined|isolat")
+
+
+def explained(error: CaptureError, leaves: Iterable[Tensor]) -> CaptureError:
+    """`error`; where it speaks of another stream and a graph is kept that leads to one of these
+    leaves, one that names the tensor with the graph.
+
+    An AccumulateGrad node works on the stream where it was made, as long as anything keeps it.
+    """
+    if error.code != "OL109" or not _ANOTHER_STREAM.search(error.what):
+        return error
+    kept = _kept({id(t) for t in leaves if t.is_leaf and t.requires_grad})
+    if kept is None:
+        return error
+    name = _name(kept)
+    spoken = f"`{name}`, " if name else "a tensor, "
+    return CaptureError(
+        "OL109",
+        f"{spoken}{TensorSpec.of(kept)}, keeps its autograd graph, which accumulates gradients on "
+        "another stream",
+        where=error.where,
+        fix="keep `loss.detach()` or `loss.item()` of earlier steps, not `loss`",
+    )
+
+
+def _kept(leaves: Collection[int]) -> Tensor | None:
+    """A tensor whose autograd graph leads to one of these leaves."""
+    gc.collect()
+    seen: set[Any] = set()
+    for value in gc.get_objects():
+        # The class is asked for: some objects do things when they are asked themselves.
+        if issubclass(type(value), Tensor) and _leads(value.grad_fn, leaves, seen):
+            return cast(Tensor, value)
+    return None
+
+
+def _leads(node: Any, leaves: Collection[int], seen: set[Any]) -> bool:
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if id(getattr(node, "variable", None)) in leaves:
+            return True
+        stack += [following for following, _ in node.next_functions]
+    return False
+
+
+def _name(value: object, depth: int = 2) -> str | None:
+    """What the code calls it: a global, an attribute, an item of either. A local variable cannot be
+    asked for without keeping it."""
+    for holder in gc.get_referrers(value):
+        if isinstance(holder, dict):
+            entries = cast(dict[object, object], holder)
+            names = [k for k, v in entries.items() if v is value and isinstance(k, str)]
+            if names:
+                return names[0]
+        elif isinstance(holder, list) and depth:
+            items = cast(list[object], holder)
+            name = _name(items, depth - 1)
+            if name is not None:
+                return f"{name}[{next(i for i, v in enumerate(items) if v is value)}]"
+    return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,11 +19,14 @@ from onelaunch.driver.randomness import watching_seeds
 from onelaunch.errors import CaptureError
 from onelaunch.leaves import DENSE, own_memory
 from onelaunch.observe import Observer
-from onelaunch.slots import read_gradient
-from onelaunch.spec import TensorSpec
+from onelaunch.shards import is_wrapped
+from onelaunch.slots import Slot, read_gradient
+from onelaunch.spec import TensorSpec, lies_on
+from onelaunch.tree import flatten
 
 Gradients = Sequence[Tensor | None]
 
+_HANDED = "hand it to `checkpoint` as an argument, or to a backward by `ctx.save_for_backward`"
 _use_count: Callable[[int], int] = cast(Any, torch._C)._storage_Use_Count
 _SPARSE_EXTENT = 2
 
@@ -40,6 +44,10 @@ class StaticGraph:
     """How many of the inputs, the last, are leaves to whose `.grad` the backward adds itself."""
     rewind: Rewind | None
     """Of the forward."""
+    rebound: list[Slot] = field(default_factory=list[Slot])
+    """Where each forward stores a tensor anew."""
+    kept: list[weakref.ref[Tensor]] = field(default_factory=list[Any])
+    """What `run` made, and does not return."""
     turn: AbstractContextManager[object] = field(default_factory=nullcontext[None])
     """Entered while anything runs or is captured on the stream, where others share it."""
 
@@ -71,10 +79,23 @@ class StaticGraph:
                     ]
                     return self.laid_out(made)
             finally:
+                self.kept = list(observer.made_tensors)
                 observer.release()
 
         with self.turn:
-            return self.driver.warmup(backward, self.device, self.stream)
+            found = self.driver.warmup(backward, self.device, self.stream)
+        given = {self.driver.storage(g) for g in found if g is not None and not is_wrapped(g)}
+        self.kept = [made for made in self.kept if self._lives(made(), given)]
+        return found
+
+    def _lives(self, t: Tensor | None, but: Collection[int]) -> bool:
+        return t is not None and self.driver.storage(t) not in but
+
+    def stored(self) -> set[int]:
+        """The storages of tensors that a forward, or a backward run before, made and stored."""
+        values = [t for slot in self.rebound for t in flatten(slot.read()).tensors]
+        values += [t for made in self.kept if (t := made()) is not None]
+        return {self.driver.storage(t) for t in values if lies_on(t, self.device)}
 
     def laid_out(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
         """Those of the leaves as `.grad` is to have them."""
@@ -116,6 +137,10 @@ class Backward:
             if observer.refused is not None:
                 raise observer.refused
             _refuse_accumulated(observer, driver)
+            for storage in observer.external.keys() & static.stored():
+                spec = TensorSpec.of(observer.external[storage][0])
+                what = f"a backward reads a tensor that the call has stored, {spec}"
+                raise CaptureError("OL105", what, fix=_HANDED)
             self.written = [
                 t
                 for storage, t in observer.written.items()

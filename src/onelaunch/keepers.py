@@ -23,10 +23,11 @@ def explained(error: CaptureError, leaves: Iterable[Tensor]) -> CaptureError:
     """
     if error.code != "OL109" or not _ANOTHER_STREAM.search(error.what):
         return error
-    kept = _kept({id(t) for t in leaves if t.is_leaf and t.requires_grad})
-    if kept is None:
+    every = _kept({id(t) for t in leaves if t.is_leaf and t.requires_grad})
+    if not every:
         return error
-    name = _name(kept)
+    named = ((t, _name(t)) for t in every)
+    kept, name = next((one for one in named if one[1]), (min(every, key=Tensor.numel), None))
     spoken = f"`{name}`, " if name else "a tensor, "
     return CaptureError(
         "OL109",
@@ -37,19 +38,17 @@ def explained(error: CaptureError, leaves: Iterable[Tensor]) -> CaptureError:
     )
 
 
-def _kept(leaves: Collection[int]) -> Tensor | None:
-    """A tensor whose autograd graph leads to one of these leaves."""
+def _kept(leaves: Collection[int]) -> list[Tensor]:
+    """The tensors whose autograd graph leads to one of these leaves; of a loss, what led to it as
+    well."""
     gc.collect()
-    seen: set[Any] = set()
-    for value in gc.get_objects():
-        # The class is asked for: some objects do things when they are asked themselves.
-        if issubclass(type(value), Tensor) and _leads(value.grad_fn, leaves, seen):
-            return cast(Tensor, value)
-    return None
+    # The class is asked for: some objects do things when they are asked themselves.
+    alive = [t for t in gc.get_objects() if issubclass(type(t), Tensor) and t.grad_fn is not None]
+    return [t for t in alive if _leads(t.grad_fn, leaves)]
 
 
-def _leads(node: Any, leaves: Collection[int], seen: set[Any]) -> bool:
-    stack = [node]
+def _leads(node: Any, leaves: Collection[int]) -> bool:
+    stack, seen = [node], set[Any]()
     while stack:
         node = stack.pop()
         if node is None or node in seen:

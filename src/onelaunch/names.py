@@ -8,8 +8,6 @@ import sys
 import types
 from typing import Any, cast
 
-from torch import nn
-
 _STORE_ATTR = dis.opmap["STORE_ATTR"]
 
 
@@ -33,9 +31,21 @@ def names_read(code: types.CodeType) -> frozenset[str]:
 
 def functions_in(member: object) -> list[types.FunctionType]:
     """The functions behind a member of a class, however it is decorated."""
-    if isinstance(member, types.FunctionType):
-        wrapped = member.__dict__.get("__wrapped__")
-        return [member] if wrapped is None else [member, *functions_in(wrapped)]
+    found: dict[int, types.FunctionType] = {}
+    waiting = [member]
+    while waiting:
+        member = waiting.pop(0)
+        if isinstance(member, types.FunctionType):
+            if id(member) not in found:  # one may wrap itself
+                found[id(member)] = member
+                waiting.append(member.__dict__.get("__wrapped__"))
+        else:
+            waiting += _behind(member)
+    return list(found.values())
+
+
+def _behind(member: object) -> list[object]:
+    """What a decorator that makes no function has made something of."""
     inner: list[object] = []
     if isinstance(member, property):
         inner = [member.fget]
@@ -48,7 +58,7 @@ def functions_in(member: object) -> list[types.FunctionType]:
         inner = [cast(Any, member).func]
     elif isinstance(member, _CACHED):
         inner = [cast(Any, member).__wrapped__]
-    return [function for part in inner for function in functions_in(part)]
+    return inner
 
 
 _WITH_FUNC = (functools.partial, functools.partialmethod, functools.cached_property)
@@ -56,16 +66,11 @@ _CACHED = type(functools.lru_cache(len))
 
 
 @functools.lru_cache(maxsize=4096)
-def attributes_read(kind: type) -> frozenset[str]:
-    """The names that methods of a class, `__init__` apart, could read of an instance."""
-    names: set[str] = {"training", "forward"}
-    for parent in kind.__mro__:
-        if parent in (nn.Module, object):
-            continue
-        for key, member in vars(parent).items():
-            for function in functions_in(member) if key != "__init__" else ():
-                names |= names_read(function.__code__)
-    return frozenset(names)
+def imports(code: types.CodeType) -> tuple[str, ...]:
+    """The modules that a function's code imports as it runs."""
+    found = [step.argval for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"]
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return (*found, *(name for c in inner for name in imports(c)))
 
 
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME")

@@ -10,7 +10,7 @@ import sysconfig
 import threading
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from onelaunch.names import functions_in, names_read
+from onelaunch.names import functions_in, imports, names_read
 from onelaunch.slots import Slot, defaults_of, keyword_defaults_of
 from onelaunch.tree import is_plain
 
@@ -107,16 +107,30 @@ def _function_slots(name: str, fn: types.FunctionType) -> Iterator[Slot]:
         return
     for key in vars(fn).keys() - {"__wrapped__"}:
         yield Slot("item", vars(fn), key, f"{name}.{key}", None)
-    names = set(names_read(fn.__code__))
+    names = names_read(fn.__code__)
+    modules: dict[str, object] = {name: sys.modules.get(name) for name in imports(fn.__code__)}
     for variable in names:
         if variable in fn.__globals__ and not variable.startswith("__"):
             value = fn.__globals__[variable]
             if isinstance(value, types.ModuleType):
-                if not _is_library_module(value):
-                    for key in names & vars(value).keys():
-                        yield Slot("item", vars(value), key, f"{variable}.{key}", None)
+                modules[variable] = value
             else:
                 yield Slot("item", fn.__globals__, variable, variable, None)
+    yield from _module_globals(modules, names)
+
+
+def _module_globals(modules: dict[str, object], names: Set[str]) -> Iterator[Slot]:
+    """What is named of somebody's modules, and of modules in these: `settings.model.scale`."""
+    waiting, seen = list(modules.items()), set[int]()
+    while waiting:
+        name, module = waiting.pop()
+        if not isinstance(module, types.ModuleType) or _is_library_module(module):
+            continue
+        if id(module) not in seen:
+            seen.add(id(module))
+            for key in names & vars(module).keys():
+                waiting.append((f"{name}.{key}", vars(module)[key]))
+                yield Slot("item", vars(module), key, f"{name}.{key}", None)
 
 
 def _class_slots(kind: type) -> Iterator[Slot]:
@@ -197,22 +211,47 @@ def code_in(name: str, value: object) -> Iterator[tuple[str, object]]:
         yield type(value).__qualname__, type(value)
 
 
-@functools.lru_cache(maxsize=1024)
-def library_calls(kind: type, named: frozenset[str]) -> frozenset[str]:
+@functools.lru_cache(maxsize=4096)
+def attributes_read(kind: type) -> frozenset[str]:
+    """The names that methods of a class, `__init__` apart, could read of an instance. Behind
+    decorators only those of a library: a walk reads the code of others that are called."""
+    names: set[str] = {"training", "forward"}
+    for parent in kind.__mro__:
+        if parent in (nn.Module, object):
+            continue
+        depth = None if is_library_class(parent) else 1
+        for key, member in vars(parent).items():
+            for function in functions_in(member)[:depth] if key != "__init__" else ():
+                names |= names_read(function.__code__)
+    return frozenset(names)
+
+
+def library_calls(kind: type, named: Set[str]) -> frozenset[str]:
     """The methods of a class that its base classes of installed packages may call, where code
     names these of its attributes."""
     if issubclass(kind, torch.autograd.Function):
         return _OF_FUNCTIONS  # which C++ calls
     if issubclass(kind, _CALLED_BY_NAME):
         return frozenset()
+    return _called(kind, frozenset(named & _library_members(kind).keys()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _library_members(kind: type) -> dict[str, object]:
     bases = [parent for parent in kind.__mro__ if is_library_class(parent)]
-    theirs = {key: member for parent in reversed(bases) for key, member in vars(parent).items()}
-    theirs.pop("__init__", None)
+    found = {key: member for parent in reversed(bases) for key, member in vars(parent).items()}
+    found.pop("__init__", None)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _called(kind: type, named: frozenset[str]) -> frozenset[str]:
+    theirs = _library_members(kind)
     called = {key for key in theirs if key in named or key.startswith("__")}
     found: set[str] = set()
     while called:
         found |= called
-        functions = [f for key in called for f in functions_in(theirs.get(key))]
+        functions = [f for key in called for f in functions_in(theirs[key])]
         called = {name for f in functions for name in names_read(f.__code__)} - found
         called &= theirs.keys()
     return frozenset(found)

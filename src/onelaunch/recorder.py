@@ -355,6 +355,8 @@ class Recorder:
             StateOutput(slot, part.tree, tuple(numbers[id(t)] for t in part.tensors))
             for (slot, _), part in zip(stored, trees, strict=True)
         ]
+        if self.forward is not None:
+            self.forward.pair.static.rebound = [slot for slot, _ in stored]
         assert run.after is not None
         refuse_uncovered(before.walk, run.after, every, observer, self.device)
         kept = {id(t) for t in run.lasting}

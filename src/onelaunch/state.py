@@ -17,10 +17,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from onelaunch.names import attributes_read, names_read
+from onelaunch.names import names_read
 from onelaunch.objects import (
     MODULE_DICTS,
     Containers,
+    attributes_read,
     code_in,
     dicts_of,
     is_library_class,
@@ -150,6 +151,8 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
         if isinstance(value, nn.Module) and id(value) not in tops:
             if not found.hooks:
                 found.hooks += [getattr(_MODULES, f"_global{kind}") for kind in hooked]
+                every = [h for hooks in found.hooks for h in hooks.values()]
+                queue.extend(("a hook of every module", hook, None) for hook in every)
             found.hooks += [value.__dict__[kind] for kind in hooked]
             hooks = [h for kind in hooked for h in value.__dict__[kind].values()]
             queue.extend((f"a hook of {name}", hook, None) for hook in hooks)
@@ -199,7 +202,7 @@ class _Method(NamedTuple):
     function: types.FunctionType
     via: Slot | None
 
-    def is_called(self, names: frozenset[str]) -> bool:
+    def is_called(self, names: set[str]) -> bool:
         """By code that names so, by Python, or by the class's bases in a library."""
         key = self.name.rpartition(".")[2]
         return key in names or key.startswith("__") or key in library_calls(self.kind, names)
@@ -209,8 +212,7 @@ def _named(
     methods: list[_Method], names: set[str], queue: deque[tuple[str, object, Slot | None]]
 ) -> bool:
     """Move the methods that are called, as far as the code read so far shows, to `queue`."""
-    every = frozenset(names)
-    called = [method.is_called(every) for method in methods]
+    called = [method.is_called(names) for method in methods]
     queue.extend((m.name, m.function, m.via) for m, c in zip(methods, called, strict=True) if c)
     methods[:] = [m for m, c in zip(methods, called, strict=True) if not c]
     return any(called)

@@ -20,7 +20,7 @@ from onelaunch.before import Reached
 from onelaunch.callee import Callee
 from onelaunch.driver.driver import Driver
 from onelaunch.errors import CaptureError
-from onelaunch.observe import Observer
+from onelaunch.observe import Observer, let_go
 from onelaunch.optimizers import refusal, settle, watching_steps
 from onelaunch.options import Options
 from onelaunch.pool import Pool
@@ -57,11 +57,15 @@ class Warmup:
         if measured:
             driver.synchronize(device)
         started = perf_counter()
-        if self._options.compile and signature.known is None:
-            with _stepping(signature, refuse):
-                result = driver.warmup(lambda: self._watched(attempt, args, kwargs), device)
-        else:
-            result = self._called(attempt, args, kwargs, refuse)
+        try:
+            if self._options.compile and signature.known is None:
+                with _stepping(signature, refuse):
+                    result = driver.warmup(lambda: self._watched(attempt, args, kwargs), device)
+            else:
+                result = self._called(attempt, args, kwargs, refuse)
+        except CaptureError as error:
+            let_go(error)  # and of the graph that the run made on the stream of captures
+            raise
         if measured:
             driver.synchronize(device)
             signature.eager_us.append((perf_counter() - started) * 1e6)
@@ -151,7 +155,7 @@ def _trains(attempt: Attempt) -> bool:
     if not torch.is_grad_enabled():
         return False
     found = attempt.reached.walk()
-    if any("backward" in name or name == "autograd" for name in found.names):
+    if found.runs_backward():
         return False
     tensors = [*attempt.flat.tensors, *(t for _, t in found.tensors())]
     return any(t.requires_grad for t in tensors)

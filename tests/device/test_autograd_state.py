@@ -167,6 +167,51 @@ def test_tensors_made_in_the_call_for_a_checkpointed_part(
     assert replays(fast) == 4
 
 
+class Stored(nn.Module):
+    """The checkpointed part reads what the forward has stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: Tensor | None = None
+
+    def part(self, x: Tensor) -> Tensor:
+        assert self.scale is not None
+        return torch.tanh(x) * self.scale
+
+    def forward(self, x: Tensor) -> Any:
+        self.scale = x.detach().mean(0) * 2
+        return checkpoint(self.part, x, use_reentrant=False)
+
+
+class KeepsOnContext(torch.autograd.Function):
+    """A backward that computes what it needs once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not hasattr(ctx, "y"):
+            ctx.y = ctx.saved_tensors[0].exp()
+        return g * ctx.y
+
+
+@pytest.mark.parametrize("f", [Stored(), KeepsOnContext.apply])
+def test_a_backward_that_reads_what_was_stored_is_refused(
+    device: torch.device, rand: Rand, f: Any
+) -> None:
+    """A replay would read what was stored as the backward was captured."""
+    fast = ol.graph(f if isinstance(f, nn.Module) else lambda x: f(x), warmup=1)
+    for i in range(2):
+        fast(rand(i, 5, 4).requires_grad_()).sum().backward()
+    y = fast(rand(2, 5, 4).requires_grad_())
+    with pytest.raises(ol.CaptureError, match="save_for_backward") as caught:
+        y.sum().backward()
+    assert caught.value.code == "OL105"
+
+
 def test_checkpointing_runs_the_forward_as_often_as_in_eager(
     device: torch.device, rand: Rand
 ) -> None:

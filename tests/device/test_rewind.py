@@ -92,6 +92,7 @@ def test_dropout_in_a_checkpoint_of_a_whole_step(device: torch.device, reentrant
     as_eager(job, device)
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # of the one inside
 def test_a_backward_inside_the_backward_is_refused(device: torch.device, rand: Rand) -> None:
     inner = nn.Linear(4, 4).to(device)
 

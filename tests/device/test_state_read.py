@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import sys
 import threading
 import types
 from collections.abc import Callable, Generator
@@ -247,6 +248,29 @@ def _of(box: Any, read: Callable[[], float]) -> Scale:
     return read, lambda v: setattr(box, "scale", v)
 
 
+def _modules() -> tuple[types.ModuleType, types.ModuleType]:
+    """A package of the user's, and a module in it."""
+    package, inside = types.ModuleType("settings"), types.ModuleType("settings.model")
+    package.__file__ = inside.__file__ = __file__
+    vars(package)["model"], vars(inside)["scale"] = inside, 2.0
+    sys.modules.update({"settings": package, "settings.model": inside})
+    return package, inside
+
+
+def of_a_module_in_a_package() -> Scale:
+    _, inside = _modules()
+    namespace: dict[str, Any] = {"settings": sys.modules["settings"]}
+    exec("def read(): return settings.model.scale", namespace)
+    return namespace["read"], lambda v: vars(inside).update(scale=v)
+
+
+def of_a_module_imported_inside() -> Scale:
+    _, inside = _modules()
+    namespace: dict[str, Any] = {}
+    exec("def read():\n from settings.model import scale\n return scale", namespace)
+    return namespace["read"], lambda v: vars(inside).update(scale=v)
+
+
 def of_a_template() -> Scale:
     box = OfALibrary()
     return _of(box, lambda: cast(Any, box)(1.0))
@@ -306,7 +330,7 @@ def test_a_number_that_a_function_of_autograd_reads(
     def whole(x: Tensor) -> Tensor:
         loss = forward(x)
         loss.backward()
-        return loss
+        return loss.detach()
 
     f = whole if step else forward
     fast = ol.graph(f, warmup=1)
@@ -340,6 +364,39 @@ def test_a_number_that_a_hook_of_a_parameter_reads(device: torch.device, rand: R
         assert weight.grad is not None
         assert_same(weight.grad, rand(i, 3) * scale, f"call {i}")
     assert replays(fast) >= 3
+
+
+def test_a_number_that_a_decorated_method_reads_but_is_not_called(rand: Rand) -> None:
+    class Logs(nn.Linear):
+        step = 0
+
+        @torch.no_grad()
+        def log(self) -> int:
+            return self.step
+
+    model = Logs(4, 2)
+    fast = ol.graph(model, warmup=1)
+    for i in range(8):
+        fast(rand(i, 3, 4).cpu())
+        model.step += 1
+    assert len(fast.recordings) == 1
+
+
+def test_a_number_that_a_hook_of_every_module_reads(rand: Rand) -> None:
+    box = {"scale": 2.0}
+    handle = nn.modules.module.register_module_forward_hook(lambda m, x, y: y * box["scale"])
+    try:
+        model = nn.Sequential(nn.Tanh())
+        fast = ol.graph(lambda x: model(x), warmup=1)
+        with torch.no_grad():
+            for i in range(9):
+                box["scale"] = 2.0 + i // 3
+                with pytest.warns(ol.GraphWarning, match="OL308") if i == 1 else nullcontext():
+                    got = fast(rand(i, 3))
+                assert_same(got, model(rand(i, 3)))
+        assert replays(fast) >= 3
+    finally:
+        handle.remove()
 
 
 def test_a_class_attribute_of_a_module_that_is_a_number(rand: Rand) -> None:

@@ -7,10 +7,11 @@ stream of random numbers, and one that has each replay go back there.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,52 @@ from onelaunch.driver.recorder import Recorder
 UNKNOWN = "a random state is set that was not saved in the call"
 
 
+class _Substitute(NamedTuple):
+    """See `substituted`."""
+
+    here: Callable[..., bool]
+    save: Callable[[], Tensor]
+    restore: Callable[[Tensor], None]
+
+
+class _Substituted:
+    """The functions of one module, while any capture has something in their place."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._own = {name: vars(module)[name] for name in _NAMES if name in vars(module)}
+        self._get, self._set = (getattr(module, name) for name in _NAMES)
+        self.active: list[_Substitute] = []
+        for name, function in zip(_NAMES, (self._get_rng_state, self._set_rng_state), strict=True):
+            setattr(module, name, function)
+
+    def put_back(self) -> None:
+        for name in _NAMES:
+            if name in self._own:
+                setattr(self._module, name, self._own[name])
+            else:
+                delattr(self._module, name)
+
+    def _get_rng_state(self, *device: Any, **keywords: Any) -> Tensor:
+        for substitute in self.active:
+            if substitute.here(*device, **keywords):
+                with unwatched():
+                    return substitute.save()
+        return self._get(*device, **keywords)
+
+    def _set_rng_state(self, new_state: Tensor, *device: Any, **keywords: Any) -> None:
+        for substitute in self.active:
+            if substitute.here(*device, **keywords):
+                with unwatched():
+                    return substitute.restore(new_state)
+        return self._set(new_state, *device, **keywords)
+
+
+_NAMES = "get_rng_state", "set_rng_state"
+_lock = threading.Lock()
+_substituted: dict[int, _Substituted] = {}
+
+
 @contextmanager
 def substituted(
     module: Any,
@@ -31,33 +78,20 @@ def substituted(
     restore: Callable[[Tensor], None],
 ) -> Generator[None]:
     """Have ``module.get_rng_state`` and ``module.set_rng_state`` be `save` and `restore`, where
-    ``here(device)``. To be used by one thread at a time."""
-    names = "get_rng_state", "set_rng_state"
-    own = {name: vars(module)[name] for name in names if name in vars(module)}
-    really_get, really_set = (getattr(module, name) for name in names)
-
-    def get_rng_state(*device: Any, **keywords: Any) -> Tensor:
-        if not here(*device, **keywords):
-            return really_get(*device, **keywords)
-        with unwatched():
-            return save()
-
-    def set_rng_state(new_state: Tensor, *device: Any, **keywords: Any) -> None:
-        if not here(*device, **keywords):
-            really_set(new_state, *device, **keywords)
-            return
-        with unwatched():
-            restore(new_state)
-
-    module.get_rng_state, module.set_rng_state = get_rng_state, set_rng_state
+    ``here(device)``. Two drivers may capture at once, each in a thread."""
+    substitute = _Substitute(here, save, restore)
+    with _lock:
+        if id(module) not in _substituted:
+            _substituted[id(module)] = _Substituted(module)
+        all_of_it = _substituted[id(module)]
+        all_of_it.active = [substitute, *all_of_it.active]
     try:
         yield
     finally:
-        for name in names:
-            if name in own:
-                setattr(module, name, own[name])
-            else:
-                delattr(module, name)
+        with _lock:
+            all_of_it.active = [one for one in all_of_it.active if one is not substitute]
+            if not all_of_it.active:
+                _substituted.pop(id(module)).put_back()
 
 
 class TapeRewind:

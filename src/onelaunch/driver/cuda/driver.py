@@ -181,7 +181,7 @@ class CudaDriver:
                 on = _stream(stream, pool.index)
                 recorded, result = record(body, pool, generators, on, bundled, rewind)
             grown = pool.memory_bytes - pool.earlier.nbytes
-            rewinds = rewind if rewind is not None and rewind.used else None
+            rewinds = rewind if rewind is not None and (rewind.used or not rewind.done) else None
             graph = CudaGraph(recorded, pool, grown, generators, rewinds)
             if rewinds is not None:
                 try:

@@ -93,6 +93,7 @@ class CudaRewind:
     """Which to draw from after a change, by its number."""
     _places: list[_Place] = field(default_factory=list[_Place])
     """Where each stretch begins."""
+    _checked: bool = False
     _beyond: int = 0
     """How much further the stream is at the end than what the default generator drew."""
 
@@ -121,7 +122,6 @@ class CudaRewind:
         """While a body runs, on the current stream."""
         default = torch.cuda.default_generators[self.index]
         stream = bindings._cuda_getCurrentRawStream(self.index)
-        host = torch.get_rng_state, torch.set_rng_state
         refused: list[CaptureError] = []
 
         def here(device: Any = "cuda") -> bool:
@@ -156,7 +156,8 @@ class CudaRewind:
             raise refused[0]
 
         home = default.graphsafe_get_state()
-        on_host = substituted(torch, lambda: True, *host)
+        host = torch.random.get_rng_state, torch.random.set_rng_state
+        on_host = substituted(torch, here, *host)
         on_device = substituted(torch.cuda, here, save, restore)
         with on_host, on_device:
             try:
@@ -196,10 +197,12 @@ class CudaRewind:
         own = [default, *self._generators.values()]
         with random_order(self.index).launch(bindings._cuda_getCurrentRawStream(self.index)):
             before = [g.get_offset() for g in (*own, *others)]
-            super(torch.cuda.CUDAGraph, graph).replay()
-            self._drawn = [g.get_offset() - b for g, b in zip(own, before, strict=False)]
-            for generator, offset in zip((*own, *others), before, strict=True):
-                generator.set_offset(offset)
+            try:
+                super(torch.cuda.CUDAGraph, graph).replay()
+                self._drawn = [g.get_offset() - b for g, b in zip(own, before, strict=False)]
+            finally:
+                for generator, offset in zip((*own, *others), before, strict=True):
+                    generator.set_offset(offset)
         place = _Place(self._origin, 0)
         self._places = [place]
         for change, drawn in zip(self._changes, self._drawn, strict=False):
@@ -234,7 +237,21 @@ class CudaRewind:
                 generator.manual_seed(place.origin.seed)
             generator.set_offset(place.origin.offset + place.distance)
         kept = [saved.write() for saved in self.saved]
+        own = [default, *self._generators.values()]
+        before = [] if self._checked else [g.get_offset() for g in own]
         replay()
         if self._beyond:
             default.set_offset(default.get_offset() + self._beyond)
-        return bool(self._generators) or any(kept)
+        if not self._checked:
+            self._check(own, before)
+        return bool(self._generators or self._beyond) or any(kept)
+
+    def _check(self, own: Sequence[torch.Generator], before: Sequence[int]) -> None:
+        """After the first launch: whether it drew as much as was measured."""
+        self._checked = True
+        drawn, *others = [g.get_offset() - b for g, b in zip(own, before, strict=True)]
+        expected = list(map(self._drawn_after, self._generators))
+        # Another thread may have drawn from the default one meanwhile.
+        if drawn < self._drawn_after(-1) + self._beyond or others != expected:
+            what = "random numbers are drawn otherwise each time that the callable is captured"
+            raise CaptureError("OL106", what)

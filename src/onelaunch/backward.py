@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -84,18 +84,21 @@ class StaticGraph:
 
         with self.turn:
             found = self.driver.warmup(backward, self.device, self.stream)
-        given = {self.driver.storage(g) for g in found if g is not None and not is_wrapped(g)}
-        self.kept = [made for made in self.kept if self._lives(made(), given)]
+        given = {self._storage(g) for g in found}
+        self.kept = [made for made in self.kept if self._storage(made()) not in given]
         return found
 
-    def _lives(self, t: Tensor | None, but: Collection[int]) -> bool:
-        return t is not None and self.driver.storage(t) not in but
+    def _storage(self, t: Tensor | None) -> int | None:
+        if t is None or t.layout is not torch.strided or is_wrapped(t):
+            return None
+        return self.driver.storage(t)
 
     def stored(self) -> set[int]:
         """The storages of tensors that a forward, or a backward run before, made and stored."""
         values = [t for slot in self.rebound for t in flatten(slot.read()).tensors]
         values += [t for made in self.kept if (t := made()) is not None]
-        return {self.driver.storage(t) for t in values if lies_on(t, self.device)}
+        storages = {self._storage(t) for t in values if lies_on(t, self.device)}
+        return {storage for storage in storages if storage is not None}
 
     def laid_out(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
         """Those of the leaves as `.grad` is to have them."""

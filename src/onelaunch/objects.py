@@ -108,7 +108,11 @@ def _function_slots(name: str, fn: types.FunctionType) -> Iterator[Slot]:
     for key in vars(fn).keys() - {"__wrapped__"}:
         yield Slot("item", vars(fn), key, f"{name}.{key}", None)
     names = names_read(fn.__code__)
-    modules: dict[str, object] = {name: sys.modules.get(name) for name in imports(fn.__code__)}
+    package = fn.__globals__.get("__package__") or ""
+    modules: dict[str, object] = {}
+    for name in imports(fn.__code__):  # from the package of the function, perhaps
+        within = f"{package}.{name}".strip(".")
+        modules.update((full, sys.modules[full]) for full in {name, within} & sys.modules.keys())
     for variable in names:
         if variable in fn.__globals__ and not variable.startswith("__"):
             value = fn.__globals__[variable]

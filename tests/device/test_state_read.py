@@ -271,6 +271,13 @@ def of_a_module_imported_inside() -> Scale:
     return namespace["read"], lambda v: vars(inside).update(scale=v)
 
 
+def of_a_module_of_its_own_package() -> Scale:
+    _, inside = _modules()
+    namespace: dict[str, Any] = {"__package__": "settings"}
+    exec("def read():\n from .model import scale\n return scale", namespace)
+    return namespace["read"], lambda v: vars(inside).update(scale=v)
+
+
 def of_a_template() -> Scale:
     box = OfALibrary()
     return _of(box, lambda: cast(Any, box)(1.0))

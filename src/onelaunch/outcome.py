@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -21,9 +21,10 @@ from onelaunch.guard import StateGuard
 from onelaunch.observe import Observer
 from onelaunch.optimizers import parameters_of
 from onelaunch.plan import Inputs, Outputs, unique
-from onelaunch.recording import Captured, StateOutput
+from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.relied import hooked_leaves, relied_on
 from onelaunch.spec import lies_on, readers
+from onelaunch.spent import is_spent
 from onelaunch.state import Change, Slot, Walk, restore
 from onelaunch.steps import Steps
 from onelaunch.tree import Tree
@@ -173,3 +174,12 @@ def _stepped(before: Walk, writes: Callable[[Tensor], bool]) -> list[Optimizer]:
     """The optimizers of compiled code that step: those whose parameters it wrote."""
     found = {id(o): o for _, o in before.held.values() if isinstance(o, Optimizer)}
     return [o for o in found.values() if any(map(writes, parameters_of(o)))]
+
+
+def mark_spent(outputs: Outputs, results: Sequence[Tensor]) -> None:
+    """Tell results whose backward has run inside from those whose gradients are still wanted."""
+    for t in results:
+        output = outputs.made[outputs.numbers[id(t)]]
+        output.spent = output.source == "own" and is_spent(t)
+        if output.source == "own" and output.spec.requires_grad and not output.spent:
+            raise NeedsGrad

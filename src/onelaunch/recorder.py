@@ -31,7 +31,7 @@ from onelaunch.inspection import (
 from onelaunch.keepers import explained
 from onelaunch.leaves import stand_in_for
 from onelaunch.observe import Observer, let_go
-from onelaunch.outcome import Run, captured_of, written_groups
+from onelaunch.outcome import Run, captured_of, mark_spent, written_groups
 from onelaunch.padding import Follow
 from onelaunch.plan import (
     Inputs,
@@ -45,7 +45,6 @@ from onelaunch.plan import (
 )
 from onelaunch.rebinding import rebound, recurrent
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
-from onelaunch.spent import is_spent
 from onelaunch.state import Slot
 from onelaunch.steps import Steps, every_key
 from onelaunch.tree import Flat, Tree, flatten, unflatten
@@ -343,7 +342,7 @@ class Recorder:
         if self.forward is not None:
             self.forward.plan(outputs, unique(every), plan, observer, before.held)
         else:
-            _mark_spent(outputs, every)
+            mark_spent(outputs, every)
         numbers = outputs.numbers
         for t, follows in zip(flat.tensors, self.follows, strict=False):
             output = outputs.made[numbers[id(t)]]
@@ -397,12 +396,3 @@ class Recorder:
             if group.travel == "copy":
                 displacement = 0
             capture.output(group.buffer, displacement)
-
-
-def _mark_spent(outputs: Outputs, results: Sequence[Tensor]) -> None:
-    """Tell results whose backward has run inside from those whose gradients are still wanted."""
-    for t in results:
-        output = outputs.made[outputs.numbers[id(t)]]
-        output.spent = output.source == "own" and is_spent(t)
-        if output.source == "own" and output.spec.requires_grad and not output.spent:
-            raise NeedsGrad

@@ -10,7 +10,7 @@ import sysconfig
 import threading
 import types
 from collections import deque
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, cast
 
 import torch
@@ -120,10 +120,10 @@ def _function_slots(name: str, fn: types.FunctionType) -> Iterator[Slot]:
                 modules[variable] = value
             else:
                 yield Slot("item", fn.__globals__, variable, variable, None)
-    yield from _module_globals(modules, names)
+    yield from module_globals(modules, names)
 
 
-def _module_globals(modules: dict[str, object], names: Set[str]) -> Iterator[Slot]:
+def module_globals(modules: Mapping[str, object], names: Set[str]) -> Iterator[Slot]:
     """What is named of somebody's modules, and of modules in these: `settings.model.scale`."""
     waiting, seen = list(modules.items()), set[int]()
     while waiting:
@@ -139,7 +139,7 @@ def _module_globals(modules: dict[str, object], names: Set[str]) -> Iterator[Slo
 
 def _class_slots(kind: type) -> Iterator[Slot]:
     """The attributes of somebody's class that are values."""
-    members = {} if is_library_class(kind) else _members(kind)
+    members = {} if is_library_class(kind) else members_of(kind)
     for key, member in list(members.items()):
         if not key.startswith("__") and not hasattr(type(member), "__get__"):
             yield Slot("item", members, key, f"{kind.__qualname__}.{key}", kind)
@@ -177,14 +177,14 @@ def methods_of(kind: type) -> Iterator[tuple[Slot, object]]:
     """The methods of a class; of an installed one, which has hundreds, the forward alone."""
     if kind in (nn.Module, object):
         return
-    members = _members(kind)
+    members = members_of(kind)
     for key in ("forward",) if is_library_class(kind) else list(members):
         member = members.get(key)
         if isinstance(member, types.FunctionType | property | staticmethod | classmethod):
             yield Slot("item", members, key, f"`{kind.__qualname__}.{key}`", kind), member
 
 
-def _members(kind: type) -> dict[str, object]:
+def members_of(kind: type) -> dict[str, object]:
     """A class shows its dict by a proxy; the dict itself can tell that it changes."""
     return cast(dict[str, object], gc.get_referents(vars(kind))[0])
 

@@ -26,7 +26,9 @@ from onelaunch.objects import (
     dicts_of,
     is_library_class,
     library_calls,
+    members_of,
     methods_of,
+    module_globals,
     slots_of,
 )
 from onelaunch.slots import (
@@ -81,6 +83,10 @@ class Walk:
             outer = not isinstance(owner, nn.Module) or attributes is owner.__dict__
             names = self.names | unwalked_names(type(owner))
             yield attributes, frozenset(names) if outer else None
+        kinds = dict.fromkeys(kind for _, owner in self.owned for kind in type(owner).__mro__)
+        for kind in kinds:
+            if not is_library_class(kind):  # which may get what it had of another
+                yield members_of(kind), frozenset(self.names)
         for slot, value in self.held.values():
             if id(value) in self.containers and self.is_read(slot):
                 yield value, None
@@ -143,7 +149,13 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
     queue: deque[tuple[str, object, Slot | None]] = deque((n, value, None) for n, value in roots)
     methods: list[_Method] = []
-    while queue or _named(methods, found.names, queue) or _hooked(found, queue, seen):
+    modules: dict[str, types.ModuleType] = {}
+    while (
+        queue
+        or _named(methods, found.names, queue)
+        or _opened(modules, found, queue)
+        or _hooked(found, queue, seen)
+    ):
         name, value, via = queue.popleft()
         if id(value) in seen or is_plain(value):
             continue
@@ -159,6 +171,8 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
         elif isinstance(value, types.FunctionType):
             found.names |= names_read(value.__code__)
             found.functions.append(value)
+        elif isinstance(value, types.ModuleType):
+            modules[name] = value
         if isinstance(value, nn.Module) and type(value) not in kinds:
             kinds.add(type(value))  # it may be a library's, whose functions are not read
             found.names |= attributes_read(type(value))
@@ -182,6 +196,19 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
             else:
                 queue.append((inside_name, inside, via))
     return found
+
+
+def _opened(
+    modules: dict[str, types.ModuleType],
+    found: Walk,
+    queue: deque[tuple[str, object, Slot | None]],
+) -> bool:
+    """Move what is named of modules that are no globals, but attributes or items, to `queue`."""
+    for slot in module_globals(modules, found.names):
+        if slot.id not in found.held:
+            found.held[slot.id] = (slot, slot.read())
+            queue.append((slot.name, slot.read(), slot))
+    return bool(queue)
 
 
 def _hooked(found: Walk, queue: deque[tuple[str, object, Slot | None]], seen: set[int]) -> bool:

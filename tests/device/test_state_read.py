@@ -278,6 +278,26 @@ def of_a_module_of_its_own_package() -> Scale:
     return namespace["read"], lambda v: vars(inside).update(scale=v)
 
 
+def of_a_module_in_an_attribute() -> Scale:
+    _, inside = _modules()
+    box = types.SimpleNamespace(settings=inside)
+    return lambda: box.settings.scale, lambda v: vars(inside).update(scale=v)
+
+
+def of_a_class_that_had_it_of_its_base() -> Scale:
+    class Base:
+        scale = 2.0
+
+        def read(self) -> float:
+            return self.scale
+
+    class Derived(Base):
+        pass
+
+    box = Derived()
+    return lambda: box.read(), lambda v: setattr(Derived, "scale", v)
+
+
 def of_a_template() -> Scale:
     box = OfALibrary()
     return _of(box, lambda: cast(Any, box)(1.0))

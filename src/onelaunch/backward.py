@@ -93,12 +93,11 @@ class StaticGraph:
             return None
         return self.driver.storage(t)
 
-    def stored(self) -> set[int]:
+    def stored(self) -> set[int | None]:
         """The storages of tensors that a forward, or a backward run before, made and stored."""
         values = [t for slot in self.rebound for t in flatten(slot.read()).tensors]
         values += [t for made in self.kept if (t := made()) is not None]
-        storages = {self._storage(t) for t in values if lies_on(t, self.device)}
-        return {storage for storage in storages if storage is not None}
+        return {self._storage(t) for t in values if lies_on(t, self.device)}
 
     def laid_out(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
         """Those of the leaves as `.grad` is to have them."""

@@ -206,8 +206,8 @@ def _opened(
     """Move what is named of modules that are no globals, but attributes or items, to `queue`."""
     for slot in module_globals(modules, found.names):
         if slot.id not in found.held:
-            found.held[slot.id] = (slot, slot.read())
-            queue.append((slot.name, slot.read(), slot))
+            _, content = found.held[slot.id] = (slot, slot.read())
+            queue.append((slot.name, content, slot))
     return bool(queue)
 
 

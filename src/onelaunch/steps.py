@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import random
-import types
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -298,9 +296,7 @@ def _counters(optimizer: Optimizer) -> list[Counter]:
         return found
     own = vars(optimizer)
     methods = [m for kind in type(optimizer).__mro__ for m in vars(kind).values()]
-    members = [getattr(m, "fget", m) for m in methods]
-    functions = [inspect.unwrap(m) for m in members if isinstance(m, types.FunctionType)]
-    codes = [f.__code__ for f in functions]
+    codes = [f.__code__ for m in methods for f in functions_in(m)[-1:]]
     for key, value in own.items():
         if key in _WATCHED_ELSEWHERE:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -12,8 +13,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from onelaunch.driver.cuda import graph
 from onelaunch.driver.cuda import rewind as module
-from onelaunch.driver.cuda.graph import _random_replay
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.rewind import substituted
 
@@ -128,42 +129,41 @@ class Device:
 
     def capture(self, body: Callable[[], None], rewind: CudaRewind) -> FakeGraph:
         """As `record` and `CudaDriver.capture` do."""
-        graph = FakeGraph()
-        rewind.prepare(graph)  # type: ignore[arg-type]
+        made = FakeGraph()
+        rewind.prepare(made)  # type: ignore[arg-type]
         home = self.default.state
-        graph.states[home] = 0
-        for state in graph.states:
+        made.states[home] = 0
+        for state in made.states:
             state.inside, state.filled = 0, (state.seed, 0)
-        self.capturing = graph
+        self.capturing = made
         try:
             with rewind.capturing():
                 body()
         finally:
             self.capturing = None
         assert self.default.state is home
-        for state in graph.states:
-            graph.states[state] = state.inside
+        for state in made.states:
+            made.states[state] = state.inside
         if rewind.used:
-            rewind.finish(graph, ())  # type: ignore[arg-type]
-
-        return graph
+            rewind.finish(made, ())  # type: ignore[arg-type]
+        return made
 
     def recorded(self, body: Callable[[], None], after: CudaRewind | None = None) -> Recording:
         rewind = CudaRewind(0, after)
         for _ in range(3):
-            graph = self.capture(body, rewind)
+            made = self.capture(body, rewind)
             if rewind.done:
-                return Recording(self, graph, rewind)
+                return Recording(self, made, rewind)
         raise AssertionError("captured without end")
 
 
 class Recording:
     """A graph with `graph._bind`'s choice between the two ways to launch it."""
 
-    def __init__(self, device: Device, graph: FakeGraph, rewind: CudaRewind) -> None:
-        self.device, self.graph, self.rewind = device, graph, rewind
+    def __init__(self, device: Device, made: FakeGraph, rewind: CudaRewind) -> None:
+        self.device, self.graph, self.rewind = device, made, rewind
         used = rewind if rewind.used else None
-        self.replay = _random_replay(graph, 0, (), used)  # type: ignore[arg-type]
+        self.replay = graph._random_replay(made, 0, (), used)  # type: ignore[arg-type]
         self.random: bool | None = None
 
     def launch(self) -> None:
@@ -175,25 +175,18 @@ class Recording:
 @contextmanager
 def model() -> Generator[Device]:
     device = Device()
-    graphs = pytest.importorskip("onelaunch.driver.cuda.graph")
 
     @contextmanager
     def launch(raw: int) -> Generator[None]:
         yield
 
-    order = SimpleNamespace(launch=launch, lock=launch(0), last=0, marked=False)
-
-    class Lock:
-        def __enter__(self) -> None: ...
-        def __exit__(self, *_: object) -> None: ...
-
-    order.lock = Lock()
+    order = SimpleNamespace(launch=launch, lock=threading.RLock(), last=0, marked=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "torch", device.torch)
-        patch.setattr(graphs, "torch", device.torch)
+        patch.setattr(graph, "torch", device.torch)
         patch.setattr(module, "bindings", SimpleNamespace(_cuda_getCurrentRawStream=lambda i: 0))
         patch.setattr(module, "random_order", lambda i: order)
-        patch.setattr(graphs, "random_order", lambda i: order)
+        patch.setattr(graph, "random_order", lambda i: order)
         patch.setattr(module, "device_index", lambda d: d.index or 0)
         patch.setattr(module, "capabilities", lambda: SimpleNamespace(memcpy_nodes=True))
         patch.setattr(module, "nodes", SimpleNamespace(handles=lambda g: [], destroy=None))
@@ -206,23 +199,18 @@ ops: st.SearchStrategy[list[Op]] = st.lists(
 )
 
 
-def body(device: Device, program: list[Op], states: list[Any]) -> Callable[[], None]:
-    """Runs `program`; sets the states that it or, if `states` is not empty, another has saved."""
-
-    def run() -> None:
-        cuda = device.torch.cuda
-        own: list[Any] = []
-        for what, n in program:
-            if what == "draw":
-                device.draw(n)
-            elif what == "save":
-                own.append(cuda.get_rng_state())
-            elif what == "set" and own:
-                cuda.set_rng_state(own[n % len(own)])
-            elif what == "drop" and own:
-                del own[n % len(own)]
-
-    return run
+def run(device: Device, program: list[Op], saved: list[Any]) -> None:
+    """Runs `program`, which sets states that it saved itself."""
+    cuda = device.torch.cuda
+    for what, n in program:
+        if what == "draw":
+            device.draw(n)
+        elif what == "save":
+            saved.append(cuda.get_rng_state())
+        elif what == "set" and saved:
+            cuda.set_rng_state(saved[n % len(saved)])
+        elif what == "drop" and saved:
+            del saved[n % len(saved)]
 
 
 between = st.lists(st.tuples(st.sampled_from(["draw", "seed"]), st.integers(0, 5)), max_size=2)
@@ -242,15 +230,14 @@ def disturb(device: Device, things: list[Op]) -> None:
 def test_one_recording(program: list[Op], calls: list[list[Op]]) -> None:
     with model() as device:
         eager = Device()
-        fast = device.recorded(body(device, program, []))
-        slow = body(eager, program, [])
+        fast = device.recorded(lambda: run(device, program, []))
         for things in calls:
             disturb(device, things)
             disturb(eager, things)
             fast.launch()
-            slow()
+            run(eager, program, [])
             assert device.drawn == eager.drawn
-            assert vars(device.default.state)["offset"] == eager.default.state.offset
+            assert device.default.state.offset == eager.default.state.offset
             assert device.default.state.seed == eager.default.state.seed
 
 
@@ -267,51 +254,41 @@ def test_a_forward_and_its_backwards(data: st.DataObject) -> None:
         st.lists(st.tuples(between, between, st.integers(0, 2)), min_size=1, max_size=4), "calls"
     )
 
-    def forward_of(device: Device, states: list[Any]) -> Callable[[], None]:
-        def run() -> None:
-            cuda = device.torch.cuda
-            states.clear()
-            for what, n in forward:
-                if what == "draw":
-                    device.draw(n)
-                elif what == "save":
-                    states.append(cuda.get_rng_state())
-                elif what == "set" and states:
-                    cuda.set_rng_state(states[n % len(states)])
+    kept = [op for op in forward if op[0] != "drop"]
 
-        return run
+    def forward_of(device: Device, states: list[Any]) -> None:
+        states.clear()
+        run(device, kept, states)
 
     def backward_of(device: Device, states: list[Any]) -> Callable[[], None]:
-        def run() -> None:
+        def backward() -> None:
             cuda = device.torch.cuda
             for n, programs in sets:
                 home = cuda.get_rng_state()
                 for i, program in enumerate(programs):
                     if states and i < 1:
                         cuda.set_rng_state(states[n % len(states)])
-                    body(device, program, [])()
+                    run(device, program, [])
                 cuda.set_rng_state(home)
                 if n % 2:
                     device.draw(n)
 
-        return run
+        return backward
 
     with model() as device:
         eager = Device()
         fast_states: list[Any] = []
         slow_states: list[Any] = []
-        fast = device.recorded(forward_of(device, fast_states))
-        slow = forward_of(eager, slow_states)
+        fast = device.recorded(lambda: forward_of(device, fast_states))
         fast_backward, slow_backward = None, backward_of(eager, slow_states)
         for first, second, times in calls:
             disturb(device, first), disturb(eager, first)
             fast.launch()
-            slow()
+            forward_of(eager, slow_states)
             for _ in range(times):
                 disturb(device, second), disturb(eager, second)
                 if fast_backward is None:
-                    run = backward_of(device, fast_states)
-                    fast_backward = device.recorded(run, fast.rewind)
+                    fast_backward = device.recorded(backward_of(device, fast_states), fast.rewind)
                 fast_backward.launch()
                 slow_backward()
             assert device.drawn == eager.drawn

@@ -186,7 +186,7 @@ class CudaDriver:
             if rewinds is not None:
                 try:
                     rewinds.finish(recorded.graph, generators)
-                except BaseException:
+                except BaseException:  # Ctrl-C too must not leave it in the pool
                     graph.reset()
                     raise
             return graph, result

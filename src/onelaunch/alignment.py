@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -87,22 +86,6 @@ def reason_of(func: Any, step: Step, real: Step | None) -> str | None:
 def _shifts(step: Step) -> bool:
     """Whether it is a slice that moves rows to other places. One of all rows is no operation."""
     return step.name == "slice.Tensor" and (step.fixed[1] != 0 or step.fixed[2] not in (0, 1))
-
-
-def starts(step: Step, real: Step) -> tuple[int, list[int], list[int]] | None:
-    """Of views along a dimension that follows the size: it, and where they begin in either run."""
-    if step.name not in ("select.int", "slice.Tensor", "split.Tensor", "split_with_sizes"):
-        return None
-    dim = step.fixed[0] % len(step.inputs[0])
-    whole, less = step.inputs[0][dim], real.inputs[0][dim]
-    if whole == less or real.fixed[0] != step.fixed[0] or real.fixed[2:] != step.fixed[2:]:
-        return None
-    if step.name.startswith("split"):
-        ends = [[0, *accumulate(s[dim] for s in run.outputs)] for run in (step, real)]
-        return dim, ends[0][:-1], ends[1][:-1]
-    after, before = step.fixed[1], real.fixed[1]
-    after, before = (n + size if n < 0 else n for n, size in ((after, whole), (before, less)))
-    return dim, [min(max(after, 0), whole)], [min(max(before, 0), less)]
 
 
 _HIDES = {("float", "-inf"), ("float", "-65504.0")}

@@ -92,6 +92,8 @@ class Pair:
     watched_results: list[int]
     saves: bool
     raises: bool
+    watched_memory: list[int] = field(default_factory=list[int])
+    """The storages of the watched inputs and then of the watched tensors, in the recording."""
     link: Link | None = None
     shares: list[Share] = field(default_factory=list[Share])
     free: list[None] = field(default_factory=lambda: [None])
@@ -178,6 +180,17 @@ class Pair:
             self._capture(kind, grads, kept=True)
         found = self._launched(kind, grads)
         return self.static.run(grads) if found is None else found
+
+    @property
+    def width(self) -> int:
+        """See `flight.Joined.width`."""
+        return len(self.arguments) + len(self.parameters)
+
+    def without(
+        self, changed: Sequence[int], grads: Gradients, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """See `flight.Joined.without`."""
+        return self.static.without({self.watched_memory[i] for i in changed}, grads, wanted)
 
     def capture_ahead(self) -> None:
         """Capture the backward of one gradient for each result, laid out as the result is.

@@ -14,20 +14,28 @@ from torch import Tensor
 
 from onelaunch.collection import no_collection
 from onelaunch.direct import laid_out
+from onelaunch.driver.asking import Asking
 from onelaunch.driver.driver import Capture, Driver, Graph, Pool, Rewind
 from onelaunch.driver.randomness import watching_seeds
 from onelaunch.errors import CaptureError
-from onelaunch.leaves import DENSE, own_memory
+from onelaunch.leaves import DENSE, CapturedGraph, own_memory
 from onelaunch.observe import Observer
+from onelaunch.seeds import SeedsOfCapture
 from onelaunch.shards import is_wrapped
 from onelaunch.slots import Slot, read_gradient
 from onelaunch.spec import TensorSpec, lies_on
 from onelaunch.tree import flatten
+from onelaunch.unwound import unwound
 
 Gradients = Sequence[Tensor | None]
 
 _HANDED = "hand it to `checkpoint` as an argument, or to a backward by `ctx.save_for_backward`"
 _use_count: Callable[[int], int] = cast(Any, torch._C)._storage_Use_Count
+_set_versions: Callable[[tuple[Tensor, ...], tuple[int, ...]], None] = cast(
+    Any, torch._C
+)._autograd._unsafe_set_version_counter
+MODIFIED = "has been modified by an inplace operation"
+"""What torch says of a saved tensor that was changed."""
 _SPARSE_EXTENT = 2
 
 
@@ -44,6 +52,8 @@ class StaticGraph:
     """How many of the inputs, the last, are leaves to whose `.grad` the backward adds itself."""
     rewind: Rewind | None
     """Of the forward."""
+    asking: Asking = field(default_factory=Asking)
+    """What the forward was told."""
     rebound: list[Slot] = field(default_factory=list[Slot])
     """Where each forward stores a tensor anew."""
     kept: list[weakref.ref[Tensor]] = field(default_factory=list[Any])
@@ -51,28 +61,58 @@ class StaticGraph:
     turn: AbstractContextManager[object] = field(default_factory=nullcontext[None])
     """Entered while anything runs or is captured on the stream, where others share it."""
 
-    def gradients(self, grads: Gradients) -> list[Tensor | None]:
-        """What eager's backward gives, computed by the operations of eager's backward."""
+    def gradients(
+        self, grads: Gradients, wanted: Sequence[bool] | None = None
+    ) -> list[Tensor | None]:
+        """What eager's backward gives, computed by the operations of eager's backward; for all
+        inputs, or for those that are `wanted`."""
         chosen = [(t, g) for t, g in zip(self.outputs, grads, strict=True) if g is not None]
-        return list(
-            torch.autograd.grad(
+        places = [i for i in range(len(self.inputs)) if wanted is None or wanted[i]]
+        found: list[Tensor | None] = [None] * len(self.inputs)
+        if not places:
+            return found
+        with self.asking.answering():  # a checkpoint runs the forward once more
+            given = torch.autograd.grad(
                 [t for t, _ in chosen],
-                self.inputs,
+                [self.inputs[i] for i in places],
                 [g for _, g in chosen],
                 retain_graph=True,
                 allow_unused=True,
             )
-        )
+        for place, g in zip(places, given, strict=True):
+            found[place] = g
+        return found
 
-    def run(self, grads: Gradients) -> list[Tensor | None]:
+    def without(
+        self, changed: set[int], grads: Gradients, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """The gradients of some inputs, where memory that the forward read has changed since.
+
+        Raises:
+            RuntimeError: torch's, where they depend on that.
+        """
+        saved = CapturedGraph(self.outputs).saved()
+        if saved is None:  # a node that does not tell: take it that it needs all
+            raise RuntimeError(MODIFIED)
+        read = [t for t in saved if self._storage(t) in changed]
+        before = [t._version for t in read]
+        try:
+            for t in read:
+                torch.autograd.graph.increment_version(t)
+            return self.run(grads, wanted)
+        finally:
+            _set_versions(tuple(read), tuple(before))
+
+    def run(self, grads: Gradients, wanted: Sequence[bool] | None = None) -> list[Tensor | None]:
         """The gradients now, in memory of their own, operation by operation."""
         observer = Observer(self.driver, self.device, refuse=False)
+        seeds = SeedsOfCapture(self.device, self.driver.capturing)
 
         def backward() -> list[Tensor | None]:
             taken: set[int] = set()
             try:
-                with observer:
-                    found = self.gradients(grads)
+                with seeds, observer:
+                    found = self.gradients(grads, wanted)
                     made = [
                         None if g is None else own_memory(g, observer, self.driver, taken)
                         for g in found
@@ -130,14 +170,12 @@ class Backward:
             observer = Observer(driver, static.device, own)
             seeds = watching_seeds(observer.refuse_seed)
             taken: set[int] = set()
-            with seeds, observer.host_reads(), observer:
-                found = static.gradients(statics)
+            with unwound(), seeds, observer.host_reads(), observer:
+                found = observer.outcome(static.gradients, statics)
                 _refuse_sparse(found)
                 made = static.laid_out(
                     [None if g is None else own_memory(g, observer, driver, taken) for g in found]
                 )
-            if observer.refused is not None:
-                raise observer.refused
             _refuse_accumulated(observer, driver)
             for storage in observer.external.keys() & static.stored():
                 spec = TensorSpec.of(observer.external[storage][0])

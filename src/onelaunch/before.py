@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.driver import Driver
+from onelaunch.frames import Reads
 from onelaunch.shards import local
 from onelaunch.slots import MISSING
 from onelaunch.spec import lies_on
@@ -23,16 +24,18 @@ class Reached:
 
     Args:
         roots: where the state begins, named.
+        reads: what the callable was seen to read, or None before it has run.
     """
 
-    def __init__(self, roots: Sequence[tuple[str, object]]) -> None:
+    def __init__(self, roots: Sequence[tuple[str, object]], reads: Reads | None = None) -> None:
         self.roots = roots
+        self.reads = reads
         self._now: Walk | None = None
 
     def walk(self) -> Walk:
         """The state as it is now."""
         if self._now is None:
-            self._now = walk(self.roots)
+            self._now = walk(self.roots, self.reads)
         return self._now
 
     def values(self) -> list[object]:
@@ -41,7 +44,7 @@ class Reached:
 
     def changed(self, before: Walk) -> tuple[Walk, list[Change]]:
         """The state after a run, and what the run has changed of that `before` it."""
-        after = walk(self.roots)
+        after = walk(self.roots, self.reads)
         found = changes(before, after)
         self._now = None if found else after  # what was changed will be put back
         return after, found
@@ -49,6 +52,15 @@ class Reached:
     def forget(self) -> None:
         """Walk again the next time: the state was changed otherwise."""
         self._now = None
+
+
+def held_by(driver: Driver, device: torch.device, found: Walk) -> dict[int, list[Tensor]]:
+    """storage -> the tensors on the device that are reached."""
+    held: dict[int, list[Tensor]] = {}
+    for _, t in found.tensors():
+        if lies_on(t, device):
+            held.setdefault(driver.storage(t), []).append(t)
+    return held
 
 
 @dataclass(slots=True)
@@ -65,10 +77,8 @@ class Before:
     def of(driver: Driver, device: torch.device, reached: Reached) -> Before:
         """The state as it is now."""
         found = reached.walk()
+        held = held_by(driver, device, found)
         tensors = [t for _, t in found.tensors() if lies_on(t, device)]
-        held: dict[int, list[Tensor]] = {}
-        for t in tensors:
-            held.setdefault(driver.storage(t), []).append(t)
         return Before(reached, found, held, [_Kept.of(local(t)) for t in tensors])
 
     def generators(self, tree: Tree) -> list[torch.Generator]:
@@ -99,7 +109,12 @@ class Before:
             for c in found
             if isinstance(c.before, Tensor)
             or flatten(c.after).tensors
-            or (again and is_plain(c.before) and is_plain(c.after) and self.walk.is_read(c.slot))
+            or (
+                again
+                and is_plain(c.before)
+                and is_plain(c.after)
+                and self.walk.use(c.slot) is not None
+            )
         )
         for k in self._kept:
             k.restore()

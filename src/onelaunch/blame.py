@@ -14,6 +14,7 @@ from onelaunch.source import Place
 from onelaunch.trace import LAYOUT, packet_of
 
 TAKES = "it takes a padded row"
+MOVED = "it takes other elements, which padding moves"
 ONCE = "it would be written once for each piece"
 DRAWN = "random numbers are drawn for the padded rows too"
 STRANGE = "its effect on rows is not known"

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
+from onelaunch.agreement import Known
 from onelaunch.autograd import packing
 from onelaunch.buckets import Buckets, Sizes, histogram, padding, rows, shown, volume
 from onelaunch.callpath import MISS
@@ -31,7 +32,7 @@ from onelaunch.padding import (
 from onelaunch.pieces import Pieces, joined, pieces
 from onelaunch.plan import Unfit
 from onelaunch.pool import Pool
-from onelaunch.proving import Known, prove
+from onelaunch.proving import prove
 from onelaunch.recording import Bucket, Captured
 from onelaunch.rehearsal import Rehearsal
 from onelaunch.signature import Overlaps, foreign
@@ -233,7 +234,10 @@ class Bucketed(Graphed[P, R]):
         rehearsal = Rehearsal(
             attempt.driver, attempt.device, self.fn, attempt.reached, job.flat.tree, job.ahead
         )
-        job.proof = prove(rehearsal, self._buckets, job.call, job.flat, job.bucket, self._known)
+        forward = attempt.signature.forward
+        job.proof = prove(
+            rehearsal, self._buckets, job.call, job.flat, job.bucket, self._known, forward
+        )
         job.proven = True
 
     def _record(self, attempt: Attempt) -> Entry | None:

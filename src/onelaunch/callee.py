@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import torch
 
 from onelaunch.before import Reached
 from onelaunch.driver.driver import Driver
-from onelaunch.driver.select import select
-from onelaunch.tree import Flat, call_constants, is_plain
+from onelaunch.driver.select import driver_of, select
+from onelaunch.frames import FrameWatch, Reads
+from onelaunch.spec import default_device
+from onelaunch.tree import Flat, call_constants, flatten, is_plain
+
+R = TypeVar("R")
 
 
 class Callee:
@@ -36,6 +41,9 @@ class Callee:
         self.dynamic = dynamic
         self.root = root or (getattr(fn, "__name__", "callable"), fn)
         self._compiled: Callable[..., Any] | None = None
+        self._reads: Reads | None = None
+        self._seen: dict[Hashable, torch.device] = {}
+        """Where calls worked that reach no tensor there, by what they were given."""
 
     def roots(self, flat: Flat) -> list[tuple[str, object]]:
         """Where the state that a call reaches begins, named."""
@@ -46,15 +54,52 @@ class Callee:
 
     def reached(self, flat: Flat) -> Reached:
         """The state that a call reaches."""
-        return Reached(self.roots(flat))
+        return Reached(self.roots(flat), self._reads)
+
+    def watched(self, run: Callable[[], R]) -> Callable[[], R]:
+        """A run of the callable after which it is known what it reads."""
+
+        def watched() -> R:
+            if sys.getprofile() is not None:  # a profiler has the hook
+                self._reads = None  # all that the callable reaches counts as read
+                return run()
+            reads = Reads() if self._reads is None else self._reads.copy()
+            with FrameWatch(reads).watching():
+                result = run()
+            self._reads = reads
+            return result
+
+        return watched
 
     def where(self, flat: Flat, reached: Reached | None = None) -> tuple[Driver, torch.device]:
-        """The driver and device: an accelerator's if any argument, parameter or buffer is there."""
+        """The driver and device: an accelerator's if any argument, parameter or buffer is there, or
+        the last run of such a call worked there; see `learn`."""
         driver, device = select(flat.tensors)
         if device.type == "cpu":
             found = (reached or self.reached(flat)).walk()
             driver, device = select(t for _, t in found.tensors())
+        if device.type == "cpu" and self._seen:
+            device = self._seen.get(_given(flat), device)
+            driver = driver_of(device.type)
         return driver, device
+
+    def learn(
+        self, flat: Flat, taken: torch.device, result: object, left: Reached | None = None
+    ) -> bool:
+        """See where a run has worked that reached no tensor of an accelerator: where its results
+        are, and what it has `left`. Whether that is elsewhere than it was `taken` to work."""
+        key = _given(flat)
+        if taken != _CPU and key not in self._seen:
+            return False  # its arguments or state have told
+        tensors = flatten(result, objects=True).tensors
+        state = [] if left is None else [t for _, t in left.walk().tensors()]
+        _, device = select([*tensors, *state])
+        self._seen.pop(key, None)
+        if device != _CPU:
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen[key] = device
+        return device != taken
 
     def on(self, driver: Driver) -> Callable[..., Any]:
         """What runs in warm-up and capture: the callable, or Inductor's version of it."""
@@ -63,6 +108,15 @@ class Callee:
         if self._compiled is None:
             self._compiled = _compiled(self.fn, self.compile, self.dynamic)
         return self._compiled
+
+
+_CPU = torch.device("cpu")
+_MOST_SEEN = 256
+
+
+def _given(flat: Flat) -> Hashable:
+    """What tells calls apart that reach no tensor of an accelerator."""
+    return flat.tree, default_device()
 
 
 _COMPILES = 1 << 16

@@ -17,6 +17,7 @@ from onelaunch.matching import (
     check_memory,
     check_sizes,
     check_tensors,
+    check_values,
     match,
 )
 from onelaunch.recording import Captured
@@ -51,6 +52,7 @@ def build_call(
         source.line(f"{name} = {source.name('slot', slot.read)}()")
         inputs.append(name)
     check_tensors(source, captured, inputs)
+    check_values(source, captured, inputs)
     check_gradients(source, captured, inputs)
     check_sizes(source, captured, inputs)
     check_default_device(source, spec)

@@ -7,16 +7,19 @@ has no edges to its parameters; it does here, for all of them at once, what Accu
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from onelaunch.errors import GraphError
 from onelaunch.shards import is_wrapped
 from onelaunch.slots import read_gradient, read_hooks, read_last_hooks
 
 _executes: Callable[[Any], bool] = cast(Any, torch._C)._will_engine_execute_node
+_task: Callable[[], int] = cast(Any, torch._C)._current_graph_task_id
 
 
 def takes_directly(t: Tensor) -> bool:
@@ -50,6 +53,14 @@ def is_backward(node: Any) -> bool:
     return _executes(node.next_functions[0][0])
 
 
+def executed(node: Any, direct: int) -> list[bool]:
+    """Which of a node's inputs the engine wants gradients of, and after them of the leaves that it
+    serves directly, in a node over an anchor then."""
+    edges = [following for following, _ in node.next_functions]
+    rest = [is_backward(node)] * direct if direct else []
+    return [e is not None and _executes(e) for e in edges[1 if direct else 0 :]] + rest
+
+
 def accumulate(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
     """Add each gradient to its leaf's. Those in grad mode have a graph of their own, and are added
     out of place, as in eager."""
@@ -57,6 +68,9 @@ def accumulate(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> 
     added: list[Tensor] = []
     for leaf, gradient in zip(leaves, gradients, strict=True):
         if gradient is None:
+            continue
+        if not takes_directly(leaf):
+            _put_off(leaf, gradient)
             continue
         held = read_gradient(leaf)
         if held is None:
@@ -68,6 +82,59 @@ def accumulate(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> 
             added.append(gradient)
     if kept:
         torch._foreach_add_(kept, added)
+
+
+class _Late:
+    """Gradients for leaves that got hooks after the forward, until the end of one backward: hooks
+    see the sum of all that comes in it."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, tuple[Tensor, Tensor]] = {}
+        self._grad_mode = torch.is_grad_enabled()
+
+    def add(self, leaf: Tensor, gradient: Tensor) -> None:
+        """Note what one node gives."""
+        if id(leaf) in self._sums:
+            gradient = self._sums[id(leaf)][1] + gradient
+        self._sums[id(leaf)] = leaf, gradient
+
+    def __call__(self) -> None:
+        """Do what the engine does at the leaf."""
+        with torch.set_grad_enabled(self._grad_mode):
+            for leaf, gradient in self._sums.values():
+                for hook in list((read_hooks(leaf) or {}).values()):
+                    changed = hook(gradient)
+                    gradient = gradient if changed is None else changed
+                _add(leaf, gradient)
+                for hook in list((read_last_hooks(leaf) or {}).values()):
+                    hook(leaf)
+
+
+_late: weakref.WeakValueDictionary[int, _Late] = weakref.WeakValueDictionary()
+"""By backward, whose engine holds them."""
+
+
+def _put_off(leaf: Tensor, gradient: Tensor) -> None:
+    if _executes(torch.autograd.graph.get_gradient_edge(leaf).node):
+        what = f"a hook on a parameter of shape {list(leaf.shape)}, put there after the forward"
+        why = "other code contributes to its gradient, and the hook would not see the sum"
+        fix = 'put it there before the forward, or leave `gradients="direct"` off'
+        raise GraphError("OL112", what, why=why, fix=fix)
+    late = _late.get(_task())
+    if late is None:
+        late = _late[_task()] = _Late()
+        cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(late)
+    late.add(leaf, gradient)
+
+
+def _add(leaf: Tensor, gradient: Tensor) -> None:
+    held = read_gradient(leaf)
+    if held is None:
+        leaf.grad = gradient
+    elif torch.is_grad_enabled():
+        leaf.grad = held + gradient
+    else:
+        held.add_(gradient)
 
 
 def laid_out(gradient: Tensor | None, leaf: Tensor) -> Tensor | None:

@@ -176,6 +176,20 @@ CATALOGUE: dict[str, Entry] = {
         "does",
         "`checkpoint(..., use_reentrant=False)`, or graph the whole training step",
     ),
+    "OL117": Entry(
+        "two runs of a call that differ",
+        "something moves in Python that a replay would freeze: a random number of Python's or "
+        "NumPy's, a clock, an iterator, a count",
+        "pass what moves as an argument, or keep it in a tensor on the device that is changed in "
+        "place",
+    ),
+    "OL118": Entry(
+        "a number that the callable moves on",
+        "a replay runs the branches and numbers of its capture, so each value of the number needs "
+        "a recording of its own",
+        "a tensor that is changed in place, `self.n = torch.zeros((), dtype=torch.long, "
+        "device=...)`, as a buffer; or pass the number as an argument",
+    ),
     "OL120": Entry(
         "optimizer that cannot be captured",
         "its step reads or counts on the host, and a replay has no host: the captured count would "
@@ -277,11 +291,9 @@ CATALOGUE: dict[str, Entry] = {
         "from a result",
     ),
     "OL309": Entry(
-        "a number that the callable rewrites",
-        "a replay has no host to compute the next number: what depends on it is that of the "
-        "capture for ever",
-        "a tensor that is changed in place, `self.n = torch.zeros((), dtype=torch.long, "
-        "device=...)`, as a buffer; or pass the number as an argument",
+        "a list that the callable adds to",
+        "a replay runs no Python, so the list, dict or set stays as the capture left it",
+        "return the value, and add it after the call",
     ),
     "OL310": Entry(
         "larger than every bucket",

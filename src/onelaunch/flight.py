@@ -12,8 +12,8 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from onelaunch.backward import Gradients
-from onelaunch.direct import accumulate, is_backward
+from onelaunch.backward import MODIFIED, Gradients
+from onelaunch.direct import accumulate, executed, is_backward
 from onelaunch.errors import GraphError
 from onelaunch.leaves import keep_graph
 from onelaunch.shards import is_wrapped
@@ -37,8 +37,20 @@ class Joined(Protocol):
         """A flight ended."""
         ...
 
+    @property
+    def width(self) -> int:
+        """How many inputs the node has, its anchor apart."""
+        ...
+
     def backward(self, grads: Gradients) -> list[Tensor | None]:
         """The gradients of the node's inputs, from those of its results."""
+        ...
+
+    def without(
+        self, changed: Sequence[int], grads: Gradients, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """`backward` for some of the inputs and direct leaves, where of what is watched these were
+        changed; see `StaticGraph.without`."""
         ...
 
 
@@ -124,16 +136,31 @@ def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
     flight: Flight = ctx.flight
     if flight.landed and pair.saves:
         raise RuntimeError(_TWICE)
-    if [t._version for t in flight.watched] != flight.versions:
-        raise RuntimeError(_changed(flight))
     if pair.watched_results:
         _ = ctx.saved_tensors  # raises where one was changed in place
-    found = pair.backward(grads)
+    if [t._version for t in flight.watched] != flight.versions:
+        found = _unchanged(ctx, grads)
+    else:
+        found = pair.backward(grads)
     if torch.is_grad_enabled():
         found = _once(found, [*flight.inputs, *(g for g in grads if g is not None)])
     if not keep_graph():
         flight.land()
     return found
+
+
+def _unchanged(ctx: Any, grads: Gradients) -> list[Tensor | None]:
+    """The gradients that the engine wants, if none depends on what was changed."""
+    pair: Joined = ctx.pair
+    flight: Flight = ctx.flight
+    pairs = enumerate(zip(flight.watched, flight.versions, strict=True))
+    changed = [i for i, (t, version) in pairs if t._version != version]
+    try:
+        return pair.without(changed, grads, executed(ctx, len(pair.direct)))
+    except RuntimeError as error:
+        if MODIFIED not in str(error):
+            raise
+    raise RuntimeError(_changed(flight))
 
 
 def _changed(flight: Flight) -> str:
@@ -144,8 +171,8 @@ def _changed(flight: Flight) -> str:
     else:
         raise AssertionError("nothing was changed")
     return (
-        "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: [{t.type()} {list(t.shape)}] is at version {t._version}; expected version "
+        f"one of the variables needed for gradient computation {MODIFIED}: "
+        f"[{t.type()} {list(t.shape)}] is at version {t._version}; expected version "
         f"{version} instead."
     )
 

@@ -186,6 +186,8 @@ class Forward:
         )
         seen = self._seen(graph, made, inputs, observer, held)
         pair.watched_inputs, pair.watched, pair.watched_results, pair.saves = seen
+        memory = [inputs.statics[i] for i in seen.inputs] + seen.watched
+        pair.watched_memory = list(map(self.driver.storage, memory))
         groups = graph.groups(made) if link is None else []  # torch's callables are one node each
         for group in groups if len(groups) > 1 else ():
             of = [made[place] for place in group]
@@ -227,7 +229,7 @@ class Forward:
             )
         # What the forward writes without counting it (the statistics of a BatchNorm) is saved
         # as well, and may change before the backward.
-        storages -= set(observer.written)
+        storages -= observer.written.keys() - observer.counted
         external = {s: ts for s, ts in observer.external.items() if s in storages and s in held}
         return _Seen(
             inputs=[

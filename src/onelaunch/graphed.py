@@ -7,6 +7,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from threading import get_ident
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -22,6 +23,7 @@ from onelaunch.collection import no_collection
 from onelaunch.driver.driver import Driver, Varying
 from onelaunch.errors import CaptureError
 from onelaunch.forward import BackwardInside, Forward
+from onelaunch.ledger import TRIES
 from onelaunch.optimizers import Options as StepOptions
 from onelaunch.options import Options
 from onelaunch.padding import Follow
@@ -39,6 +41,7 @@ from onelaunch.table import (
     in_flight,
     member_of,
     mismatch,
+    refuse_moving,
     varying,
     why,
 )
@@ -145,7 +148,9 @@ class Graphed(Table, Generic[P, R]):
         if distributed.is_unsharded(reached.values):
             return MISS
         self._drop_stale(spec, signature)
-        refused = self._refusal(signature, reached)
+        refused = self._refusal(signature, reached) or refuse_moving(
+            self._name, self._entries, spec
+        )
         if refused is not None:
             return self._refused(signature, refused)
         flying = in_flight(self._entries, spec)
@@ -157,7 +162,8 @@ class Graphed(Table, Generic[P, R]):
             now = flatten_call(args, kwargs)  # at its own size, where `flat` is padded
             return self._warm(Attempt(driver, device, spec, signature, now, reached), args, kwargs)
         if len(self._entries) >= self.options.max_recordings:
-            self._warn("OL301", varying(self._name, self._entries, len(self._signatures), spec))
+            count = len(self._signatures)
+            self._warn("OL301", varying(self._name, self._entries, count, spec, flat.tensors))
             return MISS
         if signature.forward and any(ident != get_ident() for ident in self._running):
             return MISS
@@ -172,6 +178,7 @@ class Graphed(Table, Generic[P, R]):
             self._warn("OL301", varying(self._name, self._entries, len(self._signatures), spec))
             return None
         signature = self._signatures[spec] = Signature()
+        self._note_new(spec, signature)
         return signature
 
     def _recorded(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
@@ -189,20 +196,35 @@ class Graphed(Table, Generic[P, R]):
                 signature, "OL303", "a backward runs inside, or a leaf is made for one"
             )
         except CaptureError as error:
-            return self._refused(signature, error)
+            if not signature.asking.otherwise():
+                return self._refused(signature, error)
+            signature.warm = max(0, self.options.warmup_calls - 1)
+            flat = flatten_call(args, kwargs)
+            again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
+            return self._warm(again, args, kwargs)
         if entry is None and self._pool.crowded(signature.need_bytes):
             signature.comeback.put_off()
             return MISS
         if entry is None:
             return self._ungraphed(signature, "OL304", self._no_room(attempt))
-        signature.warm = 0
+        moves = bool(entry.captured.moves)  # the next value needs one call to warm up, no more
+        signature.warm = max(0, self.options.warmup_calls - 1) if moves else 0
         result = entry.call(args, kwargs)
         if result is MISS:  # what it relies on was changed, by another thread or the capture
             unfit = self._drop_unfit(entry, attempt)
             return MISS if unfit is None else self._ungraphed(signature, "OL307", unfit)
         signature.unfit = 0
+        differs = entry.captured.differs
+        if differs is not None:  # this call is done: as it was captured
+            if not self._drop_differing(entry):
+                self._ungraphed(signature, "OL117", str(differs.refusal()))
+            return result
+        self._agreed(signature)
         self._add(entry)
         return result
+
+    def _agreed(self, signature: Signature) -> None:
+        signature.ledger, signature.differing = None, 0
 
     def _refusal(self, signature: Signature, reached: Reached) -> CaptureError | None:
         """What forbids to capture a signature, as far as it shows before a capture."""
@@ -227,6 +249,9 @@ class Graphed(Table, Generic[P, R]):
         self._counts.warmup_calls += 1
         after = flatten_call(args, kwargs)
         reached = self._callee.reached(after)
+        if self._callee.learn(attempt.flat, attempt.device, result, reached):
+            signature.warm -= 1  # it was no run on the stream that will capture
+            return result
         if wants_grad(driver, result, after, reached):
             signature.forward = True
             refused = distributed.refused_pair(reached.values())
@@ -273,8 +298,12 @@ class Graphed(Table, Generic[P, R]):
             apart=lambda: self._pool.apart(driver, device),
             fn=callee,
             reached=attempt.reached,
+            asking=signature.asking,
             static_outputs=self.options.outputs == "static" and forward is None,
             rebind=self.options.inputs == "rebind" and forward is None,
+            earlier=signature.ledger if callee is self.fn else None,
+            strict=signature.differing + 1 >= TRIES
+            and (attempt.ahead or self.options.on_refusal == "raise"),
             known=signature.known if callee is not self.fn else None,
             forward=forward,
             varying=self._varying_arguments(),
@@ -368,14 +397,24 @@ class Graphed(Table, Generic[P, R]):
             if len(self._entries) >= self.options.max_recordings:
                 raise CaptureError("OL301", f"{len(self._entries)} recordings exist")
             self._chain = chain
-            attempt = Attempt(driver, device, spec, signature, flat, reached)
+            attempt = Attempt(driver, device, spec, signature, flat, reached, ahead=True)
+            elsewhere = False
+
+            def look(result: Any) -> None:
+                nonlocal elsewhere
+                elsewhere = self._callee.learn(flat, device, result)
+                if not elsewhere:
+                    then(result)
+
             try:
-                self._rehearse(attempt, then)
-                try:
-                    entry = self._record(attempt)
-                except NeedsGrad:
-                    signature.forward = True
-                    entry = self._record(attempt)
+                self._rehearse(attempt, look)
+                if elsewhere:
+                    self.capture_in(chain, args, kwargs, then)
+                    return
+                entry = self._record_ahead(attempt)
+                while entry is not None and entry.captured.differs is not None:
+                    self._drop_differing(entry)
+                    entry = self._record_ahead(attempt)
             except BackwardInside:
                 raise CaptureError(
                     "OL303", "a backward runs inside, or a leaf is made for one"
@@ -385,7 +424,24 @@ class Graphed(Table, Generic[P, R]):
             if entry is None:
                 raise CaptureError("OL304", self._no_room(attempt))
             signature.eager = None
+            self._agreed(signature)
             self._add(entry)
+
+    def like(self, fn: Callable[P, R]) -> Graphed[P, R]:
+        """Another callable over the same state, graphed with its options and pool. Internal."""
+        return type(self)(fn, self.options, self._pool, self._callee.root)
+
+    def _record_ahead(self, attempt: Attempt) -> Entry | None:
+        try:
+            return self._record(attempt)
+        except NeedsGrad:
+            attempt.signature.forward = True
+        except CaptureError:
+            if not attempt.signature.asking.otherwise():
+                raise
+            attempt.reached.forget()
+            self._rehearse(attempt, lambda result: None)
+        return self._record_ahead(attempt)
 
     def __repr__(self) -> str:
         return f"<onelaunch.Graphed {self._name}, recordings: {len(self._entries)}>"

@@ -8,13 +8,14 @@ without replacing it), and in grad mode that each of them requires grad or not, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from onelaunch.errors import kind_of
+from onelaunch.hostvalues import version_of
 from onelaunch.native import native
 from onelaunch.shards import local
 from onelaunch.slots import (
@@ -23,6 +24,7 @@ from onelaunch.slots import (
     code_of,
     defaults_of,
     gradient_of,
+    is_same_method,
     keyword_defaults_of,
     same_hooks,
 )
@@ -138,14 +140,13 @@ class StateGuard:
             What is taken is what was looked at: another thread may change it in between.
             """
             now = [len(size.container) for size in self._sized]
+            contents = [self._slots[i].read() for i in seen]
             if not all(size.kept() for size in self._sized):
                 return False
+            if not all(map(_fits, contents, (self._values[i] for i in seen))):
+                return False
             lengths[:] = now
-            for position, i in enumerate(seen):
-                content = self._slots[i].read()
-                if not _fits(content, self._values[i]):
-                    return False
-                values[position] = content
+            values[:] = contents
             return quick() is True
 
         hooks_kept = self._same_hooks
@@ -193,6 +194,8 @@ class StateGuard:
         for slot, value in zip(self._slots, self._values, strict=True):
             if isinstance(value, Tensor) and slot.read() is not value:
                 return slot.name
+            if slot.key is version_of and slot.read() != value:
+                return slot.name
         for index, place in enumerate(self._places):
             if not place.kept():
                 return self._name(place.tensor, index)
@@ -219,6 +222,10 @@ class StateGuard:
                 return f"{self._name(t, index)}.requires_grad: captured {was}, got {not was}"
         return None
 
+    def held(self) -> Iterator[tuple[Slot, object]]:
+        """The slots, and what they must hold."""
+        return zip(self._slots, self._values, strict=True)
+
     def names(self) -> list[str]:
         """The slots whose tensors are read by address."""
         return [
@@ -240,8 +247,11 @@ class StateGuard:
 
 
 def _fits(content: object, value: object) -> bool:
-    """Whether `content` may stand where `value` stood: the same object, or a plain equal value."""
-    return content is value or (is_plain(value) and Constant(value).matches(content))
+    """Whether `content` may stand where `value` stood: the same object, the same method of the same
+    object, or a plain equal value."""
+    if content is value or is_same_method(content, value):
+        return True
+    return is_plain(value) and Constant(value).matches(content)
 
 
 def _gradient(value: object) -> Tensor | None:
@@ -315,8 +325,6 @@ def _is_attribute(slot: Slot) -> bool:
     """Whether a slot is looked at only when a watched dict changed.
 
     Those of objects and modules are watched; globals change too often. Which dict an object has
-    is looked at along with them: it would be 200 looks at every call of a ResNet-50.
+    no watched dict tells: that is looked at every time.
     """
-    if slot.kind == "of":
-        return slot.key is vars
     return slot.kind == "item" and slot.owner is not None and isinstance(slot.holder, dict)

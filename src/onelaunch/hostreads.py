@@ -22,13 +22,20 @@ class HostReads(TorchFunctionMode):
 
     Args:
         owns: whether a tensor's memory is the device's.
-        refuse: called with what happened; raises.
+        refuse: called with what happened, and the tensor; raises.
+        note: called with any other tensor that is read.
     """
 
-    def __init__(self, owns: Callable[[Tensor], bool], refuse: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        owns: Callable[[Tensor], bool],
+        refuse: Callable[[str, Tensor], object],
+        note: Callable[[Tensor], object] = lambda t: None,
+    ) -> None:
         super().__init__()
         self._owns = owns
         self._refuse = refuse
+        self._note = note
         self.assigning = 0
         """How many ``x[i] = number`` are under way; torch makes a host tensor of the number."""
 
@@ -45,8 +52,10 @@ class HostReads(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         read = READS.get(func)
-        if read is not None and isinstance(args[0], Tensor) and self._owns(args[0]):
-            self._refuse(f"the host reads a tensor in a capture: {read}")
+        if read is not None and isinstance(args[0], Tensor):
+            if self._owns(args[0]):
+                self._refuse(f"the host reads a tensor in a capture: {read}", args[0])
+            self._note(args[0])
         if func is Tensor.__setitem__ and not isinstance(args[2], Tensor):
             self.assigning += 1
             try:

@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onelaunch.alignment import Alignment, draws, reason_of, starts
-from onelaunch.blame import DRAWN, ONCE, TAKES, Event, Finding, blamed
+from onelaunch.alignment import Alignment, draws, reason_of
+from onelaunch.blame import DRAWN, MOVED, ONCE, Event, Finding, blamed
+from onelaunch.bounds import check_bounds
+from onelaunch.displacement import displaced
 from onelaunch.driver.operators import operator, tensors
-from onelaunch.flows.call import LEAST, Call, padded_rows
+from onelaunch.flows.call import LEAST, Call
 from onelaunch.flows.table import flow_of
 from onelaunch.look import ALL, Look, low_of, outside_of
 from onelaunch.shadow import LOW, PADDED, SIZED, SKEWED, UNKNOWN, Memory, storage_of, union
 from onelaunch.source import user_frame
-from onelaunch.trace import Step, name_of, step_of
+from onelaunch.trace import Step, name_of, packet_of, step_of
 
 
 class Spread(TorchDispatchMode):
@@ -47,8 +49,6 @@ class Spread(TorchDispatchMode):
         self._written: dict[int, Tensor] = {}
         self.random: Finding | None = None
         """The first operation that draws random numbers."""
-        self.numbered = False
-        """Whether rows are named by numbers, which may be others in another bucket."""
 
     def mark(self, t: Tensor, padded: Tensor, unknown: Tensor) -> None:
         """Say which elements of an argument are padding, and of which the values may vary."""
@@ -73,7 +73,7 @@ class Spread(TorchDispatchMode):
         kwargs = kwargs or {}
         if operator(func).composite:
             with self:
-                return func.decompose(*args, **kwargs)
+                return operator(func).decomposed(args, kwargs)
         if name_of(func) == "record_stream":  # says that it writes, and does not
             return func(*args, **kwargs)
         if torch.Tag.inplace_view in func.tags:  # metadata: the memory is as it was
@@ -84,6 +84,7 @@ class Spread(TorchDispatchMode):
         old = dict[int, Tensor]()
         if any(self._kept(t) or self._memory.of(t) is not None for t in tensors((args, kwargs))):
             old = {id(t): t.clone() for t in written}
+        check_bounds(packet_of(name_of(func)), args)
         result = func(*args, **kwargs)
         self._follow(func, args, kwargs, result, written, old)
         return result
@@ -123,10 +124,11 @@ class Spread(TorchDispatchMode):
         before = [bits for t in inputs if (bits := self._memory.of(t)) is not None]
         reason = reason_of(func, step, real)
         look = Look(self._memory, old, inputs, real, self._kept)
-        if step.name in ("index.Tensor", "index_select"):
-            self.numbered = self.numbered or look.real(args[0]) != args[0].shape
-        if not targets and real is not None:
-            reason = self._viewed(args[0], step, real, outputs, reason, look)
+        moved = self._moved(func, step, args, kwargs, real, look, reason is None)
+        if moved is not None:
+            reason = MOVED if any(moved) else None
+        if not targets:
+            self._show(outputs, moved or [reason is not None] * len(outputs))
         if targets and (reason or look.any):
             bits = self._bits(func, args, kwargs, outputs, reason, look, real)
             for number, (t, b) in enumerate(zip(outputs, bits, strict=True)):
@@ -168,30 +170,36 @@ class Spread(TorchDispatchMode):
             bits = bits | outside_of(t.shape, real, self._memory.device)
         self._memory.put(t, bits)
 
-    def _viewed(
+    def _moved(
         self,
-        t: Tensor,
+        func: Any,
         step: Step,
-        real: Step,
-        views: Sequence[Tensor],
-        reason: str | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        real: Step | None,
         look: Look,
-    ) -> str | None:
-        """Mark what views take from other rows than in the run at the real size; why they do."""
-        moved = starts(step, real)
-        shifted = [reason is not None] * len(views)
-        if moved is not None:
-            dim, after, before = moved
-            self.numbered = self.numbered or any(after)
-            padded = padded_rows(look.plane(PADDED)(t), dim, real.inputs[0])
-            ends = [0, *padded.cumsum(0).tolist()]
-            shifted = [ends[a] != a - b for a, b in zip(after, before, strict=False)]
-            reason = TAKES if any(shifted) else None
+        told: bool,
+    ) -> list[bool] | None:
+        """Which results of an operation that picks elements by place have others than in the run at
+        the real size; None where that is not to be told."""
+        if real is None or real.picked is None or step.picked is None:
+            return None
+        if all(look.real(t) in (None, t.shape) for t in tensors(args)):
+            return None
+        unsure, padded = look.plane(UNKNOWN), look.plane(PADDED)
+        packet = packet_of(step.name)
+
+        def certain(t: Tensor) -> bool:
+            return not bool(unsure(t).any())
+
+        return displaced(func, packet, args, real.picked, kwargs, padded, certain, told)
+
+    def _show(self, views: Sequence[Tensor], moved: Sequence[bool]) -> None:
+        """Mark views of other elements than in the run at the real size."""
         every = torch.tensor(ALL | SIZED | SKEWED, dtype=torch.uint8, device=self._memory.device)
-        for view, wrong in zip(views, shifted, strict=False):
+        for view, wrong in zip(views, moved, strict=False):
             if wrong:
                 self._memory.put(view, every)
-        return reason
 
     def _bits(
         self,

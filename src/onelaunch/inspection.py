@@ -175,7 +175,7 @@ def _dropped(found: Sequence[Change], before: Walk) -> list[Tensor]:
     for change in found:
         if isinstance(change.before, dict | list):
             holders = gc.get_referrers(change.before)
-            if all(id(h) in ours or isinstance(h, FrameType) for h in holders):
+            if all(id(h) in ours or isinstance(h, FrameType | Slot) for h in holders):
                 tensors += _inside(change.before)
     return tensors
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from onelaunch.recording import Captured, StateOutput
 from onelaunch.slots import gradient_of
 from onelaunch.spec import TensorSpec
 from onelaunch.spent import spend
-from onelaunch.tree import Constant, Leaf, Tree, build
+from onelaunch.tree import Attribute, Constant, Leaf, Same, Tree, build
 from onelaunch.viewing import viewer
 
 _C: Any = torch._C
@@ -240,6 +240,12 @@ def _rebind_slots(source: Source, captured: Captured, made: Sequence[str]) -> No
         if gradient_in(state, captured) is not None:
             continue
         value = expression(source, state.tree, [made[n] for n in state.numbers])
+        if state.step is not None:
+            value = f"{source.name('read', state.slot.read)}() + {state.step}"
+        elif not state.numbers:  # a dict that tells of changes is looked into after each
+            source.line(f"if {source.name('read', state.slot.read)}() is not {value}:")
+            source.line(f"{source.name('rebind', state.slot.write)}({value})", 2)
+            continue
         source.line(f"{source.name('rebind', state.slot.write)}({value})")
 
 
@@ -257,12 +263,25 @@ def _bump(t: Tensor) -> None:
         torch.autograd.graph.increment_version(t)
 
 
+def _access(source: Source, steps: Sequence[object]) -> str:
+    """An expression for what steps lead to from the arguments of the call."""
+    text = ("args", "kwargs")[cast(int, steps[0])]
+    for step in steps[1:]:
+        inside = isinstance(step, Attribute)
+        text += f".{step.name}" if inside else f"[{source.name('key', step)}]"
+    return text
+
+
 def expression(source: Source, tree: Tree, names: Sequence[str]) -> str:
     """An expression that puts a result together."""
     if isinstance(tree, Leaf):
         return names[tree.index]
     if isinstance(tree, Constant):
         return source.name("constant", tree.value)
+    if isinstance(tree, Same):
+        return (
+            source.name("same", tree.value) if tree.steps is None else _access(source, tree.steps)
+        )
     children = [expression(source, child, names) for child in tree.children]
     if tree.kind is tuple:
         return f"({tuple_of(children)})"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.driver import Driver, Varying
+from onelaunch.hostvalues import bytes_of
 from onelaunch.lines import Source
 from onelaunch.recording import Captured
 from onelaunch.signature import Overlaps
@@ -45,6 +46,7 @@ def _match_value(source: Source, tree: Tree, value: str, leaves: dict[int, str])
     if isinstance(tree, Constant):
         _match_constant(source, tree, value)
         return
+    assert isinstance(tree, Container)
     name = f"v{len(source.lines)}"
     kind = source.name("kind", tree.kind)
     source.line(f"{name} = {value}")
@@ -78,7 +80,7 @@ def _match_other(
 def _leaves(tree: Tree) -> list[Leaf]:
     if isinstance(tree, Leaf):
         return [tree]
-    if isinstance(tree, Constant):
+    if not isinstance(tree, Container):
         return []
     return [leaf for child in tree.children for leaf in _leaves(child)]
 
@@ -86,7 +88,7 @@ def _leaves(tree: Tree) -> list[Leaf]:
 def _renumbered(tree: Tree, numbers: dict[int, int]) -> Tree:
     if isinstance(tree, Leaf):
         return Leaf(numbers[tree.index])
-    if isinstance(tree, Constant):
+    if not isinstance(tree, Container):
         return tree
     return Container(
         tree.kind, tree.keys, tuple(_renumbered(child, numbers) for child in tree.children)
@@ -130,6 +132,13 @@ def check_tensors(source: Source, captured: Captured, inputs: Sequence[str]) -> 
             j for j, t in enumerate(captured.inputs.tensors) if t is captured.inputs.tensors[i]
         )
         source.miss_if(f"{inputs[i]} is not {inputs[first]}")
+
+
+def check_values(source: Source, captured: Captured, inputs: Sequence[str]) -> None:
+    """The elements of host arguments that the host reads: a microsecond each."""
+    for index, value in captured.values.items():
+        read = source.name("bytes_of", bytes_of)
+        source.miss_if(f"{read}({inputs[index]}) != {source.name('value', value)}")
 
 
 def check_gradients(source: Source, captured: Captured, inputs: Sequence[str]) -> None:

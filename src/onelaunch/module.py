@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import typing
 from typing import Any, TypeVar, cast
 
@@ -24,25 +25,60 @@ _HANDED_ON = ("capture", "recordings", "memory_bytes", "stats", "reset", "captur
 
 
 class _Forward:
-    """What a recording of a module runs: the module's own forward, without the hooks on it.
+    """What a recording of a module runs: a forward of the module's own, without the hooks on it.
 
-    Hooks on the module are Python that eager runs at every call; they run around the launch.
+    Hooks on the module are Python that eager runs at every call; they run around the launch. It
+    stays the forward that it was when another one has taken its place, which may call it.
+
+    Attributes:
+        own: the forward that the instance has, or None for that of its class.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, own: Any) -> None:
         self.module = module
+        self.own = own
         self.__name__ = type(module).__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module.forward(*args, **kwargs)
+        return self.__wrapped__(*args, **kwargs)
 
     @property
     def __wrapped__(self) -> Any:
-        """For `inspect.signature`, by which callers see which arguments a model takes."""
-        return self.module.forward
+        """For `inspect.signature` too, by which callers see which arguments a model takes."""
+        if self.own is not None:
+            return self.own
+        if "forward" not in self.module.__dict__:
+            return self.module.forward
+        kind = type(self.module)
+        found: Any = inspect.getattr_static(kind, "forward")
+        return found.__get__(self.module, kind) if hasattr(found, "__get__") else found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
-        return _Forward(copy.deepcopy(self.module, memo))
+        return _Forward(copy.deepcopy(self.module, memo), copy.deepcopy(self.own, memo))
+
+
+class _CallPath:
+    """The attribute `forward` of twins: the graphed form of what the module has there.
+
+    A data descriptor, so that it goes before an instance's own.
+    """
+
+    def __get__(self, twin: _Twin | None, kind: type[_Twin]) -> Any:
+        return kind.__bases__[1].forward if twin is None else _current(twin)
+
+    def __set__(self, twin: _Twin, value: Any) -> None:
+        given = value.fn if isinstance(value, Graphed) else None
+        if isinstance(given, _Forward) and given.module.__dict__ is twin.__dict__:
+            value = given.own  # as it was given out; the original runs it too, and is not graphed
+        if value is None:
+            twin.__dict__.pop("forward", None)
+        else:
+            twin.__dict__["forward"] = value
+
+    def __delete__(self, twin: _Twin) -> None:
+        if "forward" not in twin.__dict__:
+            raise AttributeError("forward")
+        del twin.__dict__["forward"]
 
 
 class _Fabric(type):
@@ -67,21 +103,13 @@ class _Twin(nn.Module):
         return f"Graphed{type(self).__bases__[1].__name__}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _hooks(self) or _has_any_global_hook():
+        if _looked_into(self) or _has_any_global_hook():
             if "_initialize_hook" in self.__dict__:
                 _initialize(self, args, kwargs)
             return super().__call__(*args, **kwargs)
         return self.__graphed__(*args, **kwargs)
 
-    @property
-    def forward(self) -> Any:
-        """The recording's call path. A data descriptor: it goes before an instance's own."""
-        return self.__graphed__
-
-    @forward.setter
-    def forward(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.__dict__["forward"] = value
-        self.__graphed__.reset()
+    forward: Any = _CallPath()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         forward = cast(_Forward, self.__graphed__.fn)
@@ -104,7 +132,7 @@ def graph_module(module: M, options: Options, pool: Pool | None) -> M:
     if isinstance(module, _Twin):
         raise GraphError("OL401", "this module is graphed already", fix="use it as it is")
     distributed.refuse_module(module)
-    fast = graphed(_Forward(module), options, pool, root=("", module))
+    fast = graphed(_Forward(module, module.__dict__.get("forward")), options, pool, ("", module))
     twin = object.__new__(_twin_class(type(module)))
     twin.__dict__ = module.__dict__
     twin.__graphed__ = fast
@@ -119,14 +147,26 @@ def _initialize(twin: _Twin, args: Any, kwargs: Any) -> None:
     twin.__class__ = _twin_class(type(original))
 
 
-def _hooks(module: nn.Module) -> bool:
-    """Whether anything is to run around the forward: then `nn.Module` calls it, 1 us slower."""
+def _current(twin: _Twin) -> Graphed[..., Any]:
+    """The graphed form of the forward that the module has now."""
+    fast, own = twin.__graphed__, twin.__dict__.get("forward")
+    before = cast(_Forward, fast.fn)
+    if before.own is not own:
+        module = before.module
+        fast = twin.__graphed__ = fast.like(_Forward(module, own))
+    return fast
+
+
+def _looked_into(module: nn.Module) -> object:
+    """Whether a call is more than the forward of the class: hooks run around it, or the instance
+    has a forward of its own. Then `nn.Module` calls it, 1 us slower."""
     state = module.__dict__
-    return bool(
+    return (  # no `bool` around it, which takes longer than to ask for `forward`
         state["_forward_hooks"]
         or state["_forward_pre_hooks"]
         or state["_backward_hooks"]
         or state["_backward_pre_hooks"]
+        or "forward" in state
     )
 
 
@@ -140,6 +180,6 @@ def _twin_class(kind: type[nn.Module]) -> type[_Twin]:
     }
     for name in _HANDED_ON:
         if not hasattr(kind, name):
-            members[name] = property(lambda twin, name=name: getattr(twin.__graphed__, name))
+            members[name] = property(lambda twin, name=name: getattr(_current(twin), name))
     meta = _Fabric if type(kind) is type else type("_Fabric", (_Fabric, type(kind)), {})
     return cast(type[_Twin], meta(f"Graphed{kind.__name__}", (_Twin, kind), members))

@@ -10,7 +10,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,9 +21,15 @@ from onelaunch.driver.operators import imagined, operator, tensors
 from onelaunch.driver.randomness import unwatched
 from onelaunch.errors import CaptureError
 from onelaunch.hostreads import HostReads
-from onelaunch.refusals import fix_within, refusal
+from onelaunch.hostvalues import MOST_BYTES, bytes_of, is_comparable
+from onelaunch.known import Known
+from onelaunch.ledger import Ledger
+from onelaunch.refusals import DRAWN, READ_BY_HOST, fix_within, refusal
+from onelaunch.seeds import given_seeds
 from onelaunch.shards import stands_for_another
 from onelaunch.source import torch_files, user_frame
+
+T = TypeVar("T")
 
 LIFTS = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
 _COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::copy")
@@ -39,7 +45,8 @@ class Observer(TorchDispatchMode):
         held: storage -> tensors over it that exist already and that the callable can reach.
         displaced: those of them that stand for memory in the middle of a storage.
         save: keep a copy of memory that existed before, before its first write, for `restore`.
-        refuse: raise for what cannot be captured; otherwise only watch.
+        refuse: raise for what cannot be captured; ``"later"``: keep what no other look at the run
+            would find, uses of the host's tensors; otherwise only watch.
     """
 
     def __init__(
@@ -51,26 +58,37 @@ class Observer(TorchDispatchMode):
         displaced: Iterable[Tensor] = (),
         held: Mapping[int, Sequence[Tensor]] | None = None,
         save: bool = False,
-        refuse: bool = True,
+        refuse: bool | Literal["later"] = True,
     ) -> None:
         super().__init__()
         self._driver = driver
         self._device = device
         self._kind = device.type
         self._save = save
-        self._refuse = refuse
+        self._refuse = refuse is True
+        self._later = refuse == "later"
         # storage -> where the inputs in it end
         self._inputs: dict[int, int] = {}
         for region in map(driver.region, inputs):
             stop = self._inputs.get(region.storage, 0)
             self._inputs[region.storage] = max(stop, region.stop)
-        self._reads = HostReads(self._on_device, self._refuse_read)
+        self._reads = HostReads(self._on_device, self._refuse_read, self._read_on_host)
         self._displaced = {driver.storage(t) for t in displaced}
         self._held = held or {}
         self._produced: set[int] = set()
         # Host storages made in the call from constants: the same each time, unlike all others.
         self._host_constant: set[int] = set()
         self._host_blank: set[int] = set()
+        # Those computed in the call from others: from which; and those that are random.
+        self._host_roots: dict[int, frozenset[int]] = {}
+        self._host_random: set[int] = set()
+        self._host_outside: dict[int, Tensor] = {}
+        # Of those before, the ones whose values the host used.
+        self._read_outside: dict[int, Tensor] = {}
+        self.host_arguments: dict[int, Tensor] = {}
+        """Those of the call that are the host's, by number."""
+        self.wanted: set[int] = set()
+        """Storages of the device's whose values the host wanted."""
         # Views made in the run, of memory that is read by address.
         self._derived: set[int] = set()
         # So that no other tensor takes an id or address while we watch.
@@ -79,12 +97,16 @@ class Observer(TorchDispatchMode):
         self._saved_regions: set[Region] = set()
         self.made_tensors: list[weakref.ref[Tensor]] = []
         """Those made in the run, over memory of the recording."""
+        self.seeds: set[int] = set()
+        """The storages of seeds for a backward, which eager has on the host."""
         self.draws: list[Callable[[], object]] = []
         """Draws from the host's default generator, whose place in the stream each call moves on."""
         self.refused: CaptureError | None = None
         """What was refused first, which the callable may have caught."""
         self.noting: Callable[[Any, Any, Any], None] | None = None
         """Is told of each operation."""
+        self.ledger: Ledger | None = None
+        """Where the operations are written down."""
         self.external: dict[int, list[Tensor]] = {}
         """storage -> the tensors over it that were read or written by address."""
         self.written: dict[int, Tensor] = {}
@@ -105,14 +127,22 @@ class Observer(TorchDispatchMode):
             return NotImplemented  # its own dispatch comes back with this process's parts
         if imagined():
             return func(*args, **kwargs)
+        if operator(func).composite:
+            with self:
+                return operator(func).decomposed(args, kwargs)
         try:
             with unwatched():
                 given = self._consume(func, args, kwargs)
+                noted = self.ledger and self.ledger.note(func, args, kwargs)
                 if func._schema.name == "aten::copy_" and self._is_number(args):
                     func, args, kwargs = torch.ops.aten.fill_.Scalar, (args[0], args[1].item()), {}
             result = func(*args, **kwargs)
             with unwatched():
-                self._produce(func, given, tensors(result))
+                results = tensors(result)
+                self._produce(func, given, results)
+                if self.ledger is not None and noted is not None:
+                    self.ledger.made(noted, results)
+                self._note_seeds(func, given, result)
         except CaptureError as error:
             self.refused = self.refused or error
             raise
@@ -128,14 +158,46 @@ class Observer(TorchDispatchMode):
             self._lift(given)
         if self._refuse:
             self._check(func, name, given, args, kwargs)
+        elif self._later:
+            self._put_off(self._check, func, name, given, args, kwargs)
         for t in given:
             self._read(t)
+            if not self._on_device(t) and _has_strides(t):
+                storage = t.untyped_storage()._cdata
+                if not self._is_known(storage) and storage not in self._host_roots:
+                    self._host_outside.setdefault(storage, t)
         for t in operator(func).written(args, kwargs):
             self._write(t)
         for t in operator(func).declared(args, kwargs):
             if self._on_device(t):
                 self.counted.add(self._storage(t))
         return given
+
+    def outcome(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call `fn`, inside the context of this observer; what it returns.
+
+        Raises:
+            CaptureError: what was refused first in it, whatever became of that: the callable may
+                have caught it, and TorchScript's interpreter makes another error of it.
+        """
+        result: Any = None
+        try:
+            result = fn(*args, **kwargs)
+        except Exception as error:
+            if self.refused is None:
+                raise
+            let_go(error)
+        if self.refused is not None:  # outside of the handler: neither error refers to the other
+            raise self.refused
+        return result
+
+    def _put_off(self, check: Callable[..., object], *args: Any) -> None:
+        """Keep the refusal of a use of the host's tensors, for `adopt`."""
+        try:
+            check(*args)
+        except CaptureError as error:
+            if error.code == "OL104":
+                self.refused = self.refused or error
 
     def made(self, t: Tensor) -> bool:
         """Whether this memory was allocated in the run."""
@@ -161,11 +223,18 @@ class Observer(TorchDispatchMode):
         self.refused = self.refused or error
         return error
 
+    def refuse_draw(self, method: str) -> CaptureError:
+        """The error for a number drawn from Python's own generator in the run."""
+        error = refuse("OL117", f"`random.{method}` draws a number in a capture", fix=DRAWN)
+        self.refused = self.refused or error
+        return error
+
     def host_reads(self) -> HostReads:
         """A mode that refuses the host's reads of device memory."""
         return self._reads
 
-    def _refuse_read(self, what: str) -> None:
+    def _refuse_read(self, what: str, t: Tensor) -> None:
+        self.wanted.add(self._storage(t))
         error = refuse("OL101", what)
         self.refused = self.refused or error
         raise error
@@ -201,6 +270,7 @@ class Observer(TorchDispatchMode):
         if device:
             found = refusal(func, args, kwargs)
             if found is not None:
+                self.wanted.add(self._storage(device[0]))
                 what = f"{_spoken(name)} needs the value of {_named(device[0])}"
                 raise refuse(found.code, what, fix=found.fix)
         target = kwargs.get("device")
@@ -224,13 +294,67 @@ class Observer(TorchDispatchMode):
                 raise refuse("OL104", f"{_spoken(name)} draws from a generator of the host's")
             self.draws.append(partial(func, *args, **kwargs))
         for t in host:
-            varying = t.untyped_storage()._cdata not in self._host_constant
+            storage = t.untyped_storage()._cdata
+            varying = storage not in self._host_constant and storage not in self._read_outside
             if device and (varying or t.dim()):
                 raise refuse(
                     "OL104", f"{_spoken(name)} uses a host tensor, {_named(t)}, with device tensors"
                 )
             if varying and refusal(func, args, kwargs) is not None:
-                raise refuse("OL104", f"{_spoken(name)} reads the value of host tensor {_named(t)}")
+                self._read_on_host(t)
+
+    def _read_on_host(self, t: Tensor) -> None:
+        """The host uses the values of a host tensor: they are part of what a call must match."""
+        storage = t.untyped_storage()._cdata
+        if not self._refuse or self._is_known(storage):
+            return
+        if storage in self._host_random:
+            error = refuse("OL104", f"the host reads random numbers, {_named(t)}")
+            self.refused = self.refused or error
+            raise error
+        if storage not in self._host_roots:
+            self._host_outside.setdefault(storage, t)
+        for root in self._host_roots.get(storage, {storage}):
+            outside = self._host_outside[root]
+            if root in self._read_outside:
+                continue
+            given = [a for a in self.host_arguments.values() if _is_over(a, root)]
+            large = next((a for a in given if a.nbytes > MOST_BYTES), None)
+            if not given and not is_comparable(outside):
+                large = outside
+            if large is not None:
+                what = f"the host reads the values of {_named(large)}, too many to compare"
+                error = refuse("OL104", what, fix=READ_BY_HOST)
+                self.refused = self.refused or error
+                raise error
+            self._read_outside[root] = outside
+
+    def _is_known(self, storage: int) -> bool:
+        """Whether memory of the host's was made in the call from constants, or not filled yet."""
+        return storage in self._host_constant or storage in self._host_blank
+
+    def give_by_value(self, arguments: Mapping[int, Tensor]) -> None:
+        """Arguments of the host's, by number. A tensor of one element is a constant: its value is
+        part of what a call must match."""
+        self.host_arguments = dict(arguments)
+        for t in arguments.values():
+            if not t.dim():
+                self._host_outside[t.untyped_storage()._cdata] = t
+                self._read_outside[t.untyped_storage()._cdata] = t
+
+    def read_arguments(self) -> dict[int, bytes]:
+        """The elements of the arguments that the host read, by number."""
+        return {
+            index: bytes_of(t)
+            for index, t in self.host_arguments.items()
+            if any(_is_over(t, root) for root in self._read_outside)
+        }
+
+    def read_state(self) -> list[Tensor]:
+        """The other tensors of the host's whose values it read."""
+        given = self.host_arguments.values()
+        read = self._read_outside.items()
+        return [t for root, t in read if not any(_is_over(a, root) for a in given)]
 
     def _is_ours(self, device: torch.device | str | None) -> bool:
         return device is not None and torch.device(device).type == self._device.type
@@ -281,8 +405,11 @@ class Observer(TorchDispatchMode):
             if storage in self._host_blank:
                 self._host_blank.discard(storage)
                 self._host_constant.add(storage)
-            if self._refuse and storage not in self._host_constant:
-                raise refuse("OL104", f"a host tensor, {_named(t)}, is written")
+            if (self._refuse or self._later) and storage not in self._host_constant:
+                error = refuse("OL104", f"a host tensor, {_named(t)}, is written")
+                self.refused = self.refused or error
+                if self._refuse:
+                    raise error
             return
         region = self._driver.region(t)
         if region.storage in self._produced:
@@ -322,23 +449,68 @@ class Observer(TorchDispatchMode):
                 self._kept.append(t)
                 blank = operator(func).idle  # memory from `torch.empty`, filled by who knows whom
                 (self._host_blank if blank else self._host_constant).add(storage)
+            elif storage not in sources:
+                self._kept.append(t)
+                self._derive(storage, sources, random)
+
+    def _derive(self, storage: int, sources: Sequence[int], random: bool) -> None:
+        """A host tensor was computed from others whose values are not the call's own."""
+        varying = [source for source in sources if not self._is_known(source)]
+        if random or any(source in self._host_random for source in varying):
+            self._host_random.add(storage)
+        none: frozenset[int] = frozenset()
+        roots = (self._host_roots.get(source, frozenset({source})) for source in varying)
+        self._host_roots[storage] = none.union(*roots)
+
+    def _note_seeds(self, func: Any, given: Sequence[Tensor], result: Any) -> None:
+        if self.seeds:  # memory of one that is gone, which another tensor has now
+            made = set(map(self._storage, filter(_has_strides, tensors(result))))
+            self.seeds -= made - set(map(self._storage, filter(_has_strides, given)))
+        self.seeds.update(map(self._storage, given_seeds(func, result)))
 
     def is_constant(self, t: Tensor) -> bool:
         """Whether a host tensor was made in the run from constants alone."""
         return t.untyped_storage()._cdata in self._host_constant
 
-    def adopt(self, seen: Observer, originals: Sequence[Tensor], statics: Sequence[Tensor]) -> None:
-        """Take over what another run of the same call read and wrote."""
-        stands_for = {
-            self._storage(t): self._storage(static)
-            for t, static in zip(originals, statics, strict=True)
-            if self._on_device(t)
-        }
-        for storage, held in seen.external.items():
-            self.external.setdefault(storage, []).extend(held)
-        for storage, t in seen.written.items():
-            self.written[stands_for.get(storage, storage)] = t
-        self.counted |= {stands_for.get(storage, storage) for storage in seen.counted}
+    def adopt(
+        self,
+        known: Known,
+        now: Mapping[object, Tensor],
+        originals: Sequence[Tensor],
+        statics: Sequence[Tensor],
+    ) -> None:
+        """Take over what another run of the same callable read and wrote.
+
+        Args:
+            now: what is in the places of that run in this one.
+            originals, statics: the inputs of the recording, and what the callable got for each.
+        """
+        if known.refused is not None:
+            raise known.refused
+        self.draws += known.draws
+        stands_for: dict[int, list[Tensor]] = {}
+        for t, static in zip(originals, statics, strict=True):
+            if static is t and self._on_device(t):
+                self.external.setdefault(self._storage(t), []).append(t)  # read where it is
+            elif self._on_device(t):
+                stands_for.setdefault(self._storage(t), []).append(static)
+        for t in known.read(now):
+            if self._storage(t) not in stands_for:
+                held = self.external.setdefault(self._storage(t), [])
+                held += [] if any(t is other for other in held) else [t]
+        for t, counted in known.written(now):
+            for memory in stands_for.get(self._storage(t), [t]):
+                self.written.setdefault(self._storage(memory), memory)
+                if counted:
+                    self.counted.add(self._storage(memory))
+
+    def told(self, places: Sequence[tuple[object, Tensor]]) -> Known:
+        """What the run did, for other calls; `places` are of its tensors, before it."""
+        named: dict[int, list[object]] = {}
+        for place, t in places:
+            if self._on_device(t) and _has_strides(t):
+                named.setdefault(self._storage(t), []).append(place)
+        return Known(self.external, self.written, self.counted, self.draws, self.refused, named)
 
     @property
     def own(self) -> set[int]:
@@ -356,6 +528,9 @@ class Observer(TorchDispatchMode):
         self._kept.clear()
         self._derived.clear()
         self._produced.clear()
+        self._host_outside.clear()
+        self._read_outside.clear()
+        self.host_arguments.clear()
 
     def restore(self) -> None:
         """Put back every byte that existed before the run; needs `save`."""
@@ -384,6 +559,10 @@ def let_go(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
+
+
+def _is_over(t: Tensor, storage: int) -> bool:
+    return _has_strides(t) and t.untyped_storage()._cdata == storage
 
 
 def _spoken(name: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
 from types import FrameType
 from typing import Any, TypeGuard, TypeVar
@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
 )
 
 from onelaunch.errors import CaptureError, GraphError, kind_of
+from onelaunch.ledger import Ledger
 from onelaunch.observe import refuse
 
 Stepper = TypeVar("Stepper", bound=Optimizer)
@@ -142,6 +143,18 @@ def watching_steps(before: StepHook, after: StepHook | None = None) -> Generator
         watches.remove(watch)
         for handle in handles:
             handle.remove()
+
+
+def noting_steps(ledger: Ledger) -> AbstractContextManager[None]:
+    """Around a run: tell its ledger of the optimizers that step."""
+
+    def before(optimizer: Optimizer) -> None:
+        ledger.steps += 1
+
+    def after(optimizer: Optimizer) -> None:
+        ledger.steps -= 1
+
+    return watching_steps(before, after)
 
 
 _WATCHES = "onelaunch.optimizers.watching_steps"

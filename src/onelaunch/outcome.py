@@ -18,6 +18,7 @@ from onelaunch.dials import Dials
 from onelaunch.driver.driver import Driver, Graph
 from onelaunch.forward import Forward
 from onelaunch.guard import StateGuard
+from onelaunch.hostvalues import slots_of
 from onelaunch.observe import Observer
 from onelaunch.optimizers import parameters_of
 from onelaunch.plan import Inputs, Outputs, unique
@@ -28,7 +29,7 @@ from onelaunch.spent import is_spent
 from onelaunch.state import Change, Slot, Walk, restore
 from onelaunch.steps import Steps
 from onelaunch.tree import Tree
-from onelaunch.unrepeated import frozen_numbers, hooks_inside
+from onelaunch.unrepeated import hooks_inside
 
 
 @dataclass(slots=True)
@@ -48,6 +49,8 @@ class Run:
     again: list[Slot] = field(default_factory=lambda: cast(list[Slot], []))
     """Slots that turned out to be inputs: the run is to be repeated with them as such."""
     steps: Steps = field(default_factory=Steps)
+    grown: tuple[str, ...] = ()
+    """See `rebinding.grown`."""
 
 
 def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int]:
@@ -93,6 +96,7 @@ def captured_of(
     external = [t for tensors in observer.external.values() for t in tensors]
     rebound |= {slot.id for slot in hidden}
     slots = relied_on(before.walk, run.found, rebound, observer, driver, device)
+    slots += slots_of(observer.read_state(), before.walk.tensors())
     external += [value for _, value in slots if isinstance(value, Tensor)]
     writes = _writes(observer, driver, device)
     if watched:  # of compiled code no step is seen
@@ -133,12 +137,16 @@ def captured_of(
         bumped_inputs=bumped_inputs,
         draws=observer.draws,
         dials=dials,
+        values=observer.read_arguments(),
         optimizers=optimizers,
         statics=statics,
         lasting=run.lasting,
         untraced=guard.untraced([t for t in external if not any(t is p for p in pinned)]),
         hooks=hooks_inside(roots, before.walk, run.found, optimizers, forward is not None),
-        frozen=frozen_numbers(before.walk, run.found),
+        moves=tuple(
+            s.slot.name for s in run.state if not s.numbers and before.walk.is_read(s.slot)
+        ),
+        grown=run.grown,
         seconds=time.perf_counter() - started,
         pair=pair,
     )
@@ -148,7 +156,9 @@ def _sized(run: Run, before: Before) -> list[Any]:
     """The containers whose sizes count, with what names them."""
     # A scheduler writes to the groups at each step, and each would be looked into again then.
     groups = {id(group) for o in run.steps.optimizers for group in o.param_groups}
-    sized = {id(c): (c, names) for c, names in before.walk.sized() if id(c) not in groups}
+    replaced = {change.slot.id for change in run.found}
+    every = before.walk.sized(replaced)
+    sized = {id(c): (c, names) for c, names in every if id(c) not in groups}
     return list(sized.values())
 
 

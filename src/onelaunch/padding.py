@@ -220,11 +220,8 @@ def bucket_shape(t: Tensor, padded: Padded, bucket: Sizes) -> list[int]:
     return shape
 
 
-def pad(t: Tensor, padded: Padded, bucket: Sizes, content: Number | None = None) -> Tensor:
+def pad(t: Tensor, padded: Padded, bucket: Sizes) -> Tensor:
     """`t` with rows added up to the size of the bucket; `t` itself where there are none to add.
-
-    Args:
-        content: what the rows hold that would repeat the last real one, where it is not that.
 
     The result is new memory, dense in the order of the dimensions of `t`. Under autograd nothing
     flows back from the added rows.
@@ -235,9 +232,8 @@ def pad(t: Tensor, padded: Padded, bucket: Sizes, content: Number | None = None)
     if torch.is_grad_enabled() and t.requires_grad:
         return _appended(t, padded, bucket)
     made = t.new_empty(0).new_empty_strided(shape, dense_stride(t, shape))
-    values = [content if value is None else value for value in padded.fill]
     with torch.no_grad():
-        grow(made, t, padded.dims, values)
+        grow(made, t, padded.dims, padded.fill)
     return made
 
 
@@ -329,17 +325,3 @@ def cut(t: Tensor, follows: Sequence[Follow], sizes: Sizes) -> Tensor:
         return part.clone(memory_format=torch.preserve_format)
     made = t.new_empty(0).new_empty_strided(shape, dense_stride(t, shape))
     return made.copy_(part)
-
-
-def extremes(t: Tensor) -> tuple[Number, Number]:
-    """Two contents for padding, a low and a high one, that are values `t` could hold."""
-    if t.dtype == torch.bool or t.numel() == 0:
-        return False, True
-    if t.is_complex():
-        return 0, 1
-    t = t.detach()
-    least, most = float(t.min()), float(t.max())
-    if not t.is_floating_point():  # indices: of what there is
-        return int(least), int(most)
-    far = 2 * max(abs(least), abs(most)) + 1
-    return (-far, far) if far < 1e4 else (least, most)

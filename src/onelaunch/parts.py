@@ -66,12 +66,32 @@ class Part:
         wanted = [inputs[place] for place in self._share.inputs]
         return (self, PartFlight(self, whole), results, seen), wanted
 
+    @property
+    def width(self) -> int:
+        """See `flight.Joined.width`."""
+        return len(self._share.inputs)
+
     def backward(self, grads: Gradients) -> list[Tensor | None]:
         """The gradients of its inputs and of the direct leaves, from those of its results."""
+        return self._own(self._whole.backward(self._every(grads)))
+
+    def without(
+        self, changed: Sequence[int], grads: Gradients, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """See `flight.Joined.without`."""
+        asked = [False] * self._whole.width + list(wanted[self.width :])
+        for place, want in zip(self._share.inputs, wanted, strict=False):
+            asked[place] = want
+        places = [self._share.watched[place] for place in changed]
+        return self._own(self._whole.without(places, self._every(grads), asked))
+
+    def _every(self, grads: Gradients) -> Gradients:
         every: list[Tensor | None] = [None] * self._count
         for place, g in zip(self.results, grads, strict=True):
             every[place] = g
-        found = self._whole.backward(every)
+        return every
+
+    def _own(self, found: list[Tensor | None]) -> list[Tensor | None]:
         first = len(found) - len(self.direct)
         return [found[place] for place in self._share.inputs] + found[first:]
 

@@ -8,7 +8,7 @@ recording's own, which each call copies to fresh memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
@@ -51,6 +51,12 @@ class Inputs:
     statics: list[Tensor] = field(default_factory=lambda: cast(list[Tensor], []))
     varying: dict[int, Varying] = field(default_factory=dict[int, Varying])
     """The inputs that may be smaller in a call than in the recording."""
+
+    def give_by_value(self, numbers: Collection[int]) -> None:
+        """Give these numbers of the host's to the callable as they are."""
+        self.groups = [g for g in self.groups if g.members[0] not in numbers]
+        for index in numbers:
+            self.travels[index] = "host"
 
     def release(self) -> None:
         """Let go of the recording's memory."""
@@ -251,6 +257,9 @@ def plan_outputs(
             if not observer.is_constant(t):
                 raise refuse("OL104", f"a result, {spec}, is on the host and varies")
             plan.made.append(Output("host constant", spec, tensor=t.clone()))
+        elif driver.storage(t) in observer.seeds:
+            what = f"a result, {spec}, is the seed of a backward, which eager has on the host"
+            raise refuse("OL104", what, fix="return the result of the operator alone")
         else:
             output = _place(driver, t, spec, inputs, storages, held)
             if output.source == "own" and id(t) in lasting:

@@ -1,23 +1,25 @@
 """Whether a callable may be run at a padded size, and how its results are cut back.
 
-It is run at real sizes and at the bucket's, on state that is put back: the trace of every operation
-says whether real rows depend on padded ones, and shapes at two sizes say which dimension of a
-result follows which bucketed one. Values with low and with high padding are compared with those at
-the real size on top; that can refuse what the trace let pass, and never the other way.
+It is run at real sizes and at the bucket's, on state that is put back: values are compared with
+those at the real size, under random inputs and under the caller's; the trace of every operation
+says whether real rows depend on padded ones where values do not show it; and shapes at two sizes
+say which dimension of a result follows which bucketed one. A proof is of one bucket: of the next
+only how results follow the sizes is taken over, where its own runs agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onelaunch.agreement import close, line, same_layout
+from onelaunch.agreement import Followed, Form, Jitter, Known, close, line, same_layout
+from onelaunch.backprop import Backprop
 from onelaunch.blame import DIVERGES, Finding
-from onelaunch.buckets import Buckets, Number, Sizes, shown
+from onelaunch.buckets import Buckets, Sizes, shown
 from onelaunch.driver.driver import Padded
 from onelaunch.errors import CaptureError
 from onelaunch.independence import Spread
@@ -29,35 +31,18 @@ from onelaunch.padding import (
     cut_shape,
     dense_stride,
     each_once,
-    extremes,
-    pad,
     resized,
 )
 from onelaunch.rehearsal import Rehearsal
-from onelaunch.trace import Step, Trace, form
+from onelaunch.samples import Samples
+from onelaunch.trace import Step, Trace, form, reach
 from onelaunch.tree import Flat
 
+_ROUNDED = 3
+"""Runs with rounding errors, of which an integer has to survive each."""
+_REPEATED = "leave out pad={...} of that argument: padding repeats the last real row then"
 # Of size 1 a transposed tensor is contiguous, and torch takes other operations for those.
 _ALONE = "a bucket of its own for size 1, where torch may take other operations: sizes=(1, ...)"
-
-
-@dataclass(slots=True)
-class Known:
-    """What was followed before, for the next buckets of a callable: runs of the same operations
-    with the same numbers let rows through in the same way, so only their values are compared.
-
-    Attributes:
-        forms: of runs through which padding was followed, with the padded arguments they write.
-        follows: of such a form, how its results followed the size in the first bucket. A later one
-            runs at its smallest size alone, a second and third point of the same lines.
-    """
-
-    forms: dict[tuple[object, ...], set[int]] = field(
-        default_factory=dict[tuple[object, ...], set[int]]
-    )
-    follows: dict[tuple[object, ...], list[tuple[Follow, ...]]] = field(
-        default_factory=dict[tuple[object, ...], list[tuple[Follow, ...]]]
-    )
 
 
 def prove(
@@ -67,16 +52,22 @@ def prove(
     flat: Flat,
     bucket: Sizes,
     known: Known | None = None,
+    gradients: bool = False,
 ) -> Proof:
     """Show that padding to `bucket` changes no real row, and learn how to cut.
 
     Args:
         call: how the arguments in `flat`, of any size of that bucket, are padded.
+        gradients: whether it is captured with its backward.
 
     Raises:
         CaptureError: OL140, naming the operation, its line and the result.
     """
-    return _Proving(rehearsal, buckets, call, flat, bucket, known or Known()).prove()
+    proving = _Proving(rehearsal, buckets, call, flat, bucket, known or Known())
+    proof = proving.prove()
+    if gradients:
+        proving.check_gradients()
+    return proof
 
 
 def prove_pieces(
@@ -115,35 +106,46 @@ class _Proving:
     known: Known = field(default_factory=Known)
     results: dict[Sizes, Flat] = field(default_factory=dict[Sizes, Flat])
     written: set[int] = field(default_factory=set[int])
-    form: tuple[object, ...] | None = None
+    form: Form | None = None
     """Of the run at the smallest size, where nothing is asserted."""
+    slight: bool = False
+    """Whether at the smallest size less may happen than at larger ones."""
+    shapes: dict[Sizes, tuple[int, ...]] = field(default_factory=dict[Sizes, tuple[int, ...]])
 
     def prove(self) -> Proof:
         least = self.buckets.smallest(self.bucket)
         most = tuple(max(b - 1, n) for b, n in zip(self.bucket, least, strict=True))
         if least == self.bucket:  # only ever called at that size
             return Proof()
-        contents = [extremes(t) for t in self.flat.tensors]
-        lows, highs = zip(*contents, strict=True) if contents else ((), ())
-        padded = self._pair(least, lows)
+        padded, larger = self._random_pair(least), None
         if self.buckets.independent:
             if most != least:
                 self.results[most] = self._real(most, None)
-        elif self.form is None or self.form not in self.known.follows:
-            padded = self._pair(most, highs)
-        mixed = [i for i, (n, b) in enumerate(zip(least, self.bucket, strict=True)) if n < b]
-        for place in mixed[1:]:  # which of several sizes a dimension follows
-            sizes = tuple(b if i < place else n for i, (n, b) in enumerate(self._ends(least)))
-            self.results.setdefault(sizes, self._real(sizes, None))
+        else:
+            larger = self.known.larger(self.form, self.bucket)
+            if larger is not None and self.slight and not larger.on_lines(self.shapes):
+                larger = None
+            if larger is None:
+                padded = self._pair(most)
+        for sizes in self._corners(least):
+            if sizes not in self.results:
+                self.results[sizes] = self._real(sizes, None)
         proof = self._cuts(padded)
         if self.form is None:
             return proof
-        if self.known.follows.setdefault(self.form, proof.follows) != proof.follows:
-            return self._cuts(self._pair(most, highs))  # unlike the first bucket's: look closer
+        if larger is None:
+            self.known.followed[self.form] = Followed(self.bucket, proof.follows, self.shapes)
+        elif larger.follows != proof.follows:
+            return self._cuts(self._pair(most))  # unlike the larger bucket's: look closer
         return proof
 
-    def _ends(self, least: Sizes) -> list[tuple[int, int]]:
-        return list(zip(least, self.bucket, strict=True))
+    def _corners(self, least: Sizes) -> list[Sizes]:
+        """Sizes that are the bucket's in one dimension and the smallest in the others: they tell
+        which of several sizes a dimension follows."""
+        mixed = [i for i, (n, b) in enumerate(zip(least, self.bucket, strict=True)) if n < b]
+        ends = list(enumerate(zip(least, self.bucket, strict=True)))
+        corners = [tuple(b if i == place else n for i, (n, b) in ends) for place in mixed]
+        return corners if len(mixed) > 1 else []
 
     def _inputs(self, sizes: Sizes) -> list[Tensor]:
         return each_once(
@@ -152,62 +154,79 @@ class _Proving:
             lambda t, how: t.detach().clone() if how is None else resized(t, how, sizes),
         )
 
-    def _real(self, sizes: Sizes, mode: TorchDispatchMode | None) -> Flat:
+    def _real(
+        self,
+        sizes: Sizes,
+        mode: TorchDispatchMode | None,
+        inputs: Sequence[Tensor] | None = None,
+        padded: bool = False,
+    ) -> Flat:
+        """A run at these sizes, of rows of the caller's where nothing else is given."""
         try:
-            return self.rehearsal.run(self._inputs(sizes), mode)
+            given = self._inputs(sizes) if inputs is None else inputs
+            return self.rehearsal.run(given, mode or Trace())
         except CaptureError:
             raise
         except Exception as error:
-            what = f"the callable fails at size {shown(sizes)}: {error}"
+            at = f"padded to {shown(self.bucket)}" if padded else f"at size {shown(sizes)}"
+            what = f"the callable fails {at}: {error}"
             fix = "leave out the buckets that serve such sizes"
             raise CaptureError("OL140", what, fix=fix) from error
 
-    def _pair(self, sizes: Sizes, contents: Sequence[Number]) -> Flat:
+    def _samples(self, random: bool, positive: bool = False) -> Samples:
+        return Samples(self.flat.tensors, self.call.padded, self.bucket, random, positive)
+
+    def _random_pair(self, sizes: Sizes) -> Flat:
+        """`_pair` on random numbers; on the caller's where it takes numbers of another kind."""
+        try:
+            return self._pair(sizes, random=True)
+        except CaptureError as error:
+            if error.__cause__ is None:
+                raise
+        return self._pair(sizes)
+
+    def _pair(self, sizes: Sizes, random: bool = False) -> Flat:
         """Run at `sizes`, and padded from there, and compare. The padded result."""
-        trace = Trace()
-        real = self.results[sizes] = self._real(sizes, trace)
-        inputs = self._inputs(sizes)
-        content = {id(t): c for t, c in zip(inputs, contents, strict=True)}
-        grown = each_once(
-            inputs,
-            self.call.padded,
-            lambda t, how: t if how is None else pad(t, how, self.bucket, content[id(t)]),
-        )
+        samples, trace = self._samples(random), Trace()
+        inputs = samples.real(sizes)
+        grown = samples.grown(inputs)  # before a run may write into them
+        real = self._real(sizes, trace, inputs)
+        self.results[sizes] = real
         if self.buckets.independent:
-            return self.rehearsal.run(grown, None)
+            return self._real(sizes, None, grown, padded=True)
         spread, padded = self._padded(grown, inputs, trace.steps, sizes)
         if self.form is None:
             self.form = (form(trace.steps), self.call.padded)
+            self.slight = self._is_slight(trace.steps, sizes)
+            followed = {} if spread is None else {self.bucket: _shapes(spread.steps)}
+            self.shapes = {sizes: _shapes(trace.steps), **followed}
         if padded.tree != real.tree:
             what = "a result that is not a tensor changes with the size"
             raise CaptureError("OL140", what, fix="return tensors, or ask the tensor for its size")
         for number, (big, small) in enumerate(zip(padded.tensors, real.tensors, strict=True)):
-            self._check_result(spread, number, big, small, sizes, grown)
-        if spread is not None and not spread.numbered:  # one that was refused is followed again
-            self._remember(trace.steps, spread.steps)
+            self._check_result(spread, number, big, small, sizes, grown, samples)
         return padded
-
-    def _remember(self, real: Sequence[Step], padded: Sequence[Step]) -> None:
-        first = (form(real), self.call.padded)
-        both = (form(real), form(padded), self.call.padded)
-        self.known.forms[first] = self.known.forms[both] = set(self.written)
 
     def _padded(
         self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step], sizes: Sizes
     ) -> tuple[Spread | None, Flat]:
-        """The padded run, and what was followed through it; None where that is known."""
-        first = (form(steps), self.call.padded)
-        if first in self.known.forms:
-            trace = Trace()
-            padded = self.rehearsal.run(grown, trace)
-            both = (form(steps), form(trace.steps), self.call.padded)
-            if both in self.known.forms:
-                self.written |= self.known.forms[both]
-                return None, padded
+        """The padded run, and what was followed through it; None where it was followed from the
+        smallest size on, has the same operations, and all of them had something to do."""
+        if self.form == (form(steps), self.call.padded) and not self.slight:
+            return None, self._real(sizes, None, grown, padded=True)
         spread = self._marked(grown, real, steps)
-        padded = self.rehearsal.run(grown, spread)
+        padded = self._real(sizes, spread, grown, padded=True)
         self._check_run(spread, grown, sizes)
         return spread, padded
+
+    def _is_slight(self, steps: Sequence[Step], sizes: Sizes) -> bool:
+        """Whether at these sizes an operation finds nothing, one row, or less than it reaches."""
+        least = min(n for n, b in zip(sizes, self.bucket, strict=True) if n < b)
+        return (
+            least == 1
+            or any(0 in shape for s in steps for shape in (*s.inputs, *s.outputs))
+            or (max(map(reach, steps), default=0) >= least)
+        )
 
     def _marked(
         self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step]
@@ -244,6 +263,7 @@ class _Proving:
         small: Tensor,
         sizes: Sizes,
         grown: Sequence[Tensor],
+        samples: Samples,
     ) -> None:
         name = f"result {number}"
         if any(big is t for t in grown):
@@ -260,12 +280,64 @@ class _Proving:
             if big.shape != small.shape and not spread.made(big):
                 what = f"{name} is a view of an argument or parameter, and follows the size"
                 raise CaptureError("OL140", what, fix="return a `.clone()`")
-        if not close(big[real], small):
+        if close(big[real], small):
+            return
+        if not self._rounded(number, big[real], small, samples.real(sizes), sizes):
             found = None if spread is None else spread.blame(big)
             what = f"{name} has other real rows padded to {shown(self.bucket)}"
             what += f", last by `{found.name}`" if found else ""
             where = str(found.place) if found and found.place else None
             raise CaptureError("OL140", what, where=where)
+
+    def _rounded(
+        self, number: int, big: Tensor, small: Tensor, inputs: Sequence[Tensor], sizes: Sizes
+    ) -> bool:
+        """Whether integers differ only where rounding changes them too, as an argmax of equals."""
+        if small.is_floating_point() or small.is_complex():
+            return False
+        differ = big != small
+        for seed in range(_ROUNDED):
+            given = [t.clone() for t in inputs]
+            try:
+                other = self._real(sizes, Jitter(seed), given).tensors[number]
+            except CaptureError:
+                return False
+            if other.shape != small.shape:
+                return False
+            differ = differ & (other == small)
+        return not bool(differ.any())
+
+    def check_gradients(self) -> None:
+        """Refuse where a backward finds other gradients at the bucket's size: NaN where a constant
+        that fills the padding has no derivative, times the 0 that comes from there."""
+        least = self.buckets.smallest(self.bucket)
+        filled = any(
+            how is not None and how.fill != (None,) * len(how.fill) for how in self.call.padded
+        )
+        if self.buckets.independent or least == self.bucket or not filled:
+            return
+        for positive in (False, True):
+            samples, run = self._samples(True, positive), Backprop(self.rehearsal.fn)
+            real = samples.real(least)
+            grown = samples.grown(real)
+            proving = replace(self, rehearsal=replace(self.rehearsal, fn=run))
+            try:
+                small = proving._real(least, None, self._leaves(real, run))
+            except CaptureError as error:
+                if error.__cause__ is None:
+                    raise
+                return  # random numbers are not of the kind that it takes
+            big = proving._real(least, None, self._leaves(grown, run), padded=True)
+            for a, b in zip(big.tensors, small.tensors, strict=True):
+                if not close(a[tuple(slice(0, n) for n in b.shape)], b):
+                    what = f"a gradient of shape {list(b.shape)} depends on what fills the padding"
+                    raise CaptureError("OL140", what, fix=_REPEATED)
+
+    def _leaves(self, tensors: Sequence[Tensor], run: Backprop) -> Sequence[Tensor]:
+        """Let a backward find gradients of the arguments that callers want gradients of."""
+        asked = zip(tensors, self.flat.tensors, strict=True)
+        run.inputs = [made.requires_grad_() for made, given in asked if given.requires_grad]
+        return tensors
 
     def unpadded(self) -> list[tuple[Follow, ...]]:
         """Which dimensions follow the sizes of a bucket that needs no padding."""
@@ -298,7 +370,7 @@ class _Proving:
             before = torch.zeros(t.shape, dtype=torch.bool, device="cpu")
             before.narrow(dim, 0, half).fill_(True)
             spread.mark(t, before, torch.ones_like(before))
-        result = self.rehearsal.run(inputs, spread)
+        result = self._real(whole, spread, inputs)
         repeated = spread.changed() or spread.random
         if repeated is not None:
             raise self._refusal("the callable", repeated, "being cut into pieces")
@@ -381,6 +453,10 @@ class _Proving:
             if any(o.untyped_storage()._cdata == storage for o in others if o is not t):
                 what = f"result {number} shares memory with another result"
                 raise CaptureError("OL140", what, fix="return a `.clone()`")
+
+
+def _shapes(steps: Sequence[Step]) -> tuple[int, ...]:
+    return tuple(n for s in steps for shape in (*s.inputs, *s.outputs) for n in shape)
 
 
 def _unknown(outside: Tensor, small: Tensor, how: Padded) -> Tensor:

@@ -1,4 +1,4 @@
-"""Slots whose tensors a call replaces: recurrent state, and what each replay has to store."""
+"""What each replay has to store: tensors that a call replaces, and numbers that it moves on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from torch import Tensor
 
 from onelaunch.driver.driver import Driver
 from onelaunch.errors import CaptureError
+from onelaunch.loads import Use
 from onelaunch.observe import Observer
+from onelaunch.recording import StateOutput
 from onelaunch.slots import gradient_of
 from onelaunch.spec import lies_on
-from onelaunch.state import MISSING, Change, Slot, Walk
-from onelaunch.tree import flatten
+from onelaunch.state import MISSING, Change, Slot, Walk, is_replaced
+from onelaunch.tree import Constant, flatten, is_plain
 
 
 def recurrent(
@@ -61,3 +63,61 @@ def rebound(
         if new is MISSING or grown or isinstance(slot.holder, tuple):
             raise CaptureError("OL105", f"`{slot.name}` grew, or lost, a tensor in the call")
         yield slot, new
+
+
+def moved_on(found: Sequence[Change], before: Walk) -> list[StateOutput]:
+    """What each replay stores of numbers, flags and the like, that the callable stores.
+
+    One that it only counts up is counted up from where it is then; of the others the recording
+    serves calls that find them as it did (`relied.relied_on`), and leaves them as its call did.
+    """
+    changed = {change.slot.id: change for change in found}
+    places = {change.slot.id: change.slot for change in found}
+    places |= {slot.id: slot for slot, _ in before.held.values() if before.use(slot) is Use.NONE}
+    outputs: list[StateOutput] = []
+    for key, slot in places.items():
+        change = changed.get(key)
+        value = slot.read() if change is None else change.after
+        use = before.use(slot)
+        if use is None or not is_unchanging(value) or isinstance(slot.holder, tuple):
+            continue
+        if change is not None and not (change.before is MISSING or is_unchanging(change.before)):
+            continue
+        step = None
+        if use is Use.GROWS and change is not None:
+            if type(change.before) is not int or type(value) is not int:
+                continue
+            step = value - change.before
+        outputs.append(StateOutput(slot, Constant(value), (), step))
+    return outputs
+
+
+def is_unchanging(value: object) -> bool:
+    """Whether a value is all that it is for ever: a number, a string, a tuple of such."""
+    if type(value) is tuple:
+        return all(map(is_unchanging, value))
+    return is_plain(value)
+
+
+def grown(found: Sequence[Change], before: Walk) -> tuple[str, ...]:
+    """The containers that the callable only adds to, which no replay does.
+
+    Raises:
+        CaptureError: OL118, it also reads one that grows or shrinks at each call.
+    """
+    names: dict[str, None] = {}
+    ways = {id(value): slot for slot, value in before.held.values()}
+    replaced = {change.slot.id for change in found}
+    for change in found:
+        container = before.containers.get(id(change.slot.holder))
+        came_or_went = change.before is MISSING or change.after is MISSING
+        if container is None or not came_or_went or flatten(change.after).tensors:
+            continue
+        way = ways.get(id(container[0]))
+        if way is not None and (way.id in replaced or is_replaced(way, replaced)):
+            continue  # a new one takes its place
+        if way is None or before.is_read(way):
+            what = f"the callable changes the length of `{container[1]}`, which it reads"
+            raise CaptureError("OL118", what, fix="keep what grows outside of the callable")
+        names[container[1]] = None
+    return tuple(names)

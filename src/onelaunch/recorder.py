@@ -14,9 +14,16 @@ from torch import Tensor
 
 from onelaunch import distributed
 from onelaunch.before import Before, Reached
+from onelaunch.driver.asking import Asking
 from onelaunch.driver.driver import Capture, Driver, Graph, Rewind, Varying
 from onelaunch.driver.driver import Pool as DevicePool
-from onelaunch.driver.randomness import seeded_once, seeding_line_of, watching_seeds
+from onelaunch.driver.randomness import (
+    HostGenerators,
+    drawing_line_of,
+    seeded_once,
+    seeding_line_of,
+    watching_seeds,
+)
 from onelaunch.errors import CaptureError
 from onelaunch.forward import BackwardInside, Forward
 from onelaunch.gradients import lasting_gradients
@@ -29,8 +36,11 @@ from onelaunch.inspection import (
     refuse_uncovered,
 )
 from onelaunch.keepers import explained
+from onelaunch.known import Known, places
 from onelaunch.leaves import stand_in_for
+from onelaunch.ledger import Difference, Ledger, moved
 from onelaunch.observe import Observer, let_go
+from onelaunch.optimizers import noting_steps
 from onelaunch.outcome import Run, captured_of, mark_spent, written_groups
 from onelaunch.padding import Follow
 from onelaunch.plan import (
@@ -43,12 +53,14 @@ from onelaunch.plan import (
     unique,
     varying_group,
 )
-from onelaunch.rebinding import rebound, recurrent
+from onelaunch.rebinding import grown, moved_on, rebound, recurrent
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
-from onelaunch.state import Slot
+from onelaunch.refusals import DRAWN
+from onelaunch.state import Slot, Walk
 from onelaunch.steps import Steps, every_key
-from onelaunch.tree import Flat, Tree, flatten, unflatten
+from onelaunch.tree import Flat, Same, Tree, flatten, given, unflatten
 from onelaunch.turnable import Turnable
+from onelaunch.unwound import unwound
 
 
 @dataclass(slots=True)
@@ -61,6 +73,8 @@ class Recorder:
         apart: makes memory that no other recording uses.
         reached: the state that `fn` reaches.
         forward: where the results require grad: what of the capture is autograd's business.
+        earlier: the operations of the run before, with which those of this one are compared.
+        strict: whether to refuse if they differ.
         known: for code whose operations cannot be watched (Inductor's): what a watched eager run
             of the same call read and wrote.
     """
@@ -73,7 +87,10 @@ class Recorder:
     reached: Reached
     static_outputs: bool
     rebind: bool
-    known: Observer | None = None
+    earlier: Ledger | None = None
+    strict: bool = False
+    asking: Asking = field(default_factory=Asking)
+    known: Known | None = None
     forward: Forward | None = None
     varying: Mapping[int, Varying] = field(default_factory=dict[int, Varying])
     """Arguments that may be smaller in a call than here."""
@@ -81,6 +98,11 @@ class Recorder:
     """For each tensor of the result the dimensions that follow their sizes."""
     _turnable: Turnable = field(default_factory=Turnable)
     _rewind: Rewind | None = None
+    _by_value: set[int] = field(default_factory=set[int])
+    """Numbers of the host's that the callable reads on the host."""
+    _filled: dict[int, int] = field(default_factory=dict[int, int])
+    """storage -> the number of the host's that is brought there; of the attempt that is under way.
+    """
     _observers: list[Observer] = field(default_factory=list[Observer])
     """Of the attempt that is under way."""
 
@@ -106,7 +128,8 @@ class Recorder:
                 raise
             except CaptureError as error:
                 let_go(error)
-                self._release()
+                if self._wanted_by_host():
+                    continue
                 better = explained(error, [t for _, t in self.reached.walk().tensors()])
                 if better is error:
                     raise
@@ -115,6 +138,18 @@ class Recorder:
                 self._release()
             if captured is not None:
                 return captured
+
+    def _wanted_by_host(self) -> bool:
+        """Whether what was refused is the value of an argument that the host can give: a number
+        that was brought to the device. The next attempt leaves it where it is."""
+        found = {
+            index
+            for observer in self._observers
+            for storage, index in self._filled.items()
+            if storage in observer.wanted
+        }
+        self._by_value |= found
+        return bool(found)
 
     def _release(self) -> None:
         # They hold themselves, and views that keep AccumulateGrad nodes on this stream.
@@ -134,6 +169,7 @@ class Recorder:
         run = Run(steps=steps)
         plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
         plan.varying = dict(self.varying)
+        plan.give_by_value(self._by_value)
         try:
             generators = before.generators(tree)
 
@@ -184,9 +220,10 @@ class Recorder:
             graph.reset()
             before.undo(run.found)
             return None
-        if self.rebind and not run.found and not (rewind and rewind.used):
+        alike = observer.ledger is None or observer.ledger.difference is None
+        if self.rebind and alike and not run.found and not (rewind and rewind.used):
             graph = self._rebound_inputs(graph, plan, tree, before, observer, generators)
-        return captured_of(
+        captured = captured_of(
             graph,
             statics[: len(statics) - len(run.lasting)],
             run,
@@ -201,6 +238,27 @@ class Recorder:
             static_outputs=self.static_outputs,
             started=started,
         )
+        captured.ledger = observer.ledger
+        captured.differs = self._unexplained(captured, before, run, observer)
+        if self.strict and captured.differs is not None:
+            graph.reset()
+            before.undo(run.found)
+            raise captured.differs.refusal()
+        return captured
+
+    def _unexplained(
+        self, captured: Captured, before: Before, run: Run, observer: Observer
+    ) -> Difference | None:
+        """How the run differed from the one before it, unless what is guarded did: then there is
+        a recording for each."""
+        if self.earlier is None or observer.ledger is None or captured.moves:
+            return None
+        own = {change.slot.id for change in run.found}
+        if any(self.earlier.values.get(i) != value for i, value in captured.values.items()):
+            return None
+        kept = {*before.walk.held, *self.earlier.held} - own
+        guarded = ((slot.id, value) for slot, value in captured.guard.held() if slot.id in kept)
+        return None if moved(self.earlier, guarded) else observer.ledger.difference
 
     def _rebound_inputs(
         self,
@@ -241,7 +299,7 @@ class Recorder:
         """The body: bring the inputs in, run the callable, take the outputs out."""
         statics = self._staged(capture, plan, hidden)
         arguments = statics[: len(statics) - len(hidden)]
-        observer = self._observer(plan, statics, before)
+        observer = self._observer(plan, statics, hidden, before)
         args, kwargs = unflatten(tree, list(arguments))
         places = [t.data_ptr() for t in arguments]
         if self.forward is None and torch.is_grad_enabled():
@@ -252,7 +310,9 @@ class Recorder:
         refuse_gradients((args, kwargs), arguments, plan, read=False)
         if places != [t.data_ptr() for t in arguments]:
             raise CaptureError("OL107", "an argument was given other memory")
-        flat = flatten(result, "result", objects=True)
+        # What the callable has, and may return or store as it is; `follows` counts its tensors too.
+        known = {} if self.follows else _reached(before.walk) | given(tree, (args, kwargs))
+        flat = flatten(result, "result", objects=True, known=known)
         if self.forward is not None:
             self.forward.settle(observer, flat.tensors, arguments, plan)
         refuse_opaque(flat.tree)
@@ -266,12 +326,14 @@ class Recorder:
             return
         for storage, tensors in observer.external.items():
             before.held.setdefault(storage, []).extend(tensors)
-        outputs = self._taken(plan, flat, before, run, observer)
+        outputs = self._taken(plan, flat, known, before, run, observer)
         self._output_ports(capture, plan, outputs, observer)
 
     def _staged(self, capture: Capture, plan: Inputs, hidden: Sequence[Slot]) -> list[Tensor]:
         """What the callable gets for each input; the hidden ones are put where it reads them."""
         statics = stage(self.driver, capture, plan, self.device)
+        numbers = [i for i, how in enumerate(plan.travels) if how == "fill"]
+        self._filled = {self.driver.storage(statics[i]): i for i in numbers}
         if self.forward is not None:
             for index, how in enumerate(plan.travels):
                 if how == "address":
@@ -280,7 +342,9 @@ class Recorder:
             slot.write(static)
         return statics
 
-    def _observer(self, plan: Inputs, statics: Sequence[Tensor], before: Before) -> Observer:
+    def _observer(
+        self, plan: Inputs, statics: Sequence[Tensor], hidden: Sequence[Slot], before: Before
+    ) -> Observer:
         device = [
             static
             for static, how in zip(statics, plan.travels, strict=True)
@@ -292,6 +356,13 @@ class Recorder:
             if any(static is d for d in device) and t.storage_offset() != static.storage_offset()
         ]
         made = Observer(self.driver, self.device, device, displaced=displaced, held=before.held)
+        if self.known is None:
+            count = len(statics) - len(hidden)
+            inputs = list(zip(plan.tensors[:count], statics[:count], strict=True))
+            stand = zip(hidden, statics[count:], strict=True)
+            slots = {self.driver.storage(static): slot.name for slot, static in stand}
+            made.ledger = Ledger(self.driver, self.device, inputs, before.walk, slots, self.earlier)
+        made.give_by_value({i: t for i, t in enumerate(statics) if plan.travels[i] == "host"})
         self._observers.append(made)
         return made
 
@@ -306,26 +377,62 @@ class Recorder:
         observer: Observer,
     ) -> Any:
         """The callable, run and watched."""
+        generators = HostGenerators()
         if self.known is not None:
             result = self.fn(*args, **kwargs)
-            observer.adopt(self.known, plan.tensors, plan.statics)
+            self._refuse_drawn(generators, observer)
+            now = places(plan.tensors, ((slot.name, t) for slot, t in before.walk.tensors()))
+            observer.adopt(self.known, dict(now), plan.tensors, plan.statics)
             return result
         around = nullcontext() if self.forward is None else self.forward.around(before.walk, hidden)
-        seeds = watching_seeds(observer.refuse_seed, reads=self.forward is not None)
+        seeds = watching_seeds(
+            observer.refuse_seed, reads=self.forward is not None, draw=observer.refuse_draw
+        )
         stepping = run.steps.watched(observer)
         reads = observer.host_reads()
-        with self._seeds_kept(observer), seeds, stepping, reads, around, observer:
-            result = self.fn(*args, **kwargs)
-        if observer.refused is not None:
-            raise observer.refused  # the callable caught it
+        assert observer.ledger is not None
+        asking, numbers = self.asking.answering(), noting_steps(observer.ledger)
+        with (
+            unwound(),
+            self._seeds_kept(observer),
+            seeds,
+            stepping,
+            numbers,
+            reads,
+            around,
+            asking,
+            observer,
+        ):
+            result = observer.outcome(self.fn, *args, **kwargs)
+        self._refuse_drawn(generators, observer)
+        observer.ledger.finish()
         return result
 
+    def _refuse_drawn(self, generators: HostGenerators, observer: Observer) -> None:
+        """Refuse a call that advances the generators of Python or NumPy."""
+        whose = generators.moved()
+        if whose is None:
+            return
+        place = drawing_line_of(self.fn)
+        what = f"the generator of `{whose}` is advanced in the call"
+        if generators.sure():
+            generators.restore()
+            raise CaptureError("OL117", what, where=str(place) if place else None, fix=DRAWN)
+        if observer.ledger is not None:
+            observer.ledger.differs(Difference(what, place))
+
     def _taken(
-        self, plan: Inputs, flat: Flat, before: Before, run: Run, observer: Observer
+        self,
+        plan: Inputs,
+        flat: Flat,
+        known: Mapping[int, Same],
+        before: Before,
+        run: Run,
+        observer: Observer,
     ) -> Outputs:
         """Plan how the results reach the caller, and what it stored reaches its slots."""
         stored = list(rebound(run.found, before.walk))
-        trees = [flatten(value, slot.name) for slot, value in stored]
+        trees = [flatten(value, slot.name, known=known) for slot, value in stored]
         if self.forward is not None:
             for part in trees:
                 part.tensors[:] = map(self.forward.real, part.tensors)
@@ -354,10 +461,15 @@ class Recorder:
             StateOutput(slot, part.tree, tuple(numbers[id(t)] for t in part.tensors))
             for (slot, _), part in zip(stored, trees, strict=True)
         ]
+        own = {state.slot.id for state in run.state}
+        run.state += [s for s in moved_on(run.found, before.walk) if s.slot.id not in own]
         if self.forward is not None:
+            self.forward.pair.static.asking = self.asking
             self.forward.pair.static.rebound = [slot for slot, _ in stored]
         assert run.after is not None
-        refuse_uncovered(before.walk, run.after, every, observer, self.device)
+        covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
+        refuse_uncovered(before.walk, run.after, covered, observer, self.device)
+        run.grown = grown(run.found, before.walk)
         kept = {id(t) for t in run.lasting}
         run.result = [t for t in unique(every) if id(t) not in kept]
         return outputs
@@ -396,3 +508,12 @@ class Recorder:
             if group.travel == "copy":
                 displacement = 0
             capture.output(group.buffer, displacement)
+
+
+def _reached(before: Walk) -> dict[int, Same]:
+    """What the callable reaches, and returns as it is: a list of its own, a cache."""
+    return {
+        id(value): Same(value, None)
+        for _, value in before.held.values()
+        if not isinstance(value, Tensor | tuple)
+    }

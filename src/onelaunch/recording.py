@@ -17,6 +17,7 @@ from onelaunch.autograd import Pair
 from onelaunch.dials import Dials
 from onelaunch.driver.driver import Driver, Graph
 from onelaunch.guard import StateGuard
+from onelaunch.ledger import Difference, Ledger
 from onelaunch.plan import Inputs, Outputs
 from onelaunch.spec import CallSpec, TensorSpec
 from onelaunch.state import (
@@ -65,6 +66,8 @@ class StateOutput(NamedTuple):
     tree: Tree
     numbers: tuple[int, ...]
     """The places of its tensors in `Outputs.made`."""
+    step: int | None = None
+    """How far a number is counted up from where it is, in place of what the tree says."""
 
 
 @dataclass(slots=True)
@@ -118,8 +121,10 @@ class Captured:
     untraced: list[Tensor]
     hooks: tuple[str, ...]
     """Those that ran inside, whose Python no replay runs."""
-    frozen: tuple[str, ...]
-    """Numbers that the callable rewrites in Python, and replays do not."""
+    moves: tuple[str, ...]
+    """Numbers that the callable reads and moves on: a recording serves one value of each."""
+    grown: tuple[str, ...]
+    """Containers that the callable adds to, and replays do not."""
     seconds: float
     pair: Pair | None = None
     """What joins the results to autograd, where they require grad."""
@@ -131,6 +136,12 @@ class Captured:
     launches: list[int] = field(default_factory=lambda: [0, 0])
     """How many, counted up by the call path; and when the last one was, by the `clock`."""
     clock: Callable[[], int] | None = None
+    values: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    """The elements of host arguments that the host read, by number."""
+    ledger: Ledger | None = None
+    """Its operations."""
+    differs: Difference | None = None
+    """How it differs from the run before it, if nothing that is guarded explains that."""
 
 
 class NeedsGrad(Exception):

@@ -23,6 +23,17 @@ _UNVALIDATED = (
 )
 _FIXED = "use a form of fixed size: torch.where, a mask, or topk"
 
+DRAWN = (
+    "draw on the device, `torch.rand((), device=x.device)`, which each replay does anew; or draw "
+    "before the call, and pass the number as an argument"
+)
+"""What to do in place of a number drawn by Python or NumPy."""
+READ_BY_HOST = (
+    "pass them as a list or tuple of numbers, of which each value gets a recording; or read them "
+    "before the call"
+)
+"""What to do in place of a host tensor whose many values the host reads."""
+
 
 @dataclass(frozen=True)
 class Refusal:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onelaunch.before import Reached
+from onelaunch.before import Reached, held_by
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
@@ -40,7 +40,8 @@ def taken_back(
     """Around a run on `inputs`, which puts everything back as it was."""
     here = [t for t in inputs if t.device.type == device.type]
     before = reached.walk()
-    effects = Effects(Observer(driver, device, here, save=True, refuse=False))
+    held = held_by(driver, device, before)
+    effects = Effects(Observer(driver, device, here, held=held, save=True, refuse="later"))
     with preserved_random_state(device):
         try:
             yield effects

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.driver.driver import Driver
-from onelaunch.objects import is_library_class
 from onelaunch.observe import Observer
-from onelaunch.slots import MISSING, gradient_of
+from onelaunch.slots import MISSING, gradient_of, holds_tensor
 from onelaunch.state import (
     Change,
     Slot,
     Walk,
+    is_replaced,
     is_state,
 )
 
@@ -36,32 +36,34 @@ def relied_on(
         observer: of the capture: which memory was read by address.
     """
     now = {change.slot.id: change.after for change in found}
-    guarded: list[tuple[Slot, object]] = [
-        (Slot("item", hooks, key, "a hook of modules", None), hook)
-        for hooks in before.hooks
-        for key, hook in hooks.items()
-    ]
+    guarded: list[tuple[Slot, object]] = []
     for slot, value in before.held.values():
         if isinstance(value, Tensor):
+            if slot.id in rebound and slot.id in now and before.is_read(slot):
+                # Whichever tensor it is, and the callable may ask whether it is one.
+                name = f"whether `{slot.name}` is a tensor"
+                guarded.append((Slot("contents", slot, holds_tensor, name, None), True))
             if slot.id in rebound or value.layout is not torch.strided:
                 continue
             parameter = isinstance(slot.owner, nn.Module) and any(
                 slot.holder is slot.owner.__dict__.get(kind) for kind in ("_parameters", "_buffers")
             )
-            if value.device.type == device.type and (
-                parameter or driver.storage(value) in observer.external
-            ):
+            mine = value.device.type == device.type
+            by_address = mine and (parameter or driver.storage(value) in observer.external)
+            if by_address or (before.is_read(slot) and slot.id not in now):
                 guarded.append((slot, value))
             continue
         if slot.id in rebound:
-            guarded.append((slot, value))
+            if before.is_read(slot):
+                guarded.append((slot, value))
             continue
-        if not _matters(slot, value, before, slot.id in now):
+        if not _matters(slot, value, before, slot.id in now) or is_replaced(slot, now):
             continue
         # A counter that the call advanced is not advanced by replays: it stays where it is now.
         guarded.append((slot, now.get(slot.id, value)))
     guarded += _empty_gradients(before, found, guarded)
-    owners = {id(slot.owner): slot.owner for slot, _ in guarded if hasattr(slot.owner, "__dict__")}
+    owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
+    owners |= {id(owner): owner for owner in before.touched()}
     guarded.extend(before.ways(owners.values()))
     return _with_ways(guarded, before)
 
@@ -75,9 +77,14 @@ def _empty_gradients(
     one; an optimizer passes over leaves without.
     """
     touched = [change.slot for change in found] + [slot for slot, _ in guarded]
-    if not any(slot.key is gradient_of for slot in touched):
+    backward = torch.is_grad_enabled() and before.runs_backward()
+    if not (backward or any(slot.key is gradient_of for slot in touched)):
         return []
-    leaves = {id(t): (slot, t) for slot, t in before.tensors() if t.requires_grad and t.is_leaf}
+    leaves = {
+        id(t): (slot, t)  # a frozen parameter may have a gradient that an optimizer reads
+        for slot, t in before.tensors()
+        if t.is_leaf and (t.requires_grad or isinstance(t, nn.Parameter))
+    }
     return [
         (Slot("contents", t, gradient_of, f"{slot.name}.grad", None, slot), MISSING)
         for slot, t in leaves.values()
@@ -112,25 +119,11 @@ _SMALL = 64
 """Items of a container whose plain values are compared one by one."""
 
 
-_MODULES_OWN = frozenset(vars(nn.Module()))
-
-
-def _is_bookkeeping(slot: Slot) -> bool:
-    """Whether a slot holds what torch or a library notes about a module: sets of names, of which
-    each would cost 1 us at every call to compare, and a BERT has 235."""
-    if not isinstance(slot.owner, nn.Module):
-        return False
-    private = str(slot.key).startswith("_") and is_library_class(type(slot.owner))
-    return slot.key in _MODULES_OWN or private
-
-
 def _matters(slot: Slot, value: object, before: Walk, changed: bool) -> bool:
     """Whether another value in this slot could lead the callable another way."""
     if isinstance(value, nn.Module):
         return True
-    if slot.kind == "contents" and slot.via is not None and _is_bookkeeping(slot.via):
-        return False
     if id(slot.holder) in before.containers and before.containers[id(slot.holder)][2] > _SMALL:
-        return slot.key in before.names and before.is_read(slot)
+        return before.is_item_read(slot)
     # An object that the call itself replaces at each call would be another at the next.
     return before.is_read(slot) and (is_state(value) or callable(value) or not changed)

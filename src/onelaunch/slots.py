@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -32,13 +34,18 @@ class Slot(NamedTuple):
         return (id(self.holder), self.key)
 
     def read(self) -> object:
-        """What the slot holds, or `MISSING`."""
+        """What the slot holds, or `MISSING`; whatever a class of containers shows of itself."""
+        holder = self.holder
         try:
             if self.kind == "cell":
-                return self.holder.cell_contents
+                return holder.cell_contents
             if self.kind in ("of", "contents"):
-                return self.key(self.holder)
-            return self.holder[self.key]
+                return self.key(holder)
+            if isinstance(holder, dict):
+                return dict.get(cast(dict[Any, Any], holder), self.key, MISSING)
+            if isinstance(holder, tuple):
+                return tuple.__getitem__(cast(tuple[Any, ...], holder), self.key)
+            return holder[self.key]
         except (AttributeError, LookupError, ValueError, TypeError):
             return MISSING
 
@@ -58,6 +65,9 @@ class Slot(NamedTuple):
         if self.key is gradient_of:
             self.holder.grad = None if value is MISSING else value
             return
+        if isinstance(self.key, ScriptAttribute):
+            self.holder.setattr(self.key.name, value)
+            return
         member = getattr(self.key, "__self__", None)
         if isinstance(member, types.MemberDescriptorType):
             holder, name = self.holder, member.__name__
@@ -76,6 +86,29 @@ class _Missing:
 MISSING: Any = _Missing()
 
 
+@dataclass(frozen=True)
+class ScriptAttribute:
+    """Reads an attribute of a TorchScript module."""
+
+    name: str
+
+    def __call__(self, module: Any) -> object:
+        return module.getattr(self.name)
+
+
+def function_of(partial: functools.partial[Any]) -> object:
+    """What a partial calls, and what it gives; as its state is set, all of them are others."""
+    return partial.func
+
+
+def arguments_of(partial: functools.partial[Any]) -> tuple[Any, ...]:
+    return partial.args
+
+
+def keywords_of(partial: functools.partial[Any]) -> dict[str, Any]:
+    return partial.keywords
+
+
 def code_of(fn: types.FunctionType) -> types.CodeType:
     """The code of a function, which can be replaced in place."""
     return fn.__code__
@@ -87,6 +120,17 @@ def defaults_of(fn: types.FunctionType) -> tuple[Any, ...] | None:
 
 def keyword_defaults_of(fn: types.FunctionType) -> dict[str, Any] | None:
     return fn.__kwdefaults__
+
+
+def is_same_method(a: object, b: object) -> bool:
+    """Whether both are one function bound to one object; each look at it makes another method."""
+    if not (isinstance(a, types.MethodType) and isinstance(b, types.MethodType)):
+        return False
+    return a.__self__ is b.__self__ and a.__func__ is b.__func__
+
+
+def holds_tensor(slot: Slot) -> bool:
+    return isinstance(slot.read(), Tensor)
 
 
 def gradient_of(t: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import linecache
 import os
+import random
 import sys
 from collections.abc import Iterator
 from types import FrameType, TracebackType
@@ -18,7 +19,7 @@ _LIBRARY = (
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
 )
 MOST = 160  # characters of a line in a message
-_PLUMBING = frozenset({contextlib.__file__, functools.__file__})
+_PLUMBING = frozenset({contextlib.__file__, functools.__file__, random.__file__})
 
 
 class Place(NamedTuple):

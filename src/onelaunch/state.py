@@ -1,124 +1,145 @@
-"""What a callable can reach behind its arguments: parameters, attributes, closures, globals.
+"""What a callable reaches behind its arguments: parameters, attributes, closures, globals.
 
 A graph reads memory by address and repeats the branches that Python took, so everything that led it
-there is part of what must be unchanged. `walk` finds the places (slots) and what they hold;
-`guard.StateGuard` watches those that mattered.
+there is part of what must be unchanged. `walk` finds the places (slots) that the callable was seen
+to touch, and what they hold; `guard.StateGuard` watches those that mattered.
 """
 
 from __future__ import annotations
 
-import functools
+import enum
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from onelaunch.names import names_read
-from onelaunch.objects import (
-    MODULE_DICTS,
-    Containers,
-    attributes_read,
-    code_in,
-    dicts_of,
-    is_library_class,
-    library_calls,
-    members_of,
-    methods_of,
-    module_globals,
-    slots_of,
-)
+from onelaunch.contents import MODULE_DICTS, Contents, dicts_of, is_library_class, members_of
+from onelaunch.frames import Reads, is_installed
+from onelaunch.loads import Use, names_read
+from onelaunch.peek import attributes_of
 from onelaunch.slots import (
     MISSING,
     Slot,
     code_of,
     gradient_of,
+    is_same_method,
     read_hooks,
     read_last_hooks,
 )
 from onelaunch.tree import Constant, is_plain
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_FORWARD_HOOKS = _HOOKS[:2]
-_MODULES: Any = nn.modules.module
-
 
 @dataclass(slots=True)
 class Walk:
-    """Every slot that a callable reaches, with what it held."""
+    """Every slot that a callable touches, with what it held."""
 
+    contents: Contents
     held: dict[tuple[int, object], tuple[Slot, object]] = field(
         default_factory=lambda: cast(Any, {})
     )
-    containers: Containers = field(default_factory=lambda: cast(Containers, {}))
-    names: set[str] = field(default_factory=lambda: cast(set[str], set()))
-    """The attributes and globals that the code of the callable names."""
-    owned: list[tuple[dict[str, Any], object]] = field(default_factory=lambda: cast(Any, []))
-    """(dict, owner): where objects and modules keep their attributes."""
-    hooks: list[dict[int, Any]] = field(default_factory=lambda: cast(Any, []))
-    """The dicts of hooks of every submodule, and those of all modules; those of the graphed module
-    itself run outside. Without grad mode no backward runs, and those of backwards do not count."""
+    uses: dict[tuple[int, object], Use] = field(default_factory=lambda: cast(Any, {}))
+    """What becomes of what a slot holds, of those that were touched."""
+    by_key: set[int] = field(default_factory=set[int])
+    """ids of dicts of which only known items were touched."""
+    owners: list[object] = field(default_factory=list[object])
+    """Modules, and objects with attributes."""
+    classes: list[type] = field(default_factory=list[type])
     functions: list[types.FunctionType] = field(default_factory=lambda: cast(Any, []))
-    """The functions whose code was read."""
+
+    @property
+    def reads(self) -> Reads | None:
+        """What the callable was seen to read, or None before it has run."""
+        return self.contents.reads
+
+    @property
+    def containers(self) -> dict[int, tuple[Any, str, int]]:
+        """id -> (container, name, length)."""
+        return self.contents.containers
+
+    def use(self, slot: Slot) -> Use | None:
+        """What becomes of what a slot holds; None for one that was not touched."""
+        return self.uses.get(slot.id)
 
     def is_read(self, slot: Slot) -> bool:
-        """Whether the callable's code names what the slot holds, or holds what holds it."""
-        if slot.owner is not None:
-            return slot.key in self.names or slot.key in unwalked_names(type(slot.owner))
-        if id(slot.holder) in self.containers:
-            return slot.via is None or self.is_read(slot.via)
-        return True
+        """Whether the callable was seen to read the slot for more than to count it."""
+        return self.uses.get(slot.id) is Use.READ
+
+    def is_item_read(self, slot: Slot) -> bool:
+        """Whether the key of a container's slot was seen in a read."""
+        found = self.reads.items if self.reads is not None else {}
+        return found.get(slot.id) is Use.READ
 
     def runs_backward(self) -> bool:
-        """Whether the callable runs a backward, as far as its code shows."""
-        return any("backward" in name or name == "autograd" for name in self.names)
+        """Whether the callable runs a backward: as was seen, or before, as its code may."""
+        if self.reads is not None:
+            return self.reads.backward
+        named = [names_read(fn.__code__) for fn in self.functions]
+        return any("backward" in name or name == "autograd" for names in named for name in names)
 
-    def sized(self) -> Iterator[tuple[Any, frozenset[str] | None]]:
+    def sized(
+        self, replaced: Collection[tuple[int, object]] = ()
+    ) -> Iterator[tuple[Any, frozenset[str] | None]]:
         """What must not grow or shrink: containers, and dicts of attributes, for which only the
-        names given matter."""
-        for attributes, owner in self.owned:
-            outer = not isinstance(owner, nn.Module) or attributes is owner.__dict__
-            names = self.names | unwalked_names(type(owner))
-            yield attributes, frozenset(names) if outer else None
-        kinds = dict.fromkeys(kind for _, owner in self.owned for kind in type(owner).__mro__)
-        for kind in kinds:
-            if not is_library_class(kind):  # which may get what it had of another
-                yield members_of(kind), frozenset(self.names)
+        names given matter.
+
+        Args:
+            replaced: slots in which each call puts another object.
+        """
+        for owner in self.owners:
+            seen = self.reads.expected(owner) if self.reads is not None else None
+            names = frozenset(seen.names) if seen is not None else frozenset[str]()
+            for attributes in dicts_of(owner):
+                own = not isinstance(owner, nn.Module) or attributes is owner.__dict__
+                if own and seen is not None and seen.opaque:  # `f(**vars(owner))`
+                    yield attributes, None
+                elif names or not own:
+                    yield attributes, names if own else None
+        for kind in self.classes:
+            names = self.contents.names_of(kind)
+            if names and not is_library_class(kind):  # which may get what it had of another
+                yield members_of(kind), frozenset(names)
         for slot, value in self.held.values():
-            if id(value) in self.containers and self.is_read(slot):
+            stays = slot.id not in replaced and not is_replaced(slot, replaced)
+            if id(value) in self.containers and self.is_read(slot) and stays:
                 yield value, None
-        for hooks in self.hooks:
-            yield hooks, None
 
     def ways(self, owners: Iterable[object]) -> Iterator[tuple[Slot, object]]:
         """What leads to the attributes of `owners`: their dicts, their classes, and code.
 
-        Other tools replace these: `module._modules = ...`, a patched method of a class, a notebook
-        that reloads a function in place.
+        Other tools replace these: `module._modules = ...`, or a notebook that reloads a function
+        in place.
         """
-        hooks = {id(entries) for entries in self.hooks}
-        classes: dict[type, None] = {}
         for owner in owners:
             if isinstance(owner, type):
-                classes[owner] = None
                 continue
-            name, attributes = type(owner).__qualname__, vars(owner)
+            name = type(owner).__qualname__
             yield Slot("of", owner, type, f"the class of a `{name}`", owner), type(owner)
+            attributes = attributes_of(owner)
+            if attributes is None:
+                continue
             # A thread-local object has a dict for each thread.
             how = "of" if type(owner).__dictoffset__ else "contents"
             yield Slot(how, owner, vars, f"`__dict__` of a `{name}`", owner), attributes
-            classes.update(dict.fromkeys(type(owner).__mro__))
-            for kind in MODULE_DICTS + _HOOKS if isinstance(owner, nn.Module) else ():
+            for kind in MODULE_DICTS if isinstance(owner, nn.Module) else ():
                 entries = attributes.get(kind)
-                if entries and (kind in MODULE_DICTS or id(entries) in hooks):
+                if entries:
                     yield Slot("item", attributes, kind, f"`{kind}` of a `{name}`", owner), entries
-        for kind in classes:
-            yield from methods_of(kind)
+        ran = self.reads.codes if self.reads is not None else ()
         for fn in self.functions:
-            yield Slot("of", fn, code_of, f"the code of `{fn.__qualname__}`", None), fn.__code__
+            if fn.__code__ in ran and not is_installed(fn.__code__.co_filename):
+                yield Slot("of", fn, code_of, f"the code of `{fn.__qualname__}`", None), fn.__code__
+
+    def touched(self) -> Iterator[object]:
+        """The objects of which something was read."""
+        if self.reads is not None:
+            for owner in self.owners:
+                seen = self.reads.of(owner)
+                if seen is not None and seen.names and not isinstance(owner, types.ModuleType):
+                    yield owner
 
     def tensors(self) -> Iterator[tuple[Slot, Tensor]]:
         """The slots that hold tensors."""
@@ -129,133 +150,100 @@ class Walk:
 
 _LEAVES = frozenset({bool, int, float, str, type(None)})
 """Types of most values that a walk meets, which lead nowhere."""
+Queue = deque[tuple[str, object, Slot | None]]
 
 
-def walk(roots: Iterable[tuple[str, object]]) -> Walk:
-    """Find all that the roots reach. Costs a few microseconds for each object visited.
-
-    Code of installed libraries is not read for the globals it names: a tensor that only such code
-    reaches is held and watched by its address.
+def walk(roots: Iterable[tuple[str, object]], reads: Reads | None = None) -> Walk:
+    """Find what the callable touches. Costs a few microseconds for each object visited.
 
     Args:
         roots: (name, object) pairs: the callable, and arguments compared by identity.
+        reads: what the callable was seen to read. Without it, before it has run, all that the roots
+            lead to is found.
     """
-    found = Walk()
-    roots = list(roots)
-    tops = {id(value) for _, value in roots}
-    seen: set[int] = set()
-    kinds: set[type] = set()
-    hooked = _HOOKS if torch.is_grad_enabled() else _FORWARD_HOOKS
+    found = Walk(Contents(reads))
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
-    queue: deque[tuple[str, object, Slot | None]] = deque((n, value, None) for n, value in roots)
-    methods: list[_Method] = []
-    modules: dict[str, types.ModuleType] = {}
-    while (
-        queue
-        or _named(methods, found.names, queue)
-        or _opened(modules, found, queue)
-        or _hooked(found, queue, seen)
-    ):
-        name, value, via = queue.popleft()
-        if id(value) in seen or is_plain(value):
-            continue
-        seen.add(id(value))
-        if isinstance(value, nn.Module) and id(value) not in tops:
-            if not found.hooks:
-                found.hooks += [getattr(_MODULES, f"_global{kind}") for kind in hooked]
-                every = [h for hooks in found.hooks for h in hooks.values()]
-                queue.extend(("a hook of every module", hook, None) for hook in every)
-            found.hooks += [value.__dict__[kind] for kind in hooked]
-            hooks = [h for kind in hooked for h in value.__dict__[kind].values()]
-            queue.extend((f"a hook of {name}", hook, None) for hook in hooks)
-        elif isinstance(value, types.FunctionType):
-            found.names |= names_read(value.__code__)
-            found.functions.append(value)
-        elif isinstance(value, types.ModuleType):
-            modules[name] = value
-        if isinstance(value, nn.Module) and type(value) not in kinds:
-            kinds.add(type(value))  # it may be a library's, whose functions are not read
-            found.names |= attributes_read(type(value))
-        found.owned += [(attributes, value) for attributes in dicts_of(value)]
-        for slot in slots_of(name, value, found.containers, via):
-            content = slot.read()
-            if isinstance(content, Tensor) and content.is_leaf and content.grad is not None:
-                gradient = Slot("contents", content, gradient_of, f"{slot.name}.grad", None, slot)
-                found.held[gradient.id] = (gradient, content.grad)
-            if content is MISSING:
-                continue
-            if via is not None and slot.via is None:
-                slot = Slot(*slot[:5], via)  # `_replace` takes three times as long
-            found.held[slot.id] = (slot, content)
-            if not isinstance(content, Tensor) and type(content) not in _LEAVES:
-                queue.append((slot.name, content, slot))
-        for inside_name, inside in code_in(name, value):
-            # Of a class only what the callable's code names: `fit` may read what `step` does not.
-            if isinstance(value, type) and isinstance(inside, types.FunctionType):
-                methods.append(_Method(value, inside_name, inside, via))
-            else:
-                queue.append((inside_name, inside, via))
+    queue: Queue = deque((n, value, None) for n, value in roots)
+    seen: set[int] = set()
+    _visit_all(found, queue, seen)
+    if reads is not None:
+        for namespace, names in reads.globals.values():
+            for slot, use in found.contents.of_globals(namespace, names):
+                _hold(found, slot, use, queue)
+        _visit_all(found, queue, seen)
+        for value in reads.living():
+            if id(value) not in seen:
+                name = value.__qualname__ if isinstance(value, type) else _named(value)
+                queue.append((name, value, None))
+                _visit_all(found, queue, seen)
+    if torch.is_grad_enabled() and found.runs_backward():
+        while _hooked(found, queue, seen):
+            _visit_all(found, queue, seen)
     return found
 
 
-def _opened(
-    modules: dict[str, types.ModuleType],
-    found: Walk,
-    queue: deque[tuple[str, object, Slot | None]],
-) -> bool:
-    """Move what is named of modules that are no globals, but attributes or items, to `queue`."""
-    for slot in module_globals(modules, found.names):
-        if slot.id not in found.held:
-            _, content = found.held[slot.id] = (slot, slot.read())
+def _visit_all(found: Walk, queue: Queue, seen: set[int]) -> None:
+    while queue:
+        name, value, via = queue.popleft()
+        plain = is_plain(value) and not isinstance(value, enum.Enum)  # whose members may have more
+        if id(value) not in seen and not plain:
+            seen.add(id(value))
+            _visit(found, queue, name, value, via)
+
+
+def _visit(found: Walk, queue: Queue, name: str, value: object, via: Slot | None) -> None:
+    """Hold what one object holds, and go on to what was read of it."""
+    if isinstance(value, types.FunctionType):
+        found.functions.append(value)
+    elif isinstance(value, type):
+        found.classes.append(value)
+    elif dicts_of(value) or (found.reads is not None and found.reads.of(value) is not None):
+        found.owners.append(value)
+    led = Use.READ if via is None else found.uses.get(via.id, Use.READ)
+    for slot, use in found.contents.of(name, value, via, led):
+        if via is not None and slot.via is None:
+            slot = Slot(*slot[:5], via)  # `_replace` takes three times as long
+        _hold(found, slot, use, queue)
+    queue.extend(
+        (inner_name, inner, via) for inner_name, inner in found.contents.code_of(name, value)
+    )
+
+
+def _hold(found: Walk, slot: Slot, use: Use | None, queue: Queue) -> None:
+    content = slot.read()
+    if isinstance(content, Tensor) and content.is_leaf and content.grad is not None:
+        gradient = Slot("contents", content, gradient_of, f"{slot.name}.grad", None, slot)
+        found.held[gradient.id] = (gradient, content.grad)
+    if content is MISSING and (use is None or found.reads is None):
+        return
+    found.held[slot.id] = (slot, content)
+    if use is Use.ITEMS and not isinstance(content, dict):
+        use = Use.READ  # the last item of a list is another when it has grown
+    if use is Use.ITEMS:
+        found.by_key.add(id(content))
+    elif use is Use.READ and id(content) in found.by_key:  # reached by another way too
+        found.by_key.discard(id(content))
+        items = [found.held.get((id(content), key)) for key in cast(dict[Any, Any], content)]
+        for item, _ in filter(None, items):
+            _hold(found, item, Use.READ, queue)
+    if use is not None:
+        found.uses[slot.id] = max(use, found.uses.get(slot.id, use))
+        if not isinstance(content, Tensor) and type(content) not in _LEAVES:
             queue.append((slot.name, content, slot))
+
+
+def _hooked(found: Walk, queue: Queue, seen: set[int]) -> bool:
+    """Move the hooks of leaves to `queue`, where a backward inside runs them."""
+    for slot, t in found.tensors():
+        for hooks in (read_hooks(t), read_last_hooks(t)) if t.requires_grad else ():
+            new = [h for h in (hooks or {}).values() if id(h) not in seen]
+            queue.extend((f"a hook of {slot.name}", hook, None) for hook in new)
     return bool(queue)
 
 
-def _hooked(found: Walk, queue: deque[tuple[str, object, Slot | None]], seen: set[int]) -> bool:
-    """Move the hooks of leaves to `queue`, where the code runs a backward and so runs these."""
-    if torch.is_grad_enabled() and found.runs_backward():
-        for slot, t in found.tensors():
-            for hooks in (read_hooks(t), read_last_hooks(t)) if t.requires_grad else ():
-                new = [h for h in (hooks or {}).values() if id(h) not in seen]
-                queue.extend((f"a hook of {slot.name}", hook, None) for hook in new)
-    return bool(queue)
-
-
-class _Method(NamedTuple):
-    """A function of a class, which waits until it is known that it is called."""
-
-    kind: type
-    name: str
-    function: types.FunctionType
-    via: Slot | None
-
-    def is_called(self, names: set[str]) -> bool:
-        """By code that names so, by Python, or by the class's bases in a library."""
-        key = self.name.rpartition(".")[2]
-        return key in names or key.startswith("__") or key in library_calls(self.kind, names)
-
-
-def _named(
-    methods: list[_Method], names: set[str], queue: deque[tuple[str, object, Slot | None]]
-) -> bool:
-    """Move the methods that are called, as far as the code read so far shows, to `queue`."""
-    called = [method.is_called(names) for method in methods]
-    queue.extend((m.name, m.function, m.via) for m, c in zip(methods, called, strict=True) if c)
-    methods[:] = [m for m, c in zip(methods, called, strict=True) if not c]
-    return any(called)
-
-
-@functools.lru_cache(maxsize=1024)
-def unwalked_names(kind: type) -> frozenset[str]:
-    """The names that methods of a class could read of an instance, of those which `walk` does not
-    read: the methods of modules, and of classes of installed packages."""
-    if issubclass(kind, nn.Module):
-        return attributes_read(kind)
-    names: set[str] = set()
-    for parent in kind.__mro__:
-        if is_library_class(parent):
-            names |= attributes_read(parent)
-    return frozenset(names)
+def _named(value: object) -> str:
+    name = type(value).__name__
+    return f"a `{name}`"
 
 
 class Change(NamedTuple):
@@ -271,7 +259,8 @@ def changes(before: Walk, after: Walk) -> list[Change]:
     found: list[Change] = []
     for key, (slot, value) in after.held.items():
         old = before.held.get(key, (slot, MISSING))[1]
-        if old is not value and not (is_plain(old) and Constant(old).matches(value)):
+        same = old is value or (is_plain(old) and Constant(old).matches(value))
+        if not (same or is_same_method(old, value)):
             found.append(Change(slot, old, value))
     for key, (slot, value) in before.held.items():
         if key not in after.held and slot.read() is MISSING:
@@ -284,6 +273,16 @@ def restore(found: Iterable[Change]) -> None:
     for change in found:
         if change.slot.read() is change.after:
             change.slot.write(change.before)
+
+
+def is_replaced(slot: Slot, replaced: Collection[tuple[int, object]]) -> bool:
+    """Whether another object takes, at each call, the place of one that led to this slot."""
+    way = slot.via
+    while way is not None:
+        if way.id in replaced:
+            return True
+        way = way.via
+    return False
 
 
 def is_state(value: object) -> bool:

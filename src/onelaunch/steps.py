@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from onelaunch.driver.operators import leaves
 from onelaunch.errors import CaptureError
 from onelaunch.hyperparameters import Book, unmistakable
-from onelaunch.names import functions_in, names_read, only_counts
+from onelaunch.loads import functions_in, only_counts
 from onelaunch.observe import LIFTS, Observer
 from onelaunch.optimizers import (
     is_number,
@@ -167,13 +167,17 @@ class Steps:
         before: Walk,
         writes: Callable[[Tensor], bool],
     ) -> list[tuple[Slot, object]]:
-        """`slots` without the numbers that each call reads, and without what only schedulers read,
-        and optimizers that do not step here: not what the callable's own code names.
+        """`slots` without the numbers that each call reads, and without those of optimizers that do
+        not step here, but for what the callable's own code names.
 
         Args:
             writes: whether the call wrote a tensor's memory.
         """
-        optimizers = [v for _, v in before.held.values() if isinstance(v, Optimizer)]
+        optimizers = [
+            value  # one that is being made has none yet
+            for _, value in before.held.values()
+            if isinstance(value, Optimizer) and "param_groups" in vars(value)
+        ]
         if not (self.optimizers or optimizers):  # nor schedulers, which hold theirs
             return list(slots)
         turned = {(group, key) for group, key, _ in self.places}
@@ -187,15 +191,10 @@ class Steps:
             if not any(map(writes, parameters_of(value))):
                 named = keys_read(before, value) | {"params"}
                 idle.update((id(group), named) for group in value.param_groups)
-        named = keys_read(before)
-        if "get_last_lr" in named:  # of a scheduler, which is asked for this one attribute
-            named |= {"_last_lr"}
 
         def counts(slot: Slot) -> bool:
             way: Slot | None = slot
             while way is not None:
-                if isinstance(way.owner, LRScheduler) and way.key not in named:
-                    return False
                 if way.id in turned or way.key not in idle.get(id(way.holder), (way.key,)):
                     return False
                 way = way.via
@@ -323,17 +322,14 @@ def _inside(value: Any, name: str, depth: int) -> list[Counter]:
     return _numbers(value, name) + deeper
 
 
-def keys_read(before: Walk, optimizer: Optimizer | None = None) -> frozenset[str]:
-    """What the user's code names, that of the optimizer's own class apart."""
-    kinds = () if optimizer is None else type(optimizer).__mro__
-    members = [member for kind in kinds for member in vars(kind).values()]
-    own = {id(function) for member in members for function in functions_in(member)}
-    names: set[str] = set()
-    for fn in before.functions:
-        inner = getattr(fn, "__wrapped__", fn)
-        if is_users(fn.__code__.co_filename) and id(fn) not in own and id(inner) not in own:
-            names |= names_read(fn.__code__)
-    return frozenset(names)
+def keys_read(before: Walk, optimizer: Optimizer) -> frozenset[str]:
+    """The strings in the user's code that ran, that of the optimizer's own class apart: keys of its
+    groups among them are read."""
+    members = [member for kind in type(optimizer).__mro__ for member in vars(kind).values()]
+    own = {function.__code__ for member in members for function in functions_in(member)}
+    codes = before.reads.codes - own if before.reads is not None else ()
+    constants = [c for code in codes if is_users(code.co_filename) for c in code.co_consts]
+    return frozenset(constant for constant in constants if isinstance(constant, str))
 
 
 def every_key(optimizer: Optimizer) -> frozenset[str]:

@@ -14,11 +14,14 @@ from torch import Tensor
 
 from onelaunch.autograd import Pair
 from onelaunch.before import Reached
+from onelaunch.driver.asking import Asking
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.driver import Pool as DevicePool
-from onelaunch.errors import CATALOGUE, GraphWarning, ReplayError
+from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError, kind_of
 from onelaunch.guard import StateGuard
-from onelaunch.observe import Observer
+from onelaunch.hostvalues import bytes_of
+from onelaunch.known import Known
+from onelaunch.ledger import TRIES, Ledger
 from onelaunch.optimizers import Options as StepOptions
 from onelaunch.options import Options
 from onelaunch.pool import Comeback, Member, Pool
@@ -27,7 +30,7 @@ from onelaunch.source import levels_to_user
 from onelaunch.spec import CallSpec
 from onelaunch.state import Walk
 from onelaunch.stats import Counts, GraphStats, graph_stats
-from onelaunch.tree import Flat
+from onelaunch.tree import Flat, call_constants, is_code, is_plain
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -67,7 +70,11 @@ class Signature:
     eager: str | None = None
     """Why it runs eagerly for good, or None."""
     eager_us: list[float] = field(default_factory=lambda: cast(list[float], []))
-    known: Observer | None = None
+    known: Known | None = None
+    ledger: Ledger | None = None
+    """The operations of the last run, with which the next capture is compared."""
+    differing: int = 0
+    """Captures in a row that differed from the run before them."""
     why: str | None = None
     launches: list[int] | None = None
     """The count of a recording that this signature's next one takes the place of."""
@@ -75,6 +82,8 @@ class Signature:
     """What a recording needs in a pool of its own, as far as a warm-up showed; or 0. With buckets
     a warm-up runs at the size of its call, and shows what is needed at least."""
     comeback: Comeback = field(default_factory=Comeback)
+    asking: Asking = field(default_factory=Asking)
+    """What the callable is told where it asks whether it is being captured."""
     options: StepOptions | None = None
     """Of the optimizers that step in the last recording."""
     parts: dict[tuple[bool, ...], Signature] | None = None
@@ -117,6 +126,8 @@ class Attempt:
     signature: Signature
     flat: Flat
     reached: Reached
+    ahead: bool = False
+    """Whether there is no call, only a capture."""
 
 
 class Table:
@@ -130,6 +141,8 @@ class Table:
         self._signatures: dict[CallSpec, Signature] = {}
         self._counts = Counts()
         self._warned: set[str] = set()
+        self._once: list[tuple[CallSpec, Signature]] = []
+        """The newest signatures that came once."""
         self._lock = threading.RLock()
 
     @property
@@ -162,6 +175,7 @@ class Table:
             members = [entry.member for entry in self._entries]
             self._entries = ()
             self._signatures.clear()
+            self._once.clear()
             self._counts = Counts()
             self._warned.clear()
             for member in members:
@@ -183,10 +197,10 @@ class Table:
             these = ", ".join(captured.hooks)
             what = "what they compute on tensors, and store of these, is repeated, and the rest not"
             self._warn("OL308", f"hooks in `{self._name}`, {these}: {what}")
-        if captured.frozen:
-            these = ", ".join(f"`{name}`" for name in captured.frozen)
-            what = f"`{self._name}` rewrites {these} in Python: replays leave it as it is,"
-            self._warn("OL309", f"{what} and compute with what it was in the capture")
+
+        if captured.grown:
+            these = ", ".join(f"`{name}`" for name in captured.grown)
+            self._warn("OL309", f"`{self._name}` adds to {these}: replays leave it as it is")
 
     def _drop(self, entry: Entry) -> None:
         """Free a recording that fits no call any more."""
@@ -194,6 +208,16 @@ class Table:
             self._entries = tuple(e for e in self._entries if e is not entry)
             entry.signature.lost(entry.captured.launches)
         self._pool.free(entry.member)
+
+    def _drop_differing(self, entry: Entry) -> bool:
+        """Free a recording that is not what the run before it was, and have the next call captured
+        and compared with it; whether that is to go on."""
+        signature, captured = entry.signature, entry.captured
+        self._drop(entry)
+        signature.ledger = captured.ledger
+        signature.differing += 1
+        signature.warm = max(self.options.warmup_calls, signature.least)
+        return signature.differing < TRIES
 
     def _drop_unfit(self, entry: Entry, attempt: Attempt) -> str | None:
         """Free a recording that does not fit the call that it was captured for; what differs, if it
@@ -207,11 +231,30 @@ class Table:
             f"`{self._name}` was captured twice, and neither recording fits its own call; {changed}"
         )
 
-    def _warn(self, code: str, what: str) -> None:
-        """Warn once for each code."""
-        if code in self._warned:
+    def _note_new(self, spec: CallSpec, signature: Signature) -> None:
+        """Warn where each call brings another number or object, before there are so many
+        signatures that nothing is captured any more."""
+        once = [(s, known) for s, known in self._once if known.warm == 1][-_MANY:]
+        self._once = [*once, (spec, signature)]
+        paths = {_only_constant(earlier, spec) for earlier, _ in once}
+        path = paths.pop() if len(once) == _MANY and len(paths) == 1 else None
+        if path is None:
             return
-        self._warned.add(code)
+        values = [dict(call_constants(s.tree))[path] for s, _ in self._once]
+        newest, what = values[-1].value, f"`{self._name}` was called with"
+        if all(is_plain(v.value) for v in values):
+            shown = ", ".join(f"{v!r}" for v in values[-3:])
+            what = f"{what} another `{path}` each time, {shown}: each value needs a recording"
+            self._warn("OL301", f"{what}; pass a 0-dim tensor for one that changes", "number")
+        elif not is_code(newest):
+            what = f"{what} another object for `{path}` each time, {kind_of(newest)}"
+            self._warn("OL302", f"{what}: such calls run eagerly", "object")
+
+    def _warn(self, code: str, what: str, kind: str = "") -> None:
+        """Warn once for each code, and each kind of it."""
+        if code + kind in self._warned:
+            return
+        self._warned.add(code + kind)
         fix = CATALOGUE[code].fix if code in CATALOGUE else ""
         text = what if what.startswith("[") else f"[{code}] {what}\n  fix:   {fix}"
         warnings.warn(text, GraphWarning, stacklevel=levels_to_user())
@@ -249,6 +292,21 @@ class Table:
                 self._drop(entry)
 
 
+def refuse_moving(name: str, entries: Iterable[Entry], spec: CallSpec) -> CaptureError | None:
+    """Why no more recordings are made of a signature whose calls move a number on; None where some
+    are still to be."""
+    moving = [e.captured.moves for e in entries if e.spec == spec and e.captured.moves]
+    if len(moving) < _MOST_VALUES:
+        return None
+    these = ", ".join(f"`{number}`" for number in dict.fromkeys(n for m in moving for n in m))
+    what = f"`{name}` reads {these} and moves it on, to another value at each call"
+    return CaptureError("OL118", what)
+
+
+_MOST_VALUES = 8
+"""Values of a number that the callable itself moves on, each with a recording of its own."""
+
+
 def in_flight(entries: Iterable[Entry], spec: CallSpec) -> int:
     """How many recordings of a signature, fit for the state as it is, wait for a backward."""
     return sum(
@@ -282,12 +340,37 @@ def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()
             numbers = None if entry.captured.dials.current() else "an optimizer's numbers"
             unlike = entry.captured.unlike(tensors)
             moved = entry.captured.guard.difference()
-            changed = moved or numbers or unlike or "memory shared otherwise"
+            values = _other_value(entry, tensors)
+            changed = moved or numbers or unlike or values or "memory shared otherwise"
             return f"state changed: {changed}"
     if not entries:
         return "first signature"
     where, how = entries[0].spec.difference(spec, entries[0].paths)
     return f"{where}: {how}"
+
+
+_MANY = 8
+"""So many signatures that came once, and differ in one place: there will be others."""
+
+
+def _only_constant(a: CallSpec, b: CallSpec) -> str | None:
+    """The path of the only constant in which two signatures differ; None if anything else does."""
+    if (a.tensors, a.overlaps, a.modes, a.device) != (b.tensors, b.overlaps, b.modes, b.device):
+        return None
+    mine, theirs = list(call_constants(a.tree)), list(call_constants(b.tree))
+    if [path for path, _ in mine] != [path for path, _ in theirs]:
+        return None
+    different = [path for (path, x), (_, y) in zip(mine, theirs, strict=True) if x != y]
+    alike = all(type(x.value) is type(y.value) for (_, x), (_, y) in zip(mine, theirs, strict=True))
+    return different[0] if len(different) == 1 and alike else None
+
+
+def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:
+    """Which host argument has other values, where the host reads them."""
+    for index, value in entry.captured.values.items():
+        if index < len(tensors) and bytes_of(tensors[index]) != value:
+            return f"the values of `{entry.paths[index]}`, which the host reads"
+    return None
 
 
 def mismatch(name: str, entry: Entry, spec: CallSpec) -> ReplayError:
@@ -297,11 +380,17 @@ def mismatch(name: str, entry: Entry, spec: CallSpec) -> ReplayError:
     return ReplayError("OL201", what, where=f"{where}: {how}")
 
 
-def varying(name: str, entries: Sequence[Entry], signatures: int, spec: CallSpec) -> str:
+def varying(
+    name: str,
+    entries: Sequence[Entry],
+    signatures: int,
+    spec: CallSpec,
+    tensors: Sequence[Tensor] = (),
+) -> str:
     """What differs between the calls of a callable that has too many recordings or signatures."""
     if not entries:
         return f"`{name}` was called with {signatures} signatures"
     if entries[0].spec == spec:
-        return f"`{name}` has {len(entries)} recordings; {why(entries, spec)}"
+        return f"`{name}` has {len(entries)} recordings; {why(entries, spec, tensors)}"
     where, how = entries[0].spec.difference(spec, entries[0].paths)
     return f"`{name}` has {len(entries)} recordings; {where} varies: {how}"

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onelaunch.bounds import check_bounds
+from onelaunch.displacement import MOVES, Picked, picked
 from onelaunch.driver.operators import leaves, operator, tensors
 
 # Whether an operation of one trace is missing in that of another size says nothing: layout only.
@@ -81,6 +83,7 @@ class Step(NamedTuple):
         fixed: its numbers that must be the same at every size.
         inputs, outputs: the shapes of its tensors.
         constant: a tensor that the code makes out of numbers.
+        picked: how it was called, if it picks elements by their places.
     """
 
     name: str
@@ -88,11 +91,7 @@ class Step(NamedTuple):
     inputs: tuple[torch.Size, ...]
     outputs: tuple[torch.Size, ...]
     constant: Tensor | None = None
-
-    @property
-    def shapes(self) -> tuple[tuple[torch.Size, ...], ...]:
-        """Those of its inputs and outputs."""
-        return self.inputs, self.outputs
+    picked: Picked | None = None
 
 
 def step_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Step:
@@ -101,7 +100,10 @@ def step_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     shapes = tuple(t.shape for t in tensors((args, kwargs)))
     outputs = tuple(t.shape for t in tensors(result))
     constant = args[0].detach().to("cpu", copy=True) if name == "lift_fresh" else None
-    return Step(_kind(name), _fixed(func, name, args, kwargs), shapes, outputs, constant)
+    fixed = _fixed(func, name, args, kwargs)
+    return Step(
+        _kind(name), fixed, shapes, outputs, constant, picked(packet_of(name), args, kwargs)
+    )
 
 
 def name_of(func: Any) -> str:
@@ -140,6 +142,25 @@ def _fixed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return tuple((type(v).__name__, repr(v)) for v in values)
 
 
+def reach(step: Step) -> int:
+    """How far apart elements may be that an operation takes together, or that it moves, at most; 0
+    of operations that know no places."""
+    packet = packet_of(step.name)
+    if packet not in MOVES | _WINDOWS and "pool" not in packet:
+        return 0
+    # A number is itself, or its type and digits.
+    numbers = [int(str(v[1] if isinstance(v, tuple) else v)) for v in step.fixed if _is_number(v)]
+    windows = [n for shape in step.inputs[1:2] for n in shape[2:]] if packet in _WINDOWS else []
+    return max(map(abs, numbers), default=1) * max(windows, default=1)
+
+
+_WINDOWS = frozenset({"convolution", "im2col", "col2im", "roll", "tril", "triu"})
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (isinstance(value, tuple) and value[0] == "int")
+
+
 def form(steps: Sequence[Step]) -> tuple[object, ...]:
     """What of a run does not change with the size; hashable."""
     return tuple(
@@ -163,7 +184,8 @@ class Trace(TorchDispatchMode):
     ) -> Any:
         if operator(func).composite:
             with self:
-                return func.decompose(*args, **(kwargs or {}))
+                return operator(func).decomposed(args, kwargs or {})
+        check_bounds(packet_of(name_of(func)), args)
         result = func(*args, **(kwargs or {}))
         if name_of(func) == "record_stream":
             return result

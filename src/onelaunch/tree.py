@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import struct
 import types
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -88,7 +89,26 @@ class Container(NamedTuple):
         return hash((self.kind, self.children))
 
 
-Tree = Leaf | Constant | Container
+class Same(NamedTuple):
+    """An object that was there before the call: a container or other object, not made anew.
+
+    Attributes:
+        value: the object; of an argument in the call that was captured.
+        steps: what leads to it from ``(args, kwargs)``, where each call brings another: items, and
+            names of attributes as `Attribute`. None where it is this one in every call.
+    """
+
+    value: object
+    steps: tuple[object, ...] | None
+
+
+class Attribute(NamedTuple):
+    """A step to an attribute."""
+
+    name: str
+
+
+Tree = Leaf | Constant | Container | Same
 
 
 class Flat(NamedTuple):
@@ -99,7 +119,13 @@ class Flat(NamedTuple):
     paths: list[str]
 
 
-def flatten(value: object, root: str = "", *, objects: bool = False) -> Flat:
+def flatten(
+    value: object,
+    root: str = "",
+    *,
+    objects: bool = False,
+    known: Mapping[int, Same] = types.MappingProxyType({}),
+) -> Flat:
     """Take a value apart.
 
     Tuples, lists, dicts, named tuples, dataclasses and what is registered with torch's pytree (a
@@ -110,10 +136,11 @@ def flatten(value: object, root: str = "", *, objects: bool = False) -> Flat:
         root: how paths begin.
         objects: take instances of ordinary Python classes that hold tensors for containers of
             their attributes too (a Hugging Face `Cache`).
+        known: by their ids, objects that are not taken apart.
     """
     tensors: list[Tensor] = []
     paths: list[str] = []
-    return Flat(_flatten(value, root, tensors, paths, set(), objects), tensors, paths)
+    return Flat(_flatten(value, root, tensors, paths, set(), objects, known), tensors, paths)
 
 
 def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
@@ -134,6 +161,7 @@ def _flatten(
     paths: list[str],
     above: set[int],
     objects: bool = False,
+    known: Mapping[int, Same] = types.MappingProxyType({}),
 ) -> Tree:
     if isinstance(value, Tensor):
         tensors.append(value)
@@ -146,10 +174,12 @@ def _flatten(
             return Constant(value)
     if parts is None or id(value) in above:
         return Constant(value)
+    if id(value) in known:
+        return known[id(value)]
     keys, children = parts
     inside = above | {id(value)}
     flat = tuple(
-        _flatten(child, path + step, tensors, paths, inside, objects)
+        _flatten(child, path + step, tensors, paths, inside, objects, known)
         for child, step in zip(children, _steps(value, keys), strict=True)
     )
     return Container(type(value), keys, flat)
@@ -215,12 +245,26 @@ def _parts(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
         names = tuple(field.name for field in dataclasses.fields(value))
         if all(hasattr(value, name) for name in names):
             return names, [getattr(value, name) for name in names]
-    if isinstance(value, tuple) and (hasattr(kind, "_fields") or kind.__new__ is tuple.__new__):
-        return (len(value),), list(cast(tuple[object, ...], value))
+    if isinstance(value, tuple) and _is_tuple_kind(kind):
+        items = list(tuple.__iter__(cast(tuple[object, ...], value)))  # its class may have others
+        attributes = getattr(value, "__dict__", {})
+        return (len(items), *attributes), [*items, *attributes.values()]
     if isinstance(value, dict) and kind.__init__ is dict.__init__:
         mapping = cast(dict[Any, object], value)
         return tuple(mapping), list(mapping.values())
     return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_tuple_kind(kind: type) -> bool:
+    """Whether a class of tuples is one of Python's making, whose instances are their items and
+    attributes, whatever its `__new__` takes. C has others: `torch.return_types`, `os.stat_result`.
+    """
+    try:
+        tuple.__new__(kind)
+    except TypeError:
+        return False
+    return True
 
 
 def _steps(value: object, keys: tuple[Any, ...]) -> Iterator[str]:
@@ -228,6 +272,8 @@ def _steps(value: object, keys: tuple[Any, ...]) -> Iterator[str]:
         keys[0] if keys else None, pytree.NodeDef | tuple
     ):
         return (f"[{key!r}]" for key in keys)
+    if isinstance(value, tuple) and len(keys) > 1 and isinstance(keys[0], int):
+        return iter([*(f"[{i}]" for i in range(keys[0])), *(f".{key}" for key in keys[1:])])
     if isinstance(value, tuple | list) or not keys or isinstance(keys[0], pytree.NodeDef):
         return _counted(value)
     names = keys[0] if isinstance(keys[0], tuple) else keys
@@ -243,7 +289,7 @@ def unflatten(tree: Tree, leaves: list[Any]) -> Any:
     """Put a value together again, containers new, constants the same objects."""
     if isinstance(tree, Leaf):
         return leaves[tree.index]
-    if isinstance(tree, Constant):
+    if isinstance(tree, Constant | Same):
         return tree.value
     return build(tree, [unflatten(child, leaves) for child in tree.children])
 
@@ -267,7 +313,11 @@ def build(tree: Container, children: list[Any]) -> Any:
             OrderedDict.__setitem__(record, key, attributes[key])
         return record
     if issubclass(kind, tuple):
-        return tuple.__new__(kind, children)
+        count, *names = keys
+        made: Any = tuple.__new__(kind, children[:count])
+        if names:
+            vars(made).update(zip(names, children[count:], strict=True))
+        return made
     if issubclass(kind, dict):
         return kind(zip(keys, children, strict=True))
     # A dataclass or object is rebuilt field by field: its __init__ may take other arguments, or
@@ -276,6 +326,43 @@ def build(tree: Container, children: list[Any]) -> Any:
     for name, child in zip(keys, children, strict=True):
         object.__setattr__(made, name, child)
     return made
+
+
+def given(tree: Tree, value: object) -> dict[int, Same]:
+    """The objects among the arguments of a call, by their ids.
+
+    Args:
+        tree: of ``(args, kwargs)``.
+        value: both, as the callable is given them.
+    """
+    found: dict[int, Same] = {}
+    _give(tree, value, (), found)
+    return found
+
+
+def _give(tree: Tree, value: Any, steps: tuple[object, ...], found: dict[int, Same]) -> None:
+    if isinstance(tree, Constant):
+        if tree.by_identity and not is_code(value):
+            found[id(value)] = Same(value, None)
+    elif isinstance(tree, Container) and tree.kind is not slice:
+        if len(steps) > 1:  # `args` and `kwargs` themselves are made at each call
+            found[id(value)] = Same(value, steps)
+        for child, step in zip(tree.children, _ways(tree), strict=False):
+            inside = getattr(value, step.name) if isinstance(step, Attribute) else value[step]
+            _give(child, inside, (*steps, step), found)
+
+
+def _ways(tree: Container) -> Iterable[Any]:
+    """The steps to the children of a container; none where they are not just items of it."""
+    kind, keys = tree.kind, tree.keys
+    if kind is tuple or kind is list or hasattr(kind, "_fields"):
+        return range(len(tree.children))
+    if keys and isinstance(keys[0], pytree.NodeDef):
+        return ()
+    if dataclasses.is_dataclass(kind):
+        names = keys[0] if keys and isinstance(keys[0], tuple) else keys
+        return [Attribute(name) for name in names]
+    return keys if kind is dict or kind is OrderedDict else ()
 
 
 def constants(tree: Tree, path: str = "") -> Iterator[tuple[str, Constant]]:

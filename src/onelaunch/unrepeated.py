@@ -1,4 +1,4 @@
-"""The Python of a capture that no replay repeats: hooks inside, and numbers that it rewrites."""
+"""The Python of a capture that no replay repeats: hooks inside."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from onelaunch.names import functions_in, only_counts, rewrites
-from onelaunch.objects import is_installed, is_library_class
-from onelaunch.slots import Slot, gradient_of, read_hooks, read_last_hooks
+from onelaunch.slots import gradient_of, read_hooks, read_last_hooks
 from onelaunch.source import Place
 from onelaunch.state import Change, Walk
 
@@ -116,49 +114,3 @@ def _named(hook: Any) -> str:
     name = getattr(fn, "__qualname__", type(hook).__qualname__).rpartition("<locals>.")[2]
     code = getattr(fn, "__code__", None)
     return f"`{name}`" + (f" ({Place(code.co_filename, code.co_firstlineno, '')})" if code else "")
-
-
-def frozen_numbers(before: Walk, found: Sequence[Change]) -> tuple[str, ...]:
-    """The numbers of the user's own that the callable reads and rewrites in each call, and that a
-    replay neither changes nor reads anew. One that only counts is left out."""
-    return tuple(
-        change.slot.name
-        for change in found
-        if type(change.before) in (int, float)
-        and type(change.after) in (int, float)
-        and before.is_read(change.slot)
-        and _is_users(change.slot)
-        and _matters(change.slot, before)
-    )
-
-
-def _is_users(slot: Slot) -> bool:
-    """Whether a slot is not in the bookkeeping of a library's object."""
-    way: Slot | None = slot
-    while way is not None and way.owner is None:
-        way = way.via
-    if way is None:
-        return True
-    owner: Any = way.owner
-    return not is_library_class(owner if isinstance(owner, type) else type(owner))
-
-
-def _matters(slot: Slot, before: Walk) -> bool:
-    items = id(slot.holder) in before.containers
-    name = before.containers[id(slot.holder)][1] if items else slot.name
-    name = name.rpartition(".")[2]
-    codes = _codes(before)
-    return any(rewrites(code, name, items) for code in codes) and not all(
-        only_counts(code, name, items) for code in codes
-    )
-
-
-def _codes(before: Walk) -> list[types.CodeType]:
-    """The user's code that the callable reaches; of modules their methods."""
-    functions = [*before.functions]
-    modules = {type(owner) for _, owner in before.owned if isinstance(owner, nn.Module)}
-    for kind in {parent for module in modules for parent in module.__mro__}:
-        members = () if is_library_class(kind) else vars(kind).items()
-        functions += [f for k, m in members if k != "__init__" for f in functions_in(m)]
-    codes = [getattr(fn, "__wrapped__", fn).__code__ for fn in functions]
-    return [code for code in codes if not is_installed(code.co_filename)]

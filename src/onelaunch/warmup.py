@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from onelaunch.before import Reached
+from onelaunch.before import Reached, held_by
 from onelaunch.callee import Callee
 from onelaunch.driver.driver import Driver
 from onelaunch.errors import CaptureError
+from onelaunch.known import places
+from onelaunch.ledger import Ledger, Noting
 from onelaunch.observe import Observer, let_go
-from onelaunch.optimizers import refusal, settle, watching_steps
+from onelaunch.optimizers import noting_steps, refusal, settle, watching_steps
 from onelaunch.options import Options
 from onelaunch.pool import Pool
 from onelaunch.rehearsal import refuse_lasting, taken_back
@@ -80,13 +82,18 @@ class Warmup:
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         fn = self._callee.on(driver)
         here = _trains(attempt)
-        attempt.reached.forget()  # what the run replaces is to be free at once
+        last = signature.warm + 1 >= self._options.warmup_calls
         run = functools.partial(fn, *args, **kwargs)
+        if last and fn is self._callee.fn:
+            run = _noted(attempt, run)
+        attempt.reached.forget()  # what the run replaces is to be free at once
         stepping = _stepping(signature, refuse) if fn is self._callee.fn else nullcontext()
+        if last or not signature.warm:
+            run = self._callee.watched(run)
         with inlining(), stepping:
             if here:
                 return run()
-            if signature.warm + 1 < self._options.warmup_calls:
+            if not last:
                 return driver.warmup(run, device)
             # The last: nothing is new any more.
             result, signature.need_bytes = self._pool.warmup(
@@ -98,17 +105,20 @@ class Warmup:
         """An eager run that learns what Inductor's kernels will not show."""
         device, signature = attempt.device, attempt.signature
         here = [t for t in attempt.flat.tensors if t.device.type == device.type]
-        observer = Observer(attempt.driver, device, here, refuse=False)
         before = attempt.reached.walk()
+        held = held_by(attempt.driver, device, before)
+        named = places(attempt.flat.tensors, ((slot.name, t) for slot, t in before.tensors()))
+        observer = Observer(attempt.driver, device, here, held=held, refuse="later")
         try:
+            run = functools.partial(self._callee.fn, *args, **kwargs)
             with observer:
-                result = self._callee.fn(*args, **kwargs)
+                result = self._callee.watched(run)()
         finally:
             observer.release()
         if any(map(_creates_state, attempt.reached.changed(before)[1])):
             signature.warm -= 1  # an optimizer's first step: the next call shows what it reads
         else:
-            signature.known = observer
+            signature.known = observer.told(named)
         return result
 
     def rehearse(self, attempt: Attempt, refuse: Refuse, then: Callable[[Any], object]) -> None:
@@ -123,9 +133,10 @@ class Warmup:
         callee, driver, device = self._callee, attempt.driver, attempt.device
         signature, flat, reached = attempt.signature, attempt.flat, attempt.reached
         args, kwargs = unflatten(flat.tree, flat.tensors)
+        named = places(flat.tensors, ((slot.name, t) for slot, t in reached.walk().tensors()))
         with taken_back(driver, device, flat.tensors, reached) as effects:
             observer = effects.observer
-            run = functools.partial(callee.fn, *args, **kwargs)
+            run = callee.watched(_noted(attempt, functools.partial(callee.fn, *args, **kwargs)))
             with _stepping(signature, refuse), observer, inlining():
                 if _trains(attempt):
                     result, need = run(), 0
@@ -138,10 +149,27 @@ class Warmup:
             signature.need_bytes = max(0, need - observer.saved_bytes)
             signature.threads.add(get_ident())
             if self._options.compile:
-                signature.known = observer
+                signature.known = observer.told(named)
                 for _ in range(2):
                     driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
         refuse_lasting(effects.found)
+
+
+def _noted(attempt: Attempt, run: Callable[[], Any]) -> Callable[[], Any]:
+    """The run whose operations the capture is compared with, and which goes the capture's way."""
+    tensors = attempt.flat.tensors
+    walked = attempt.reached.walk()
+    pairs = list(zip(tensors, tensors, strict=True))
+    ledger = Ledger(attempt.driver, attempt.device, pairs, walked)
+
+    def noted() -> Any:
+        with attempt.signature.asking.answering(), noting_steps(ledger), Noting(ledger):
+            result = run()
+        ledger.finish()
+        attempt.signature.ledger = ledger
+        return result
+
+    return noted
 
 
 def _trains(attempt: Attempt) -> bool:

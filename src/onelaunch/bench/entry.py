@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from onelaunch.bench.engine import Built, Engine, grad_mode
-from onelaunch.bench.reference import Outputs, Reference, Verdict, first_line, snapshot
+from onelaunch.bench.reference import SECONDS, Outputs, Reference, Verdict, said, snapshot
 from onelaunch.bench.rows import Row, Status
 from onelaunch.bench.timers import Timer, TimerName, Timing, settled
 from onelaunch.bench.workload import Workload
@@ -43,6 +43,7 @@ class Entry:
     samples: dict[TimerName, list[float]] = field(default_factory=dict[TimerName, list[float]])
     notes: list[str] = field(default_factory=list[str])
     timed: Callable[[], object] | None = None
+    draw: str = "given"  # that it is checked on
 
     @property
     def running(self) -> bool:
@@ -81,22 +82,35 @@ class Entry:
         verdicts: list[Verdict] = []
         kept: Any = None
         before: Outputs = []
+        start = time.monotonic()
         for case in reference.cases:
+            if verdicts and time.monotonic() - start > SECONDS:
+                left = [c.name for c in reference.cases[len(verdicts) :]]
+                self.notes.append(f"{SECONDS:g} s were up before the draws {', '.join(left)}")
+                break
+            self.draw = case.name
             args, kwargs = self.workload.copy_inputs(case.inputs)
             result = built.call(*args, **kwargs)
             verdicts.append(reference.check(case, result))
             if kept is None:
                 kept, before = result, snapshot(result)
-            elif _differ(case.eager, reference.cases[0].eager):
+            elif self.fresh_output is None and _differ(case.eager, reference.cases[0].eager):
                 self.fresh_output = _survived(kept, before)
+            if verdicts[-1].wrong is not None and reference.repeatable:
+                break
         self.error = max((v.error for v in verdicts if v.error == v.error), default=None)
-        wrong = next((v.wrong for v in verdicts if v.wrong), None)
+        wrong = self._on_draw(verdicts[-1].wrong)
+        self.draw = "given"
         if not reference.repeatable:
             self.status, self.reason = "unchecked", reference.doubt
         elif wrong is not None:
             self.status, self.reason = "wrong", wrong
         else:
             self.status, self.reason = "ok", None
+
+    def _on_draw(self, what: str | None) -> str | None:
+        """What is wrong, with the draw that it is wrong on."""
+        return what if what is None or self.draw == "given" else f"{what}, on the draw {self.draw}"
 
     def _estimate(self, call: Callable[[], object]) -> float:
         _synchronize(self.workload.device)
@@ -135,7 +149,7 @@ class Entry:
                 place = (
                     f", at {error.where}" if isinstance(error, GraphError) and error.where else ""
                 )
-                self.reason = f"{type(error).__name__}: {first_line(error)}{place}"
+                self.reason = self._on_draw(f"{said(error)}{place}")
                 self.close()
         for warning in caught:
             if issubclass(warning.category, OUTDATED):

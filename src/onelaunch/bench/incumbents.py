@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from onelaunch import tree
 from onelaunch.bench.engine import Built, Mode, needs_cuda
-from onelaunch.bench.workload import Workload
+from onelaunch.bench.workload import Workload, resample
 
 WARM_CALLS = 4  # enough for compiled CUDA graphs: warm up, record, replay, replay
 
@@ -152,13 +154,9 @@ class TorchScript:
         if self.how == "script":
             return torch.jit.script(workload.fn)
         if not workload.kwargs:
-            return torch.jit.trace(workload.fn, workload.args, check_trace=False, strict=False)
-        return torch.jit.trace(
-            workload.fn,
-            example_kwarg_inputs=_by_parameter(workload.fn, workload.args, workload.kwargs),
-            check_trace=False,
-            strict=False,
-        )
+            return traced(workload, example_inputs=workload.args)
+        by_name = _by_parameter(workload.fn, workload.args, workload.kwargs)
+        return traced(workload, example_kwarg_inputs=by_name)
 
     def code(self, workload: Workload) -> str:
         names, keyword = workload.names
@@ -177,6 +175,48 @@ class TorchScript:
             made = f"torch.jit.trace({model}, {tuple_text(names)}, strict=False)"
         made = f"torch.jit.freeze({made})" if module else made
         return f"with torch.no_grad():\n    fast = {made}\n    y = fast({workload.call_text})"
+
+
+def traced(workload: Workload, **inputs: Any) -> Any:
+    """`torch.jit.trace`, unless it has frozen what depends on the inputs.
+
+    Raises:
+        TracerWarning: it said so itself.
+        ValueError: there is a constant in place of an input.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", torch.jit.TracerWarning)
+        script: Any = torch.jit.trace(workload.fn, **inputs, check_trace=False, strict=False)
+    for warning in caught:
+        if issubclass(warning.category, torch.jit.TracerWarning):
+            raise torch.jit.TracerWarning(str(warning.message).partition(". ")[0])
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    for name in _unread(script, workload):
+        raise ValueError(f"the trace holds a constant in place of the input {name}")
+    return script
+
+
+def _unread(script: Any, workload: Workload) -> Iterator[str]:
+    """The inputs that a traced graph does not read, though the callable does."""
+    given = [*workload.args, *workload.kwargs.values()]
+    ports = list(script.inlined_graph.inputs())[-len(given) :] if given else []
+    generator = torch.Generator().manual_seed(0)
+    expected = None
+    for i, port in enumerate(ports):
+        if port.uses() or not isinstance(given[i], torch.Tensor):
+            continue
+        expected = expected or _results(workload, given)
+        changed = resample(generator, given[i])
+        found = _results(workload, [*given[:i], changed, *given[i + 1 :]])
+        if not all(map(torch.equal, expected, found)):
+            yield port.debugName().partition(".")[0]  # x, or x.1
+
+
+def _results(workload: Workload, values: list[Any]) -> list[torch.Tensor]:
+    args = values[: len(workload.args)]
+    kwargs = dict(zip(workload.kwargs, values[len(args) :], strict=True))
+    copied = Workload(workload.fn, tuple(args), kwargs).copy()
+    return tree.flatten(copied()).tensors
 
 
 def _by_parameter(
@@ -257,8 +297,6 @@ class OnnxRuntime:
         return None
 
     def build(self, workload: Workload) -> Built:
-        from onelaunch import tree
-
         onnxruntime: Any = importlib.import_module("onnxruntime")
         program: Any = torch.onnx.export(
             as_module(workload.fn),

@@ -1,22 +1,25 @@
 """Whether an engine's results are right, measured against float64.
 
 Eager's own distance from the float64 result is the yardstick: rounding differs from engine to
-engine, so an engine may be ten times as far off as eager, or within what its dtype allows.
+engine, so an engine may be ten times as far off as eager, or within what its dtype allows. That is
+so on the inputs given and on several draws, since an engine may have frozen what depends on them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Generator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from onelaunch import tree
-from onelaunch.bench.workload import Inputs, Workload
+from onelaunch.bench.draws import DRAWS, Draw, draws, nudged
+from onelaunch.bench.workload import Inputs, Workload, clone, each_tensor, to_host, widen
 from onelaunch.errors import GraphError, kind_of
 
 TOLERANCE = {
@@ -27,6 +30,10 @@ TOLERANCE = {
 }
 COARSEST = 0.2  # for the 8-bit floats, of two or three bits of mantissa
 EAGER_FACTOR = 10.0
+LEAST_SCALE = 0.1
+"""What a result counts as at least, of the size of that of the inputs given."""
+SECONDS = 10.0
+"""How long draws are tried before the engines are built, and on each engine, at most."""
 
 Outputs = list[Tensor]
 
@@ -41,11 +48,21 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs with what eager and the reference make of it."""
+    """One set of inputs with what eager and the reference make of it.
+
+    Attributes:
+        name: ``"given"``, or the draw that they are of.
+        tolerance: the largest relative error that passes.
+        scale: what the size of the reference counts as at least, so that rounding around a result
+            of 0 is no error.
+    """
 
     inputs: Inputs
     eager: Outputs
     reference: Outputs
+    name: str = "given"
+    tolerance: float = 0.0
+    scale: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,10 +72,11 @@ class Reference:
     Attributes:
         kind: ``"float64"``, or ``"eager"`` where the callable cannot run in float64.
         why: why it is not float64, or None.
-        cases: the inputs given, then fresh random ones if the callable takes them.
-        tolerance: the largest relative error that passes.
+        cases: the inputs given, then the draws that the callable takes.
+        tolerance: the largest relative error that passes on the inputs given.
         repeatable: whether two eager calls on the same inputs agree; nothing can be checked if not.
         refused: why only the inputs given are checked, or None.
+        skipped: the draws that nothing can be checked on, and why.
     """
 
     kind: str
@@ -67,18 +85,19 @@ class Reference:
     tolerance: float
     repeatable: bool
     refused: str | None = None
+    skipped: tuple[tuple[str, str], ...] = ()
 
     @property
     def doubt(self) -> str:
         """Why nothing can be checked, where eager does not repeat its own result."""
-        floats = [t for t in self.cases[0].eager if t.is_floating_point() or t.is_complex()]
+        floats = [t for t in self.cases[0].eager if _is_inexact(t)]
         if any(bool(t.isnan().any()) for t in floats):
             return "eager's own result has NaN in it"
         return "the callable's own results change"
 
     def check(self, case: Case, result: Any) -> Verdict:
         """Judge an engine's result on the inputs of a case."""
-        return judge(outputs(result), case, self.tolerance)
+        return judge(outputs(result), case, case.tolerance)
 
 
 def outputs(result: Any) -> Outputs:
@@ -92,13 +111,21 @@ def snapshot(result: Any) -> Outputs:
 
 
 @torch.no_grad()
-def make_reference(workload: Workload, generator: torch.Generator) -> Reference:
-    """Run the callable, on copies, in its own dtype and in float64.
+def make_reference(
+    workload: Workload, generator: torch.Generator, seconds: float = SECONDS
+) -> Reference:
+    """Run the callable, on copies, in its own dtype and in float64, on the inputs and on draws.
+
+    Args:
+        workload: what is compared.
+        generator: of the draws; the same one gives the same draws.
+        seconds: draws that are not begun by then are left out.
 
     Raises:
         GraphError: OL401, the callable returns no tensor.
         Exception: whatever it raises on the arguments given.
     """
+    start = time.monotonic()
     given = workload.copy()
     result = given()
     first = snapshot(result)
@@ -109,26 +136,143 @@ def make_reference(workload: Workload, generator: torch.Generator) -> Reference:
         where = getattr(workload.fn, "__qualname__", type(workload.fn).__qualname__)
         raise GraphError("OL401", what, where=where, why=why, fix=fix)
     again = snapshot(Workload(given.fn, *workload.copy_inputs())())
-    sets = [(workload.copy_inputs(), first)]
-    fresh = workload.fresh(generator)
-    refused = None
-    try:
-        inner = Workload(workload.copy().fn, *workload.copy_inputs(fresh))
-        sets.append((fresh, snapshot(inner())))
-    except Exception as error:  # noqa: BLE001  a callable may refuse random values
-        refused = f"{type(error).__name__}: {first_line(error)}"
-    references, why = _in_float64(workload, [inputs for inputs, _ in sets])
-    kind = "float64" if why is None else "eager"
-    cases = tuple(
-        Case(inputs, eager, eager if references is None else references[i])
-        for i, (inputs, eager) in enumerate(sets)
-    )
-    own_error = max(judge(case.eager, case, math.inf).error for case in cases)
     base = max(_tolerance(t.dtype) for t in [*workload.tensors(), *first])
-    finite = own_error if math.isfinite(own_error) else 0.0
-    repeats = judge(again, Case(cases[0].inputs, first, first), base)
-    tolerance = max(base, EAGER_FACTOR * finite)
-    return Reference(kind, why, cases, tolerance, repeats.wrong is None, refused)
+    trial = _Trial(workload, given.fn, first, base, generator)
+    repeats = judge(again, Case(((), {}), first, first), base)
+    cases, skipped = [trial.given()], list[tuple[str, str]]()
+    for draw, inputs in draws(workload, generator):
+        if time.monotonic() - start > seconds:
+            skipped.append((draw.name, f"{seconds:g} s were up"))
+            continue
+        if repeats.wrong is not None and len(cases) > 1:
+            break  # nothing is checked: the second is there to see which results survive
+        try:
+            cases.append(trial.case(draw, inputs))
+        except _NoCase as error:
+            skipped.append((draw.name, str(error)))
+    refused = skipped[0][1] if skipped and len(cases) == 1 else None
+    return Reference(
+        "float64" if trial.why is None else "eager",
+        trial.why,
+        tuple(cases),
+        cases[0].tolerance,
+        repeats.wrong is None,
+        refused,
+        tuple(skipped),
+    )
+
+
+class _NoCase(Exception):
+    """Why nothing can be checked on a draw."""
+
+
+class _Trial:
+    """What a callable makes of the inputs given and of draws.
+
+    Attributes:
+        why: why there is no reference in float64, or None.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        fn: Callable[..., Any],
+        first: Outputs,
+        base: float,
+        generator: torch.Generator,
+    ) -> None:
+        self._workload = workload
+        self._fn = fn
+        self._first = first
+        self._base = base
+        self._generator = generator
+        self._host = self._on_the_host()
+        self._wide: Callable[..., Any] | None = None
+        self.why: str | None = None
+        try:
+            with default_dtype(torch.float64):
+                wide = workload.in_float64()
+                self._in_float64 = snapshot(wide())
+            self._wide = wide.fn
+        except Exception as error:  # noqa: BLE001  any code of the user's may refuse float64
+            self.why = said(error)
+            self._in_float64 = first
+
+    def given(self) -> Case:
+        return self._made("given", self._workload.copy_inputs(), self._first, self._in_float64)
+
+    def case(self, draw: Draw, inputs: Inputs) -> Case:
+        """What to expect on a draw.
+
+        Raises:
+            _NoCase: the callable refuses it, or its result there says nothing.
+        """
+        if not draw.within:
+            self._try_on_the_host(inputs)
+        eager = self._run(self._fn, inputs)
+        self._only_as_wild(eager)
+        reference = eager
+        if self._wide is not None:
+            with default_dtype(torch.float64):
+                reference = self._run(self._wide, each_tensor(inputs, widen))
+            self._only_as_wild(reference)
+        case = self._made(draw.name, inputs, eager, reference)
+        if draw is not DRAWS[0]:
+            given = self._workload.args, self._workload.kwargs
+            near = nudged(draw, inputs, given, self._generator)
+            if not draw.within:
+                self._try_on_the_host(near)
+            beside = self._run(self._fn, near)
+            if judge(beside, replace(case, reference=eager), case.tolerance).wrong is not None:
+                raise _NoCase("the last bits of the inputs decide over the result")
+        return case
+
+    def _made(self, name: str, inputs: Inputs, eager: Outputs, reference: Outputs) -> Case:
+        scale = LEAST_SCALE * norm(self._in_float64)
+        case = Case(inputs, eager, reference, name, scale=scale if math.isfinite(scale) else 0.0)
+        own_error = judge(eager, case, math.inf).error
+        finite = own_error if math.isfinite(own_error) else 0.0
+        return replace(case, tolerance=max(self._base, EAGER_FACTOR * finite))
+
+    def _run(self, fn: Callable[..., Any], inputs: Inputs) -> Outputs:
+        try:
+            return snapshot(Workload(fn, *each_tensor(inputs, clone))())
+        except Exception as error:
+            raise _NoCase(said(error)) from error
+
+    def _on_the_host(self) -> Workload | None:
+        """The callable on the CPU, where it is on a device and can run there."""
+        if self._workload.device.type == "cpu":
+            return None
+        try:
+            host = self._workload.on_the_host()
+            host()
+        except Exception:  # noqa: BLE001  code that names a device, kernels for a GPU alone
+            return None
+        return host
+
+    def _try_on_the_host(self, inputs: Inputs) -> None:
+        """Let a CPU say whether an index or a probability would be out of range.
+
+        On a GPU that ends all work of the process.
+        """
+        if self._workload.device.type == "cpu":
+            return
+        if self._host is None:
+            raise _NoCase("it is beyond the values given, and the callable does not run on a CPU")
+        self._run(self._host.fn, each_tensor(inputs, to_host))
+
+    def _only_as_wild(self, found: Outputs) -> None:
+        """Refuse results that are not finite, where those of the inputs given are."""
+        for mine, first in zip(found, self._first, strict=False):
+            for what, test in (("NaN", torch.isnan), ("infinity", torch.isinf)):
+                if bool(test(mine).any()) and not bool(test(first).any()):
+                    raise _NoCase(f"eager's result has {what} in it")
+
+
+def said(error: BaseException) -> str:
+    """An exception in a line."""
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _tolerance(dtype: torch.dtype) -> float:
@@ -137,19 +281,6 @@ def _tolerance(dtype: torch.dtype) -> float:
     if not dtype.is_floating_point:
         return 0.0
     return TOLERANCE.get(dtype, COARSEST)
-
-
-def _in_float64(workload: Workload, sets: list[Inputs]) -> tuple[list[Outputs] | None, str | None]:
-    """The results in float64, or why there are none."""
-    results: list[Outputs] = []
-    try:
-        with default_dtype(torch.float64):
-            for args, kwargs in sets:
-                wide = Workload(workload.fn, args, kwargs).in_float64()
-                results.append(snapshot(wide()))
-    except Exception as error:  # noqa: BLE001  any code of the user's may refuse float64
-        return None, f"{type(error).__name__}: {first_line(error)}"
-    return results, None
 
 
 @contextlib.contextmanager
@@ -172,8 +303,9 @@ def judge(found: Outputs, case: Case, tolerance: float) -> Verdict:
             return Verdict(
                 math.nan, f"output {i} is {_form(mine)} where eager's is {_form(theirs)}"
             )
-    inexact = [i for i, t in enumerate(eager) if t.is_floating_point() or t.is_complex()]
-    error = relative_error([found[i] for i in inexact], [reference[i] for i in inexact])
+    inexact = [i for i, t in enumerate(eager) if _is_inexact(t)]
+    mine, theirs = [found[i] for i in inexact], [reference[i] for i in inexact]
+    error = relative_error(mine, theirs, case.scale)
     for i in set(range(len(eager))) - set(inexact):
         off = int(((found[i] != eager[i]) & (found[i] != reference[i])).sum())
         if off:
@@ -185,22 +317,33 @@ def judge(found: Outputs, case: Case, tolerance: float) -> Verdict:
     return Verdict(error, None)
 
 
-def relative_error(found: Outputs, reference: Outputs) -> float:
+def relative_error(found: Outputs, reference: Outputs, scale: float = 0.0) -> float:
     """||found - reference|| / ||reference|| over all tensors together, in float64.
 
-    NaN wherever either holds one; equal infinities agree. Costs one synchronisation.
+    The divisor is `scale` at least. NaN wherever either holds one; equal infinities agree. Costs
+    one synchronisation.
     """
-    off = norm = 0.0
+    off = size = 0.0
     for mine, theirs in zip(found, reference, strict=True):
         mine, theirs = _real(mine), _real(theirs)
         agree = mine == theirs
         off += float((mine - theirs).masked_fill(agree, 0).square().sum())
-        norm += float(theirs.masked_fill(agree & theirs.isinf(), 0).square().sum())
+        size += float(theirs.masked_fill(agree & theirs.isinf(), 0).square().sum())
     if off == 0.0:
         return 0.0
-    if math.isnan(off) or math.isnan(norm):
+    if math.isnan(off) or math.isnan(size):
         return math.nan
-    return math.sqrt(off / norm) if norm else math.inf
+    least = max(math.sqrt(size), scale)
+    return math.sqrt(off) / least if least else math.inf
+
+
+def norm(found: Outputs) -> float:
+    """||found|| over all floating tensors together."""
+    return math.sqrt(sum(float(_real(t).square().sum()) for t in found if _is_inexact(t)))
+
+
+def _is_inexact(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
 
 
 def _real(t: Tensor) -> Tensor:

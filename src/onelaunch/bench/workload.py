@@ -77,14 +77,27 @@ class Workload:
         Raises:
             TypeError: a module behind the callable cannot be copied.
         """
-        double = Workload(own(self.fn, widen), *each_tensor((self.args, self.kwargs), widen))
+        return self._changed(widen, lambda module: module.double())
+
+    def on_the_host(self) -> Workload:
+        """A copy whose tensors are all on the CPU.
+
+        Raises:
+            TypeError: a module behind the callable cannot be copied.
+        """
+        return self._changed(to_host, lambda module: module.cpu())
+
+    def _changed(
+        self, change: Callable[[Tensor], Tensor], change_module: Callable[[nn.Module], object]
+    ) -> Workload:
+        made = Workload(own(self.fn, change), *each_tensor((self.args, self.kwargs), change))
         originals = {id(part) for part in parts(self.fn)}
-        for part in parts(double.fn):
+        for part in parts(made.fn):
             if isinstance(part, nn.Module):
                 if id(part) in originals:
                     raise TypeError(f"{type(part).__name__} cannot be copied")
-                part.double()
-        return double
+                change_module(part)
+        return made
 
     def fresh(self, generator: torch.Generator) -> Inputs:
         """Other arguments of the same shapes, dtypes, strides and range of values."""
@@ -117,6 +130,10 @@ def clone(t: Tensor) -> Tensor:
     return t.detach().clone().requires_grad_(t.requires_grad)
 
 
+def to_host(t: Tensor) -> Tensor:
+    return t.detach().to("cpu", copy=True).requires_grad_(t.requires_grad)
+
+
 def widen(t: Tensor) -> Tensor:
     """`t` in the widest dtype of its kind; integers and booleans as they are."""
     if t.is_complex():
@@ -132,14 +149,13 @@ def resample(generator: torch.Generator, t: Tensor) -> Tensor:
     """Other values that the callable should accept wherever it accepts `t`'s.
 
     Floats are drawn from the normal distribution of `t`'s mean and deviation and cut to its range,
-    so that positive values stay positive; equal ones are jittered. Integers and booleans are
+    so that positive values stay positive; equal ones are jittered. Integers, booleans and masks are
     shuffled, so that indices stay in range.
     """
     if t.numel() == 0:
         return clone(t)
-    values = torch.view_as_real(t) if t.is_complex() else t
-    flat = values.detach().to("cpu").reshape(-1)
-    if values.is_floating_point():
+    flat = reals(t).to("cpu").reshape(-1)
+    if is_data(t):
         wide = flat.double()
         noise = torch.randn(wide.shape, generator=generator, dtype=torch.float64, device="cpu")
         low, high = wide.aminmax()
@@ -149,9 +165,35 @@ def resample(generator: torch.Generator, t: Tensor) -> Tensor:
             new = (wide.mean() + wide.std() * noise).clamp(low, high)
     else:
         new = flat[torch.randperm(flat.numel(), generator=generator, device="cpu")]
-    new = new.to(values.dtype).reshape(values.shape).to(values.device)
+    return with_(t, new)
+
+
+def is_data(t: Tensor) -> bool:
+    """Whether `t` holds numbers that may be others: floats that are no mask.
+
+    A mask holds infinities, or 0 and one other value.
+    """
+    if not (t.is_floating_point() or t.is_complex()) or t.numel() == 0:
+        return False
+    values = reals(t).double()
+    if bool(values.isinf().any()):
+        return False
+    low, high = values.aminmax()
+    two = bool(((values == low) | (values == high)).all()) and bool(low < high)
+    return not (two and values.numel() > 2 and 0.0 in (float(low), float(high)))
+
+
+def reals(t: Tensor) -> Tensor:
+    """The values of `t` without autograd, complex ones as pairs."""
+    t = t.detach()
+    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
+
+
+def with_(t: Tensor, values: Tensor) -> Tensor:
+    """A tensor like `t` with these values, laid out as `reals` gives them."""
+    new = values.to(reals(t).dtype).reshape(reals(t).shape).to(t.device)
     result = t.detach().clone()
-    result.copy_(torch.view_as_complex(new) if t.is_complex() else new)
+    result.copy_(torch.view_as_complex(new.contiguous()) if t.is_complex() else new)
     return result.requires_grad_(t.requires_grad)
 
 

@@ -34,6 +34,7 @@ from onelaunch.driver.backing import (
     ordinary,
     tensor_over,
 )
+from onelaunch.driver.emulated_attention import install_attention, refuse_seeds, with_seeds_on_host
 from onelaunch.driver.operators import Operator, copy_bits, mapped, operator, tensors
 from onelaunch.driver.recorder import recording
 from onelaunch.spec import contiguous_stride
@@ -60,6 +61,10 @@ def install() -> None:
         NAME, backend_module=Module(), device_guard=emulated_engine.Guard()
     )
     emulated_engine.install()
+    # `torch.accelerator` takes what allocates a device's memory for an allocator of torch's, and
+    # AOTInductor empties its cache. To say that there is none yet leaves it nothing to do.
+    torch._C._accelerator_isAllocatorInitialized = lambda: False  # pyright: ignore
+    install_attention()
     _library = torch.library.Library("aten", "IMPL")
     aten = torch.ops.aten
     for func in (aten.empty.memory_format, aten.empty_strided.default):
@@ -102,7 +107,7 @@ class TapeTensor(Tensor):
         op = operator(func)
         with torch._C.DisableTorchFunction():
             if op.composite:
-                return func.decompose(*args, **kwargs)
+                return op.decomposed(args, kwargs)
             return run(op, args, kwargs)
 
     # torch refuses these to a tensor subclass, or prints it by calling them. As on CUDA, they copy
@@ -192,7 +197,7 @@ def run(
         placer: where they go; the ordinary arena by default.
     """
     placer = placer or Placer(ordinary())
-    call = call or _calling(placer)
+    captured, call = call is not None, call or _calling(placer)
     given = tensors((args, kwargs))
     mine = [t for t in given if isinstance(t, TapeTensor)]
     to_host = kwargs.get("device") is not None and not names_device(kwargs["device"])
@@ -219,8 +224,12 @@ def run(
             storages[key] = placer.storage(value)
         return wrap_over(storages[key], value, mine[0] if key in views else None)
 
+    refuse_seeds(op, args, captured, TapeTensor)
     args, kwargs = mapped(args, unwrap), mapped(kwargs, unwrap)
-    return op.func(*args, **kwargs) if to_host else mapped(call(op, args, kwargs), wrap)
+    if to_host:
+        return op.func(*args, **kwargs)
+    result = mapped(call(op, args, kwargs), wrap)
+    return result if captured else with_seeds_on_host(op, result, host)
 
 
 def _calling(placer: Placer) -> Call:

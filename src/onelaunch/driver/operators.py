@@ -88,6 +88,11 @@ _DESCRIPTIONS = frozenset(
 )
 
 
+_WHOLE = frozenset({"aten::matmul", "aten::linear"})
+"""Composite operations whose C++ asks whether its arguments require grad, and multiplies otherwise
+where they do: a view that a mode has made in inference mode does not, where eager's does."""
+
+
 class Operator:
     """One ATen overload, and how to repeat a call of it at fixed addresses.
 
@@ -110,7 +115,8 @@ class Operator:
         self.bound: Callable[..., Any] = _waiting(func._op) if functional else func._op
         self.label = self.name.replace("::", ".").removeprefix("aten.").removesuffix(".default")
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-        self.composite = has_kernel(self.name, _IMPLICIT) and not has_kernel(self.name, "CPU")
+        whole = has_kernel(self.name, "CPU") or has_kernel(self.name, "CUDA")
+        self.composite = has_kernel(self.name, _IMPLICIT) and not (whole or self.name in _WHOLE)
         self.describes = self.name in _DESCRIPTIONS or func.namespace == "prim"
         self.idle = torch.Tag.inplace_view in func.tags or self.name in _UNDEFINED
         self.random = torch.Tag.nondeterministic_seeded in func.tags
@@ -135,6 +141,14 @@ class Operator:
         wait(result)
         done = distributed.FakeWork().boxed()
         return mapped(result, lambda v: done if isinstance(v, torch.ScriptObject) else v)
+
+    def decomposed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a composite operation by its C++, for a mode to see what it is made of.
+
+        A mode gets it whole in inference mode, where no autograd takes it apart before. Not by
+        `decompose`, which prefers torch's references in Python, and those give other bits.
+        """
+        return self.func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
     def in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """A call that writes the arguments it wrote in the capture, and gives nothing fresh."""

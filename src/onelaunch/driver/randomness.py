@@ -1,11 +1,14 @@
-"""Random state during a capture: watched for seeding, and restored afterwards."""
+"""Random state during a capture: watched for seeding, and restored afterwards; and the generators
+of Python and NumPy, which no replay advances."""
 
 from __future__ import annotations
 
 import linecache
 import os
+import random
 import re
 import sys
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +22,45 @@ from onelaunch.source import Place, is_users
 
 _SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"})
 _GETTERS = frozenset({"get_state", "graphsafe_get_state"})
+_DRAWS = frozenset({"random", "getrandbits"})
+"""The methods in C by which all others of a `random.Random` draw."""
+_PYTHONS: Any = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
+_DRAWING = re.compile(r"\brandom\.|\brng\.")
 _SEEDING = re.compile(r"seed|set_state|set_rng_state|fork_rng|graphsafe_set_state")
+
+
+class HostGenerators:
+    """Where the generators of Python and NumPy stand that all of a process uses."""
+
+    def __init__(self) -> None:
+        self._numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
+        self._python = random.getstate()
+        self._numpy = self._read()
+
+    def _read(self) -> tuple[bytes, int] | None:
+        if self._numpys is None:
+            return None
+        _, keys, position, *_ = self._numpys.get_state()
+        return keys.tobytes(), position
+
+    def moved(self) -> str | None:
+        """Which of them has been advanced since, or None."""
+        if random.getstate() != self._python:
+            return "random"
+        return None if self._read() == self._numpy else "numpy.random"
+
+    def restore(self) -> None:
+        """Put them back to where they were."""
+        random.setstate(self._python)
+        if self._numpy is not None:
+            kind, _, _, *rest = self._numpys.get_state()
+            keys, position = self._numpy
+            words = sys.modules["numpy"].frombuffer(keys, dtype="uint32")
+            self._numpys.set_state((kind, words, position, *rest))
+
+    def sure(self) -> bool:
+        """Whether no other thread can have been it."""
+        return threading.active_count() == 1
 
 
 class RandomState:
@@ -47,7 +88,9 @@ class RandomState:
             generator.set_state(state)
 
 
-def seeding_line(before: Place | None, after: Place | None) -> Place | None:
+def seeding_line(
+    before: Place | None, after: Place | None, pattern: re.Pattern[str] = _SEEDING
+) -> Place | None:
     """The line that changed the random state, between the operations on either side of it.
 
     Args:
@@ -61,7 +104,7 @@ def seeding_line(before: Place | None, after: Place | None) -> Place | None:
     last = after.lineno if after else first + 40
     for lineno in range(last, min(first, last) - 1, -1):
         source = linecache.getline(place.filename, lineno).strip()
-        if _SEEDING.search(source):
+        if pattern.search(source):
             return Place(place.filename, lineno, source)
     return place
 
@@ -70,9 +113,16 @@ def seeding_line(before: Place | None, after: Place | None) -> Place | None:
 class _Watch:
     refusal: Callable[[str], BaseException]
     methods: frozenset[str]
+    draw: Callable[[str], BaseException] | None = None
 
     def __call__(self, frame: FrameType, event: str, called: Any) -> None:
-        watched = event == "c_call" and called.__name__ in self.methods
+        if event != "c_call":
+            return
+        if self.draw is not None and called.__name__ in _DRAWS:
+            if getattr(called, "__self__", None) is _PYTHONS and not _is_compiling(frame):
+                raise self.draw(called.__name__)
+            return
+        watched = called.__name__ in self.methods
         ours = watched and isinstance(getattr(called, "__self__", None), torch.Generator)
         # A read is a checkpoint's, which Dynamo only steps around.
         if ours and (called.__name__ in _GETTERS or not _is_compiling(frame)):
@@ -90,11 +140,15 @@ def _is_compiling(frame: FrameType | None) -> bool:
 
 @contextmanager
 def watching_seeds(
-    refusal: Callable[[str], BaseException], *, reads: bool = False
+    refusal: Callable[[str], BaseException],
+    *,
+    reads: bool = False,
+    draw: Callable[[str], BaseException] | None = None,
 ) -> Generator[None]:
     """Raise `refusal(method)` where this thread calls a generator's method that sets its state.
 
-    Under `reads` also where it reads it: for a backward that wants to draw the numbers again.
+    Under `reads` also where it reads it: for a backward that wants to draw the numbers again. And
+    `draw(method)` where Python's own generator draws a number.
 
     That finds the line, and the calls that leave the state as it was. It slows Python calls down
     (by about 0.3 us each), and does nothing while a profiler has the interpreter's hook.
@@ -103,7 +157,7 @@ def watching_seeds(
     if not (before is None or isinstance(before, _Watch)):
         yield
         return
-    sys.setprofile(_Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS))
+    sys.setprofile(_Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS, draw))
     try:
         yield
     finally:
@@ -138,12 +192,22 @@ def seeded_once(
 
 def seeding_line_of(fn: object) -> Place | None:
     """The line of a function's source that looks as if it seeded, or its first one."""
+    return _line_of(fn, _SEEDING)
+
+
+def drawing_line_of(fn: object) -> Place | None:
+    """The line of a function's source that looks as if it drew a number, or its first one."""
+    return _line_of(getattr(type(fn), "forward", fn), _DRAWING)
+
+
+def _line_of(fn: object, pattern: re.Pattern[str]) -> Place | None:
     code = getattr(fn, "__code__", None)
     if code is None:
         return None
     lines = [line for *_, line in code.co_lines() if line is not None]
     first, last = code.co_firstlineno, max(lines, default=code.co_firstlineno)
-    return seeding_line(Place(code.co_filename, first, ""), Place(code.co_filename, last, ""))
+    ends = Place(code.co_filename, first, ""), Place(code.co_filename, last, "")
+    return seeding_line(*ends, pattern)
 
 
 class unwatched:

@@ -146,7 +146,7 @@ class Recorder(TorchDispatchMode):
             raise self.refuse(why.code, f"`{op.label}` was called during a capture.", why.fix)
         if op.composite:
             with self:
-                return func.decompose(*args, **kwargs)
+                return op.decomposed(args, kwargs)
         return self.memory.run(self, op, args, kwargs)
 
     def call(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -240,7 +240,7 @@ class Recorder(TorchDispatchMode):
     def host_reads(self) -> HostReads:
         """Refuses the reads that no dispatcher sees."""
 
-        def refuse(what: str) -> None:
+        def refuse(what: str, t: Tensor) -> None:
             raise self.refuse("OL101", what)
 
         return HostReads(lambda t: self.memory.owns((t,), {}), refuse)

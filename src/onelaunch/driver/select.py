@@ -38,9 +38,14 @@ def select(tensors: Iterable[Tensor]) -> tuple[Driver, torch.device]:
 def preserved_random_state(
     device: torch.device, generators: Iterable[torch.Generator] = ()
 ) -> Generator[None]:
-    """Put the random state of host, device and generators back afterwards."""
+    """Put the random state of host, device and generators back afterwards.
+
+    Of the CPU also that of the GPU in use: a run that is taken for the host's may work there.
+    """
     states = [(g, g.get_state()) for g in generators]
     devices = [device.index] if device.type == "cuda" else []
+    if device.type == "cpu" and torch.cuda.is_initialized():
+        devices = [torch.cuda.current_device()]
     with torch.random.fork_rng(devices=devices):
         try:
             yield

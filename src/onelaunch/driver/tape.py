@@ -14,7 +14,7 @@ import functools
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.shards import local
 from onelaunch.source import user_frame
 from onelaunch.spec import TensorSpec
+from onelaunch.unwound import unwound
 
 T = TypeVar("T")
 
@@ -186,21 +187,23 @@ class TapeDriver:
         memory = pool.memory()
         recorder = Recorder(memory, generators)
         ports = Ports(recorder)
+        result: T | None = None
         torch.clear_autocast_cache()
         try:
             rewinding = nullcontext() if rewind is None else rewind.capturing(recorder)
-            with recording_with(recorder), rewinding:
+            with unwound(), recording_with(recorder), rewinding:
                 result = body(ports)
         except Exception as error:
-            if recorder.refused is not None and error is not recorder.refused:
-                raise recorder.refused from error  # the body made something else of the refusal
-            if isinstance(error, NotImplementedError) and "HigherOrderOperator" in str(error):
-                raise _unknown_operator(error) from error
-            raise
+            if recorder.refused is None:
+                if isinstance(error, NotImplementedError) and "HigherOrderOperator" in str(error):
+                    raise _unknown_operator(error) from error
+                raise
         finally:
             torch.clear_autocast_cache()
             recorder.restore()
-        return TapeGraph(pool, memory, ports, recorder), result
+        if recorder.refused is not None:  # whatever the body made of it
+            raise recorder.refused
+        return TapeGraph(pool, memory, ports, recorder), cast(T, result)
 
     def rebind(
         self,

@@ -98,11 +98,3 @@ def same_size(call: Call, t: Tensor, first: int = 0) -> bool:
 def everywhere(call: Call, see: See) -> list[Tensor]:
     """It matters what size the input has: nothing of a result is as it would be."""
     return [torch.ones(r.shape, dtype=torch.bool, device="cpu") for r in call.results]
-
-
-def padded_rows(plane: Tensor, dim: int, real: torch.Size) -> Tensor:
-    """Which indices along `dim` are padding, of shape (size,): true at every real place of the
-    other dimensions."""
-    rest = plane[tuple(slice(0, plane.shape[d] if d == dim else n) for d, n in enumerate(real))]
-    rows = rest.movedim(dim, 0).flatten(1) if rest.dim() > 1 else rest.reshape(-1, 1)
-    return rows.all(1) if rows.numel() else torch.zeros_like(plane[:0]).new_zeros(len(rows))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from onelaunch.driver.operators import tensors
 from onelaunch.flows.call import Call, See, any_over, everywhere
+from onelaunch.flows.reduction import hiding
 
 
 def attention(call: Call, see: See) -> list[Tensor]:
@@ -23,7 +24,7 @@ def attention(call: Call, see: See) -> list[Tensor]:
     found = q | kv
     if mask is not None:
         boolean = mask.dtype == torch.bool
-        hidden = ~call.value(mask) & ~call.unknown(mask) if boolean else call.low(mask)
+        hidden = ~call.value(mask) & ~call.unknown(mask) if boolean else _hidden(call, mask)
         dead = dead | hidden
         found = found | (see(mask) & ~hidden)
     if call.argument("is_causal", False):
@@ -34,6 +35,19 @@ def attention(call: Call, see: See) -> list[Tensor]:
     row = torch.where(some, (found & ~dead).any(-1), found.any(-1))
     out = row.unsqueeze(-1).broadcast_to(call.results[0].shape)
     return [out, *(row.any().broadcast_to(r.shape) for r in call.results[1:])]
+
+
+def _hidden(call: Call, mask: Tensor) -> Tensor:
+    """Where a mask that is added hides, of scores of this run's magnitudes."""
+    low, value = call.low(mask), call.value(mask)
+    if not bool((low & value.isfinite()).any()):
+        return low
+    query, key = (call.value(t) for t in call.args[:2])
+    scale = call.argument("scale") or query.shape[-1] ** -0.5
+    if query.shape[-3] != key.shape[-3]:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    scores = query @ key.mT * scale + value
+    return hiding(low.broadcast_to(scores.shape), scores, [-1])
 
 
 def fused_attention(call: Call, see: See) -> list[Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.flows.call import Call, See, any_over, everywhere, padded_rows
+from onelaunch.flows.call import Call, See, any_over, everywhere
 
 
 def moved(call: Call, see: See) -> list[Tensor]:
@@ -50,27 +50,8 @@ def padded(call: Call, see: See) -> list[Tensor]:
     return [found.bool()]
 
 
-def displaced(call: Call, see: See, t: Tensor, dim: int, index: Tensor) -> bool:
-    """Whether the same known numbers name other rows than in the run at the real size, as they do
-    behind padding, and from the end."""
-    real = call.real(t)
-    if real is None or real[dim] == t.shape[dim] or call.real(index) != index.shape:
-        return False
-    if index.dtype in (torch.bool, torch.uint8):
-        return False
-    size = t.shape[dim]
-    numbers = call.value(index).flatten()
-    after = torch.where(numbers < 0, numbers + size, numbers).clamp(0, size)
-    before = torch.where(numbers < 0, numbers + real[dim], numbers)
-    padded = padded_rows(see(t), dim, real)
-    count = torch.cat([padded.new_zeros(1), padded]).cumsum(0)
-    return bool((count[after] != after - before).any())
-
-
 def index_select(call: Call, see: See) -> list[Tensor]:
     t, dim, index = call.args
-    if t.dim() and not call.unknown(index).any() and displaced(call, see, t, dim, index):
-        return everywhere(call, see)
     found = reached(call, see, t, dim, index).index_select(dim, call.value(index))
     shape = [1] * t.dim()
     if shape:
@@ -111,26 +92,11 @@ def uncertain(call: Call, t: Tensor, indices: Sequence[Tensor | None]) -> list[i
     return dims
 
 
-def places(indices: Sequence[Tensor | None]) -> list[int]:
-    """The dimension that each index begins at."""
-    found: list[int] = []
-    dim = 0
-    for index in indices:
-        if index is not None:
-            found.append(dim)
-        masks = index is not None and index.dtype in (torch.bool, torch.uint8)
-        dim += index.dim() if index is not None and masks else 1
-    return found
-
-
 def indexed(call: Call, see: See) -> list[Tensor]:
     """`t[i, j]`: what is picked, and everything where an index is not certain."""
     t, indices = call.args[0], call.args[1]
     values = tuple(slice(None) if i is None else call.value(i) for i in indices)
     dims = uncertain(call, t, indices)
-    for i, dim in zip((i for i in indices if i is not None), places(indices), strict=True):
-        if not call.unknown(i).any() and displaced(call, see, t, dim, i):
-            dims = None
     if any(i is not None and i.dtype == torch.bool and call.unknown(i).any() for i in indices):
         return everywhere(call, see)  # how many are picked is not certain
     plane = (

@@ -42,16 +42,27 @@ def largest(call: Call, see: See) -> list[Tensor]:
 
 def above_low(call: Call, see: See, dims: Sequence[int]) -> Tensor:
     t = call.args[0]
-    low, plane = call.low(t), see(t)
+    low, plane = hiding(call.low(t), call.value(t), dims), see(t)
     some = any_over(~low, dims)
     return torch.where(some, any_over(plane & ~low, dims), any_over(plane, dims))
+
+
+def hiding(low: Tensor, value: Tensor, dims: Sequence[int]) -> Tensor:
+    """Where what is low hides: far below what is not, of the magnitudes of this run."""
+    if not value.is_floating_point() or not bool((low & value.isfinite()).any()):
+        return low
+    highest = torch.where(low, -torch.inf, value.nan_to_num(torch.inf))
+    hides = torch.where(low & value.isfinite(), value, -torch.inf)
+    for dim in dims:
+        highest, hides = highest.amax(dim, keepdim=True), hides.amax(dim, keepdim=True)
+    return low & ((highest > hides / 10) | value.isneginf())
 
 
 def softmax(call: Call, see: See) -> list[Tensor]:
     """The lowest become 0 where there is another, at every call; padding they remain."""
     t = call.args[0]
-    low = call.low(t)
     dims = dims_of(call, t)
+    low = hiding(call.low(t), call.value(t), dims)
     found = above_low(call, see, dims).broadcast_to(t.shape)
     if see is call.unknown:
         return [found & ~(low & any_over(~low, dims))]

@@ -1,6 +1,6 @@
 """The one piece of C: built by the system's compiler at first use, and done without where it fails.
 
-A wheel for each torch and Python is not worth 250 lines. What is built is kept in the user's cache
+A wheel for each torch and Python is not worth 500 lines. What is built is kept in the user's cache
 directory, named by the source and the interpreter; ``ONELAUNCH_NATIVE=0`` turns it off.
 """
 
@@ -67,25 +67,43 @@ def native() -> Native:
 class _Object:
     """What has a dict of its own."""
 
+    a: object
+    b: object
+
+
+def _replace(o: _Object) -> None:
+    o.a = object()
+
+
+def _add(o: _Object) -> None:
+    o.b = object()
+
+
+def _remove(o: _Object) -> None:
+    del o.a
+
+
+def _update(o: _Object) -> None:
+    vars(o).update(a=object())
+
+
+_WARM = 64  # times after which the interpreter has made code its own for what it meets
+
 
 def _dicts_tell(guard: Any) -> bool:
     """Whether watched dicts tell of every change: Python 3.13.0 tells of none by ``o.a = b``."""
 
-    def seen(change: Callable[[_Object], object]) -> bool:
+    def seen(change: Callable[[_Object], None]) -> bool:
         o = _Object()
-        o.a = value = object()  # pyright: ignore[reportAttributeAccessIssue]
+        o.a = value = object()
         watched = vars(o)
         made = guard((), (), (watched,), ("a",), [value], 1, (watched,), [1], 1, (), False)
         known = made.check() is True
         change(o)
         return known and made.check() is not True
 
-    return (
-        seen(lambda o: setattr(o, "a", object()))
-        and seen(lambda o: setattr(o, "b", object()))
-        and seen(lambda o: delattr(o, "a"))
-        and seen(lambda o: vars(o).update(a=object()))
-    )
+    changes = (_replace, _add, _remove, _update)
+    return all(seen(change) for change in changes for _ in range(_WARM))
 
 
 def _library() -> Path:

@@ -24,6 +24,7 @@ static struct {
     get_dtype dtype;
     Py_ssize_t place;
     PyGetSetDef *requires_grad;
+    PyTypeObject *type; /* of tensors */
 } torch;
 
 typedef struct {
@@ -32,9 +33,22 @@ typedef struct {
     int64_t dim;
     int64_t *layout; /* sizes, then strides */
     int32_t dtype;
-    PyObject *requires_grad; /* True or False; NULL where it does not matter */
+    int requires_grad; /* 1 or 0, where it matters */
 } Memory;
 
+#define EACH_PART(act) /* on what the collector is to know of */                                   \
+    act(self->readers); act(self->expected); act(self->holders); act(self->keys);                  \
+    act(self->values); act(self->sized); act(self->lengths); act(self->tensors)
+
+/* Where an object keeps its dict, and which slot says the one that it must be. */
+typedef struct {
+    PyObject **place;
+    Py_ssize_t slot;
+} Own;
+
+/* A check may run Python: readers, and the methods of keys and of containers. That may do anything,
+ * to the lists too, so their sizes are looked at wherever they are read; what they hold is compared
+ * and never used. The tuples stay: see `clear`. */
 typedef struct {
     PyObject_HEAD
     PyObject *readers, *expected; /* tuples: callables, and the very object each returns */
@@ -44,6 +58,9 @@ typedef struct {
     PyObject *lengths;            /* list: of `sized` */
     PyObject *tensors;            /* tuple, kept alive */
     int grads;                    /* whether it matters that a tensor requires grad */
+    int checking;                 /* how many checks are under way */
+    Own *own;
+    Py_ssize_t owns;
     /* So many of the holders and of the sized, the first, are dicts that tell when they change, */
     Py_ssize_t watched, watched_sized;
     uint64_t seen; /* and these are the `changes` at which they were last found as expected. */
@@ -71,8 +88,10 @@ static int watch(PyObject *dict)
     if (watcher >= 0)
         return PyDict_Watch(watcher, dict);
 #endif
-    (void)dict;
-    return 0;
+    if (PyDict_Check(dict))
+        return 0;
+    PyErr_Format(PyExc_TypeError, "cannot watch a %s", Py_TYPE(dict)->tp_name);
+    return -1;
 }
 
 static int describe(Memory *m, int64_t **sizes, int64_t **strides)
@@ -82,19 +101,24 @@ static int describe(Memory *m, int64_t **sizes, int64_t **strides)
            torch.strides(m->tensor, strides);
 }
 
-/* A borrowed True or False, both of which live for ever. */
-static PyObject *requires_grad(PyObject *tensor)
+/* 1 or 0; -1, an exception; 2, what a mode of torch functions makes of it. */
+static int requires_grad(PyObject *tensor)
 {
     PyObject *value = torch.requires_grad->get(tensor, torch.requires_grad->closure);
+    int found = !value ? -1 : value == Py_True ? 1 : value == Py_False ? 0 : 2;
     Py_XDECREF(value);
-    return value;
+    return found;
 }
 
 static int remember(Memory *m, PyObject *tensor, int grads)
 {
     int64_t *sizes, *strides;
+    if (!PyObject_TypeCheck(tensor, torch.type)) {
+        PyErr_Format(PyExc_TypeError, "a %s is no tensor", Py_TYPE(tensor)->tp_name);
+        return -1;
+    }
     m->tensor = (char *)tensor + torch.place;
-    if (grads && !(m->requires_grad = requires_grad(tensor)))
+    if (grads && (m->requires_grad = requires_grad(tensor)) < 0)
         return -1;
     if (describe(m, &sizes, &strides)) {
         PyErr_SetString(PyExc_TypeError, "a tensor without memory cannot be guarded");
@@ -138,35 +162,52 @@ static int same_modes(Guard *self)
     return 1;
 }
 
+/* Which dict each object has, straight from where it keeps it: 1 ns. Nothing tells of a new one,
+ * `o.__dict__ = {...}`, to which the change of the old one means nothing. */
+static int same_dicts(Guard *self)
+{
+    if (PyList_GET_SIZE(self->values) != PyTuple_GET_SIZE(self->holders))
+        return 0;
+    for (Py_ssize_t i = 0; i < self->owns; i++)
+        if (*self->own[i].place != PyList_GET_ITEM(self->values, self->own[i].slot))
+            return 0;
+    return 1;
+}
+
+static PyObject *part_of(PyObject *function, Py_ssize_t index)
+{
+    PyObject *part = index == 0   ? PyFunction_GET_CODE(function)
+                     : index == 1 ? PyFunction_GET_DEFAULTS(function)
+                                  : PyFunction_GET_KW_DEFAULTS(function);
+    return part ? part : Py_None;
+}
+
 /* What a slot holds, borrowed: it is compared and never used. */
 static PyObject *look_up(PyObject *holder, PyObject *key)
 {
     if (key == (PyObject *)&PyType_Type)
         return (PyObject *)Py_TYPE(holder);
-    if (key == vars_of) {
-        PyObject *dict = PyObject_GenericGetDict(holder, NULL);
-        Py_XDECREF(dict);
-        return dict;
-    }
     if (PyDict_Check(holder))
         return PyDict_GetItemWithError(holder, key);
     if (PyCell_Check(holder))
         return PyCell_GET(holder);
-    Py_ssize_t index = PyLong_AsSsize_t(key);
+    Py_ssize_t index = PyLong_AsSsize_t(key); /* `known` has tried it */
     if (PyFunction_Check(holder))
-        return index == 0   ? PyFunction_GET_CODE(holder)
-               : index == 1 ? PyFunction_GET_DEFAULTS(holder)
-                            : PyFunction_GET_KW_DEFAULTS(holder);
+        return part_of(holder, index);
     return index >= 0 && index < PyList_GET_SIZE(holder) ? PyList_GET_ITEM(holder, index) : NULL;
 }
 
 static int same_values(Guard *self, Py_ssize_t from, Py_ssize_t to)
 {
     for (Py_ssize_t i = from; i < to; i++) {
-        PyObject *value =
-            look_up(PyTuple_GET_ITEM(self->holders, i), PyTuple_GET_ITEM(self->keys, i));
-        if (value != PyList_GET_ITEM(self->values, i))
-            return PyErr_Occurred() ? -1 : 0;
+        PyObject *key = PyTuple_GET_ITEM(self->keys, i);
+        if (key == vars_of)
+            continue; /* same_dicts */
+        PyObject *value = look_up(PyTuple_GET_ITEM(self->holders, i), key);
+        if (!value && PyErr_Occurred())
+            return -1;
+        if (i >= PyList_GET_SIZE(self->values) || value != PyList_GET_ITEM(self->values, i))
+            return 0;
     }
     return 1;
 }
@@ -174,15 +215,24 @@ static int same_values(Guard *self, Py_ssize_t from, Py_ssize_t to)
 static int same_lengths(Guard *self, Py_ssize_t from, Py_ssize_t to)
 {
     for (Py_ssize_t i = from; i < to; i++) {
+        Py_ssize_t found = PyObject_Size(PyTuple_GET_ITEM(self->sized, i));
+        if (found < 0)
+            return -1;
+        if (i >= PyList_GET_SIZE(self->lengths))
+            return 0;
         Py_ssize_t length = PyLong_AsSsize_t(PyList_GET_ITEM(self->lengths, i));
-        if (PyObject_Size(PyTuple_GET_ITEM(self->sized, i)) != length)
-            return PyErr_Occurred() ? -1 : 0;
+        if (length == -1 && PyErr_Occurred())
+            return -1;
+        if (found != length)
+            return 0;
     }
     return 1;
 }
 
 static int same_state(Guard *self)
 {
+    if (!same_dicts(self))
+        return 0;
     if (watcher < 0 || self->seen != changes) {
         uint64_t now = changes;
         int same = same_lengths(self, 0, self->watched_sized);
@@ -196,62 +246,55 @@ static int same_state(Guard *self)
     return same > 0 ? same_values(self, self->watched, PyTuple_GET_SIZE(self->holders)) : same;
 }
 
+static int same_tensors(Guard *self)
+{
+    for (Py_ssize_t i = 0; i < self->count; i++)
+        if (!unmoved(&self->memory[i]))
+            return 0;
+    for (Py_ssize_t i = 0; self->grads && i < self->count; i++) {
+        int now = requires_grad(PyTuple_GET_ITEM(self->tensors, i));
+        if (now != self->memory[i].requires_grad)
+            return now < 0 ? -1 : 0;
+    }
+    return 1;
+}
+
 static PyObject *check(Guard *self, PyObject *Py_UNUSED(none))
 {
     if (!self->readers)
         Py_RETURN_FALSE; /* cleared by the garbage collector */
-    int same = same_modes(self);
-    if (same < 0)
+    self->checking++;
+    int modes = same_modes(self);
+    int state = modes > 0 ? same_state(self) : 0;
+    int tensors = state > 0 ? same_tensors(self) : 0;
+    self->checking--;
+    if (modes < 0 || state < 0 || tensors < 0)
         return NULL;
-    if (!same)
-        Py_RETURN_FALSE;
-    same = same_state(self);
-    if (same < 0)
-        return NULL;
-    if (!same)
+    if (modes && !state)
         Py_RETURN_NONE;
-    for (Py_ssize_t i = 0; i < self->count; i++)
-        if (!unmoved(&self->memory[i]))
-            Py_RETURN_FALSE;
-    for (Py_ssize_t i = 0; self->grads && i < self->count; i++) {
-        PyObject *now = requires_grad(PyTuple_GET_ITEM(self->tensors, i));
-        if (!now)
-            return NULL;
-        if (now != self->memory[i].requires_grad)
-            Py_RETURN_FALSE;
-    }
-    Py_RETURN_TRUE;
+    return PyBool_FromLong(tensors);
 }
 
 static int visit(Guard *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->readers);
-    Py_VISIT(self->expected);
-    Py_VISIT(self->holders);
-    Py_VISIT(self->keys);
-    Py_VISIT(self->values);
-    Py_VISIT(self->sized);
-    Py_VISIT(self->lengths);
-    Py_VISIT(self->tensors);
+    EACH_PART(Py_VISIT);
     return 0;
 }
 
 static int clear(Guard *self)
 {
+    if (self->checking)
+        return 0; /* the collector comes again */
+    PyMem_Free(self->own);
+    self->own = NULL;
+    self->owns = 0;
     for (Py_ssize_t i = 0; i < self->count; i++)
         PyMem_Free(self->memory[i].layout);
     PyMem_Free(self->memory);
     self->memory = NULL;
     self->count = 0;
-    Py_CLEAR(self->readers);
-    Py_CLEAR(self->expected);
-    Py_CLEAR(self->holders);
-    Py_CLEAR(self->keys);
-    Py_CLEAR(self->values);
-    Py_CLEAR(self->sized);
-    Py_CLEAR(self->lengths);
-    Py_CLEAR(self->tensors);
+    EACH_PART(Py_CLEAR);
     return 0;
 }
 
@@ -264,39 +307,72 @@ static void dealloc(Guard *self)
     Py_DECREF(type);
 }
 
+/* Whether `look_up` can look there, or `same_dicts`; -1 with an exception where not. */
+static int known(PyObject *holder, PyObject *key)
+{
+    if (PyDict_Check(holder) || PyCell_Check(holder) || key == (PyObject *)&PyType_Type)
+        return 0;
+    if (PyFunction_Check(holder) || PyList_Check(holder)) {
+        Py_ssize_t index = PyLong_AsSsize_t(key);
+        if (index == -1 && PyErr_Occurred())
+            return -1;
+        if (PyList_Check(holder) || (index >= 0 && index <= 2))
+            return 0;
+    }
+    PyErr_Format(PyExc_TypeError, "cannot look into a %s", Py_TYPE(holder)->tp_name);
+    return -1;
+}
+
+/* Find where the objects keep their dicts; from then on they stay there. An object of the same
+ * layout keeps it at the same place, so a new class does not move it. */
+static int find_dicts(Guard *self)
+{
+    Py_ssize_t holders = PyTuple_GET_SIZE(self->holders);
+    self->own = PyMem_Calloc((size_t)holders + 1, sizeof(Own));
+    if (!self->own)
+        return PyErr_NoMemory(), -1;
+    for (Py_ssize_t i = 0; i < holders; i++) {
+        if (PyTuple_GET_ITEM(self->keys, i) != vars_of)
+            continue;
+        PyObject *holder = PyTuple_GET_ITEM(self->holders, i);
+        PyObject **place = _PyObject_GetDictPtr(holder); /* makes the dict if there is none yet */
+        if (!place) {
+            PyErr_Format(PyExc_TypeError, "a %s has no dict", Py_TYPE(holder)->tp_name);
+            return -1;
+        }
+        self->own[self->owns++] = (Own){place, i};
+    }
+    return 0;
+}
+
 /* Fill in what can fail, once the guard owns its parts. */
 static int prepare(Guard *self)
 {
     Py_ssize_t holders = PyTuple_GET_SIZE(self->holders), sized = PyTuple_GET_SIZE(self->sized);
     if (PyTuple_GET_SIZE(self->readers) != PyTuple_GET_SIZE(self->expected) ||
         holders != PyTuple_GET_SIZE(self->keys) || holders != PyList_GET_SIZE(self->values) ||
-        sized != PyList_GET_SIZE(self->lengths) || self->watched > holders ||
-        self->watched_sized > sized) {
+        sized != PyList_GET_SIZE(self->lengths) || self->watched < 0 || self->watched > holders ||
+        self->watched_sized < 0 || self->watched_sized > sized) {
         PyErr_SetString(PyExc_ValueError, "lengths differ");
         return -1;
     }
     for (Py_ssize_t i = 0; i < holders; i++) {
         PyObject *holder = PyTuple_GET_ITEM(self->holders, i);
         PyObject *key = PyTuple_GET_ITEM(self->keys, i);
-        int known = PyDict_Check(holder) || key == (PyObject *)&PyType_Type || key == vars_of ||
-                    (i >= self->watched &&
-                     (PyCell_Check(holder) || PyList_Check(holder) || PyFunction_Check(holder)));
-        if (!known) {
-            PyErr_Format(PyExc_TypeError, "cannot look into a %s", Py_TYPE(holder)->tp_name);
-            return -1;
-        }
-        if (i < self->watched && PyDict_Check(holder) && watch(holder))
+        if (key == vars_of)
+            continue;
+        if (known(holder, key) || (i < self->watched && watch(holder)))
             return -1;
     }
     for (Py_ssize_t i = 0; i < self->watched_sized; i++)
         if (watch(PyTuple_GET_ITEM(self->sized, i)))
             return -1;
+    if (find_dicts(self))
+        return -1;
     Py_ssize_t count = PyTuple_GET_SIZE(self->tensors);
     self->memory = PyMem_Calloc((size_t)count + 1, sizeof(Memory));
-    if (!self->memory) {
-        PyErr_NoMemory();
-        return -1;
-    }
+    if (!self->memory)
+        return PyErr_NoMemory(), -1;
     for (; self->count < count; self->count++)
         if (remember(&self->memory[self->count], PyTuple_GET_ITEM(self->tensors, self->count),
                      self->grads))
@@ -375,6 +451,7 @@ static PyObject *connect(PyObject *Py_UNUSED(module), PyObject *args)
     torch.dtype = (get_dtype)dtype;
     torch.place = place;
     torch.requires_grad = ((PyGetSetDescrObject *)grad)->d_getset;
+    torch.type = PyDescr_TYPE(grad); /* they live as long as torch */
     Py_RETURN_NONE;
 }
 
@@ -401,11 +478,10 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit_onelaunch_guard(void)
 {
     PyObject *builtins = PyEval_GetBuiltins();
-    vars_of = PyDict_GetItemString(builtins, "vars");
+    vars_of = PyMapping_GetItemString(builtins, "vars");
     PyObject *module = vars_of ? PyModule_Create(&definition) : NULL;
     if (!module)
         return NULL;
-    Py_INCREF(vars_of);
     PyObject *type = PyType_FromSpec(&guard_spec);
     if (!type || PyModule_AddObject(module, "Guard", type)) {
         Py_XDECREF(type);

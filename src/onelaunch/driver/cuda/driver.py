@@ -236,7 +236,9 @@ def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
             yield value
     elif isinstance(value, dict):
         inner = list(cast("dict[object, object]", value).values())
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, tuple):  # of a class, perhaps, that shows itself otherwise
+        inner = list(tuple.__iter__(cast("tuple[object, ...]", value)))
+    elif isinstance(value, list | set | frozenset):
         inner = list(cast("Sequence[object]", value))
     elif dataclasses.is_dataclass(value):
         inner = [getattr(value, f.name, None) for f in dataclasses.fields(value)]

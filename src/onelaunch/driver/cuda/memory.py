@@ -21,7 +21,9 @@ from onelaunch.driver.cuda.order import Order, bindings, device_index
 from onelaunch.driver.driver import Region
 from onelaunch.shards import local
 
-_GUARD_BYTES = 1
+_GUARD_BYTES = 16
+"""A multiple of every item size: operations that clone a whole storage, as `select_scatter` does,
+assert that it holds a whole number of elements."""
 _BLOCK_BYTES = 512
 """What the caching allocator rounds up to."""
 
@@ -257,8 +259,8 @@ def borrowed(t: Tensor) -> Tensor:
 def empty(nbytes: int, device: torch.device) -> Tensor:
     """uint8 memory of shape (nbytes,), aligned to 512 bytes as all of the allocator's is.
 
-    Of a recording: one byte more is taken, so that the address behind a buffer is never the start
-    of another, and a kernel argument that holds it can be told to be an end.
+    Of a recording: some bytes more are taken, so that the address behind a buffer is never the
+    start of another, and a kernel argument that holds it can be told to be an end.
     """
     guard = _GUARD_BYTES if torch.cuda.is_current_stream_capturing() else 0
     return torch.empty(nbytes + guard, dtype=torch.uint8, device=device)[:nbytes]

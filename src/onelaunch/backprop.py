@@ -1,0 +1,71 @@
+"""A callable with its backward, to show what padding does to gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.tree import flatten
+
+
+class Backprop:
+    """The gradients that a callable's real rows send back, as its result.
+
+    The first call is at the real size: later ones send back the same from the rows that it had, and
+    0 from all others.
+
+    Args:
+        fn: the callable.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+        self._shapes: list[torch.Size] = []
+        self._parameters: list[Tensor] | None = None
+        self.inputs: list[Tensor] = []
+        """The arguments that the next call is to find gradients of."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+        with torch.enable_grad():
+            results = flatten(self._fn(*args, **kwargs), "result", objects=True).tensors
+            roots = [t for t in results if t.requires_grad]
+            if self._parameters is None:
+                self._shapes = [t.shape for t in roots]
+                given = {id(t) for t in self.inputs}
+                self._parameters = [t for t in leaves_of(roots) if id(t) not in given]
+            wanted = [*self.inputs, *self._parameters]
+            if not roots or not wanted:
+                return []
+            sent = [
+                _sent(t, s, i) for i, (t, s) in enumerate(zip(roots, self._shapes, strict=True))
+            ]
+            return list(torch.autograd.grad(roots, wanted, sent, materialize_grads=True))
+
+
+def leaves_of(roots: Sequence[Tensor]) -> list[Tensor]:
+    """The leaves of an autograd graph, each once."""
+    waiting = [t.grad_fn for t in roots if t.grad_fn is not None]
+    found = {id(t): t for t in roots if t.grad_fn is None}
+    seen: set[Any] = set(waiting)
+    while waiting:
+        node: Any = waiting.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            found[id(leaf)] = leaf
+        for function, _ in node.next_functions:
+            if function is not None and function not in seen:
+                seen.add(function)
+                waiting.append(function)
+    return list(found.values())
+
+
+def _sent(t: Tensor, real: torch.Size, seed: int) -> Tensor:
+    """What a result is given to send back: random numbers for its real rows."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    random = torch.randn(real, generator=generator, device="cpu").to(t.device, t.dtype)
+    sent = torch.zeros_like(t)
+    sent[tuple(slice(0, n) for n in real)] = random
+    return sent

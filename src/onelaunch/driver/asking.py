@@ -1,0 +1,75 @@
+"""What a callable is told that asks whether it is being captured.
+
+Some take another way then: transformers makes an attention mask that a call does without, so that
+another kernel runs, which draws other numbers. A graphed callable does what it does in a call, so
+it is told no. Where that way reads on the host, which a capture refuses, there may be one without:
+the signature warms up once more and is captured, and is told yes in both. On a machine without CUDA
+the answers are the same.
+"""
+
+# Torch's own question has no public name.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_graphs: Any = torch.cuda.graphs
+_TRUTHFUL = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+"""Code that is told the truth: an optimizer that cannot be captured would refuse to step, and
+collectives would count on a capture."""
+_lock = threading.Lock()
+_active: list[tuple[int, Asking]] = []
+_truth: Any = None
+
+
+@dataclass(slots=True)
+class Asking:
+    """The answer that the callable of one signature gets."""
+
+    answer: bool = False
+    asked: bool = False
+    """Whether it asked, in a warm-up or capture."""
+
+    @contextmanager
+    def answering(self) -> Generator[None]:
+        """While the callable runs, in this thread."""
+        global _truth
+        entry = (threading.get_ident(), self)
+        with _lock:
+            if not _active:
+                _truth = _graphs._cuda_isCurrentStreamCapturing
+                _graphs._cuda_isCurrentStreamCapturing = _answer
+            _active.append(entry)
+        try:
+            yield
+        finally:
+            with _lock:
+                _active.remove(entry)
+                if not _active:
+                    _graphs._cuda_isCurrentStreamCapturing = _truth
+
+    def otherwise(self) -> bool:
+        """After a refusal: whether there is another answer to give; it is given from now on."""
+        if self.answer or not self.asked:
+            return False
+        self.answer = True
+        return True
+
+
+def _answer() -> bool:
+    ident = threading.get_ident()
+    mine = next((asking for thread, asking in reversed(_active) if thread == ident), None)
+    asker = sys._getframe(2).f_code.co_filename  # past `is_current_stream_capturing`
+    if mine is None or asker.startswith(_TRUTHFUL):
+        return bool(_truth())
+    mine.asked = True
+    return mine.answer

@@ -1,0 +1,179 @@
+"""What objects hold, looked at without running anybody's code: no property, no `__getattr__`."""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import gc
+import threading
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+MOST = 1000
+"""Items that are looked at."""
+
+LEAVES = (
+    *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+)
+
+
+def leads_on(value: object) -> bool:
+    """Whether a value may have attributes or items that somebody reads."""
+    return not isinstance(value, (Tensor, *LEAVES))
+
+
+BUILTIN = frozenset(
+    id(kind)
+    for kind in (
+        *(kind for kind in vars(builtins).values() if isinstance(kind, type)),
+        *(types.MethodType, types.BuiltinFunctionType, types.CodeType, types.FrameType, deque),
+        *(types.MethodWrapperType, types.MappingProxyType, types.GeneratorType, types.CellType),
+    )
+)
+
+
+def has_attributes(value: object) -> bool:
+    """Whether reads of a value's attributes are noted."""
+    if isinstance(value, Tensor) or type(value) in LEAVES:
+        return False
+    if isinstance(value, type):
+        return id(value) not in BUILTIN
+    return id(type(value)) not in BUILTIN
+
+
+def globals_named(namespace: Mapping[str, Any], name: str) -> list[object]:
+    if name in namespace:
+        return [namespace[name]]
+    return [vars(builtins)[name]] if name in vars(builtins) else []
+
+
+def peek(value: object, name: str) -> Iterator[object]:
+    """What an attribute holds, as far as that is told without running anybody's code."""
+    if isinstance(value, Tensor) or type(value) in LEAVES:
+        return
+    if name == "__class__":
+        yield type(value)
+        return
+    if isinstance(value, types.MethodType):
+        if name in ("__self__", "__func__"):
+            yield getattr(value, name)
+        return
+    if isinstance(value, type):
+        yield from _of_class(value, name)
+        return
+    attributes = attributes_of(value)
+    if attributes is not None and name in attributes:
+        yield attributes[name]
+        return
+    if isinstance(value, nn.Module) and attributes is not None:
+        for kind in ("_parameters", "_buffers", "_modules"):
+            entries = attributes.get(kind)
+            if isinstance(entries, dict) and name in entries:
+                yield cast(dict[str, object], entries)[name]
+                return
+    member = class_member(type(value), name)
+    if isinstance(member, (types.MemberDescriptorType, _OF_NAMED_TUPLES)):
+        try:
+            yield cast(Any, member).__get__(value)
+        except AttributeError:
+            return
+    elif member is not None and not isinstance(member, property | types.GetSetDescriptorType):
+        yield from _unbound(member)
+
+
+class _OfOne(NamedTuple):
+    item: object
+
+
+_OF_NAMED_TUPLES = type(vars(_OfOne)["item"])
+"""What reads an item by its name; it is C."""
+
+
+def _of_class(kind: type, name: str) -> Iterator[object]:
+    if isinstance(kind, enum.EnumMeta) and name in kind.__members__:
+        yield kind.__members__[name]
+        return
+    for of in (kind, type(kind)):
+        member = class_member(of, name)
+        if member is not None and not isinstance(member, property):
+            yield from _unbound(member)
+            return
+
+
+def _unbound(member: object) -> Iterator[object]:
+    yield member.__func__ if isinstance(member, staticmethod | classmethod) else member
+
+
+def class_member(kind: type, name: str) -> object:
+    """What a class, or one that it derives from, has under a name; None for nothing."""
+    for parent in kind.__mro__:
+        if name in vars(parent):
+            return vars(parent)[name]
+    return None
+
+
+def attributes_of(value: object) -> dict[str, Any] | None:
+    """The `__dict__` of an object, or None, without asking its `__getattr__`."""
+    if isinstance(value, threading.local):
+        return vars(value)  # this thread's
+    if any("__dict__" in vars(kind) for kind in type(value).__mro__):
+        found = object.__getattribute__(value, "__dict__")
+        return cast(dict[str, Any], found) if isinstance(found, dict) else None
+    return None
+
+
+def items(value: object, keys: Iterable[object]) -> Iterator[object]:
+    """The items of a builtin container under these keys; all where none is known."""
+    known = [key for key in keys if isinstance(key, int | str | float)]
+    if isinstance(value, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        yield from value._modules.values()
+    elif not known or not isinstance(value, dict | list | tuple | types.MappingProxyType):
+        yield from elements(value)
+    elif isinstance(value, dict | types.MappingProxyType):
+        yield from (cast(Any, value)[key] for key in known if key in value)
+    else:
+        count = tuple.__len__(value) if isinstance(value, tuple) else list.__len__(value)
+        for key in known:
+            if isinstance(key, int) and -count <= key < count:
+                yield (tuple if isinstance(value, tuple) else list).__getitem__(
+                    cast(Any, value), key
+                )
+
+
+def elements(value: object) -> Iterator[object]:
+    """What going through a value gives, without running anybody's code; itself if it is none."""
+    if isinstance(value, dict):
+        yield from list(dict.values(cast(dict[Any, object], value)))[:MOST]
+        yield from [key for key in list(dict.keys(value))[:MOST] if leads_on(key)]
+    elif isinstance(value, types.MappingProxyType):
+        yield from list(cast(Any, value).values())[:MOST]
+    elif isinstance(value, list):
+        yield from list.__iter__(cast(list[object], value))
+    elif isinstance(value, tuple):
+        yield from tuple.__iter__(cast(tuple[object, ...], value))
+    elif isinstance(value, deque | set | frozenset):
+        yield from list(cast(Iterable[object], value))[:MOST]
+    elif isinstance(value, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        yield from value._modules.values()
+    elif isinstance(value, enum.EnumMeta):
+        yield from cast(Any, value).__members__.values()
+    elif leads_on(value):
+        yield value
+
+
+def went_through(iterator: object) -> object:
+    """What an iterator that C made of one container goes through; else the iterator."""
+    while isinstance(iterator, Iterator) and type(iterator).__module__ == "builtins":
+        if isinstance(iterator, types.GeneratorType):
+            break
+        referents = [v for v in gc.get_referents(iterator) if leads_on(v)]
+        if len(referents) != 1:
+            break
+        (iterator,) = referents
+    return iterator

@@ -29,6 +29,16 @@ def pytest_configure() -> None:
         emulated.install()
 
 
+@pytest.fixture(autouse=True)
+def tf32() -> Generator[None]:
+    """The benchmarks turn it off for their process; after a test it is as it was."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    yield
+    if (cudnn.allow_tf32, matmul.allow_tf32) != before:
+        cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark, needed in NEEDS.items():
         if item.get_closest_marker(mark) is not None and torch.cuda.device_count() < needed:

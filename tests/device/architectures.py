@@ -350,13 +350,13 @@ REFUSED = [
         "OL101",
         "padding_mask.all()",
         _MASK,
-        ("cpu", "tape"),
+        (),
     ),
     Refused(
         _with("llama", "with a mask", inputs=masked_text),
         "OL101",
         "fast_all(padding_mask)",
         _MASK,
-        ("cpu", "tape"),
+        (),
     ),
 ]

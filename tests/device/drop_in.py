@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -100,6 +101,20 @@ def assert_same(got: Any, expected: Any, at: str = "result") -> None:
         assert got.hex() == expected.hex() if expected == expected else got != got, at
     elif isinstance(expected, (int, str, complex, bytes, type(None), torch.dtype, torch.device)):
         assert got == expected, at
+
+
+class Runs:
+    """Counts how often Python runs, in an iterator, where no replay puts a number."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+
+    def add(self) -> None:
+        next(self._numbers)
+
+    @property
+    def count(self) -> int:
+        return int(repr(self._numbers).removeprefix("count(").removesuffix(")"))
 
 
 def replays(fast: Any) -> int:

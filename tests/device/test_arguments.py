@@ -107,6 +107,62 @@ def test_subclasses_of_containers_are_right_refused_or_eager(rand: Rand, make: A
             assert_same(fast(tree), [x * 2 for x in leaves(tree)])
 
 
+class Counted(tuple):  # type: ignore[type-arg]
+    """As e3nn's `Irreps`: made of what its `__new__` takes, and without a length."""
+
+    def __new__(cls, *items: Any) -> Counted:
+        return super().__new__(cls, items)
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, index: Any) -> Any:
+        raise NotImplementedError
+
+
+class Labelled(tuple):  # type: ignore[type-arg]
+    """With an attribute beside its items."""
+
+    label: Any
+
+
+def labelled(x: Tensor, label: Any) -> Labelled:
+    made = Labelled((x, 1))
+    made.label = label
+    return made
+
+
+def test_tuples_of_other_classes(rand: Rand) -> None:
+    def f(x: Tensor, given: Counted, pair: Labelled) -> Any:
+        a, n = tuple.__iter__(given)
+        return a * n + x, Counted(x * 2, 3), labelled(x + 1, pair.label * 2)
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(5):
+            y, counted, other = fast(
+                rand(i, 3), Counted(rand(10 + i, 3), 2), labelled(rand(i, 3), rand(i, 2))
+            )
+            assert_same(y, rand(10 + i, 3) * 2 + rand(i, 3))
+            assert type(counted) is Counted
+            assert_same(list(tuple.__iter__(counted)), [rand(i, 3) * 2, 3])
+            assert type(other) is Labelled
+            assert_same([*other, other.label], [rand(i, 3) + 1, 1, rand(i, 2) * 2])
+    assert replays(fast) == 4
+
+
+@pytest.mark.parametrize("make", [lambda k: Counted(k, 2), lambda k: labelled(k, k)])
+def test_tuples_of_constants_compare_by_value(rand: Rand, make: Any) -> None:
+    def f(x: Tensor, given: Any) -> Tensor:
+        return x * next(tuple.__iter__(given))
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(8):
+            assert_same(fast(rand(i, 3), make(i % 2)), rand(i, 3) * (i % 2))
+    assert len(fast.recordings) == 2
+
+
 def test_a_result_container_is_new_at_each_call(rand: Rand) -> None:
     fast = ol.graph(lambda x: {"y": [x * 2], "n": {"k": 1}}, warmup=1)
     with torch.no_grad():

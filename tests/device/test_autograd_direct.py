@@ -130,6 +130,53 @@ def test_a_hook_that_comes_and_goes(device: torch.device, rand: Rand) -> None:
     assert [i for name, i in seen if name == "eager"] == [3, 5]
 
 
+@pytest.mark.parametrize("kind", ["hook", "last", "both"])
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_hook_between_forward_and_backward(
+    device: torch.device, rand: Rand, kind: str, twice: bool
+) -> None:
+    seen: list[float] = []
+
+    def program(model: Any, i: int) -> list[float]:
+        model.zero_grad()
+        first, rest = model(rand(i, 5, 4)), model(rand(i + 50, 5, 4)) if twice else 0
+        loss = first.square().mean() + torch.as_tensor(rest).sum()
+        handles: list[Any] = []
+        seen.clear()
+        weight = model.out.weight
+
+        def double(g: Tensor) -> Tensor:
+            seen.append(float(g.norm()))
+            return g.clamp(-0.01, 0.01) * 2
+
+        def last(p: Tensor) -> None:
+            assert p.grad is not None
+            seen.append(float(p.grad.norm()))
+
+        if i % 2 and kind != "last":
+            handles.append(weight.register_hook(double))
+        if i % 2 and kind != "hook":
+            handles.append(weight.register_post_accumulate_grad_hook(last))
+        loss.backward()
+        for handle in handles:
+            handle.remove()
+        assert len(seen) == len(handles)
+        return list(seen)
+
+    train(Net(device), program, steps=8, recordings=None, max_in_flight=2)
+
+
+def test_a_hook_that_would_not_see_the_sum(device: torch.device, rand: Rand) -> None:
+    model = Net(device)
+    fast = ol.graph(model, warmup=1)
+    for i in range(3):
+        fast(rand(i, 5, 4)).sum().backward()
+    loss = fast(rand(4, 5, 4)).sum() + model.out.weight.sum()
+    model.out.weight.register_hook(lambda g: g * 2)
+    with pytest.raises(ol.GraphError, match="OL112"):
+        loss.backward()
+
+
 def test_a_parameter_that_is_computed_is_reached_by_its_node(
     device: torch.device, rand: Rand
 ) -> None:

@@ -345,3 +345,38 @@ def test_what_a_part_saved_is_watched(device: torch.device, rand: Rand) -> None:
         loss_of(a).backward()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss_of(c).backward()
+
+
+@pytest.mark.parametrize("edited", ["x", "bias", "weight", "state"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_edit_of_what_some_gradients_need(
+    device: torch.device, rand: Rand, edited: str, alone: bool
+) -> None:
+    """An error where a gradient that is asked for depends on it, in eager and so here."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+            self.state: Tensor
+            self.register_buffer("state", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.state.add_(1)
+            own = (x.detach() * self.weight).sum() + (self.bias * self.bias).sum()
+            return (x * self.weight).sum() + own + (self.bias * self.state).sum()
+
+    def program(model: Any, i: int) -> Any:
+        model.zero_grad()
+        x = rand(i, 3, 4).requires_grad_()
+        loss = model(x)
+        if i > 1:
+            with torch.no_grad():
+                (x if edited == "x" else getattr(model, edited)).mul_(2)
+        try:
+            loss.backward(inputs=[x]) if alone else loss.backward()
+        except RuntimeError as error:
+            return str(error).partition(":")[0]
+        return x.grad
+
+    train(Model().to(device), program, recordings=None)

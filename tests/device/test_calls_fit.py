@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 
 from .drop_in import (
+    Runs,
     assert_same,
     drop_in,
     drop_in_worlds,
@@ -40,24 +41,24 @@ def test_static_outputs_are_the_same_memory_each_call(rand: Rand) -> None:
 
 
 def test_the_default_warmup_is_three_calls(rand: Rand) -> None:
-    ran: list[int] = []
+    ran = Runs()
 
     def f(x: Tensor) -> Tensor:
-        ran.append(1)
+        ran.add()
         return x + 1
 
     fast = ol.graph(f)
     with torch.no_grad():
         for i in range(3):
             assert_same(fast(rand(i, 2)), rand(i, 2) + 1)
-            assert len(ran) == i + 1
+            assert ran.count == i + 1
             assert len(fast.recordings) == 0
         assert_same(fast(rand(3, 2)), rand(3, 2) + 1)
         assert len(fast.recordings) == 1
-        after = len(ran)
+        after = ran.count
         for i in range(5):
             assert_same(fast(rand(i, 2)), rand(i, 2) + 1)
-    assert len(ran) == after, "a replay ran the callable"
+    assert ran.count == after, "a replay ran the callable"
     assert fast.recordings[0].replays >= 5
 
 

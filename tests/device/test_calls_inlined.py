@@ -85,7 +85,7 @@ def test_vmap(rand: Rand) -> None:
 
 
 # The first dual number of a process loads decompositions that torch.jit scripts.
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 @on_cpu_and_cuda
 def test_functorch_grad_and_jvp(device: torch.device, rand: Rand) -> None:
     counted = Counted(rand)
@@ -102,7 +102,7 @@ def test_functorch_grad_and_jvp(device: torch.device, rand: Rand) -> None:
     counted.check_inlined()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 @on_cpu_and_cuda
 def test_dual_numbers(device: torch.device, rand: Rand) -> None:
     import torch.autograd.forward_ad as fwd

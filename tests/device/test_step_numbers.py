@@ -14,7 +14,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import Runs, assert_same, replays
 from .steps import Training, as_eager, batch, training
 
 O = torch.optim  # noqa: E741
@@ -384,18 +384,21 @@ def test_a_group_added_between(device: torch.device) -> None:
 
 def test_the_callables_own_numbers_stay_floats(device: torch.device) -> None:
     """What the callable sees of the groups in the capture is what is there."""
-    seen: list[Any] = []
+    first: list[Any] = []
+    runs = Runs()
     job = training(device, MAKES["SGD"])
     inner, optimizer = job.step, job.optimizers[0]
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         loss = inner(x, y)
-        seen.append([type(v) for v in optimizer.param_groups[0].values()])
+        runs.add()
+        kinds = [type(v) for v in optimizer.param_groups[0].values()]
+        assert kinds[:2] == [list, float]
+        assert kinds == first
         return loss
 
+    first += [type(v) for v in optimizer.param_groups[0].values()]
     fast = ol.graph(step)
     for i in range(6):
         fast(*batch(i, device))
-    assert len(seen) == 4
-    assert all(kinds == seen[0] for kinds in seen)
-    assert seen[0][:2] == [list, float]
+    assert runs.count == 4

@@ -522,7 +522,9 @@ def test_an_optimizer_whose_count_it_does_not_use_is_captured(device: torch.devi
             self.warm = not self.warm
             return super().step(closure)
 
-    as_eager(lambda: training(device, lambda p: Counting(p, lr=0.1)), device)
+    # A recording for each value of the flag, which it turns; the count goes on in each replay.
+    made = lambda: training(device, lambda p: Counting(p, lr=0.1))  # noqa: E731
+    as_eager(made, device, recordings=2, min_replays=1)
 
 
 @pytest.mark.parametrize("name", ["StepLR", "OneCycleLR", "CosineAnnealingLR"])

@@ -206,7 +206,7 @@ def test_averaged_model_inside_is_refused(device: torch.device) -> None:
 
     fast = ol.graph(step, warmup=1)
     fast(*batch(0, device))
-    with pytest.raises(ol.CaptureError, match=r"OL10[14]") as caught:
+    with pytest.raises(ol.CaptureError, match=r"OL10[134]") as caught:
         fast(*batch(1, device))
     assert "update_parameters" in str(caught.value.where)
 
@@ -236,9 +236,9 @@ def test_a_counter_that_decides_counts_each_call_once(
             return loss.detach()
 
     mine, theirs = Trainer(), Trainer()
-    fast = ol.graph(mine.step)
-    with pytest.warns(ol.GraphWarning, match=r"OL309.*`self.calls`"):  # noqa: PT031  at the capture
-        for i in range(14):
+    fast = ol.graph(mine.step, on_refusal="eager")
+    with pytest.warns(ol.GraphWarning, match=r"OL118.*`self.calls`"):  # noqa: PT031  after eight
+        for i in range(60):
             assert_same(fast(*batch(i, device)), theirs.step(*batch(i, device)))
             assert_same(list(mine.model.parameters()), list(theirs.model.parameters()))
             assert mine.calls == theirs.calls

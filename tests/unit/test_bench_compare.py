@@ -72,7 +72,7 @@ def test_a_failing_engine_is_a_row_and_the_run_goes_on() -> None:
         def call(x: Tensor) -> Tensor:
             nonlocal calls
             calls += 1
-            if calls > 5:
+            if calls > 20:  # when it is timed
                 raise RuntimeError("tired\nof it")
             return workload.fn(x)
 
@@ -329,3 +329,75 @@ def test_a_refused_capture_names_the_line() -> None:
     result = compare(lambda x: x * x.sum().item(), (X,), engines=["onelaunch"], seconds=0.01)
     assert result["onelaunch"].reason is not None
     assert "test_bench_compare.py" in result["onelaunch"].reason
+
+
+def branching(x: Tensor) -> Tensor:
+    return x * 2 if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_an_engine_that_froze_a_branch_is_wrong_on_a_draw(sign: float) -> None:
+    def frozen(workload: Workload) -> Built:
+        taken = workload.args[0].sum() > 0
+        return Built(lambda x: x * 2 if taken else x)
+
+    x = torch.rand(8) * sign
+    result = compare(
+        branching, (x,), engines=[Made("fine", as_it_is), Made("frozen", frozen)], seconds=0.02
+    )
+    assert result["fine"].status == "ok"
+    assert result["frozen"].status == "wrong"
+    assert result["frozen"].wall is None
+    assert result["frozen"].reason is not None
+    assert result["frozen"].reason.endswith("on the draw negated")
+    assert "relative error" in result["frozen"].reason
+    assert result.best is result["fine"]
+
+
+FROZEN: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "a threshold": (lambda x: x.clamp(max=40), lambda x: x + 0),
+    "a scale": (lambda x: x / (x.abs().max() + 1), lambda x: x / (X.abs().max() + 1)),
+    "a sign": (lambda x: x.abs() + x, lambda x: x.abs() + X),
+    "a zero": (lambda x: x + (x == 0).all(), lambda x: x + 0),
+}
+
+
+@pytest.mark.parametrize(("right", "wrong"), FROZEN.values(), ids=FROZEN)
+def test_what_holds_for_some_values_only_is_wrong(
+    right: Callable[..., Tensor], wrong: Callable[..., Tensor]
+) -> None:
+    result = run(
+        Made("right", as_it_is), Made("wrong", lambda _: Built(wrong)), fn=right, seconds=0.02
+    )
+    if result.remarks:  # x == 0 hangs on the last bit, and is said not to be checked
+        assert "zeros (the last bits" in result.remarks[0]
+    else:
+        assert [row.status for row in result.rows] == ["ok", "wrong"], result.rows
+
+
+def test_an_engine_that_raises_on_a_draw_names_it() -> None:
+    def small_only(workload: Workload) -> Built:
+        def call(x: Tensor) -> Tensor:
+            if x.abs().max() > 30:
+                raise OverflowError("too large")
+            return workload.fn(x)
+
+        return Built(call)
+
+    row = run(Made("small", small_only)).rows[0]
+    assert (row.status, row.reason) == ("failed", "OverflowError: too large, on the draw large")
+
+
+def test_draws_that_are_left_out_are_named() -> None:
+    result = compare(torch.log, (torch.rand(4) + 1,), engines=["no_grad"], seconds=0.01)
+    assert result.rows[0].status == "ok"
+    assert result.remarks[0].startswith(
+        "Not checked on these draws: negated (eager's result has NaN"
+    )
+
+
+def test_an_engine_too_slow_for_every_draw_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onelaunch.bench.entry.SECONDS", 0)
+    row = run(Made("slow", as_it_is)).rows[0]
+    assert row.status == "ok"
+    assert row.notes[0].startswith("0 s were up before the draws random, negated, ")

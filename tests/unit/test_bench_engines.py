@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -234,3 +235,40 @@ def test_a_graph_break_is_not_logged_into_the_progress_bar(
     )
     assert result.rows[0].status == "ok"
     assert "Graph break" not in capfd.readouterr().err + caplog.text
+
+
+def branching(x: Tensor) -> Tensor:
+    return x * 2 if x.sum() > 0 else x
+
+
+def listed(x: Tensor, y: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return x + 1e-5 * torch.tensor(y.tolist())
+
+
+def unread(x: Tensor, y: Tensor) -> Tensor:
+    return x + 1
+
+
+@pytest.mark.parametrize("given", [torch.ones(8), -torch.ones(8), torch.randn(8)])
+def test_a_trace_of_a_branch_is_not_the_fastest(given: Tensor) -> None:
+    result = compare(branching, (given,), engines=["no_grad", "torchscript"], seconds=0.02)
+    row = result["torchscript"]
+    assert (row.status, row.wall) == ("failed", None)
+    assert row.reason == (
+        "TracerWarning: Converting a tensor to a Python boolean might cause the trace to be "
+        "incorrect"
+    )
+    assert result.best is result["no_grad"]
+
+
+def test_a_trace_with_a_constant_in_place_of_an_input_is_refused() -> None:
+    """Even where its results are right within the tolerance, and nothing warned."""
+    args = torch.ones(8), torch.randn(8)
+    row = compare(listed, args, engines=["torchscript"], seconds=0.02).rows[0]
+    assert row.reason == "ValueError: the trace holds a constant in place of the input y"
+    keyword = {"y": args[1]}
+    row = compare(listed, args[:1], keyword, engines=["torchscript"], seconds=0.02).rows[0]
+    assert row.reason == "ValueError: the trace holds a constant in place of the input y"
+    assert compare(unread, args, engines=["torchscript"], seconds=0.02).rows[0].status == "ok"

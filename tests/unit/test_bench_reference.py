@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from onelaunch.bench.draws import DRAWS, draws
 from onelaunch.bench.reference import Case, judge, make_reference, relative_error
 from onelaunch.bench.workload import Workload
+from onelaunch.driver import emulated
 
 
 def generator() -> torch.Generator:
@@ -69,10 +71,13 @@ def test_integers_may_agree_with_either_reference() -> None:
     ]
 
 
-def test_float64_and_two_sets_of_inputs() -> None:
+def test_float64_and_several_sets_of_inputs() -> None:
     reference = make_reference(Workload(nn.Linear(4, 2), (torch.randn(3, 4),)), generator())
     assert reference.kind == "float64"
-    assert [case.reference[0].dtype for case in reference.cases] == [torch.float64] * 2
+    assert [case.name for case in reference.cases] == ["given", *(d.name for d in DRAWS)]
+    assert all(case.reference[0].dtype is torch.float64 for case in reference.cases)
+    assert all(case.tolerance == 1e-4 for case in reference.cases)
+    assert reference.skipped == ()
     assert reference.repeatable
     assert reference.tolerance == 1e-4
 
@@ -127,3 +132,141 @@ def test_the_callables_own_error_comes_through() -> None:
 def test_the_default_dtype_is_as_before() -> None:
     make_reference(Workload(torch.relu, (torch.zeros(1),)), generator())
     assert torch.get_default_dtype() is torch.float32
+
+
+def names(workload: Workload) -> list[str]:
+    return [case.name for case in make_reference(workload, generator()).cases]
+
+
+def test_draws_are_the_same_from_the_same_seed() -> None:
+    workload = Workload(nn.Linear(4, 2), (torch.randn(3, 4),))
+    some, others = (make_reference(workload, generator()).cases for _ in range(2))
+    for a, b in zip(some, others, strict=True):
+        assert torch.equal(a.inputs[0][0], b.inputs[0][0])
+        assert torch.equal(a.eager[0], b.eager[0])
+
+
+def test_draws_beyond_what_the_callable_takes_are_left_out_and_named() -> None:
+    def picky(x: Tensor) -> Tensor:
+        if bool((x.abs() > 50).any()):
+            raise ValueError("too large")
+        return x.log()
+
+    reference = make_reference(Workload(picky, (torch.rand(8) + 1,)), generator())
+    assert dict(reference.skipped) == {
+        "negated": "eager's result has NaN in it",
+        "zeros": "eager's result has infinity in it",
+        "large": "ValueError: too large",
+        "negative": "eager's result has NaN in it",
+    }
+    assert [case.name for case in reference.cases] == [
+        *("given", "random", "small", "least", "greatest", "positive"),
+    ]
+    assert reference.refused is None
+
+
+def test_a_result_that_hangs_on_the_last_bit_is_no_measure() -> None:
+    reference = make_reference(Workload(lambda x: x.argmax(1), (torch.randn(4, 8),)), generator())
+    assert {name for name, _ in reference.skipped} == {"zeros", "least", "greatest"}
+    assert "last bits" in reference.skipped[0][1]
+
+
+def test_draws_end_when_the_time_is_up() -> None:
+    reference = make_reference(Workload(torch.relu, (torch.randn(4),)), generator(), seconds=0.0)
+    assert [case.name for case in reference.cases] == ["given"]
+    assert [name for name, _ in reference.skipped] == [draw.name for draw in DRAWS]
+    assert reference.refused == "0 s were up"
+
+
+def test_integers_keep_their_range_and_masks_their_values() -> None:
+    ids = torch.tensor([[3, 5], [9, 4]])
+    mask = torch.tensor([[0.0, -math.inf], [0.0, 0.0]])
+    ones = torch.tensor([[1.0, 0.0, 1.0]])
+    flags = torch.tensor([True, False, True])
+    x = torch.randn(2, 2)
+    seen: list[str] = []
+    for draw, (args, _) in draws(Workload(torch.add, (ids, mask, ones, flags, x)), generator()):
+        seen.append(draw.name)
+        assert set(args[0].unique().tolist()) <= {3, 5, 9, 4}
+        assert set(args[1].unique().tolist()) <= {0.0, -math.inf}
+        assert set(args[2].unique().tolist()) <= {0.0, 1.0}
+        assert args[3].dtype is torch.bool
+        assert not torch.equal(args[4], x)
+        assert all(
+            (a.shape, a.dtype) == (b.shape, b.dtype)
+            for a, b in zip(args, (ids, mask, ones, flags, x), strict=True)
+        )
+        if draw.name == "least":
+            assert (args[0] == 3).all()
+            assert not args[3].any()
+        if draw.name == "greatest":
+            assert (args[0] == 9).all()
+            assert args[3].all()
+    assert seen == [draw.name for draw in DRAWS]
+
+
+def test_without_floats_there_is_less_to_draw() -> None:
+    embedding = nn.Embedding(10, 3)
+    assert names(Workload(embedding, (torch.arange(10),))) == [
+        "given",
+        "random",
+        "least",
+        "greatest",
+    ]
+    assert names(Workload(lambda: torch.ones(3), ())) == ["given", "random"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.float64])
+def test_draws_of_every_float(dtype: torch.dtype) -> None:
+    workload = Workload(lambda x: x + 1, (torch.randn(4, 4).to(dtype).t(),))
+    for _, ((x,), _) in draws(workload, generator()):
+        assert x.dtype is dtype
+        assert x.stride() == (1, 4)
+    assert len(names(workload)) > 5
+
+
+TRIED: list[tuple[str, bool]] = []  # a global: what a function closes over is copied
+
+
+def test_on_a_device_the_cpu_tries_what_is_beyond_the_values_given() -> None:
+    """An index out of range would end all work of a process on a GPU."""
+    emulated.install()
+    TRIED.clear()
+    table = torch.arange(10.0)
+
+    def look_up(x: Tensor) -> Tensor:
+        inside = bool(((x.cpu() >= 0) & (x.cpu() < 10)).all())
+        TRIED.append((x.device.type, inside))
+        if not inside:
+            raise IndexError("out of range")
+        return table.to(x.device)[x.long()]
+
+    x = (torch.rand(20) * 9).to("tape")
+    reference = make_reference(Workload(look_up, (x,)), generator())
+    assert all(inside for device, inside in TRIED if device == "tape")
+    assert any(not inside for device, inside in TRIED if device == "cpu")
+    assert {"negated", "large", "negative"} <= {name for name, _ in reference.skipped}
+    assert {"random", "small"} <= {case.name for case in reference.cases}
+
+
+def test_what_runs_on_a_device_alone_keeps_to_the_values_given() -> None:
+    emulated.install()
+
+    def picky(x: Tensor) -> Tensor:
+        if x.device.type == "cpu":
+            raise TypeError("a GPU's kernel")
+        return x + 1
+
+    reference = make_reference(Workload(picky, (torch.randn(8).to("tape"),)), generator())
+    assert [case.name for case in reference.cases] == ["given", "random", "least", "greatest"]
+    assert "does not run on a CPU" in dict(reference.skipped)["negated"]
+
+
+def test_rounding_around_a_result_of_zero_is_no_error() -> None:
+    reference = make_reference(
+        Workload(nn.Linear(8, 3, bias=False), (torch.randn(4, 8),)), generator()
+    )
+    (zeros,) = (case for case in reference.cases if case.name == "zeros")
+    assert not zeros.eager[0].any()
+    assert reference.check(zeros, zeros.eager[0] + 1e-9).wrong is None
+    assert reference.check(zeros, zeros.eager[0] + 1e-2).wrong is not None

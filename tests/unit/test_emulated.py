@@ -181,3 +181,10 @@ def test_assigned_data_keeps_its_memory(tape: torch.device) -> None:
 def test_printing(tape: torch.device) -> None:
     assert repr(torch.ones(2, device=tape)) == "tensor([1., 1.], device='tape:0')"
     assert f"{torch.ones((), device=tape):.2f}" == "1.00"
+
+
+def test_torch_finds_no_allocator_of_its_own(tape: torch.device) -> None:
+    kept = torch.ones(10, device=tape)
+    torch.accelerator.empty_cache()
+    assert torch.accelerator.memory_stats() == {}
+    assert kept.sum().item() == 10

@@ -98,6 +98,14 @@ BAD: dict[str, tuple[Any, ...]] = {
     "more watched than there are": ((), (), (), (), [], 1, (), [], 0, (), False),
     "a holder of another kind": ((), (), (5,), (5,), [5], 0, (), [], 0, (), False),
     "a list to watch": ((), (), ([],), (0,), [5], 1, (), [], 0, (), False),
+    "an object to watch": ((), (), (len,), (type,), [5], 1, (), [], 0, (), False),
+    "a list whose length to watch": ((), (), (), (), [], 0, ([],), [0], 1, (), False),
+    "fewer than none watched": ((), (), ({},), (0,), [5], -1, (), [], 0, (), False),
+    "fewer than none watched of the sized": ((), (), (), (), [], 0, ([],), [0], -1, (), False),
+    "a word for an index": ((), (), ([5],), ("a",), [5], 0, (), [], 0, (), False),
+    "no part of a function": ((), (), (fresh,), (3,), [5], 0, (), [], 0, (), False),
+    "an object without a dict": ((), (), (5,), (vars,), [{}], 0, (), [], 0, (), False),
+    "no tensor": ((), (), (), (), [], 0, (), [], 0, (5,), False),
     "too few": ((), ()),
 }
 
@@ -122,3 +130,178 @@ def test_deaf_dicts_are_found_out() -> None:
 
     assert not _dicts_tell(Deaf)
     assert _dicts_tell(native().guard) or sys.version_info >= (3, 13)
+
+
+def deaf_when_warm(guard: Any) -> Any:
+    """A class of guards to which changes by code that has run often are no changes."""
+
+    class Deaf:
+        made = 0
+
+        def __init__(self, *arguments: Any) -> None:
+            Deaf.made += 1
+            self.inner, self.deaf = guard(*arguments), Deaf.made % 64 > 40
+
+        def check(self) -> object:
+            return self.deaf or self.inner.check()
+
+    return Deaf
+
+
+def test_dicts_that_warm_code_changes_unheard_are_found_out() -> None:
+    assert not _dicts_tell(deaf_when_warm(native().guard))
+
+
+SHRINKING = """
+import sys, torch
+from onelaunch.native import native
+
+Guard = native().guard
+watched = int(sys.argv[1])
+
+
+def guards(shrink):
+    # Guards during whose check Python runs and shrinks something, each with that something.
+
+    class Key(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            shrink()
+            return str.__eq__(self, other)
+
+    class Sized(dict):
+        def __len__(self):
+            shrink()
+            return 1
+
+    class Object:
+        pass
+
+    def reader():
+        shrink()
+
+    count, o = 200, Object()
+    values, items, lengths = [object()] * count, [object()] * count, [1] * count
+    own = [vars(o)] * count
+    keys = tuple(map(str, range(count)))
+    box, same = dict.fromkeys(keys, values[0]), {Key("0"): values[0]}
+    sized, plain = (Sized(a=1),) * count, ({1: 1},) * count
+    read, expected = (reader,), (None,)
+    yield values, Guard(
+        read, expected, (box,) * count, keys, values, watched, (), [], 0, (), False
+    )
+    yield items, Guard(
+        read, expected, (items,) * count, tuple(range(count)), items[:], 0, (), [], 0, (), False
+    )
+    yield values, Guard(
+        (), (), (same,) * count, (Key("0"),) * count, values, watched, (), [], 0, (), False
+    )
+    yield lengths, Guard(read, expected, (), (), [], 0, plain, lengths, watched, (), False)
+    yield lengths, Guard((), (), (), (), [], 0, sized, lengths, watched, (), False)
+    yield own, Guard(read, expected, (o,) * count, (vars,) * count, own, 0, (), [], 0, (), False)
+
+
+target = None
+
+
+def shrink():
+    global kept
+    if target is not None:
+        kept = target[:1]
+        target.clear()
+
+
+for left, guard in guards(shrink):
+    assert guard.check() is True
+    before = list(left)
+    target = left
+    found = guard.check()
+    target = None
+    assert len(left) == 0 and found is None, found
+    left[:] = before
+    assert guard.check() is True
+print("done")
+"""
+
+
+@pytest.mark.parametrize("watched", [0, 1])
+def test_python_that_runs_in_a_check_may_shrink_its_lists(watched: int) -> None:
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": str(root / "src")}
+    command = [sys.executable, "-X", "dev", "-c", SHRINKING, str(watched)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+class Named:
+    def __init__(self) -> None:
+        self.a = 1.5
+
+
+def test_an_object_that_gets_another_dict() -> None:
+    """However its attributes are stored, and whether or not the dict in use is watched."""
+    guard: Any = native().guard
+    for watched in (0, 1):
+        for replace in (
+            lambda o: setattr(o, "__dict__", dict(vars(o))),
+            lambda o: delattr(o, "__dict__"),
+        ):
+            objects = [Named() for _ in range(100)]
+            dicts = list(map(vars, objects))
+            made = [
+                guard((), (), (d, o), ("a", vars), [d["a"], d], watched, (d,), [1], watched, (), 0)
+                for o, d in zip(objects, dicts, strict=True)
+            ]
+            assert all(m.check() is True for m in made)
+            for o in objects[::2]:
+                replace(o)
+            assert [m.check() for m in made] == [None, True] * 50
+            for o, d in zip(objects, dicts, strict=True):
+                o.__dict__ = d
+            assert all(m.check() is True for m in made)
+
+
+def test_an_object_of_another_class_keeps_its_dict() -> None:
+    guard: Any = native().guard
+    other = type("Other", (Named,), {})
+    o = Named()
+    made = guard((), (), (o,), (vars,), [vars(o)], 0, (), [], 0, (), 0)
+    for kind in (other, Named) * 3:
+        o.__class__ = kind
+        assert made.check() is True
+    o.__class__, o.__dict__ = other, {}
+    assert made.check() is None
+
+
+def test_an_error_in_a_check_comes_through() -> None:
+    guard: Any = native().guard
+
+    class Broken(dict[str, int]):
+        def __len__(self) -> int:
+            if broken:
+                raise LookupError("mine")
+            return 0
+
+    broken: list[int] = []
+    made = guard((), (), (), (), [], 0, (Broken(),), [0], 0, (), 0)
+    assert made.check() is True
+    broken.append(1)
+    with pytest.raises(LookupError, match="mine"):
+        made.check()
+    lengths: list[Any] = [0]
+    made = guard((), (), (), (), [], 0, ([],), lengths, 0, (), 0)
+    lengths[0] = "no number"
+    with pytest.raises(TypeError):
+        made.check()
+
+
+def test_functions_without_defaults() -> None:
+    def fn() -> None: ...
+
+    guard: Any = native().guard
+    parts = (fn.__code__, fn.__defaults__, fn.__kwdefaults__)
+    made = guard((), (), (fn,) * 3, (0, 1, 2), list(parts), 0, (), [], 0, (), 0)
+    assert made.check() is True
+    fn.__defaults__ = (1,)
+    assert made.check() is None

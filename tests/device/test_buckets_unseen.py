@@ -1,0 +1,261 @@
+"""Buckets of programs whose examples hide what padding does: a proof goes by more than values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import replays
+
+Rand = Callable[..., Tensor]
+Program = Callable[..., Any]
+KINDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda t: t,
+    "zeros": torch.zeros_like,
+    "ones": torch.ones_like,
+    "negative": lambda t: -t.abs(),
+}
+
+
+def right_or_refused(
+    f: Program, buckets: ol.Buckets, calls: list[tuple[Tensor, ...]]
+) -> str | None:
+    """Each call is eager's, or one is refused; the words of the refusal."""
+    fast = ol.graph(f, buckets=buckets, warmup=1)
+    with torch.no_grad():
+        for args in calls:
+            expected = f(*args)
+            try:
+                got = fast(*args)
+            except ol.CaptureError as error:
+                if error.code == "OL140":
+                    return error.what
+                raise
+            assert got.shape == expected.shape
+            torch.testing.assert_close(got.cpu(), expected.cpu())
+    assert replays(fast)
+    return None
+
+
+MOVING: dict[str, Program] = {
+    "a reshape": lambda x, y: x.reshape(2, -1)[1, 0] * 1,
+    "a row": lambda x, y: torch.cat([x, y])[6] * 1,
+    "unbind": lambda x, y: torch.cat([x, y]).unbind(0)[6] * 1,
+    "gather": lambda x, y: torch.cat([x, y]).gather(
+        0, torch.full((1, 4), 6, device=x.device, dtype=torch.int64)
+    ),
+    "a stride": lambda x, y: torch.cat([x, y])[::9] * 1,
+    "diagonal": lambda x, y: torch.cat([x, y]).diagonal(-5) * 1,
+    "negative pads": lambda x, y: F.pad(torch.cat([x, y]), (0, 0, -6, 0))[:2] * 1,
+    "a strided convolution": lambda x, y: F.conv1d(
+        torch.cat([x, y]).t()[None], torch.ones(1, 4, 2, device=x.device, dtype=x.dtype), stride=4
+    ),
+    "a strided maximum": lambda x, y: F.max_pool1d(torch.cat([x, y]).t()[None], 4)[..., 1] * 1,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MOVING)
+def test_elements_that_move_with_the_size_are_refused(rand: Rand, name: str, kind: str) -> None:
+    calls = [tuple(KINDS[kind](rand(seed, 6, 4)) for seed in (1, 2)) for _ in range(2)]
+    calls += [(rand(3, n, 4), rand(4, n, 4)) for n in (5, 6, 7, 8)]
+    if name == "a reshape":
+        calls = [pair for pair in calls if len(pair[0]) % 2 == 0]
+    assert right_or_refused(MOVING[name], ol.Buckets(0, (4, 8)), calls) is not None
+
+
+def gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    return x + gate * torch.cat([x, y]).unbind(0)[6]
+
+
+def test_what_a_gate_of_zero_hides_is_followed(rand: Rand) -> None:
+    gate = torch.zeros_like(rand(0, 1))
+    x, y = rand(1, 6, 4), rand(2, 6, 4)
+    words = right_or_refused(lambda x, y: gated(x, y, gate), ol.Buckets(0, (4, 8)), [(x, y)] * 2)
+    assert words is not None
+    assert "unbind" in words
+
+
+STILL: dict[str, Program] = {
+    "two copies, apart again": lambda x, y: torch.cat([x, y]).chunk(2)[1] * 2,
+    "behind the first": lambda x, y: torch.cat([x, y])[len(x) :] * 2,
+    "from the end": lambda x, y: torch.cat([x, y[:1]])[-1] * 2,
+    "shifted": lambda x, y: F.pad(x, (0, 0, 1, -1)) + y,
+    "there and back": lambda x, y: torch.cat([x, y]).flip(0).flip(0).split(len(x))[0] * 1,
+}
+
+
+@pytest.mark.parametrize("name", STILL)
+def test_what_moves_and_comes_back_is_right(rand: Rand, name: str) -> None:
+    calls = [(rand(n, n, 4), rand(n + 1, n, 4)) for n in (6, 6, 5, 7, 8, 3, 3, 2, 1, 4)]
+    assert right_or_refused(STILL[name], ol.Buckets(0, (4, 8)), calls) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", [7, 3])
+def test_a_bucket_has_a_proof_of_its_own(rand: Rand, kind: str, first: int) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x[:3].relu().sum(0)
+
+    second = 10 - first
+    calls = [(KINDS[kind](rand(1, n, 4)),) for n in (first, first, second, second)]
+    calls += [(rand(2, n, 4),) for n in range(1, 8)]
+    words = right_or_refused(f, ol.Buckets(0, (3, 7)), calls)
+    assert words is not None
+    assert "padding to 3" in words
+    fast = ol.graph(f, buckets=ol.Buckets(0, (3, 7)))
+    with torch.no_grad(), pytest.raises(ol.CaptureError, match="OL140"):
+        fast.capture_all(KINDS[kind](rand(1, 5, 4)))
+
+
+def test_what_has_nothing_to_do_at_the_smallest_size(rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        return F.pad(x.softmax(0), (0, 0, 3, -3))
+
+    calls = [(rand(seed, n, 4),) for seed, n in enumerate((3, 3, 6, 7, 4))]
+    words = right_or_refused(f, ol.Buckets(0, (2, 8)), calls)
+    assert words is not None
+    assert "softmax" in words
+
+
+def test_a_dimension_that_is_the_lesser_of_two(rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.diagonal(0, 0, 1) * 1
+
+    buckets = ol.Buckets((0, 1), ((4, 8), (3, 7)))
+    calls = [(rand(1, 5, 6, 2),)] * 2 + [(rand(1, *sizes, 2),) for sizes in ((7, 4), (5, 7))]
+    assert right_or_refused(f, buckets, calls) is not None
+
+
+@pytest.mark.parametrize("hides", ["added", "chosen"])
+def test_real_scores_below_what_hides_others(rand: Rand, hides: str) -> None:
+    def attend(x: Tensor, mask: Tensor) -> Tensor:
+        scores = x[..., 0]
+        if hides == "added":
+            scores = scores + (1 - mask) * -10000.0
+        else:
+            scores = scores.masked_fill(mask == 0, -10000.0)
+        return (scores.softmax(1)[..., None] * x).sum(1)
+
+    buckets = ol.Buckets(1, (4, 8), pad={"mask": 0})
+    for scale, right in ((1, True), (3e4, False)):
+        calls: list[tuple[Tensor, ...]] = []
+        for n in (6, 6, 5, 7, 8):
+            x = -rand(n, 2, n, 4).abs() * scale - scale
+            mask = torch.ones_like(x[..., 0])
+            calls.append((x, mask))
+        words = right_or_refused(attend, buckets, calls)
+        assert (words is None) == right
+    assert words is not None
+    assert "softmax" in words
+
+
+def test_gradients_where_a_constant_fills_the_padding(device: torch.device, rand: Rand) -> None:
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.w).sqrt()
+
+    def train(pad: Any, sign: int) -> Tensor:
+        model = Root().to(device)
+        fast = ol.graph(model, buckets=ol.Buckets(0, (8,), pad=pad), warmup=1)
+        for n in (5, 5, 3):
+            model.zero_grad()
+            fast((rand(n, n, 4).abs() + 0.1) * sign).sum().backward()
+        assert model.w.grad is not None
+        return model.w.grad
+
+    for sign in (1, -1):  # whose gradients are NaN at any size
+        with pytest.raises(ol.CaptureError, match="gradient") as caught:
+            train({"x": 0}, sign)
+        assert caught.value.code == "OL140"
+        for pad in ({"x": 1}, None):
+            assert bool(train(pad, sign).isfinite().all()) == (sign == 1)
+
+
+INTEGERS: dict[str, Program] = {
+    "nine of ten": lambda x: torch.where(
+        torch.arange(10, device=x.device) == 3, (x > 0).sum(), (x[:, :1] > 9).long()
+    ),
+    "a count of rows": lambda x: (x > 0).long() + (x > 0).sum(0).clamp(max=1) * 0 + x.shape[0] // 8,
+    "places": lambda x: torch.cat([x[:1], x.mean(0, keepdim=True)]).argmax(1),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_are_compared_one_by_one(rand: Rand, name: str) -> None:
+    calls = [(rand(seed, n, 10),) for seed, n in enumerate((6, 6, 5, 7, 8))]
+    assert right_or_refused(INTEGERS[name], ol.Buckets(0, (4, 8)), calls) is not None
+
+
+def test_values_alone_show_what_no_flow_says(rand: Rand) -> None:
+    """An operation that says of itself that each element depends on its own place alone."""
+    library = torch.library.Library("onelaunch_unseen", "DEF")
+    try:
+        library.define("tenth(Tensor x) -> Tensor", tags=(torch.Tag.pointwise,))
+        library.impl(
+            "tenth",
+            lambda x: (
+                (x > 0).long()
+                + torch.nn.functional.pad(
+                    x.new_full((1, 1), x.shape[0] > 7).long(), (3, x.shape[1] - 4, 0, len(x) - 1)
+                )
+            ),
+            "CompositeExplicitAutograd",
+        )
+        calls = [(rand(seed, n, 10),) for seed, n in enumerate((6, 6, 5, 7, 8))]
+        words = right_or_refused(torch.ops.onelaunch_unseen.tenth, ol.Buckets(0, (4, 8)), calls)
+        assert words is not None
+        assert "other real rows" in words
+    finally:
+        library._destroy()
+
+
+def test_an_argmax_of_near_equals_is_rounding(rand: Rand) -> None:
+    """A kernel of another size may pick the other: that is no other program."""
+    weight = rand(1, 64, 2).repeat(1, 300)
+
+    def f(x: Tensor) -> Tensor:
+        return (x @ weight).argmax(1)
+
+    fast = ol.graph(f, buckets=ol.Buckets(0, (4, 64)), warmup=1)
+    with torch.no_grad():
+        for seed in range(3):
+            x = rand(seed, 40, 64)
+            got = fast(x)
+            scores = x @ weight
+            picked = scores.gather(1, got[:, None])[:, 0]
+            torch.testing.assert_close(picked, scores.amax(1))
+    assert replays(fast) == 2
+
+
+SCATTERED: dict[str, Program] = {
+    "select": lambda x, m: x.select_scatter(x[:, 0], 1, 1),
+    "select, a row": lambda x, m: x.select_scatter(x[0] * 2, 0, 0),
+    "diagonal": lambda x, m: x.view(-1, 2, 3).diagonal_scatter(x[:, :2], 0, 1, 2).view(-1, 6) * 1,
+    "diagonal of an argument": lambda x, m: m.diagonal_scatter(x[:, :3] > 0, 0, 1, 2),
+    "slice": lambda x, m: x.slice_scatter(x[:, :1], 1, 2, 3),
+}
+
+
+@pytest.mark.parametrize("name", SCATTERED)
+@pytest.mark.parametrize("sizes", [None, (4, 8)])
+def test_scatters_of_slices(rand: Rand, name: str, sizes: tuple[int, ...] | None) -> None:
+    f = SCATTERED[name]
+    buckets = None if sizes is None else ol.Buckets(0, sizes)
+    fast = ol.graph(f, buckets=buckets, warmup=1)
+    with torch.no_grad():
+        for n in (3, 3, 4, 7, 7) if sizes else (3, 3, 3):
+            x, m = rand(n, n, 6), rand(n, n, 3, 3, dtype=torch.bool)
+            assert torch.equal(fast(x, m).cpu(), f(x, m).cpu())
+    assert replays(fast) >= 2

@@ -1,0 +1,73 @@
+"""Inference mode, in which no autograd takes an operation apart before a mode sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import assert_same, drop_in_worlds, on_cpu_and_cuda, replays
+
+Rand = Callable[..., Tensor]
+
+COMPOSITES: dict[str, Callable[[Tensor], Any]] = {
+    "bicubic": lambda x: F.interpolate(x, scale_factor=1.7, mode="bicubic"),
+    "bicubic to a size": lambda x: F.interpolate(x, (7, 13), mode="bicubic", align_corners=True),
+    "bilinear": lambda x: F.interpolate(x, size=(13, 5), mode="bilinear", antialias=True),
+    "nearest": lambda x: F.interpolate(x, scale_factor=1.7, mode="nearest-exact"),
+    "norms": lambda x: (F.instance_norm(x), F.group_norm(x, 3), F.layer_norm(x, (9,))),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x * 2, is_causal=True),
+    "products": lambda x: (torch.einsum("bchw,bcwk->bchk", x, x), x @ x, torch.tensordot(x, x, 4)),
+    "convolution": lambda x: F.conv2d(x, x[:1, :, :3, :3], padding="same"),
+    "moments": lambda x: (*torch.std_mean(x, 1), x.var(0), F.cosine_similarity(x, x + 1)),
+    "loss": lambda x: (F.cross_entropy(x, x.softmax(1)), F.huber_loss(x, x * 2)),
+    "activations": lambda x: (F.gelu(x), F.softplus(x), F.selu(x), F.logsigmoid(x), F.glu(x, 0)),
+    "pads": lambda x: F.pad(x, (1, 2, 1, 1), mode="reflect"),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITES)
+@pytest.mark.parametrize("inside", [False, True], ids=["given", "inference tensors"])
+def test_composite_operations(rand: Rand, name: str, inside: bool) -> None:
+    def f(x: Tensor) -> Any:
+        return COMPOSITES[name](x + 0 if inside else x)
+
+    drop_in_worlds(lambda: (f, lambda i: (rand(i, 2, 3, 9, 9),)), mode=torch.inference_mode)
+
+
+def test_dropout(rand: Rand) -> None:
+    fast = ol.graph(lambda x: F.dropout(x, 0.5), warmup=1)
+    with torch.inference_mode():
+        for i in range(5):
+            torch.manual_seed(i)
+            expected = F.dropout(rand(i, 20), 0.5)
+            torch.manual_seed(i)
+            assert_same(fast(rand(i, 20)), expected)
+    assert replays(fast) == 4
+
+
+@on_cpu_and_cuda  # torch has no kernels for the cells of these on a device like the emulated one
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_gated_layers(device: torch.device, rand: Rand, kind: type[nn.RNNBase]) -> None:
+    torch.manual_seed(0)
+    model = kind(4, 5, num_layers=2, bidirectional=True, device=device)
+    drop_in_worlds(lambda: (model, lambda i: (rand(i, 6, 2, 4),)), mode=torch.inference_mode)
+
+
+def test_statistics_that_a_composite_moves_are_put_back(device: torch.device, rand: Rand) -> None:
+    """A capture ahead of the calls sees what `batch_norm` writes, which its schema does not say."""
+    model, expected = (nn.BatchNorm2d(3, device=device) for _ in range(2))
+    fast = ol.graph(model, warmup=1)
+    with torch.inference_mode():
+        fast.capture(rand(0, 2, 3, 4, 4))
+        assert_same(dict(model.state_dict()), dict(expected.state_dict()))
+        for i in range(3):
+            assert_same(fast(rand(i, 2, 3, 4, 4)), expected(rand(i, 2, 3, 4, 4)))
+            assert_same(dict(model.state_dict()), dict(expected.state_dict()))
+    assert replays(fast) == 3

@@ -1,0 +1,332 @@
+"""What comes out of a call that fails, and what it leaves switched on: nothing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import assert_same, replays
+
+Rand = Callable[..., Tensor]
+
+
+def scripted(source: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # from torch 2.15 on TorchScript is deprecated
+        return torch.jit.CompilationUnit(source)
+
+
+INTERPRETED = """
+def branching(x):
+    if bool(x.sum() > 0):
+        return x * 2
+    return x
+
+def reading(x):
+    return x * float(x.max())
+
+def growing(x):
+    return torch.nonzero(x)
+
+def plain(x):
+    return torch.tanh(x) * 2 + x
+"""
+
+SWALLOWED: dict[str, Callable[[Tensor], Any]] = {}
+
+
+def swallowed(f: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    SWALLOWED[f.__name__] = f
+    return f
+
+
+@swallowed
+def caught(x: Tensor) -> Tensor:
+    with suppress(RuntimeError):
+        return x * x.max().item()
+    return x
+
+
+@swallowed
+def another(x: Tensor) -> Tensor:
+    try:
+        return x * x.max().item()
+    except RuntimeError as error:
+        raise ValueError("no maximum") from error
+
+
+@swallowed
+def another_in_handler(x: Tensor) -> Tensor:
+    try:
+        return x * x.max().item()
+    except RuntimeError:
+        raise KeyError("no maximum")  # noqa: B904
+
+
+@swallowed
+def printed(x: Tensor) -> Tensor:
+    try:
+        return x * len(x.tolist())
+    except RuntimeError as error:
+        raise ValueError("no list") from error
+
+
+@pytest.mark.parametrize("name", ["branching", "reading", "growing"])
+def test_a_refusal_in_torchscript(rand: Rand, name: str) -> None:
+    function = getattr(scripted(INTERPRETED), name)
+
+    def f(x: Tensor) -> Tensor:
+        return function(x)  # the line
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        fast(rand(0, 3))
+        with pytest.raises(ol.CaptureError) as caught:
+            fast(rand(1, 3))
+        assert caught.value.code in ("OL101", "OL102")
+        assert "# the line" in (caught.value.where or "")
+        eager = ol.graph(f, warmup=1, on_refusal="eager")
+        eager(rand(0, 3))
+        with pytest.warns(ol.GraphWarning, match=caught.value.code):
+            assert_same(eager(rand(1, 3)), f(rand(1, 3)))
+        for i in range(3):
+            assert_same(eager(rand(i, 3)), f(rand(i, 3)))
+
+
+def test_torchscript_that_can_be_captured(rand: Rand) -> None:
+    function = scripted(INTERPRETED).plain
+    fast = ol.graph(lambda x: function(x), warmup=1)
+    with torch.no_grad():
+        for i in range(4):
+            assert_same(fast(rand(i, 3)), torch.tanh(rand(i, 3)) * 2 + rand(i, 3))
+    assert replays(fast) == 3
+
+
+@pytest.mark.parametrize("name", SWALLOWED)
+def test_a_refusal_that_the_callable_makes_something_of(rand: Rand, name: str) -> None:
+    fast = ol.graph(SWALLOWED[name], warmup=1)
+    with torch.no_grad():
+        fast(rand(0, 3))
+        with pytest.raises(ol.CaptureError, match="OL101"):
+            fast(rand(1, 3))
+
+
+# Modes.
+
+
+def modes() -> dict[str, object]:
+    """All that is switched on in this thread."""
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
+        "autocast dtype": [torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")],
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
+        "functorch": torch._C._functorch.peek_interpreter_stack(),
+        "saved tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(False),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "anomaly": torch.is_anomaly_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "profile": sys.getprofile(),
+        "keys": str(torch._C._dispatch_tls_local_exclude_set()),
+    }
+
+
+@contextmanager
+def every_mode(kind: str) -> Generator[None]:
+    """Modes that a callable switches on for itself."""
+    kind = "cpu" if kind == "tape" else kind
+    with (
+        torch.autocast(kind, torch.bfloat16, cache_enabled=False),
+        torch.enable_grad(),
+        torch.autograd.graph.save_on_cpu(),
+        torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t),
+    ):
+        yield
+
+
+class Custom(torch.autograd.Function):
+    raising: Any = None
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        if Custom.raising is not None:
+            raise Custom.raising
+        return grad * 2
+
+
+class Stop(BaseException):
+    """What is no `Exception`."""
+
+
+class Failing(nn.Module):
+    """Fails in call number `at`, in a way of its own."""
+
+    def __init__(self, device: torch.device, how: str, at: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4, device=device)
+        self.how, self.at, self.calls = how, at, [0]
+        self.inner = ol.graph(lambda x: torch.tanh(self.fail(x)), warmup=1)
+
+    def fail(self, x: Tensor) -> Tensor:
+        if self.calls[0] != self.at:
+            return x
+        if self.how == "refusal":
+            x.sum().item()
+        elif self.how == "error":
+            raise ValueError("of the user")
+        elif self.how == "torch's error":
+            x @ x.new_ones(7, 7)
+        elif self.how == "interrupt":
+            raise KeyboardInterrupt
+        elif self.how == "exit":
+            raise SystemExit
+        elif self.how == "stop":
+            raise Stop
+        elif self.how == "memory":
+            raise torch.OutOfMemoryError("of the user")
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls[0] += 1
+        with every_mode(x.device.type):
+            y = self.linear(x)
+            with torch.no_grad():
+                y = y + self.fail(y)
+            y = y.float() + self.inner(x)
+        return y if torch.is_grad_enabled() else y.detach()
+
+
+WAYS = ("refusal", "error", "torch's error", "interrupt", "exit", "stop", "memory")
+
+
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("at", [1, 2, 3], ids=["warm-up", "second", "capture"])
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+def test_no_mode_is_left_on(
+    device: torch.device, rand: Rand, how: str, at: int, grad: bool
+) -> None:
+    model = Failing(device, how, at)
+    fast = ol.graph(model, warmup=2)
+    before = modes()
+    with torch.set_grad_enabled(grad):
+        inside = modes()
+        for i in range(6):
+            with suppress(BaseException):
+                y = fast(rand(i, 3, 4))
+                if grad:
+                    y.sum().backward()
+            assert modes() == inside
+    assert modes() == before
+    if at != 3 or how not in ("refusal", "memory"):  # which undo the count, and come again
+        assert replays(fast) > 0
+    _others_go_on(rand)
+
+
+@pytest.mark.parametrize("how", [ValueError, KeyboardInterrupt, Stop])
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_no_mode_is_left_on_by_a_backward(
+    device: torch.device, rand: Rand, how: type[BaseException], at: int
+) -> None:
+    fast = ol.graph(lambda x, w: Custom.apply(x @ w), warmup=1)
+    before = modes()
+    try:
+        for i in range(5):
+            Custom.raising = how("in a backward") if i == at else None
+            w = rand(9, 4, 4).requires_grad_()
+            with suppress(how):
+                fast(rand(i, 3, 4), w).sum().backward()
+            assert modes() == before
+    finally:
+        Custom.raising = None
+    _others_go_on(rand)
+
+
+def _others_go_on(rand: Rand) -> None:
+    """No lock is held, no thread is taken for one that warms up or captures."""
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            fast = ol.graph(lambda x: x * 2, warmup=1)
+            with torch.no_grad():
+                for i in range(4):
+                    assert_same(fast(rand(i, 3)), rand(i, 3) * 2)
+            assert replays(fast) == 3
+        except BaseException as error:  # noqa: BLE001
+            failed.append(error)
+
+    work()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert not failed, failed
+
+
+def _interrupted(step: int) -> Callable[[Any, str, Any], Any]:
+    """A trace that raises at the line number `step` that runs in Python."""
+    left = [step]
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    return trace
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+def test_an_interrupt_anywhere_leaves_no_mode_on(
+    device: torch.device, rand: Rand, grad: bool
+) -> None:
+    """Ctrl-C comes between any two lines, those of torch and onelaunch too."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).to(device)
+
+    def f(x: Tensor) -> Tensor:
+        with every_mode(x.device.type):
+            y = model(x).float()
+        return y if torch.is_grad_enabled() else y.detach()
+
+    before = modes()
+    step, found = 1, 0
+    while step < 100_000:
+        fast = ol.graph(f, warmup=1)
+        with torch.set_grad_enabled(grad):
+            fast(rand(0, 3, 4))
+            x = rand(1, 3, 4)
+            sys.settrace(_interrupted(step))
+            try:
+                fast(x)  # warms up, or captures
+            except KeyboardInterrupt:
+                found += 1
+            else:
+                break
+            finally:
+                sys.settrace(None)
+        left = {k: (v, before[k]) for k, v in modes().items() if v != before[k]}
+        assert not left, (step, left)
+        step += max(1, step // 8)
+    assert found > 20
+    _others_go_on(rand)

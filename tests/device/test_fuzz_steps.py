@@ -1,0 +1,23 @@
+"""Random interleavings of training; `python -m tests.fuzz.steps` runs more of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.fuzz import steps
+
+PROGRAMS = {"cpu": 11, "tape": 5, "cuda": 10}
+LIMITS = {15, 29}
+"""Programs of what docs/limits.md says of edits between a forward and its backward."""
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_programs_are_right_or_refused(device: torch.device, part: int) -> None:
+    count = PROGRAMS[device.type]
+    said: list[str] = []
+    start = 1 + part * count
+    seeds = [seed for seed in range(start, start + count) if seed not in LIMITS]
+    found = steps.fuzz(seeds, device, said.append)
+    assert not said, said[0]
+    assert found["replayed"] > count / 3

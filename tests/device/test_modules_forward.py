@@ -1,0 +1,189 @@
+"""`forward` of a graphed module: read, replaced, wrapped and put back, as other libraries do."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import pickle
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import assert_same, replays
+
+Rand = Callable[..., Tensor]
+
+
+class Net(nn.Module):
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 3, device=device)
+
+    def forward(self, x: Tensor, scale: float = 2.0) -> Tensor:
+        return self.linear(x) * scale
+
+
+Replace = Callable[[Any], None]
+
+
+def doubled(model: Any) -> None:
+    wrapped = model.forward
+    model.forward = lambda *args: wrapped(*args) * 2
+
+
+def twice(model: Any) -> None:
+    doubled(model)
+    doubled(model)
+
+
+def as_accelerate_does(model: Any) -> None:
+    """Autocast around the forward, and results made float32 again."""
+    model._original_forward = model.forward
+    kind = next(model.parameters()).device.type
+    inner = torch.autocast(kind if kind != "tape" else "cpu", torch.bfloat16)(model.forward)
+
+    @functools.wraps(inner)
+    def in_float32(*args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs).float()
+
+    model.forward = in_float32
+
+
+def as_a_method(model: Any) -> None:
+    original = type(model).forward if type(model) is Net else type(model).__bases__[1].forward
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return original(self, x, 3.0) - self.linear.bias
+
+    model.forward = MethodType(forward, model)
+
+
+def by_the_class(model: Any) -> None:
+    forward = type(model).forward
+    model.forward = lambda x: forward(model, x) + 1
+
+
+def without_calling_it(model: Any) -> None:
+    model.forward = model.linear.forward
+
+
+REPLACE: dict[str, Replace] = {
+    "doubled": doubled,
+    "twice": twice,
+    "autocast": as_accelerate_does,
+    "method": as_a_method,
+    "by the class": by_the_class,
+    "another": without_calling_it,
+}
+
+
+def agree(fast: Any, eager: Any, rand: Rand, least: int = 3) -> None:
+    before = replays(fast)
+    with torch.no_grad():
+        for i in range(4):
+            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)))
+    assert replays(fast) - before >= least
+
+
+@pytest.mark.parametrize("name", REPLACE)
+@pytest.mark.parametrize("recorded", [False, True], ids=["new", "recorded"])
+def test_replaced(device: torch.device, rand: Rand, name: str, recorded: bool) -> None:
+    eager, model = Net(device), Net(device)
+    fast = ol.graph(model, warmup=1)
+    if recorded:
+        agree(fast, eager, rand)
+    given, given_eager = fast.forward, eager.forward
+    REPLACE[name](fast)
+    REPLACE[name](eager)
+    agree(fast, eager, rand)
+    with torch.no_grad():  # what was taken before stays what it was, and the original follows
+        for i in range(3):
+            assert_same(given(rand(i, 5, 4)), given_eager(rand(i, 5, 4)))
+            assert_same(model(rand(i, 5, 4)), eager(rand(i, 5, 4)))
+    del fast.forward, eager.forward
+    agree(fast, eager, rand)
+
+
+@pytest.mark.parametrize("name", REPLACE)
+def test_replaced_in_training(device: torch.device, rand: Rand, name: str) -> None:
+    eager, fast = Net(device), ol.graph(Net(device), warmup=1)
+    REPLACE[name](fast)
+    REPLACE[name](eager)
+    for i in range(4):
+        for model in (eager, fast):
+            model.zero_grad()
+            model(rand(i, 5, 4)).square().sum().backward()
+        for p, q in zip(fast.parameters(), eager.parameters(), strict=True):
+            assert_same(p.grad, q.grad)
+    assert replays(fast) == 3
+
+
+def test_wrapped_before_and_replaced_on_the_original(device: torch.device, rand: Rand) -> None:
+    eager, model = Net(device), Net(device)
+    fast = ol.graph(model, warmup=1)
+    agree(fast, eager, rand)
+    wrapped = fast.forward
+    model.forward = lambda *args: wrapped(*args) * 2  # type: ignore[method-assign]
+    doubled(eager)
+    agree(fast, eager, rand)
+    with torch.no_grad():
+        assert_same(model(rand(0, 5, 4)), eager(rand(0, 5, 4)))
+
+
+def test_put_back(device: torch.device, rand: Rand) -> None:
+    """As accelerate's `unwrap_model` does."""
+    eager, fast = Net(device), ol.graph(Net(device), warmup=1)
+    as_accelerate_does(fast)
+    with torch.no_grad():
+        fast(rand(0, 5, 4))
+    forward, original = fast.forward, fast.__dict__.pop("_original_forward")
+    while hasattr(forward, "__wrapped__"):
+        forward = forward.__wrapped__
+        if forward == original:
+            break
+    fast.forward = forward
+    assert forward == original
+    assert "forward" not in fast.__dict__
+    agree(fast, eager, rand)
+
+
+def test_graphed_when_replaced_already(device: torch.device, rand: Rand) -> None:
+    eager, model = Net(device), Net(device)
+    doubled(eager)
+    doubled(model)
+    fast = ol.graph(model, warmup=1)
+    agree(fast, eager, rand)
+    doubled(eager)
+    doubled(fast)
+    agree(fast, eager, rand)
+    agree(copy.deepcopy(ol.graph(model, warmup=1)), model, rand)
+
+
+def test_delete_what_is_not_there(device: torch.device) -> None:
+    with pytest.raises(AttributeError, match="forward"):
+        del ol.graph(Net(device)).forward
+
+
+def test_signatures(device: torch.device) -> None:
+    fast, expected = ol.graph(Net(device)), inspect.signature(Net.forward)
+    assert inspect.signature(type(fast).forward) == expected
+    assert inspect.signature(fast.forward) == inspect.signature(Net(device).forward)
+    assert list(inspect.signature(fast.__class__.forward).parameters) == ["self", "x", "scale"]
+    fast.forward = lambda y: y
+    assert list(inspect.signature(fast.forward).parameters) == ["y"]
+
+
+def test_a_replaced_forward_pickles_with_the_module(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(Net(device), warmup=1)
+    fast.forward = torch.nn.functional.relu
+    again = pickle.loads(pickle.dumps(fast))
+    assert type(again) is Net
+    assert_same(again(rand(0, 5, 4)), rand(0, 5, 4).relu())

@@ -1,0 +1,310 @@
+"""Two runs of a call must do the same: what moves in Python is not frozen in silence."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import assert_same, drop_in, drop_in_worlds, replays
+
+Rand = Callable[..., Tensor]
+
+
+def several(f: Callable[..., Any], argument: Callable[[int], Any]) -> None:
+    for i in range(8):
+        f(argument(i))
+
+
+def refused(f: Callable[..., Any], rand: Rand, line: str | None = None) -> ol.CaptureError:
+    """Call until it is refused; every result until then is that of eager."""
+    fast = ol.graph(f, warmup=1)
+    with pytest.raises(ol.CaptureError) as caught, torch.no_grad():
+        several(fast, lambda i: rand(i, 4))
+    error = caught.value
+    assert error.code == "OL117", str(error)
+    assert line is None or (error.where is not None and line in error.where), error.where
+    assert not fast.recordings
+    return error
+
+
+class Library(nn.Module):
+    """Stands for a class of an installed package, whose numbers nobody watches."""
+
+    __module__ = "torch.nn.modules.library"
+    seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).seen += 1
+        return x + type(self).seen
+
+
+def clock(x: Tensor) -> Tensor:
+    return x * time.perf_counter()
+
+
+SCALES = [0.5, 2.0]
+
+
+def differing(name: str, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """A program whose second run differs from its first."""
+    numbers = iter(range(100))
+    scales = itertools.cycle(SCALES)
+    functions = itertools.cycle([torch.sin, torch.cos])
+    memory = itertools.cycle([torch.ones(4, device=device), torch.zeros(4, device=device)])
+    sizes = itertools.count(1)
+    own = random.Random(3)
+    draws = np.random.default_rng(3)
+
+    class Holder:
+        def __init__(self) -> None:
+            self.steps = (i / 2 for i in range(100))
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x + next(self.steps)
+
+    return {
+        "a clock": clock,
+        "an iterator": lambda x: x + next(numbers),
+        "an iterator of an object": Holder(),
+        "numbers in turn": lambda x: x * next(scales),
+        "functions in turn": lambda x: next(functions)(x),
+        "tensors in turn": lambda x: x + next(memory),
+        "sizes": lambda x: torch.cat([x, x.new_zeros(next(sizes))])[:4],
+        "more and more": lambda x: functools.reduce(torch.mul, [x] * next(sizes)),
+        "a generator of its own": lambda x: x * own.random(),
+        "a generator of NumPy's": lambda x: x * draws.random(),
+        "a constant on the device": lambda x: x + torch.full((4,), next(sizes), device=device),
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a clock",
+        "an iterator",
+        "an iterator of an object",
+        "numbers in turn",
+        "functions in turn",
+        "tensors in turn",
+        "sizes",
+        "more and more",
+        "a generator of its own",
+        "a generator of NumPy's",
+        "a constant on the device",
+    ],
+)
+def test_what_moves_in_python_is_refused(name: str, device: torch.device, rand: Rand) -> None:
+    error = refused(differing(name, device), rand)
+    assert "in the run before" in error.what
+    assert "in the capture" in error.what
+
+
+def test_a_counter_of_a_library_is_seen(rand: Rand) -> None:
+    """As one of the user's own is: a recording for each of some values, and then it is named."""
+    fast, eager = ol.graph(Library(), warmup=1, on_refusal="eager"), Library()
+    with torch.no_grad(), pytest.warns(ol.GraphWarning, match="OL118.*seen"):  # noqa: PT031
+        for i in range(24):
+            Library.seen = i
+            expected = eager(rand(i, 4))
+            Library.seen = i
+            assert_same(fast(rand(i, 4)), expected, f"call {i}")
+            assert Library.seen == i + 1
+
+
+@pytest.mark.parametrize("name", ["an iterator", "numbers in turn", "tensors in turn"])
+def test_calls_are_right_until_then_and_after(name: str, device: torch.device, rand: Rand) -> None:
+    expected = differing(name, device)
+    fast = ol.graph(differing(name, device), warmup=1, on_refusal="eager")
+    for i in range(10):
+        with torch.no_grad():
+            if i == 3:  # the third capture that differs
+                with pytest.warns(ol.GraphWarning, match="OL117"):
+                    got = fast(rand(i, 4))
+            else:
+                got = fast(rand(i, 4))
+            assert_same(got, expected(rand(i, 4)), f"call {i}")
+    assert not fast.recordings
+
+
+def test_the_message_has_the_line_and_both_values(rand: Rand) -> None:
+    numbers = itertools.count(3)
+
+    def f(x: Tensor) -> Tensor:
+        return x.sin() + next(numbers)  # the line
+
+    error = refused(f, rand, "x.sin() + next(numbers)  # the line")
+    assert "`add.Tensor`, got 5 in the run before, and 6 in the capture" in error.what
+
+
+def choice(x: Tensor) -> Tensor:
+    return random.choice([torch.sin, torch.cos])(x)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x * random.random(),
+        choice,
+        lambda x: x * random.uniform(1, 2),
+        lambda x: x if random.random() < 2 else -x,
+        lambda x: x * np.random.rand(),
+        lambda x: x + float(np.random.normal()),
+    ],
+)
+def test_numbers_of_pythons_and_numpys_generators(f: Callable[..., Any], rand: Rand) -> None:
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        fast(rand(0, 4))
+        random.seed(5)
+        np.random.seed(5)
+        before = random.getstate(), np.random.get_state()[1].tolist(), np.random.get_state()[2]
+        with pytest.raises(ol.CaptureError, match="OL117") as caught:
+            fast(rand(1, 4))
+    assert caught.value.where is not None
+    assert "test_runs_differ.py" in caught.value.where
+    assert "torch.rand" in caught.value.fix
+    after = random.getstate(), np.random.get_state()[1].tolist(), np.random.get_state()[2]
+    assert after == before
+
+
+def test_a_random_branch_in_a_training_step(device: torch.device, rand: Rand) -> None:
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3)).to(device)
+
+    def layer_drop(x: Tensor) -> Tensor:
+        for layer in layers:
+            if random.random() > 0.1:
+                x = layer(x)
+        return x
+
+    fast = ol.graph(layer_drop)
+    with pytest.raises(ol.CaptureError, match="OL117") as caught:
+        several(lambda x: fast(x).sum().backward(), lambda i: rand(i, 2, 4))
+    assert "if random.random() > 0.1:" in (caught.value.where or "")
+
+
+def test_a_branch_inside_a_backward(device: torch.device, rand: Rand) -> None:
+    layer = nn.Linear(4, 4).to(device)
+    scales = itertools.count(1)
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0] * next(scales)
+
+    def step(x: Tensor) -> Tensor:
+        layer.zero_grad(set_to_none=True)
+        loss = Scaled.apply(layer(x)).sum()
+        loss.backward()
+        return loss.detach()
+
+    fast = ol.graph(step)
+    with pytest.raises(ol.CaptureError, match="OL117"):
+        several(fast, lambda i: rand(i, 2, 4))
+
+
+def test_capture_ahead_of_time(rand: Rand) -> None:
+    numbers = itertools.count()
+    fast = ol.graph(lambda x: x + next(numbers))
+    with pytest.raises(ol.CaptureError, match="OL117"), torch.no_grad():
+        fast.capture(rand(0, 4))
+    steady = ol.graph(lambda x: x + 1)
+    with torch.no_grad():
+        steady.capture(rand(0, 4))
+    assert len(steady.recordings) == 1
+
+
+# What is right stays as it was.
+
+
+def test_a_cache_that_the_first_call_fills(device: torch.device, rand: Rand) -> None:
+    def world() -> Any:
+        @functools.lru_cache
+        def table(n: int) -> Tensor:
+            return torch.arange(n, device=device).float().sqrt()
+
+        return lambda x: x * table(4), lambda i: (rand(i, 4),)
+
+    drop_in_worlds(world, warmup=1, calls=6, min_replays=4)
+
+
+def test_a_number_that_the_caller_moves(rand: Rand) -> None:
+    """It is guarded: a recording for each value, in any order."""
+
+    class Scaled:
+        scale = 1.0
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x * self.scale if self.scale < 3 else x.sin()
+
+    def between(i: int, f: Any) -> None:
+        getattr(f, "fn", f).scale = float(i % 4)
+
+    drop_in_worlds(
+        lambda: (Scaled(), lambda i: (rand(i, 4),)),
+        calls=24,
+        between=between,
+        recordings=4,
+        min_replays=8,
+    )
+
+
+def test_a_generator_made_in_the_call(rand: Rand) -> None:
+    drop_in(lambda x: x * random.Random(7).random(), lambda i: (rand(i, 4),))
+
+
+def test_dropout_and_draws_on_the_device(rand: Rand) -> None:
+    fast = ol.graph(lambda x: nn.functional.dropout(x, 0.5) * torch.rand_like(x), warmup=1)
+    with torch.no_grad():
+        results = [fast(rand(0, 64)) for _ in range(4)]
+    assert len(fast.recordings) == 1
+    assert replays(fast) == 3
+    assert not torch.equal(results[2].cpu(), results[3].cpu())
+
+
+def test_code_that_asks_whether_it_is_captured(rand: Rand) -> None:
+    """It is told no, as in a call, on every driver."""
+    asked = itertools.cycle([None])
+    told: set[bool] = set()
+
+    def f(x: Tensor) -> Tensor:
+        next(asked)
+        told.add(torch.cuda.is_current_stream_capturing())
+        return x.sin() if True in told else x.cos()
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(4):
+            assert_same(fast(rand(i, 4)), rand(i, 4).cos())
+    assert told == {False}
+    assert len(fast.recordings) == 1
+
+
+def test_code_that_reads_the_device_unless_it_is_captured(rand: Rand) -> None:
+    """It warms up once more, goes the way of a capture in both, and is captured."""
+
+    def f(x: Tensor) -> Tensor:
+        if not torch.cuda.is_current_stream_capturing() and bool((x > 1e6).all()):
+            return x
+        return x * 2
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(6):
+            assert_same(fast(rand(i, 4)), rand(i, 4) * 2)
+    assert len(fast.recordings) == 1
+    assert replays(fast) == 4

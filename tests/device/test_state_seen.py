@@ -1,0 +1,384 @@
+"""What a callable reads is seen where it runs: nothing is found by its name alone."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import assert_same, replays
+
+Rand = Callable[..., Tensor]
+Place = tuple[Callable[[Tensor], Tensor], Callable[[], object]]
+"""A callable, and a change after which it computes something else."""
+
+
+class Config:
+    def __init__(self, scale: float = 2.0) -> None:
+        self.scale = scale
+
+
+def of_a_partials_function() -> Place:
+    config = Config()
+
+    def f(x: Tensor, y: float) -> Tensor:
+        return x * config.scale + y
+
+    return functools.partial(f, y=1.0), lambda: setattr(config, "scale", 3.0)
+
+
+def of_the_defaults_of_a_partials_function() -> Place:
+    def f(x: Tensor, y: float, scale: float = 2.0) -> Tensor:
+        return x * scale + y
+
+    return functools.partial(f, y=1.0), lambda: setattr(f, "__defaults__", (3.0,))
+
+
+def of_the_code_of_a_partials_function() -> Place:
+    def f(x: Tensor, y: float) -> Tensor:
+        return x * 2 + y
+
+    def g(x: Tensor, y: float) -> Tensor:
+        return x * 3 + y
+
+    return functools.partial(f, y=1.0), lambda: setattr(f, "__code__", g.__code__)
+
+
+def of_a_partials_module() -> Place:
+    scale = nn.PReLU(init=0.5)
+
+    def change() -> None:
+        scale.weight = nn.Parameter(torch.full_like(scale.weight, 0.1))
+
+    return functools.partial(scale.forward), change
+
+
+def of_a_keyword_added_to_a_partial() -> Place:
+    partial = functools.partial(lambda x, y=1.0, z=0.0: x * y + z, y=2.0)
+    return partial, lambda: partial.keywords.update(z=1.0)
+
+
+class Made:
+    """An object of each call."""
+
+    config = Config()
+
+    def __init__(self) -> None:
+        self.scale = self.config.scale
+
+    def times(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def of_what_an_init_reads() -> Place:
+    Made.config = Config()
+    return lambda x: Made().times(x), lambda: setattr(Made.config, "scale", 3.0)
+
+
+def of_a_method_of_an_object_made_inside() -> Place:
+    class Local:
+        def times(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    return lambda x: Local().times(x), lambda: setattr(Local, "times", lambda self, x: x * 3)
+
+
+def of_an_attribute_of_an_enum() -> Place:
+    class Mode(enum.Enum):
+        FAST = 1
+
+        def scale(self) -> float:
+            return self.factor  # type: ignore[attr-defined]
+
+    Mode.FAST.factor = 2.0  # type: ignore[attr-defined]
+    return lambda x: x * Mode.FAST.scale(), lambda: setattr(Mode.FAST, "factor", 3.0)
+
+
+def of_a_method_of_an_enum() -> Place:
+    class Mode(enum.Enum):
+        FAST = 1
+
+        def scale(self) -> float:
+            return 2.0
+
+    return lambda x: x * Mode.FAST.scale(), lambda: setattr(Mode, "scale", lambda self: 3.0)
+
+
+class Meta(type):
+    factor = 2.0
+
+    @property
+    def scale(cls) -> float:
+        return cls.factor
+
+
+def of_a_property_of_a_metaclass() -> Place:
+    Meta.factor = 2.0
+
+    class Here(metaclass=Meta):
+        pass
+
+    return lambda x: x * Here.scale, lambda: setattr(Meta, "factor", 3.0)
+
+
+def of_a_descriptor() -> Place:
+    class Reads:
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        def __get__(self, owner: Any, kind: Any = None) -> float:
+            return self.value
+
+    class Here:
+        scale = Reads(2.0)
+
+    here = Here()
+    return lambda x: x * here.scale, lambda: setattr(Here, "scale", Reads(3.0))
+
+
+class Numbers(list[float]):
+    scale = 2.0
+
+
+class Pair(tuple[float, ...]):
+    scale: float
+
+
+def of_an_attribute_of_a_list() -> Place:
+    numbers = Numbers([1.0])
+    numbers.scale = 2.0
+    return lambda x: x * numbers.scale, lambda: setattr(numbers, "scale", 3.0)
+
+
+def of_an_attribute_of_a_tuple() -> Place:
+    pair = Pair((1.0, 2.0))
+    pair.scale = 2.0
+    return lambda x: x * pair.scale + pair[0], lambda: setattr(pair, "scale", 3.0)
+
+
+class Counted(tuple[float, ...]):
+    """Whose length is not what Python asks for."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def of_a_tuple_without_a_length() -> Place:
+    box = types.SimpleNamespace(numbers=Counted((1.0, 2.0)))
+    return lambda x: x * box.numbers[1], lambda: setattr(box, "numbers", Counted((1.0, 3.0)))
+
+
+class Twice:
+    def scale(self) -> float:
+        return 2.0
+
+
+class Thrice(Twice):
+    def scale(self) -> float:
+        return 3.0
+
+
+def of_a_class_assigned() -> Place:
+    box = Twice()
+    return lambda x: x * box.scale(), lambda: setattr(box, "__class__", Thrice)
+
+
+class Slotted:
+    __slots__ = ("scale",)
+    scale: float
+
+
+def of_a_slot_filled_later() -> Place:
+    box = Slotted()
+    return lambda x: x * getattr(box, "scale", 2.0), lambda: setattr(box, "scale", 3.0)
+
+
+def of_a_default_factory() -> Place:
+    box: collections.defaultdict[int, float] = collections.defaultdict(lambda: 2.0)
+
+    def f(x: Tensor) -> Tensor:
+        scale = box[0]
+        box.clear()
+        return x * scale
+
+    return f, lambda: setattr(box, "default_factory", lambda: 3.0)
+
+
+def of_arguments_from_vars() -> Place:
+    config = Config()
+
+    def inner(x: Tensor, scale: float) -> Tensor:
+        return x * scale
+
+    return lambda x: inner(x, **vars(config)), lambda: setattr(config, "scale", 3.0)
+
+
+def of_whether_there_is_a_tensor() -> Place:
+    box = types.SimpleNamespace(cache=torch.ones(3))
+    return lambda x: x * (2 if box.cache is None else 3), lambda: setattr(box, "cache", None)
+
+
+def of_the_shape_of_a_tensor_that_no_kernel_reads() -> Place:
+    box = types.SimpleNamespace(cache=torch.ones(3))
+    return lambda x: x * box.cache.shape[0], lambda: setattr(box, "cache", torch.ones(2))
+
+
+def of_the_dtype_of_a_tensor_that_no_kernel_reads() -> Place:
+    box = types.SimpleNamespace(cache=torch.ones(3))
+
+    def f(x: Tensor) -> Tensor:
+        return x * (2 if box.cache.dtype == torch.float32 else 3)
+
+    return f, lambda: setattr(box, "cache", box.cache.double())
+
+
+def of_the_code_of_a_decorated_function() -> Place:
+    config = Config()
+
+    @functools.lru_cache(maxsize=0)
+    def scale() -> float:
+        return config.scale
+
+    return lambda x: x * scale(), lambda: setattr(config, "scale", 3.0)
+
+
+def of_a_module_that_counts_in_a_library() -> Place:
+    cache = nn.Module()
+    cache.steps = 0
+
+    def f(x: Tensor) -> Tensor:
+        cache.steps = (cache.steps + 1) % 2
+        return x * (2 + cache.steps)
+
+    return f, lambda: setattr(cache, "steps", 0)
+
+
+PLACES = {name: place for name, place in globals().items() if name.startswith("of_")}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_change_is_seen(device: torch.device, rand: Rand, place: str) -> None:
+    (f, change), (other, change_other) = PLACES[place](), PLACES[place]()
+    for one in (f, other):
+        owner = getattr(getattr(one, "func", one), "__self__", None)
+        if isinstance(owner, nn.Module):
+            owner.to(device)
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for step in range(2):
+            for i in range(8):
+                assert_same(fast(rand(i, 3)), other(rand(i, 3)), f"step {step}, call {i}")
+            change()
+            change_other()
+        assert_same(fast(rand(9, 3)), other(rand(9, 3)))
+    assert fast.stats().replays >= 5
+
+
+def test_names_of_unrelated_objects_are_no_state(rand: Rand) -> None:
+    """`self.opt.step` is the optimizer's: a counter of that name elsewhere may count."""
+
+    class Optimizer:
+        rate = 0.5
+
+        def step(self, x: Tensor) -> Tensor:
+            return x * self.rate
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.opt = Optimizer()
+            self.step = 0
+            self.log: list[int] = []
+
+        def train(self, x: Tensor) -> Tensor:
+            return self.opt.step(x)
+
+    trainer = Trainer()
+    fast = ol.graph(trainer.train, warmup=1)
+    with torch.no_grad():
+        for i in range(12):
+            assert_same(fast(rand(i, 3)), rand(i, 3) * 0.5)
+            trainer.step += 1
+            trainer.log.append(i)
+    assert len(fast.recordings) == 1
+    assert replays(fast) == 11
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+        self.linear = nn.Linear(3, 3)
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("shift", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.linear(x) * self.scale + self.shift)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_what_a_torchscript_module_holds(device: torch.device, rand: Rand) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model: Any = torch.jit.script(Scripted().to(device).eval())
+
+    def zeros() -> None:
+        model.linear.weight = nn.Parameter(torch.zeros_like(model.linear.weight))
+
+    changes: tuple[Callable[[], object], ...] = (
+        lambda: setattr(model, "scale", 3.0),
+        lambda: setattr(model, "shift", torch.zeros(3, device=device)),
+        zeros,
+        lambda: None,
+    )
+    fast = ol.graph(lambda x: model(x))  # its interpreter compiles in the first two calls
+    with torch.no_grad():
+        for change in changes:
+            for i in range(6):
+                assert_same(fast(rand(i, 2, 3)), model(rand(i, 2, 3)))
+            change()
+        model.train()
+        results = [fast(rand(0, 2, 3)) for _ in range(6)]
+        assert not all(torch.equal(results[0], t) for t in results[1:])
+        model.eval()
+        for i in range(4):
+            assert_same(fast(rand(i, 2, 3)), model(rand(i, 2, 3)))
+
+
+def test_a_frozen_parameter_with_a_gradient(device: torch.device, rand: Rand) -> None:
+    """An optimizer steps it wherever it has one, and its momentum moves it on."""
+
+    def job() -> tuple[nn.Linear, Callable[[Tensor], Tensor]]:
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 3).to(device)
+        layer.bias.requires_grad_(False)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x: Tensor) -> Tensor:
+            loss = layer(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            layer.weight.grad = None
+            return loss.detach()
+
+        return layer, step
+
+    (mine, step), (theirs, eager) = job(), job()
+    fast = ol.graph(step, warmup=1)
+    for i in range(12):
+        if i == 6:
+            for layer in (mine, theirs):
+                layer.bias.grad = torch.ones_like(layer.bias)
+        assert_same(fast(rand(i, 2, 3)), eager(rand(i, 2, 3)), f"call {i}")
+        assert_same(dict(mine.state_dict()), dict(theirs.state_dict()), f"call {i}")
+    assert replays(fast) > 4

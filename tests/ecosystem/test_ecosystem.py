@@ -1,0 +1,33 @@
+"""Programs as people write them, with the libraries that they use: eager's results, with replays
+that happened, or the refusal that the program names.
+
+Each file of programs runs in a process of its own, whose imports and whose death are its own. On a
+GPU they run by `scripts/measure ecosystem`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .processes import Chunk, run_files
+from .programs import FILES, ON_GPUS_ALONE, missing
+
+HERE = [file for file in FILES if file not in ON_GPUS_ALONE]
+
+
+@pytest.mark.parametrize("file", HERE)
+def test_programs(file: str) -> None:
+    assert not missing(file), "install the packages of `ecosystem` in pyproject.toml"
+    reports = run_files([Chunk(file)], "cpu", 1)
+    bad = [f"{name}: {r['unexpected']}" for name, r in reports.items() if r["unexpected"]]
+    assert not bad, "\n\n".join(bad)
+
+
+@pytest.mark.parametrize("kind", ["training", "inference"])
+def test_sixty_programs_of_each_kind(kind: str) -> None:
+    folder = Path(__file__).parent
+    written = "".join((folder / f"{file}.py").read_text() for file in HERE)
+    assert len(re.findall(rf"^@{kind}\(", written, re.MULTILINE)) >= 60

@@ -1,0 +1,466 @@
+"""Random interleavings of training: each event does what it does in eager, or is refused.
+
+    python -m tests.fuzz.steps --programs 1000 --seed 1 --device cpu
+
+A program is a small model and a list of events: forwards, backwards, steps, and what people do in
+between. It runs in two worlds, one eager and one with `ol.graph(model)` (or of the whole step), and
+results, errors, parameters, gradients, the optimizer and the random state are compared after each
+event, bit for bit. Prints each program that is wrong, reduced to the events that make it so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .buckets import device_of
+from .state import different
+
+MIDDLES: dict[str, Callable[[], nn.Module]] = {
+    "Tanh": nn.Tanh,
+    "Dropout": lambda: nn.Sequential(nn.Tanh(), nn.Dropout(0.4)),
+    "BatchNorm": lambda: nn.BatchNorm1d(6),
+    "LayerNorm": lambda: nn.LayerNorm(6),
+    "ReLU in place": lambda: nn.ReLU(inplace=True),
+    "Linear": lambda: nn.Sequential(nn.Linear(6, 6), nn.GELU()),
+    "exp": lambda: _Exp(),
+    "square": lambda: _Square(),
+}
+OPTIMIZERS: dict[str, Callable[[Any, bool], torch.optim.Optimizer]] = {
+    "SGD": lambda p, device: torch.optim.SGD(p, lr=0.05),
+    "momentum": lambda p, device: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "Nesterov": lambda p, device: torch.optim.SGD(
+        p, lr=0.05, momentum=0.8, nesterov=True, foreach=False
+    ),
+    "Adam": lambda p, device: torch.optim.Adam(p, lr=0.01, capturable=device, fused=not device),
+    "AdamW": lambda p, device: torch.optim.AdamW(
+        p, lr=0.01, amsgrad=True, capturable=device, fused=not device
+    ),
+    "RMSprop": lambda p, device: torch.optim.RMSprop(p, lr=0.01, capturable=device),
+}
+
+
+class _Exp(nn.Module):
+    """Its backward reads its own result."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 0.1).exp()
+
+
+class _Square(nn.Module):
+    """Has a parameter that is read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale + (x * self.scale) ** 2 * 0.1
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model, what is graphed of its training, and what happens to it."""
+
+    seed: int
+    middles: tuple[str, ...]
+    optimizer: str
+    whole: tuple[str, ...] | None
+    """The lines of a whole step; None where the model alone is graphed."""
+    gradients: str
+    warmup: int
+    events: tuple[str, ...]
+
+    def __str__(self) -> str:
+        head = f"seed {self.seed}: {self.middles}, {self.optimizer}, {self.gradients=}"
+        lines = [head, f"warmup={self.warmup}", *(self.whole or ("ol.graph(model)",)), "then"]
+        return "\n    ".join([*lines, *self.events])
+
+
+def program(seed: int) -> Program:
+    """The program of a seed."""
+    r = random.Random(seed)
+    whole = _step(r) if r.random() < 0.4 else None
+    gradients = "direct" if whole is None and r.random() < 0.3 else "autograd"
+    events = _around(r) if whole else _loop(r)
+    if gradients == "direct":  # gives `autograd.grad` nothing, as documented
+        events = [e for e in events if "w.grads" not in e and "w.inputs" not in e]
+    middles = tuple(r.choices(tuple(MIDDLES), k=r.choice((1, 1, 2, 3))))
+    optimizer = r.choice(tuple(OPTIMIZERS))
+    return Program(seed, middles, optimizer, whole, gradients, r.choice((1, 1, 2)), tuple(events))
+
+
+def _step(r: random.Random) -> tuple[str, ...]:
+    lines = [r.choice(("opt.zero_grad()", "opt.zero_grad(set_to_none=False)", ""))]
+    lines.append("loss = mse(model(x), y)")
+    lines.append(
+        r.choice(
+            (
+                "loss.backward()",
+                "loss.backward()",
+                "loss.backward(retain_graph=True); loss.backward()",
+                "(loss / 2).backward(); mse(model(x * 2), y).backward()",
+                "grads = torch.autograd.grad(loss, used())\n"
+                "for p, g in zip(used(), grads): p.grad = g",
+                "with torch.no_grad(): model(y.repeat(1, 2)[:, :4])\nloss.backward()",
+            )
+        )
+    )
+    clip = "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)"
+    lines += [r.choice(("", "", clip)), "opt.step()"]
+    lines.append(r.choice(("", "", "opt.zero_grad()")))
+    lines.append("return " + r.choice(("loss", "loss.detach()", "loss.detach() * 2")))
+    return tuple(line for each in lines for line in each.split("\n") if line)
+
+
+BETWEEN = (
+    *("w.rate({f})", "w.rate({f})", "w.freeze({n})", "w.unfreeze({n})", "w.unfreeze({n})"),
+    *("w.hook({n})", "w.hook({n})", "w.unhook()", "w.module_hook()", "w.grad_mode_hook({n})"),
+    *("w.train(False)", "w.train(True)", "w.seed({n})", "w.load({n})", "w.load_optimizer()"),
+    *("w.edit({n})", "w.data({n})", "w.drop({n})", "w.new({n})", "w.opt.zero_grad()"),
+    *("w.opt.zero_grad(set_to_none=False)", "w.scale({n})", "w.look({n})", "w.drop_rate({f})"),
+)  # fmt: skip
+
+
+def _filled(r: random.Random, text: str) -> str:
+    return text.replace("{n}", str(r.randint(0, 5))).replace(
+        "{f}", r.choice(("0.1", "0.02", "0.0"))
+    )
+
+
+def _around(r: random.Random) -> list[str]:
+    events = [f"w.call({i})" for i in range(r.choice((3, 4, 5)))]
+    for _ in range(r.randint(2, 7)):
+        events += [_filled(r, r.choice(BETWEEN)) for _ in range(r.choice((1, 1, 2)))]
+        events += [f"w.call({r.randint(0, 9)})" for _ in range(r.choice((1, 1, 2, 4)))]
+    return events
+
+
+def _loop(r: random.Random) -> list[str]:
+    """Ordinary iterations, and ones with several forwards before their backwards."""
+    events: list[str] = []
+    for number in range(r.randint(6, 12)):
+        if number > 1:
+            events += [_filled(r, r.choice(BETWEEN)) for _ in range(r.choice((0, 0, 1, 1, 2)))]
+        forwards = r.choice((1, 1, 1, 1, 2, 3))
+        events += [f"w.forward({r.randint(0, 9)})" for _ in range(forwards)]
+        backwards = [
+            r.choice(
+                (
+                    *("w.backward({n})", "w.backward({n})", "w.backward({n})"),
+                    *("w.backward({n}, retain_graph=True)", "w.grads({n})", "w.inputs({n})"),
+                    *("w.forget({n})", "w.clip()", "w.look({n})"),
+                )
+            )
+            for _ in range(forwards + r.choice((0, 0, 1)))
+        ]
+        if forwards == 1 and r.random() < 0.6:
+            backwards = ["w.backward(0)"]
+        if r.random() < 0.1:
+            backwards.insert(0, _filled(r, r.choice(BETWEEN)))
+        events += [_filled(r, each) for each in backwards]
+        if r.random() < 0.3:
+            events.append("w.clip()")
+        if r.random() < 0.8:
+            events.append("w.opt.step()")
+        if r.random() < 0.8:
+            chosen = r.choice(("", "", "set_to_none=False"))
+            events.append(f"w.opt.zero_grad({chosen})")
+    return events
+
+
+class World:
+    """One training, and what may happen to it."""
+
+    def __init__(self, found: Program, device: torch.device, graphed: bool) -> None:
+        self.device = device
+        torch.manual_seed(found.seed)
+        middles = [MIDDLES[name]() for name in found.middles]
+        self.model = nn.Sequential(nn.Linear(4, 6), *middles, nn.Linear(6, 3)).to(device)
+        self.opt = OPTIMIZERS[found.optimizer](self.model.parameters(), device.type != "cpu")
+        self.pending: list[Tensor] = []
+        self.hooks: list[Any] = []
+        self.forward_of: Any = self.model
+        self.step_of: Any = None
+        if found.whole is not None:
+            self.step_of = self._step(found)
+        if graphed and found.whole is not None:
+            self.fast = self.step_of = ol.graph(self.step_of, warmup=found.warmup)
+        elif graphed:
+            options: dict[str, Any] = {"gradients": found.gradients, "warmup": found.warmup}
+            self.fast = self.forward_of = ol.graph(self.model, **options)
+        self._random = self._drawn()
+
+    def _step(self, found: Program) -> Callable[..., Any]:
+        lines = "\n    ".join(found.whole or ())
+        namespace = {
+            "model": self.model,
+            "opt": self.opt,
+            "torch": torch,
+            "mse": nn.functional.mse_loss,
+            "used": self.used,
+        }
+        source = f"def step(x, y):\n    {lines}\n"
+        exec(compile(source, f"<step of seed {found.seed}>", "exec", dont_inherit=True), namespace)
+        return namespace["step"]  # type: ignore[return-value]
+
+    def used(self) -> list[nn.Parameter]:
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def _drawn(self) -> list[Tensor]:
+        cuda = [torch.cuda.get_rng_state()] if self.device.type == "cuda" else []
+        return [torch.get_rng_state(), *cuda]
+
+    def run(self, event: str) -> Any:
+        """What an event gives, or raises, with this world's random numbers."""
+        torch.set_rng_state(self._random[0])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(self._random[1])
+        try:
+            return eval(event, {"w": self})
+        except ol.CaptureError:
+            raise
+        except Exception as error:  # noqa: BLE001 - compared with the other world
+            return error
+        finally:
+            self._random = self._drawn()
+
+    def state(self) -> dict[str, Any]:
+        """All that is compared."""
+        parameters = dict(self.model.named_parameters())
+        moments = [self.opt.state.get(p, {}) for p in self.opt.param_groups[0]["params"]]
+        return {
+            **dict(self.model.state_dict()),
+            **{f"{name}.grad": p.grad for name, p in parameters.items()},
+            **{f"{name}.frozen": not p.requires_grad for name, p in parameters.items()},
+            **{f"{i}.{key}": v for i, held in enumerate(moments) for key, v in held.items()},
+            "random state": self._random[0],
+            "device's random state": self._random[-1],
+        }
+
+    def _parameter(self, number: int) -> tuple[str, nn.Parameter]:
+        named = list(self.model.named_parameters())
+        return named[number % len(named)]
+
+    def _data(self, seed: int, size: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(5, size, generator=generator).to(self.device)
+
+    # Events.
+
+    def call(self, seed: int) -> Any:
+        return self.step_of(self._data(seed, 4), self._data(seed + 50, 3))
+
+    def forward(self, seed: int) -> Tensor:
+        result = self.forward_of(self._data(seed, 4))
+        self.pending.append((result * self._data(seed + 50, 3)).sum())
+        return result.detach().clone()
+
+    def look(self, seed: int) -> Tensor:
+        with torch.no_grad():
+            return self.forward_of(self._data(seed, 4))
+
+    def _next(self, number: int, keep: bool = False) -> Tensor:
+        number %= len(self.pending)
+        return self.pending[number] if keep else self.pending.pop(number)
+
+    def backward(self, number: int, retain_graph: bool = False) -> None:
+        self._next(number, retain_graph).backward(retain_graph=retain_graph)
+
+    def grads(self, number: int) -> Any:
+        return torch.autograd.grad(self._next(number), self.used(), allow_unused=True)
+
+    def inputs(self, number: int) -> None:
+        self._next(number).backward(inputs=[self.used()[number % len(self.used())]])
+
+    def forget(self, number: int) -> None:
+        self._next(number)
+
+    def clip(self) -> Tensor:
+        return nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+
+    def rate(self, value: float) -> None:
+        self.opt.param_groups[0]["lr"] = value
+
+    def freeze(self, number: int) -> None:
+        self._parameter(number)[1].requires_grad_(False)
+
+    def unfreeze(self, number: int) -> None:
+        self._parameter(number)[1].requires_grad_(True)
+
+    def hook(self, number: int) -> None:
+        self.hooks.append(self._parameter(number)[1].register_hook(lambda grad: grad * 2))
+
+    def grad_mode_hook(self, number: int) -> None:
+        def scale(p: Tensor) -> None:
+            if p.grad is not None:
+                p.grad.mul_(0.5)
+
+        parameter = self._parameter(number)[1]
+        self.hooks.append(parameter.register_post_accumulate_grad_hook(scale))
+
+    def module_hook(self) -> None:
+        self.hooks.append(self.model[1].register_forward_hook(lambda m, args, result: result * 1.5))
+
+    def unhook(self) -> None:
+        if self.hooks:
+            self.hooks.pop(0).remove()
+
+    def train(self, mode: bool) -> None:
+        self.model.train(mode)
+
+    def seed(self, number: int) -> None:
+        torch.manual_seed(number)
+
+    def load(self, number: int) -> None:
+        state = self.model.state_dict()
+        changed = {k: v * 0.9 if v.is_floating_point() else v for k, v in state.items()}
+        self.model.load_state_dict(changed, assign=number == 5)
+        if number == 5:
+            self._adopt()
+
+    def load_optimizer(self) -> None:
+        self.opt.load_state_dict(self.opt.state_dict())
+
+    def edit(self, number: int) -> None:
+        with torch.no_grad():
+            self._parameter(number)[1].mul_(0.9)
+
+    def data(self, number: int) -> None:
+        parameter = self._parameter(number)[1]
+        parameter.data = parameter.data * 1.1
+
+    def new(self, number: int) -> None:
+        name, parameter = self._parameter(number)
+        owner, _, last = name.rpartition(".")
+        module = self.model.get_submodule(owner)
+        setattr(module, last, nn.Parameter(parameter.detach() * 0.8))
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Give the optimizer the model's parameters, as they are now."""
+        self.opt.param_groups[0]["params"][:] = list(self.model.parameters())
+
+    def drop(self, number: int) -> None:
+        self._parameter(number)[1].grad = None
+
+    def scale(self, number: int) -> None:
+        grad = self._parameter(number)[1].grad
+        if grad is not None:
+            grad.mul_(0.5)
+
+    def drop_rate(self, value: float) -> None:
+        for module in self.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = value
+
+
+def run(found: Program, device: torch.device) -> tuple[str, str]:
+    """What became of a program: right, refused (with the code) or wrong."""
+    eager, graphed = World(found, device, False), World(found, device, True)
+    for number, event in enumerate(found.events):
+        expected = eager.run(event)
+        try:
+            got = graphed.run(event)
+        except ol.CaptureError as error:
+            return "refused", error.code
+        if isinstance(got, Exception) and type(got) is not type(expected):
+            at = "".join(traceback.format_exception(got, limit=-6))
+            return "wrong", f"event {number}, {event}: {at}"
+        why = different(got, expected)
+        if why is not None:
+            return "wrong", f"event {number}, {event}: {why}"
+        if isinstance(expected, Exception):
+            if "call" in event or "forward" in event or "backward" in event:
+                break  # what an error leaves behind is not compared
+            continue
+        mine, theirs = graphed.state(), eager.state()
+        for name, value in theirs.items():
+            why = different(mine.get(name), value)
+            if why is not None:
+                return "wrong", f"event {number}, {event}: {name}: {why}"
+    replayed = any(recording.replays for recording in graphed.fast.recordings)
+    return "right", "replayed" if replayed else "eager"
+
+
+def reduced(found: Program, wrong: Callable[[Program], bool]) -> Program:
+    """A smaller program that is wrong too."""
+    smaller = True
+    while smaller:
+        smaller = False
+        for attempt in _smaller(found):
+            if wrong(attempt):
+                found, smaller = attempt, True
+                break
+    return found
+
+
+def _smaller(found: Program) -> list[Program]:
+    half = len(found.events) // 2
+    shorter = [replace(found, events=found.events[:half])]
+    fewer = [
+        replace(found, events=found.events[:i] + found.events[i + 1 :])
+        for i in range(len(found.events) - 1, -1, -1)
+    ]
+    lines = found.whole or ()
+    plainer = [replace(found, whole=lines[:i] + lines[i + 1 :]) for i in range(len(lines) - 1)]
+    smaller = [
+        replace(found, middles=found.middles[:i] + found.middles[i + 1 :])
+        for i in range(len(found.middles))
+    ]
+    plain = [replace(found, optimizer="SGD")] if found.optimizer != "SGD" else []
+    return [*shorter, *plain, *smaller, *fewer, *plainer]
+
+
+def fuzz(
+    seeds: Iterable[int], device: torch.device, say: Callable[[str], object] = print
+) -> Counter[str]:
+    """Run the programs of these seeds; how many became what. Says what is wrong."""
+    counts: Counter[str] = Counter()
+
+    def verdict(found: Program) -> tuple[str, str]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return run(found, device)
+
+    for seed in seeds:
+        found = program(seed)
+        became, why = verdict(found)
+        counts[became] += 1
+        if became != "wrong":
+            counts[why] += 1
+            continue
+        small = reduced(found, lambda each: verdict(each)[0] == "wrong")
+        say(f"{small}\n  {verdict(small)[1]}\n")
+    return counts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Random interleavings of training.")
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1, help="of the first program")
+    parser.add_argument("--device", choices=("cpu", "tape", "cuda"), default="cpu")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    seeds = range(options.seed, options.seed + options.programs)
+    counts = fuzz(seeds, device_of(options.device))
+    print(
+        f"{options.programs} programs from seed {options.seed} on {options.device}: {dict(counts)}"
+    )
+    return 1 if counts["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

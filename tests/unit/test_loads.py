@@ -1,0 +1,162 @@
+"""What code loads, of which object, and what becomes of it."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+
+from onelaunch.frames import FrameWatch, Reads
+from onelaunch.loads import Use, loads_of, only_counts
+
+
+def code_of(line: str) -> types.CodeType:
+    namespace: dict[str, types.FunctionType] = {}
+    exec("def fn(self, d, x, k, f):\n " + line, namespace)
+    return namespace["fn"].__code__
+
+
+@pytest.mark.parametrize(
+    ("line", "use"),
+    [
+        ("self.n += 1", Use.GROWS),
+        ("self.n -= len(x)", Use.GROWS),
+        ("self.n = self.n + k", Use.GROWS),
+        ("self.n = (self.n + k) % 3", Use.READ),
+        ("self.n += 1; x *= self.n", Use.READ),
+        ("self.n = y = self.n + 1", Use.READ),
+        ("self.n = f(self.n)", Use.READ),
+        ("self.n = d.n", Use.READ),
+        ("self.n = d.n + 1", Use.READ),
+        ("self.n = self.n", Use.READ),
+        ("return x * self.n", Use.READ),
+        ("self.n = len(x); return x * self.n", Use.NONE),
+        ("if x: self.n = 1\n return self.n", Use.READ),
+        ("for i in x: self.n = i\n return self.n", Use.READ),
+        ("self.n = len(x)", Use.NONE),
+        ("self.n = 0; self.n += 1", Use.NONE),
+        ("self.n.append(x)", Use.GROWS),
+        ("self.n.append(x); return len(self.n)", Use.READ),
+        ("self.n['k'] += 1", Use.ITEMS),
+        ("self.n['k'] = self.n['l']", Use.ITEMS),
+        ("self.n[k] = 1", Use.READ),
+        ("y = self.n; y['k'] += 1", Use.READ),
+        ("self.n['k'] = 1; return sum(self.n)", Use.READ),
+        ("return (self.n if x else self.m)['k']", Use.READ),
+        ("return self.__dict__['n']", Use.READ),
+    ],
+)
+def test_what_becomes_of_an_attribute(line: str, use: Use) -> None:
+    loads = loads_of(code_of(line)).loads
+    assert (
+        max(load.use if not load.stores else Use.NONE for load in loads if load.place.key == "n")
+        is use
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "use"),
+    [
+        ("d['n'] += 1", Use.GROWS),
+        ("self.d['n'] += 1", Use.GROWS),
+        ("d[0] += len(x)", Use.GROWS),
+        ("d['n'] += 1; return x * d['n']", Use.READ),
+        ("self.q[0] = d['n']", Use.READ),
+        ("d['n'] = len(x)", Use.NONE),
+        ("return x * d['n']", Use.READ),
+    ],
+)
+def test_what_becomes_of_an_item(line: str, use: Use) -> None:
+    items = [load for load in loads_of(code_of(line)).loads if load.place.kind == "item"]
+    assert max(load.use if not load.stores else Use.NONE for load in items) is use
+
+
+@pytest.mark.parametrize(
+    ("line", "counts"),
+    [
+        ("self.n += 1", True),
+        ("self.n = (self.n + k) % 3", True),
+        ("self.n += 1; self.n(x)", True),  # a method of that name
+        ("self.n += 1; x *= self.n", False),
+        ("return lambda: self.n", False),
+    ],
+)
+def test_only_counts(line: str, counts: bool) -> None:
+    assert only_counts(code_of(line), "n") is counts
+
+
+class Box:
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def child(self) -> Any:
+        return self.inner  # type: ignore[attr-defined]
+
+
+def seen(fn: Any, *args: Any) -> Reads:
+    reads = Reads()
+    with FrameWatch(reads).watching():
+        fn(*args)
+    return reads
+
+
+def read_of(reads: Reads, box: Box) -> set[str]:
+    owner = reads.of(box)
+    return set() if owner is None else {n for n, use in owner.names.items() if use is Use.READ}
+
+
+def in_a_loop(root: Box) -> float:
+    total = 0.0
+    for i, box in enumerate(root.boxes):  # type: ignore[attr-defined]
+        total += box.scale * i
+    return total
+
+
+def by_a_chain(root: Box) -> float:
+    node = root.boxes[0]  # type: ignore[attr-defined]
+    while node.next is not None:
+        node = node.next
+    return node.scale
+
+
+READERS: dict[str, Any] = {
+    "an attribute": lambda root: root.boxes[1].scale,
+    "a loop": in_a_loop,
+    "a list of a generator": lambda root: sum(box.scale for box in root.boxes),
+    "getattr": lambda root: getattr(root.boxes[1], "scale"),  # noqa: B009
+    "a name made at run time": lambda root: getattr(root.boxes[1], "sca" + "le"),
+    "a call's result": lambda root: root.child().scale,
+    "a chain": by_a_chain,
+    "a sorted list": lambda root: sorted(root.boxes, key=id)[-1].scale,
+    "a conditional": lambda root: (root.boxes[1] if root.boxes else root).scale,
+    "an unpacked pair": lambda root: [b.scale for a, b in [(root, root.boxes[1])]],
+    "vars": lambda root: dict(vars(root.boxes[1])),
+}
+
+
+@pytest.mark.parametrize("how", READERS)
+def test_an_object_that_is_read(how: str) -> None:
+    """And no other that has an attribute of that name."""
+    last = Box(scale=2.0, next=None)
+    first, other = Box(scale=1.0, next=last), Box(scale=3.0)
+    reads = seen(READERS[how], Box(boxes=[first, last], inner=last))
+    owner = reads.of(last)
+    assert owner is not None
+    assert owner.opaque or "scale" in read_of(reads, last)
+    assert reads.of(other) is None
+
+
+def test_nothing_that_a_run_made_is_kept() -> None:
+    import weakref
+
+    made: list[Any] = []
+
+    def fn() -> float:
+        box = Box(scale=1.0)
+        made.append(weakref.ref(box))
+        return box.scale
+
+    reads = seen(fn)
+    assert made[0]() is None
+    assert not [owner for owner in reads.copy().owners.values() if owner.ref() is made[0]()]

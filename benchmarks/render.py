@@ -246,6 +246,26 @@ def _limit(row: dict[str, Any]) -> bool:
     return row["variant"].startswith("bare")
 
 
+def torch_versions(results: dict[str, Any]) -> str:
+    """The releases of torch that the tests ran on, and how many passed."""
+    suites = list(dict.fromkeys(suite for row in results.values() for suite in row["suites"]))
+    rows = [
+        (
+            f"{version}, Python {row['python']}",
+            *(passed(row["suites"][suite]) for suite in suites),
+            row["gpu"] or "CPU",
+        )
+        for version, row in results.items()
+    ]
+    head = ("torch", *(f"tests/{suite}" for suite in suites), "on")
+    return table(head, rows) + "\nTests that passed, of those that this machine can run.\n"
+
+
+def passed(suite: dict[str, int]) -> str:
+    failed = f", {suite['failed']} failed" if suite["failed"] else ""
+    return f"{suite['passed']:,}{failed}"
+
+
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engines-summary": ("engines.json", summary),
     "engines-wall": ("engines.json", figures("wall")),
@@ -257,6 +277,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "shapes-serving": ("shapes.json", shapes_serving),
     "tape": ("tape.json", tape),
     "learning": ("learning.json", learning),
+    "torch-versions": ("torch_versions.json", torch_versions),
     "training-summary": ("training.json", training_summary),
     "training-pair": ("training.json", training("pair")),
     "training-step": ("training.json", training("step")),

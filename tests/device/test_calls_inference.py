@@ -71,3 +71,17 @@ def test_statistics_that_a_composite_moves_are_put_back(device: torch.device, ra
             assert_same(fast(rand(i, 2, 3, 4, 4)), expected(rand(i, 2, 3, 4, 4)))
             assert_same(dict(model.state_dict()), dict(expected.state_dict()))
     assert replays(fast) == 3
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_products_of_views_of_a_parameter(
+    device: torch.device, rand: Rand, batch_first: bool
+) -> None:
+    """Such views require grad in eager, and a product of strided tensors is then made otherwise."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(32, 4, batch_first=batch_first, device=device)
+
+    def f(x: Tensor) -> Any:
+        return attention(x[:, :1] if batch_first else x[:1], x, x)
+
+    drop_in_worlds(lambda: (f, lambda i: (rand(i, 2, 16, 32),)), mode=torch.inference_mode)

@@ -321,8 +321,7 @@ for _name in (
     "siglip",
     "mamba",
 ):
-    # In inference mode a CPU multiplies its transposed tensors in another order (docs/limits.md).
-    _architecture(_name, exact=_name != "mamba")
+    _architecture(_name)
 
 
 @inference()

@@ -32,6 +32,7 @@ distributed: Any = getattr(torch._C, "_distributed_c10d", None)
 """Torch's bindings of collectives; a build may lack them, and then has no collectives either."""
 
 _BINDINGS: Any = (torch, vars(torch._C)["_nn"])
+_KEY = torch._C.DispatchKey
 _IMPLICIT = "CompositeImplicitAutograd"
 
 # Results of these hold whatever the memory held: there is nothing to repeat.
@@ -88,11 +89,6 @@ _DESCRIPTIONS = frozenset(
 )
 
 
-_WHOLE = frozenset({"aten::matmul", "aten::linear"})
-"""Composite operations whose C++ asks whether its arguments require grad, and multiplies otherwise
-where they do: a view that a mode has made in inference mode does not, where eager's does."""
-
-
 class Operator:
     """One ATen overload, and how to repeat a call of it at fixed addresses.
 
@@ -116,7 +112,7 @@ class Operator:
         self.label = self.name.replace("::", ".").removeprefix("aten.").removesuffix(".default")
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
         whole = has_kernel(self.name, "CPU") or has_kernel(self.name, "CUDA")
-        self.composite = has_kernel(self.name, _IMPLICIT) and not (whole or self.name in _WHOLE)
+        self.composite = has_kernel(self.name, _IMPLICIT) and not whole
         self.describes = self.name in _DESCRIPTIONS or func.namespace == "prim"
         self.idle = torch.Tag.inplace_view in func.tags or self.name in _UNDEFINED
         self.random = torch.Tag.nondeterministic_seeded in func.tags
@@ -146,9 +142,14 @@ class Operator:
         """Run a composite operation by its C++, for a mode to see what it is made of.
 
         A mode gets it whole in inference mode, where no autograd takes it apart before. Not by
-        `decompose`, which prefers torch's references in Python, and those give other bits.
+        `decompose`, which prefers torch's references in Python, and those give other bits. And not
+        below the views' key, as a mode is called: a view made there does not require grad where
+        eager's does, and some products ask that to choose how to multiply.
         """
-        return self.func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        included = torch._C._dispatch_tls_local_include_set()
+        excluded = torch._C._dispatch_tls_local_exclude_set()
+        with torch._C._ForceDispatchKeyGuard(included, excluded.remove(_KEY.ADInplaceOrView)):
+            return self.func._op_dk(_KEY.CompositeImplicitAutograd, *args, **kwargs)
 
     def in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """A call that writes the arguments it wrote in the capture, and gives nothing fresh."""

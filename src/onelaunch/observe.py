@@ -196,8 +196,8 @@ class Observer(TorchDispatchMode):
         try:
             check(*args)
         except CaptureError as error:
-            if error.code == "OL104":
-                self.refused = self.refused or error
+            if error.code == "OL104":  # its frames would hold all that the run made
+                self.refused = self.refused or error.with_traceback(None)
 
     def made(self, t: Tensor) -> bool:
         """Whether this memory was allocated in the run."""

@@ -7,9 +7,11 @@ and it is seen whether the results require grad, and what the capture will need.
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from threading import get_ident
+from threading import Thread, get_ident
 from time import perf_counter
 from typing import Any
 
@@ -38,6 +40,15 @@ Refuse = Callable[[Signature, CaptureError], object]
 """What is done about a signature that cannot be captured: raises, or lets it run eagerly."""
 
 
+def _import_dynamo() -> None:
+    """Import Dynamo, as the first operation under a mode would, from no frame of the caller's: the
+    import keeps the frames below it until cycles are collected, and the graph that they hold."""
+    if "torch._dynamo" not in sys.modules:
+        thread = Thread(target=importlib.import_module, args=("torch._dynamo",))
+        thread.start()
+        thread.join()
+
+
 class Warmup:
     """Warms a callable up.
 
@@ -54,6 +65,7 @@ class Warmup:
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
     ) -> Any:
         """One of the caller's own first calls, on the stream that will capture."""
+        _import_dynamo()
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         measured = self._options.policy == "measure"
         if measured:

@@ -1,0 +1,113 @@
+"""No part of onelaunch keeps the autograd graph of a run that is over.
+
+An AccumulateGrad node works on the stream where it was made for as long as a graph holds it, so one
+that outlives its run would have the next backward wait for another stream, and warn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+Rand = Callable[..., Tensor]
+
+
+@pytest.fixture(autouse=True)
+def uncollected() -> Iterator[None]:
+    """Nothing may wait for the collector of cycles."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def is_kept(p: Tensor) -> bool:
+    """Whether a graph holds the AccumulateGrad node of `p`; marks the node."""
+    node: Any = p.expand_as(p).grad_fn
+    marks = node.next_functions[0][0].metadata
+    return bool(marks.setdefault("calls", []).append(0) or len(marks["calls"]) > 1)
+
+
+class Root(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.w).sqrt()
+
+
+def test_proofs_of_a_bucket(device: torch.device, rand: Rand) -> None:
+    model = Root().to(device)
+    fast = ol.graph(model, buckets=ol.Buckets(0, (8,), pad={"x": 1}), warmup=1)
+    for n in (5, 5, 3):
+        fast(rand(n, n, 4).abs() + 0.1).sum().backward()
+        assert not is_kept(model.w)
+
+
+def reads(model: Root, x: Tensor) -> Tensor:
+    return model(x) * model(x).sum().item()
+
+
+def draws_on_the_host(model: Root, x: Tensor) -> Tensor:
+    return model(x) * torch.rand(4, device="cpu").to(x.device)
+
+
+def seeds(model: Root, x: Tensor) -> Tensor:
+    y = model(x)
+    torch.random.default_generator.set_state(torch.random.default_generator.get_state())
+    return y
+
+
+def fails(model: Root, x: Tensor) -> Tensor:
+    raise ValueError(model(x).shape)
+
+
+REFUSED: dict[str, Callable[[Root, Tensor], Tensor]] = {
+    "a host read": reads,
+    "random numbers of the host": draws_on_the_host,
+    "a generator's state": seeds,
+    "an error of its own": fails,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("step", [False, True], ids=["pair", "step"])
+def test_refusals(device: torch.device, rand: Rand, name: str, step: bool) -> None:
+    model = Root().to(device)
+
+    def f(x: Tensor) -> Tensor:
+        y = REFUSED[name](model, x)
+        if step:
+            model.zero_grad()
+            y.sum().backward()
+            return y.detach()
+        return y
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(4):
+        with contextlib.suppress(ol.CaptureError, ValueError):
+            fast(rand(i, 5, 4).abs())
+        assert not is_kept(model.w), i
+
+
+def test_a_node_that_the_callable_looked_at(device: torch.device, rand: Rand) -> None:
+    model = Root().to(device)
+
+    def f(x: Tensor) -> Tensor:
+        y = model(x)
+        node: Any = y.grad_fn
+        return y * len(node.next_functions[0][0].next_functions)
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(4):
+        fast(rand(i, 5, 4).abs()).sum().backward()
+        assert not is_kept(model.w), i

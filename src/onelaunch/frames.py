@@ -155,10 +155,10 @@ class Reads:
         is held here alone, an object or a graph that the run made."""
         for key, owner in list(self.owners.items()):
             value = owner.ref()
-            if isinstance(owner.ref, functools.partial):
-                # A node belongs to the graph of its run, which may last until a backward has run.
-                if isinstance(value, Node) or sys.getrefcount(value) <= _OURS_ALONE:
-                    del self.owners[key]
+            ours = isinstance(owner.ref, functools.partial)
+            # A node belongs to the graph of its run, which may last until a backward has run.
+            if ours and (isinstance(value, Node) or sys.getrefcount(value) <= _OURS_ALONE):
+                del self.owners[key]
             if value is None or isinstance(value, _APART):
                 continue
             kind = self.kinds.setdefault(_kind(value), Owner(_gone))

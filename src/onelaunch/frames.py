@@ -408,6 +408,8 @@ class _Frame:
             found += globals_named(self._globals, symbol.key)
         elif kind == "attribute":
             found += [v for o in self._values(symbol.base) for v in peek(o, symbol.key)]
+        elif kind == "item" and symbol.base is not None and symbol.base.kind == "parts":
+            found += self._values(symbol.base)
         elif kind == "item":
             keys = self._values(symbol.parts[0])
             found += [v for o in self._values(symbol.base) for v in items(o, keys)]

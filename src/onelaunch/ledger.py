@@ -111,7 +111,14 @@ class Ledger:
                 if _has_memory(t) and t.device.type == "cpu":
                     key = key_of(t)
                     self.held[id(t), key] = _content(key(t))
-        self._freed: list[StorageWeakRef] = []
+        self._made: dict[int, StorageWeakRef] = {}
+        """By name of the memory. A reference keeps the id of a storage, not what it holds, so that
+        no other that is made unseen, by a compiled kernel, is taken for one that has gone."""
+        self._unseen: list[tuple[int, StorageWeakRef, int, Place | None]] = []
+        """Memory that neither the call nor its state leads to and that no operation was seen to
+        make; the operation that used it first, and its line."""
+        self.lasting: dict[int, int] = {}
+        """Number -> storage, of those that have not gone with the run."""
         self._entries: list[tuple[Any, ...]] = []
         # Calls of other sizes than in the capture, as buckets have, are no comparison; nor are
         # those whose arguments share other memory, or with other hooks on leaves.
@@ -146,8 +153,7 @@ class Ledger:
                 storage = self._storage(t)
                 if storage not in given:
                     self._whose[storage] = number, place
-                    if t.device.type == "cpu":  # so that no other, made unseen, takes its id
-                        self._freed.append(StorageWeakRef(local(t).untyped_storage()))
+                    self._made[storage] = StorageWeakRef(local(t).untyped_storage())
 
     def differs(self, difference: Difference) -> None:
         """Note what is no operation."""
@@ -156,14 +162,24 @@ class Ledger:
 
     def finish(self) -> None:
         """After the run."""
+        self.lasting = {
+            n: storage for n, (storage, ref, *_) in enumerate(self._unseen) if not ref.expired()
+        }
         if self._earlier is not None and self.difference is None:
             others = self._earlier._entries
             if len(others) > len(self._entries):
                 told = _told(len(self._entries), others[len(self._entries)], None)
                 self.difference = Difference(told, None)
+            for number, (_, _, at, place) in enumerate(self._unseen):
+                before, now = self._earlier.lasting.get(number), self.lasting.get(number)
+                if before is not None and now is not None and before != now:
+                    told = f"operation {at + 1} of the call, {_named(self._entries[at])}, got one"
+                    told += " tensor in the run before, and another in the capture"
+                    self.differs(Difference(told, place))
         self._earlier = None
         self._whose.clear()
-        self._freed.clear()
+        self._made.clear()
+        self._unseen.clear()
 
     def _noted(self, value: Any, given: set[int]) -> Any:
         if isinstance(value, Tensor):
@@ -185,6 +201,8 @@ class Ledger:
         storage = self._storage(t)
         given.add(storage)
         whose = self._whose.get(storage)
+        if isinstance(whose, tuple) and storage in self._made and self._made[storage].expired():
+            whose = None  # other memory, at an address that was free again
         scalar = not t.dim()
         displaced = isinstance(whose, tuple) or storage in self._displaced
         if whose is None:
@@ -218,7 +236,14 @@ class Ledger:
             with torch._C.DisableTorchFunction():
                 return "value", repr(t.detach().tolist())
         # Others on the host reach a device only where that is refused.
-        return "host" if host and not self._on_host else ("memory", storage)
+        if host and not self._on_host:
+            return "host"
+        for number, (other, reference, *_) in enumerate(self._unseen):
+            if other == storage and not reference.expired():
+                return "memory", number
+        reference = StorageWeakRef(local(t).untyped_storage())
+        self._unseen.append((storage, reference, len(self._entries), user_frame()))
+        return "memory", len(self._unseen) - 1
 
 
 def _hooks_of(t: Tensor) -> tuple[Any, Any]:

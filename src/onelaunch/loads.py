@@ -287,7 +287,9 @@ class _Reader:
 
     def next_(self, step: dis.Instruction, index: int) -> None:
         base = self._stack[-1] if self._stack else UNKNOWN
-        self._at.setdefault(step.argval, list(self._stack))
+        # At the end it pops the iterator; from 3.12 the instruction there does, and one thing more.
+        after = [*self._stack, UNKNOWN] if sys.version_info >= (3, 12) else self._stack[:-1]
+        self._at.setdefault(step.argval, after)
         self._stack.append(Symbol("element", base, offset=step.offset))
 
     def unpack(self, step: dis.Instruction, index: int) -> None:
@@ -309,6 +311,16 @@ class _Reader:
 
     def parts(self, step: dis.Instruction, index: int) -> None:
         self._stack.append(Symbol("parts", parts=tuple(self._pops(step.arg or 0))))
+
+    def append(self, step: dis.Instruction, index: int) -> None:
+        """One more part, of a comprehension: it is below the iterators of its loops."""
+        *key, value = self._pops(2 if step.opname == "MAP_ADD" else 1)
+        place = step.arg or 1
+        if len(self._stack) >= place:
+            old = self._stack[-place]
+            new = Symbol("parts", parts=(*(old.parts if old.kind == "parts" else ()), *key, value))
+            for stack in (self._stack, *self._at.values()):  # where its loops end, too
+                stack[:] = [new if symbol is old else symbol for symbol in stack]
 
     def copy(self, step: dis.Instruction, index: int) -> None:
         place = step.arg or 1
@@ -371,6 +383,7 @@ _KEEPS = (
     "PRECALL",
     "KW_NAMES",
     "JUMP",
+    "END_FOR",
     "LIST_",
 )
 """Instructions after which what is on top of the stack is what it was."""
@@ -421,6 +434,7 @@ _HANDLERS: dict[str, _Handler] = {
     "UNPACK_SEQUENCE": _Reader.unpack,
     "MATCH_CLASS": _Reader.matched,
     **dict.fromkeys(("BUILD_TUPLE", "BUILD_LIST", "BUILD_SET"), _Reader.parts),
+    **dict.fromkeys(("LIST_APPEND", "SET_ADD", "MAP_ADD"), _Reader.append),
     "COPY": _Reader.copy,
     "SWAP": _Reader.swap,
     "IMPORT_NAME": _Reader.imported,

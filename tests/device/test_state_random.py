@@ -104,6 +104,16 @@ def test_a_generator_of_the_closure_leaves_the_default_one(
     assert replays(fast) > 0
 
 
+def test_a_generator_of_the_host_is_none_of_a_device(device: torch.device, rand: Rand) -> None:
+    class Sampler:
+        generator = torch.Generator().manual_seed(3)
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x * (self.generator.initial_seed() + 1)
+
+    drop_in_worlds(lambda: (Sampler(), lambda i: (rand(i, 4),)))
+
+
 @on_cpu_and_cuda
 def test_a_generator_as_an_argument_is_right_or_eager(device: torch.device, rand: Rand) -> None:
     def f(x: Tensor, generator: torch.Generator) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import assert_same, drop_in_worlds, replays
 
 Rand = Callable[..., Tensor]
 Place = tuple[Callable[[Tensor], Tensor], Callable[[], object]]
@@ -382,3 +382,22 @@ def test_a_frozen_parameter_with_a_gradient(device: torch.device, rand: Rand) ->
         assert_same(fast(rand(i, 2, 3)), eager(rand(i, 2, 3)), f"call {i}")
         assert_same(dict(mine.state_dict()), dict(theirs.state_dict()), f"call {i}")
     assert replays(fast) > 4
+
+
+def test_a_number_behind_a_comprehension(device: torch.device, rand: Rand) -> None:
+    """Python 3.12 runs one in the frame of the function that it stands in."""
+
+    class Layer:
+        calls = 0.0
+
+    def world() -> Any:
+        layers = [Layer()]
+
+        def f(x: Tensor) -> Tensor:
+            [layer for layer in layers][-1].calls += 1
+            each = {n: layer for n, layer in enumerate(layers)}
+            return x * each[0].calls
+
+        return f, lambda i: (rand(i, 4),)
+
+    drop_in_worlds(world, calls=8, recordings=None, min_replays=0)

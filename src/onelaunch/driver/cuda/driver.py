@@ -174,6 +174,7 @@ class CudaDriver:
         pool = _own(pool)
         assert rewind is None or isinstance(rewind, CudaRewind)
         bundled = bundled and bundle.kernel.ready(torch.device("cuda", pool.index))
+        generators = _of_device(generators, pool.index)
         pool.earlier = pool.ranges.copy() if pool.recordings else memory.Ranges()
         pool.capturing = True
         try:
@@ -207,12 +208,18 @@ class CudaDriver:
         Costs one more capture, in memory of its own that is given back, and two or four launches.
         """
         if isinstance(graph, CudaGraph) and capabilities().rebind:
-            rebind(graph, body, state, generators)
+            rebind(graph, body, state, _of_device(generators, graph.pool.index))
         return graph
 
     def synchronize(self, device: torch.device) -> None:
         """See `Driver.synchronize`."""
         torch.cuda.synchronize(device)
+
+
+def _of_device(generators: Sequence[torch.Generator], index: int) -> list[torch.Generator]:
+    """Those whose numbers a graph of the device draws. CUDA takes another for one of its own, and
+    the process ends."""
+    return [g for g in generators if g.device == torch.device("cuda", index)]
 
 
 def _own(pool: Pool) -> CudaPool:

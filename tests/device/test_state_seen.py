@@ -394,9 +394,9 @@ def test_a_number_behind_a_comprehension(device: torch.device, rand: Rand) -> No
         layers = [Layer()]
 
         def f(x: Tensor) -> Tensor:
-            [layer for layer in layers][-1].calls += 1
-            each = {n: layer for n, layer in enumerate(layers)}
-            return x * each[0].calls
+            [layer for layer in layers if layer][-1].calls += 1
+            each = {n + 1: layer for n, layer in enumerate(layers)}
+            return x * each[1].calls
 
         return f, lambda i: (rand(i, 4),)
 

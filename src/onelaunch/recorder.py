@@ -303,11 +303,11 @@ class Recorder:
         args, kwargs = unflatten(tree, list(arguments))
         places = [t.data_ptr() for t in arguments]
         if self.forward is None and torch.is_grad_enabled():
-            refuse_gradients((args, kwargs), arguments, plan, read=True)
+            refuse_gradients(tree, (args, kwargs), arguments, plan, read=True)
         result = self._called(args, kwargs, plan, hidden, before, run, observer)
         self.driver.join(distributed.side_streams(v for _, v in before.walk.held.values()))
         inspect_arguments(tree, (args, kwargs), arguments, plan)
-        refuse_gradients((args, kwargs), arguments, plan, read=False)
+        refuse_gradients(tree, (args, kwargs), arguments, plan, read=False)
         if places != [t.data_ptr() for t in arguments]:
             raise CaptureError("OL107", "an argument was given other memory")
         # What the callable has, and may return or store as it is; `follows` counts its tensors too.

@@ -29,8 +29,8 @@ LAYERS = {
     "driver": ("driver",),
     "core": (
         *("loads", "peek", "frames", "slots", "contents", "state", "native", "guard"),
-        *("known", "observe", "plan"),
-        *("ledger", "hostvalues"),
+        *("known", "watching", "observe", "plan"),
+        *("ledger", "hostvalues", "hostmemory"),
         *("hyperparameters", "optimizers", "steps", "dials", "turnable"),
         *("leaves", "direct", "backward", "streams", "chain", "flight", "parts"),
         *("autograd", "ahead"),

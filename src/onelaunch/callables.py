@@ -97,7 +97,7 @@ def make_graphed_callables(
         for graphed in reversed(made):
             if graphed.newest_pair is not None:
                 capture_backward(graphed.newest_pair)
-    except BaseException:
+    except BaseException:  # of the callables, or Ctrl-C: no module keeps another forward
         for fn, forward in before:
             del fn.forward
             if forward is not None:

@@ -27,10 +27,11 @@ from onelaunch.leaves import (
     is_pure_view,
     refuse_backward_hooks,
 )
-from onelaunch.observe import Observer, refuse
+from onelaunch.observe import Observer
 from onelaunch.parts import Share
 from onelaunch.plan import Inputs, Outputs, own, unique
 from onelaunch.pool import Pool
+from onelaunch.refusals import refuse
 from onelaunch.slots import Slot
 from onelaunch.spec import lies_on
 from onelaunch.state import Walk

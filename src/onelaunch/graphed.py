@@ -45,7 +45,7 @@ from onelaunch.table import (
     varying,
     why,
 )
-from onelaunch.tree import Flat, flatten_call
+from onelaunch.tree import Flat
 from onelaunch.trial import timed
 from onelaunch.warmup import Warmup, wants_grad
 
@@ -96,7 +96,7 @@ class Graphed(Table, Generic[P, R]):
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """A call that no recording fits: warm up, capture, or run eagerly."""
         note_modes()
-        flat = flatten_call(args, kwargs)
+        flat = self._flat(args, kwargs)
         driver, device = self._callee.where(flat)
         if driver.capturing() or foreign(flat.tensors) is not None or packing():
             return self.fn(*args, **kwargs)
@@ -137,7 +137,7 @@ class Graphed(Table, Generic[P, R]):
         spec = spec_of(driver, flat, device)
         signature = self._signatures.get(spec)
         if signature is None:
-            signature = self._new_signature(spec)
+            signature = self._new_signature(spec, flat)
             if signature is None:
                 return MISS
         reached = self._callee.reached(flat)
@@ -159,7 +159,7 @@ class Graphed(Table, Generic[P, R]):
             return MISS
         cold = signature.warm < max(self.options.warmup_calls, signature.least) and not flying
         if cold or get_ident() not in signature.threads:
-            now = flatten_call(args, kwargs)  # at its own size, where `flat` is padded
+            now = self._flat(args, kwargs)  # at its own size, where `flat` is padded
             return self._warm(Attempt(driver, device, spec, signature, now, reached), args, kwargs)
         if len(self._entries) >= self.options.max_recordings:
             count = len(self._signatures)
@@ -170,7 +170,7 @@ class Graphed(Table, Generic[P, R]):
         attempt = Attempt(driver, device, spec, signature, flat, reached)
         return self._recorded(attempt, args, kwargs)
 
-    def _new_signature(self, spec: CallSpec) -> Signature | None:
+    def _new_signature(self, spec: CallSpec, flat: Flat) -> Signature | None:
         """A signature that was never seen; None if there are too many."""
         if self.options.on_mismatch == "error" and self._alike():
             raise mismatch(self._name, self._alike()[0], spec)
@@ -178,7 +178,7 @@ class Graphed(Table, Generic[P, R]):
             self._warn("OL301", varying(self._name, self._entries, len(self._signatures), spec))
             return None
         signature = self._signatures[spec] = Signature()
-        self._note_new(spec, signature)
+        self._note_new(spec, flat, signature)
         return signature
 
     def _recorded(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
@@ -199,7 +199,7 @@ class Graphed(Table, Generic[P, R]):
             if not signature.asking.otherwise():
                 return self._refused(signature, error)
             signature.warm = max(0, self.options.warmup_calls - 1)
-            flat = flatten_call(args, kwargs)
+            flat = self._flat(args, kwargs)
             again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
             return self._warm(again, args, kwargs)
         if entry is None and self._pool.crowded(signature.need_bytes):
@@ -247,7 +247,8 @@ class Graphed(Table, Generic[P, R]):
         driver, signature = attempt.driver, attempt.signature
         result = self._warmup.run(attempt, args, kwargs, self._refused)
         self._counts.warmup_calls += 1
-        after = flatten_call(args, kwargs)
+        after = self._flat(args, kwargs)
+        self._keep_whole(attempt.flat, after)
         reached = self._callee.reached(after)
         if self._callee.learn(attempt.flat, attempt.device, result, reached):
             signature.warm -= 1  # it was no run on the stream that will capture
@@ -376,7 +377,7 @@ class Graphed(Table, Generic[P, R]):
     ) -> None:
         """`capture` as a part of a chain; `then` is given the result of the warm-up. Internal."""
         kwargs = dict(kwargs)
-        flat = flatten_call(args, kwargs)
+        flat = self._flat(args, kwargs)
         reason = ambient()
         reached = self._callee.reached(flat)
         driver, device = self._callee.where(flat, reached)

@@ -20,12 +20,12 @@ from onelaunch.shards import local
 from onelaunch.slots import Slot, gradient_of
 from onelaunch.spec import TensorSpec, lies_on
 from onelaunch.state import Change, Walk
-from onelaunch.tree import Tree, constants, flatten_call, is_code, is_plain
+from onelaunch.tree import Tree, constants, flatten_call, is_code, is_plain, objects_in
 
 
 def inspect_arguments(tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs) -> None:
     """Refuse what the callable did to its arguments other than write into tensors."""
-    flat = flatten_call(*now)
+    flat = flatten_call(now[0], now[1], objects_in(tree))
     if flat.tree != tree or any(a is not b for a, b in zip(flat.tensors, statics, strict=False)):
         raise CaptureError("OL105", "the callable changed a container among its arguments")
     for t, spec in zip(statics, plan.specs, strict=False):
@@ -33,14 +33,17 @@ def inspect_arguments(tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inp
             raise CaptureError("OL107", f"an argument, {spec}, became {list(t.shape)}")
 
 
-def refuse_gradients(now: Any, statics: Sequence[Tensor], plan: Inputs, read: bool) -> None:
+def refuse_gradients(
+    tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs, read: bool
+) -> None:
     """Refuse gradients of arguments: each launch has others, and shows the callable its own memory.
 
     Args:
+        tree: of the arguments.
         now: the arguments as the callable has them.
         read: before it has run: whether there is one that it may read. Else whether it made one.
     """
-    paths = flatten_call(*now).paths
+    paths = flatten_call(now[0], now[1], objects_in(tree)).paths
     for path, static, t in zip(paths, statics, plan.tensors, strict=False):
         if static is t or not static.is_leaf:  # the caller's own; or what autograd gives nothing
             continue

@@ -17,7 +17,7 @@ from onelaunch.recording import Captured, StateOutput
 from onelaunch.slots import gradient_of
 from onelaunch.spec import TensorSpec
 from onelaunch.spent import spend
-from onelaunch.tree import Attribute, Constant, Leaf, Same, Tree, build
+from onelaunch.tree import Above, Attribute, Constant, Leaf, Same, Tree, build
 from onelaunch.viewing import viewer
 
 _C: Any = torch._C
@@ -282,6 +282,7 @@ def expression(source: Source, tree: Tree, names: Sequence[str]) -> str:
         return (
             source.name("same", tree.value) if tree.steps is None else _access(source, tree.steps)
         )
+    assert not isinstance(tree, Above)  # those are in arguments alone
     children = [expression(source, child, names) for child in tree.children]
     if tree.kind is tuple:
         return f"({tuple_of(children)})"

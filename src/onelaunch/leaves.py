@@ -23,7 +23,8 @@ from torch.utils import checkpoint
 
 from onelaunch.driver.driver import Driver
 from onelaunch.errors import CaptureError
-from onelaunch.observe import Observer, refuse
+from onelaunch.observe import Observer
+from onelaunch.refusals import refuse
 from onelaunch.shards import is_wrapped
 from onelaunch.slots import Slot, gradient_of
 from onelaunch.state import Walk

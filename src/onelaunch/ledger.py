@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.driver.driver import Driver
-from onelaunch.driver.operators import imagined, operator, tensors
+from onelaunch.driver.operators import tensors
 from onelaunch.errors import CaptureError
 from onelaunch.hostvalues import key_of, values_of
-from onelaunch.shards import local, stands_for_another
+from onelaunch.shards import local
 from onelaunch.slots import MISSING, gradient_of, read_hooks, read_last_hooks
 from onelaunch.source import Place, user_frame
 from onelaunch.state import Walk
 from onelaunch.tree import is_plain
+from onelaunch.watching import Watching
 
 TRIES = 3
 """Captures in a row that may differ from the run before them."""
@@ -258,8 +258,8 @@ def _is_position(t: Tensor) -> bool:
     return t.numel() <= 2 and t.dtype in (torch.int64, torch.uint64)
 
 
-class Noting(TorchDispatchMode):
-    """Notes the operations of a run, taken apart as the observer of a capture does."""
+class Noting(Watching):
+    """Notes the operations of a run."""
 
     supports_higher_order_operators = True
 
@@ -267,21 +267,8 @@ class Noting(TorchDispatchMode):
         super().__init__()
         self._ledger = ledger
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if any(map(stands_for_another, types)):
-            return NotImplemented  # its own dispatch comes back with this process's parts
-        if imagined():
-            return func(*args, **kwargs)
-        if operator(func).composite:
-            with self:
-                return operator(func).decomposed(args, kwargs)
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation and note it; see `Watching`."""
         given = self._ledger.note(func, args, kwargs)
         result = func(*args, **kwargs)
         self._ledger.made(given, tensors(result))

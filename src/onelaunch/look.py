@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.operators import tensors
-from onelaunch.flows.call import LEAST, Call
+from onelaunch.flows.call import LEAST, Call, beyond
 from onelaunch.shadow import LOW, PADDED, SIZED, UNKNOWN, Memory
 from onelaunch.trace import Step
 
@@ -118,10 +118,7 @@ def _shape(value: Any) -> torch.Size:
 
 def outside_of(shape: torch.Size, real: torch.Size, device: torch.device) -> Tensor:
     """Bits of a tensor that grew with the size: what lies beyond its real size is padding."""
-    bits = torch.full(shape, PADDED, dtype=torch.uint8, device=device)
-    if len(shape) == len(real):
-        bits[tuple(slice(0, n) for n in real)] = 0
-    return bits
+    return beyond(shape, real, device).to(torch.uint8) * PADDED
 
 
 _KEEP = frozenset({"add", "sub", "mul", "div", "_to_copy", "clone", "copy", "baddbmm"})

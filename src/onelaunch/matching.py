@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from onelaunch.lines import Source
 from onelaunch.recording import Captured
 from onelaunch.signature import Overlaps
 from onelaunch.spec import CallSpec, default_device
-from onelaunch.tree import Constant, Container, Leaf, Tree, flatten
+from onelaunch.tree import Constant, Container, Leaf, Tree, flatten, objects_in
 
 _C: Any = torch._C
 _GUARDS: Any = _C._dynamo.guards
@@ -66,11 +67,12 @@ def _match_value(source: Source, tree: Tree, value: str, leaves: dict[int, str])
 def _match_other(
     source: Source, tree: Container, name: str, kind: str, leaves: dict[int, str]
 ) -> None:
-    """A dataclass, named tuple or registered container: flattened, and compared whole."""
+    """A dataclass, named tuple, object or registered container: flattened, and compared whole."""
     numbers = [leaf.index for leaf in _leaves(tree)]
     renumbered = source.name("tree", _renumbered(tree, {n: i for i, n in enumerate(numbers)}))
     source.miss_if(f"type({name}) is not {kind}")
-    source.line(f"{name} = {source.name('flatten', flatten)}({name})")
+    apart = functools.partial(flatten, objects=objects_in(tree)) if objects_in(tree) else flatten
+    source.line(f"{name} = {source.name('flatten', apart)}({name})")
     source.miss_if(f"{name}.tree != {renumbered}")
     for position, number in enumerate(numbers):
         leaves[number] = f"t{number}"

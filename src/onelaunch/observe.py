@@ -14,20 +14,19 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.driver.driver import Driver, Region
-from onelaunch.driver.operators import imagined, operator, tensors
+from onelaunch.driver.operators import operator, tensors
 from onelaunch.driver.randomness import unwatched
 from onelaunch.errors import CaptureError
+from onelaunch.hostmemory import HostMemory, has_strides, named
 from onelaunch.hostreads import HostReads
-from onelaunch.hostvalues import MOST_BYTES, bytes_of, is_comparable
 from onelaunch.known import Known
 from onelaunch.ledger import Ledger
-from onelaunch.refusals import DRAWN, READ_BY_HOST, fix_within, refusal
+from onelaunch.refusals import DRAWN, refusal, refuse
 from onelaunch.seeds import given_seeds
-from onelaunch.shards import stands_for_another
-from onelaunch.source import torch_files, user_frame
+from onelaunch.watching import Watching
 
 T = TypeVar("T")
 
@@ -35,7 +34,7 @@ LIFTS = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
 _COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::copy")
 
 
-class Observer(TorchDispatchMode):
+class Observer(Watching):
     """Watches one run of a callable.
 
     Args:
@@ -76,17 +75,8 @@ class Observer(TorchDispatchMode):
         self._displaced = {driver.storage(t) for t in displaced}
         self._held = held or {}
         self._produced: set[int] = set()
-        # Host storages made in the call from constants: the same each time, unlike all others.
-        self._host_constant: set[int] = set()
-        self._host_blank: set[int] = set()
-        # Those computed in the call from others: from which; and those that are random.
-        self._host_roots: dict[int, frozenset[int]] = {}
-        self._host_random: set[int] = set()
-        self._host_outside: dict[int, Tensor] = {}
-        # Of those before, the ones whose values the host used.
-        self._read_outside: dict[int, Tensor] = {}
-        self.host_arguments: dict[int, Tensor] = {}
-        """Those of the call that are the host's, by number."""
+        self.host = HostMemory()
+        """Of tensors that are the host's."""
         self.wanted: set[int] = set()
         """Storages of the device's whose values the host wanted."""
         # Views made in the run, of memory that is read by address.
@@ -115,21 +105,8 @@ class Observer(TorchDispatchMode):
         """The storages whose version counters the writes advanced; not those of a BatchNorm's
         statistics."""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if any(map(stands_for_another, types)):
-            return NotImplemented  # its own dispatch comes back with this process's parts
-        if imagined():
-            return func(*args, **kwargs)
-        if operator(func).composite:
-            with self:
-                return operator(func).decomposed(args, kwargs)
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation and note what it does; see `Watching`."""
         try:
             with unwatched():
                 given = self._consume(func, args, kwargs)
@@ -162,10 +139,8 @@ class Observer(TorchDispatchMode):
             self._put_off(self._check, func, name, given, args, kwargs)
         for t in given:
             self._read(t)
-            if not self._on_device(t) and _has_strides(t):
-                storage = t.untyped_storage()._cdata
-                if not self._is_known(storage) and storage not in self._host_roots:
-                    self._host_outside.setdefault(storage, t)
+            if not self._on_device(t) and has_strides(t):
+                self.host.used(t)
         for t in operator(func).written(args, kwargs):
             self._write(t)
         for t in operator(func).declared(args, kwargs):
@@ -253,7 +228,7 @@ class Observer(TorchDispatchMode):
                 self._produced.add(self._storage(t))
             else:
                 self._kept.append(t)
-                self._host_constant.add(t.untyped_storage()._cdata)
+                self.host.lifted(t)
 
     def _check(
         self, func: Any, name: str, tensors: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
@@ -263,7 +238,7 @@ class Observer(TorchDispatchMode):
         device: list[Tensor] = []
         host: list[Tensor] = []
         for t in tensors:
-            if not _has_strides(t):
+            if not has_strides(t):
                 kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
                 raise refuse("OL109", f"{_spoken(name)} on {kind}")
             (device if self._on_device(t) else host).append(t)
@@ -271,7 +246,7 @@ class Observer(TorchDispatchMode):
             found = refusal(func, args, kwargs)
             if found is not None:
                 self.wanted.add(self._storage(device[0]))
-                what = f"{_spoken(name)} needs the value of {_named(device[0])}"
+                what = f"{_spoken(name)} needs the value of {named(device[0])}"
                 raise refuse(found.code, what, fix=found.fix)
         target = kwargs.get("device")
         moves = (
@@ -284,7 +259,7 @@ class Observer(TorchDispatchMode):
             )
         )
         if moves:
-            raise refuse("OL103", f"{_spoken(name)} copies {_named(tensors[-1])} across")
+            raise refuse("OL103", f"{_spoken(name)} copies {named(tensors[-1])} across")
         if (
             self._device.type != "cpu"
             and not (device or self._is_ours(target))
@@ -294,67 +269,23 @@ class Observer(TorchDispatchMode):
                 raise refuse("OL104", f"{_spoken(name)} draws from a generator of the host's")
             self.draws.append(partial(func, *args, **kwargs))
         for t in host:
-            storage = t.untyped_storage()._cdata
-            varying = storage not in self._host_constant and storage not in self._read_outside
+            varying = self.host.varies(t)
             if device and (varying or t.dim()):
                 raise refuse(
-                    "OL104", f"{_spoken(name)} uses a host tensor, {_named(t)}, with device tensors"
+                    "OL104", f"{_spoken(name)} uses a host tensor, {named(t)}, with device tensors"
                 )
             if varying and refusal(func, args, kwargs) is not None:
                 self._read_on_host(t)
 
     def _read_on_host(self, t: Tensor) -> None:
-        """The host uses the values of a host tensor: they are part of what a call must match."""
-        storage = t.untyped_storage()._cdata
-        if not self._refuse or self._is_known(storage):
+        """The host uses the values of a host tensor."""
+        if not self._refuse:
             return
-        if storage in self._host_random:
-            error = refuse("OL104", f"the host reads random numbers, {_named(t)}")
+        try:
+            self.host.read(t)
+        except CaptureError as error:
             self.refused = self.refused or error
-            raise error
-        if storage not in self._host_roots:
-            self._host_outside.setdefault(storage, t)
-        for root in self._host_roots.get(storage, {storage}):
-            outside = self._host_outside[root]
-            if root in self._read_outside:
-                continue
-            given = [a for a in self.host_arguments.values() if _is_over(a, root)]
-            large = next((a for a in given if a.nbytes > MOST_BYTES), None)
-            if not given and not is_comparable(outside):
-                large = outside
-            if large is not None:
-                what = f"the host reads the values of {_named(large)}, too many to compare"
-                error = refuse("OL104", what, fix=READ_BY_HOST)
-                self.refused = self.refused or error
-                raise error
-            self._read_outside[root] = outside
-
-    def _is_known(self, storage: int) -> bool:
-        """Whether memory of the host's was made in the call from constants, or not filled yet."""
-        return storage in self._host_constant or storage in self._host_blank
-
-    def give_by_value(self, arguments: Mapping[int, Tensor]) -> None:
-        """Arguments of the host's, by number. A tensor of one element is a constant: its value is
-        part of what a call must match."""
-        self.host_arguments = dict(arguments)
-        for t in arguments.values():
-            if not t.dim():
-                self._host_outside[t.untyped_storage()._cdata] = t
-                self._read_outside[t.untyped_storage()._cdata] = t
-
-    def read_arguments(self) -> dict[int, bytes]:
-        """The elements of the arguments that the host read, by number."""
-        return {
-            index: bytes_of(t)
-            for index, t in self.host_arguments.items()
-            if any(_is_over(t, root) for root in self._read_outside)
-        }
-
-    def read_state(self) -> list[Tensor]:
-        """The other tensors of the host's whose values it read."""
-        given = self.host_arguments.values()
-        read = self._read_outside.items()
-        return [t for root, t in read if not any(_is_over(a, root) for a in given)]
+            raise
 
     def _is_ours(self, device: torch.device | str | None) -> bool:
         return device is not None and torch.device(device).type == self._device.type
@@ -368,7 +299,7 @@ class Observer(TorchDispatchMode):
             self._on_device(target)
             and not self._on_device(source)
             and source.dim() == 0
-            and (self.is_constant(source) or self._reads.assigning > 0)
+            and (self.host.is_constant(source) or self._reads.assigning > 0)
         )
 
     def _refuse_absolute(
@@ -390,7 +321,7 @@ class Observer(TorchDispatchMode):
             raise refuse("OL109", "as_strided reaches beyond the argument")
 
     def _read(self, t: Tensor) -> None:
-        if not self._on_device(t) or not _has_strides(t):
+        if not self._on_device(t) or not has_strides(t):
             return
         storage = self._storage(t)
         if storage in self._produced or storage in self._inputs:
@@ -401,12 +332,9 @@ class Observer(TorchDispatchMode):
 
     def _write(self, t: Tensor) -> None:
         if not self._on_device(t):
-            storage = t.untyped_storage()._cdata
-            if storage in self._host_blank:
-                self._host_blank.discard(storage)
-                self._host_constant.add(storage)
-            if (self._refuse or self._later) and storage not in self._host_constant:
-                error = refuse("OL104", f"a host tensor, {_named(t)}, is written")
+            constant = self.host.written(t)
+            if (self._refuse or self._later) and not constant:
+                error = refuse("OL104", f"a host tensor, {named(t)}, is written")
                 self.refused = self.refused or error
                 if self._refuse:
                     raise error
@@ -427,7 +355,7 @@ class Observer(TorchDispatchMode):
         for t in outputs:
             if t.is_nested and self._refuse:
                 raise refuse("OL109", f"{_spoken(func.name())} makes a nested tensor")
-            if not _has_strides(t):
+            if not has_strides(t):
                 continue
             if self._on_device(t):
                 storage = self._storage(t)
@@ -442,35 +370,15 @@ class Observer(TorchDispatchMode):
                         self._produced.add(storage)
                     self.made_tensors.append(weakref.ref(t))
                 continue
-            storage = t.untyped_storage()._cdata
             sources = [i.untyped_storage()._cdata for i in inputs if not self._on_device(i)]
-            constant = all(source in self._host_constant for source in sources)
-            if storage not in sources and constant and not random:
+            if self.host.made(t, sources, random, operator(func).idle):
                 self._kept.append(t)
-                blank = operator(func).idle  # memory from `torch.empty`, filled by who knows whom
-                (self._host_blank if blank else self._host_constant).add(storage)
-            elif storage not in sources:
-                self._kept.append(t)
-                self._derive(storage, sources, random)
-
-    def _derive(self, storage: int, sources: Sequence[int], random: bool) -> None:
-        """A host tensor was computed from others whose values are not the call's own."""
-        varying = [source for source in sources if not self._is_known(source)]
-        if random or any(source in self._host_random for source in varying):
-            self._host_random.add(storage)
-        none: frozenset[int] = frozenset()
-        roots = (self._host_roots.get(source, frozenset({source})) for source in varying)
-        self._host_roots[storage] = none.union(*roots)
 
     def _note_seeds(self, func: Any, given: Sequence[Tensor], result: Any) -> None:
         if self.seeds:  # memory of one that is gone, which another tensor has now
-            made = set(map(self._storage, filter(_has_strides, tensors(result))))
-            self.seeds -= made - set(map(self._storage, filter(_has_strides, given)))
+            made = set(map(self._storage, filter(has_strides, tensors(result))))
+            self.seeds -= made - set(map(self._storage, filter(has_strides, given)))
         self.seeds.update(map(self._storage, given_seeds(func, result)))
-
-    def is_constant(self, t: Tensor) -> bool:
-        """Whether a host tensor was made in the run from constants alone."""
-        return t.untyped_storage()._cdata in self._host_constant
 
     def adopt(
         self,
@@ -508,7 +416,7 @@ class Observer(TorchDispatchMode):
         """What the run did, for other calls; `places` are of its tensors, before it."""
         named: dict[int, list[object]] = {}
         for place, t in places:
-            if self._on_device(t) and _has_strides(t):
+            if self._on_device(t) and has_strides(t):
                 named.setdefault(self._storage(t), []).append(place)
         return Known(self.external, self.written, self.counted, self.draws, self.refused, named)
 
@@ -528,9 +436,7 @@ class Observer(TorchDispatchMode):
         self._kept.clear()
         self._derived.clear()
         self._produced.clear()
-        self._host_outside.clear()
-        self._read_outside.clear()
-        self.host_arguments.clear()
+        self.host.release()
 
     def restore(self) -> None:
         """Put back every byte that existed before the run; needs `save`."""
@@ -542,18 +448,6 @@ class Observer(TorchDispatchMode):
         self._saved.clear()
 
 
-def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
-    """A `CaptureError` at the line of user code that is running now."""
-    place = user_frame()
-    fix = fix_within(code, torch_files()) or fix
-    return CaptureError(code, what, where=str(place) if place else None, fix=fix)
-
-
-def _has_strides(t: Tensor) -> bool:
-    """Whether a tensor is memory with sizes and strides; a nested one says that it is strided."""
-    return t.layout is torch.strided and not t.is_nested
-
-
 def let_go(error: BaseException | None) -> None:
     """Have the frames of a refusal let go of their tensors, which are memory of the pool."""
     while error is not None:
@@ -561,13 +455,5 @@ def let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _is_over(t: Tensor, storage: int) -> bool:
-    return _has_strides(t) and t.untyped_storage()._cdata == storage
-
-
 def _spoken(name: str) -> str:
     return f"`{name.removeprefix('aten::')}`"
-
-
-def _named(t: Tensor) -> str:
-    return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)} on {t.device}"

@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
 
 from onelaunch.errors import CaptureError, GraphError, kind_of
 from onelaunch.ledger import Ledger
-from onelaunch.observe import refuse
+from onelaunch.refusals import refuse
 
 Stepper = TypeVar("Stepper", bound=Optimizer)
 

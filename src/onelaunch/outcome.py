@@ -15,13 +15,14 @@ from onelaunch import distributed
 from onelaunch.autograd import ForwardGraph
 from onelaunch.before import Before
 from onelaunch.dials import Dials
-from onelaunch.driver.driver import Driver, Graph
+from onelaunch.driver.driver import Capture, Driver, Graph
+from onelaunch.errors import CaptureError
 from onelaunch.forward import Forward
 from onelaunch.guard import StateGuard
 from onelaunch.hostvalues import slots_of
 from onelaunch.observe import Observer
 from onelaunch.optimizers import parameters_of
-from onelaunch.plan import Inputs, Outputs, unique
+from onelaunch.plan import Inputs, Outputs, unique, varying_group
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.relied import hooked_leaves, relied_on
 from onelaunch.spec import lies_on, readers
@@ -62,6 +63,35 @@ def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int
     ]
 
 
+def output_ports(
+    driver: Driver,
+    capture: Capture,
+    plan: Inputs,
+    outputs: Outputs,
+    observer: Observer,
+    static: bool,
+) -> None:
+    """Results to fresh memory, and written inputs back to where they came from.
+
+    Args:
+        static: whether the results stay in the recording's own memory.
+    """
+    for index, group in enumerate(() if static else outputs.groups):
+        size = (group.stop - group.start,)
+        buffer = driver.alias(group.example, torch.uint8, size, (1,), 0)
+        capture.output(buffer, 0, varying_group(outputs, index))
+    for index in written_groups(driver, plan, observer):
+        group = plan.groups[index]
+        if group.travel == "fill":
+            raise CaptureError("OL104", "a 0-dim host argument is written")
+        assert group.buffer is not None
+        example = plan.tensors[group.members[0]]
+        displacement = driver.region(example).start - group.region.start
+        if group.travel == "copy":
+            displacement = 0
+        capture.output(group.buffer, displacement)
+
+
 def captured_of(
     graph: Graph,
     statics: list[Tensor],
@@ -96,7 +126,7 @@ def captured_of(
     external = [t for tensors in observer.external.values() for t in tensors]
     rebound |= {slot.id for slot in hidden}
     slots = relied_on(before.walk, run.found, rebound, observer, driver, device)
-    slots += slots_of(observer.read_state(), before.walk.tensors())
+    slots += slots_of(observer.host.read_state(), before.walk.tensors())
     external += [value for _, value in slots if isinstance(value, Tensor)]
     writes = _writes(observer, driver, device)
     if watched:  # of compiled code no step is seen
@@ -137,7 +167,7 @@ def captured_of(
         bumped_inputs=bumped_inputs,
         draws=observer.draws,
         dials=dials,
-        values=observer.read_arguments(),
+        values=observer.host.read_arguments(),
         optimizers=optimizers,
         statics=statics,
         lasting=run.lasting,

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from onelaunch.driver.driver import Capture, Driver, Region, Travel, Varying
 from onelaunch.errors import CaptureError
-from onelaunch.observe import Observer, refuse
+from onelaunch.observe import Observer
 from onelaunch.padding import Follow
+from onelaunch.refusals import refuse
 from onelaunch.spec import TensorSpec, contiguous_stride
 
 _SPARSE_EXTENT = 2
@@ -254,7 +255,7 @@ def plan_outputs(
         if id(t) in statics:
             plan.made.append(Output("argument", spec, statics[id(t)]))
         elif t.device.type != device.type:
-            if not observer.is_constant(t):
+            if not observer.host.is_constant(t):
                 raise refuse("OL104", f"a result, {spec}, is on the host and varies")
             plan.made.append(Output("host constant", spec, tensor=t.clone()))
         elif driver.storage(t) in observer.seeds:

@@ -229,7 +229,7 @@ class Pool:
                 made.member.graph.reset()  # the pool is empty now, and has no gaps
                 del made
                 made = capture()
-        except BaseException:
+        except BaseException:  # of the callable, which runs in the capture, or Ctrl-C
             self.keep_within()  # what it took goes back with the pool's last recording
             raise
         if self.memory_bytes > self.max_bytes:

@@ -41,7 +41,7 @@ from onelaunch.leaves import stand_in_for
 from onelaunch.ledger import Difference, Ledger, moved
 from onelaunch.observe import Observer, let_go
 from onelaunch.optimizers import noting_steps
-from onelaunch.outcome import Run, captured_of, mark_spent, written_groups
+from onelaunch.outcome import Run, captured_of, mark_spent, output_ports
 from onelaunch.padding import Follow
 from onelaunch.plan import (
     Inputs,
@@ -51,7 +51,6 @@ from onelaunch.plan import (
     plan_outputs,
     stage,
     unique,
-    varying_group,
 )
 from onelaunch.rebinding import grown, moved_on, rebound, recurrent
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
@@ -303,11 +302,11 @@ class Recorder:
         args, kwargs = unflatten(tree, list(arguments))
         places = [t.data_ptr() for t in arguments]
         if self.forward is None and torch.is_grad_enabled():
-            refuse_gradients((args, kwargs), arguments, plan, read=True)
+            refuse_gradients(tree, (args, kwargs), arguments, plan, read=True)
         result = self._called(args, kwargs, plan, hidden, before, run, observer)
         self.driver.join(distributed.side_streams(v for _, v in before.walk.held.values()))
         inspect_arguments(tree, (args, kwargs), arguments, plan)
-        refuse_gradients((args, kwargs), arguments, plan, read=False)
+        refuse_gradients(tree, (args, kwargs), arguments, plan, read=False)
         if places != [t.data_ptr() for t in arguments]:
             raise CaptureError("OL107", "an argument was given other memory")
         # What the callable has, and may return or store as it is; `follows` counts its tensors too.
@@ -327,7 +326,7 @@ class Recorder:
         for storage, tensors in observer.external.items():
             before.held.setdefault(storage, []).extend(tensors)
         outputs = self._taken(plan, flat, known, before, run, observer)
-        self._output_ports(capture, plan, outputs, observer)
+        output_ports(self.driver, capture, plan, outputs, observer, self.static_outputs)
 
     def _staged(self, capture: Capture, plan: Inputs, hidden: Sequence[Slot]) -> list[Tensor]:
         """What the callable gets for each input; the hidden ones are put where it reads them."""
@@ -362,7 +361,7 @@ class Recorder:
             stand = zip(hidden, statics[count:], strict=True)
             slots = {self.driver.storage(static): slot.name for slot, static in stand}
             made.ledger = Ledger(self.driver, self.device, inputs, before.walk, slots, self.earlier)
-        made.give_by_value({i: t for i, t in enumerate(statics) if plan.travels[i] == "host"})
+        made.host.give({i: t for i, t in enumerate(statics) if plan.travels[i] == "host"})
         self._observers.append(made)
         return made
 
@@ -488,26 +487,6 @@ class Recorder:
                 draw()
 
         return seeded_once(refusal, redraw)
-
-    def _output_ports(
-        self, capture: Capture, plan: Inputs, outputs: Outputs, observer: Observer
-    ) -> None:
-        """Results to fresh memory, and written inputs back to where they came from."""
-        if not self.static_outputs:
-            for index, group in enumerate(outputs.groups):
-                size = (group.stop - group.start,)
-                buffer = self.driver.alias(group.example, torch.uint8, size, (1,), 0)
-                capture.output(buffer, 0, varying_group(outputs, index))
-        for index in written_groups(self.driver, plan, observer):
-            group = plan.groups[index]
-            if group.travel == "fill":
-                raise CaptureError("OL104", "a 0-dim host argument is written")
-            assert group.buffer is not None
-            example = plan.tensors[group.members[0]]
-            displacement = self.driver.region(example).start - group.region.start
-            if group.travel == "copy":
-                displacement = 0
-            capture.output(group.buffer, displacement)
 
 
 def _reached(before: Walk) -> dict[int, Same]:

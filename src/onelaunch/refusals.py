@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from onelaunch.errors import CaptureError
+from onelaunch.source import torch_files, user_frame
+
 _KEEP = "keep the value on the device, or read it after the call"
 _INDEX = f"{_KEEP}; to index with it: x.index_select(0, i.view(1))"
 _PADDED = "pad, and mask the result"
@@ -165,3 +168,10 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Refu
     if torch.Tag.data_dependent_output in op.tags:
         return Refusal("OL101", _KEEP)
     return None
+
+
+def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
+    """A `CaptureError` at the line of user code that is running now."""
+    place = user_frame()
+    fix = fix_within(code, torch_files()) or fix
+    return CaptureError(code, what, where=str(place) if place else None, fix=fix)

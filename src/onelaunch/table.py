@@ -14,10 +14,11 @@ from torch import Tensor
 
 from onelaunch.autograd import Pair
 from onelaunch.before import Reached
+from onelaunch.changing import Finding, Newest
 from onelaunch.driver.asking import Asking
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.driver import Pool as DevicePool
-from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError, kind_of
+from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
 from onelaunch.guard import StateGuard
 from onelaunch.hostvalues import bytes_of
 from onelaunch.known import Known
@@ -30,7 +31,7 @@ from onelaunch.source import levels_to_user
 from onelaunch.spec import CallSpec
 from onelaunch.state import Walk
 from onelaunch.stats import Counts, GraphStats, graph_stats
-from onelaunch.tree import Flat, call_constants, is_code, is_plain
+from onelaunch.tree import Flat, comes_apart, flatten_call, objects_in
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -141,8 +142,9 @@ class Table:
         self._signatures: dict[CallSpec, Signature] = {}
         self._counts = Counts()
         self._warned: set[str] = set()
-        self._once: list[tuple[CallSpec, Signature]] = []
-        """The newest signatures that came once."""
+        self._newest = Newest()
+        self._apart: dict[type, bool] = {}
+        """Classes of which each call brings another object: whether it is taken apart."""
         self._lock = threading.RLock()
 
     @property
@@ -175,7 +177,7 @@ class Table:
             members = [entry.member for entry in self._entries]
             self._entries = ()
             self._signatures.clear()
-            self._once.clear()
+            self._newest.clear()
             self._counts = Counts()
             self._warned.clear()
             for member in members:
@@ -231,31 +233,52 @@ class Table:
             f"`{self._name}` was captured twice, and neither recording fits its own call; {changed}"
         )
 
-    def _note_new(self, spec: CallSpec, signature: Signature) -> None:
-        """Warn where each call brings another number or object, before there are so many
-        signatures that nothing is captured any more."""
-        once = [(s, known) for s, known in self._once if known.warm == 1][-_MANY:]
-        self._once = [*once, (spec, signature)]
-        paths = {_only_constant(earlier, spec) for earlier, _ in once}
-        path = paths.pop() if len(once) == _MANY and len(paths) == 1 else None
-        if path is None:
-            return
-        values = [dict(call_constants(s.tree))[path] for s, _ in self._once]
-        newest, what = values[-1].value, f"`{self._name}` was called with"
-        if all(is_plain(v.value) for v in values):
-            shown = ", ".join(f"{v!r}" for v in values[-3:])
-            what = f"{what} another `{path}` each time, {shown}: each value needs a recording"
-            self._warn("OL301", f"{what}; pass a 0-dim tensor for one that changes", "number")
-        elif not is_code(newest):
-            what = f"{what} another object for `{path}` each time, {kind_of(newest)}"
-            self._warn("OL302", f"{what}: such calls run eagerly", "object")
+    def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
+        """The arguments of a call, objects that each call brings anew taken apart."""
+        return flatten_call(args, kwargs, [kind for kind, apart in self._apart.items() if apart])
 
-    def _warn(self, code: str, what: str, kind: str = "") -> None:
+    def _note_new(self, spec: CallSpec, flat: Flat, signature: Signature) -> None:
+        """See whether each call brings another number, object or size, before there are so many
+        signatures that nothing is captured any more."""
+        found = self._newest.note(spec, flat.paths, signature)
+        if found is None:
+            return
+        kind = type(found.newest)
+        if found.kind == "object" and kind not in self._apart and self._takes_apart(found.newest):
+            self._apart[kind] = True
+            self._newest.clear()
+        else:
+            self._warn_changing(found)
+
+    def _takes_apart(self, value: object) -> bool:
+        """Whether objects like this one are taken apart where each call brings another."""
+        return comes_apart(value)
+
+    def _keep_whole(self, before: Flat, after: Flat) -> None:
+        """See to it that an object that the callable changes is not taken apart: a replay would
+        change nothing."""
+        kinds = objects_in(before.tree)
+        same = all(a is b for a, b in zip(before.tensors, after.tensors, strict=False))
+        if not kinds or (same and before.tree == after.tree):
+            return
+        self._apart.update(dict.fromkeys(kinds, False))
+        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+        what = f"`{self._name}` is called with another {names} each time, and changes it"
+        fix = "return what it stores there, or give it the same object at each call"
+        self._warn("OL302", f"{what}: such calls run eagerly", "object", fix)
+
+    def _warn_changing(self, found: Finding) -> None:
+        code = "OL302" if found.kind == "object" else "OL301"
+        end = ": such calls run eagerly" if found.kind == "object" else ""
+        text = f"`{self._name}` was called with {found.text}{end}"
+        self._warn(code, text, found.kind, found.fix)
+
+    def _warn(self, code: str, what: str, kind: str = "", fix: str = "") -> None:
         """Warn once for each code, and each kind of it."""
         if code + kind in self._warned:
             return
         self._warned.add(code + kind)
-        fix = CATALOGUE[code].fix if code in CATALOGUE else ""
+        fix = fix or (CATALOGUE[code].fix if code in CATALOGUE else "")
         text = what if what.startswith("[") else f"[{code}] {what}\n  fix:   {fix}"
         warnings.warn(text, GraphWarning, stacklevel=levels_to_user())
 
@@ -347,22 +370,6 @@ def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()
         return "first signature"
     where, how = entries[0].spec.difference(spec, entries[0].paths)
     return f"{where}: {how}"
-
-
-_MANY = 8
-"""So many signatures that came once, and differ in one place: there will be others."""
-
-
-def _only_constant(a: CallSpec, b: CallSpec) -> str | None:
-    """The path of the only constant in which two signatures differ; None if anything else does."""
-    if (a.tensors, a.overlaps, a.modes, a.device) != (b.tensors, b.overlaps, b.modes, b.device):
-        return None
-    mine, theirs = list(call_constants(a.tree)), list(call_constants(b.tree))
-    if [path for path, _ in mine] != [path for path, _ in theirs]:
-        return None
-    different = [path for (path, x), (_, y) in zip(mine, theirs, strict=True) if x != y]
-    alike = all(type(x.value) is type(y.value) for (_, x), (_, y) in zip(mine, theirs, strict=True))
-    return different[0] if len(different) == 1 and alike else None
 
 
 def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:

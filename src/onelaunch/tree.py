@@ -10,8 +10,9 @@ import enum
 import functools
 import struct
 import types
+import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -89,6 +90,20 @@ class Container(NamedTuple):
         return hash((self.kind, self.children))
 
 
+class Names(tuple[str, ...]):
+    """The keys of an object that is taken apart: its attributes."""
+
+    __slots__ = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Above:
+    """A reference from inside an object to it, or to one that it is in, so many of them up."""
+
+    up: int
+    weak: bool
+
+
 class Same(NamedTuple):
     """An object that was there before the call: a container or other object, not made anew.
 
@@ -108,7 +123,7 @@ class Attribute(NamedTuple):
     name: str
 
 
-Tree = Leaf | Constant | Container | Same
+Tree = Leaf | Constant | Container | Above | Same
 
 
 class Flat(NamedTuple):
@@ -123,7 +138,7 @@ def flatten(
     value: object,
     root: str = "",
     *,
-    objects: bool = False,
+    objects: bool | Collection[type] = False,
     known: Mapping[int, Same] = types.MappingProxyType({}),
 ) -> Flat:
     """Take a value apart.
@@ -135,70 +150,106 @@ def flatten(
         value: anything.
         root: how paths begin.
         objects: take instances of ordinary Python classes that hold tensors for containers of
-            their attributes too (a Hugging Face `Cache`).
+            their attributes too (a Hugging Face `Cache`); or those of these classes, with the
+            objects in them that hold tensors.
         known: by their ids, objects that are not taken apart.
     """
-    tensors: list[Tensor] = []
-    paths: list[str] = []
-    return Flat(_flatten(value, root, tensors, paths, set(), objects, known), tensors, paths)
+    taking = _Taking(objects, known)
+    return Flat(taking.apart(value, root), taking.tensors, taking.paths)
 
 
-def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
+def flatten_call(
+    args: tuple[Any, ...], kwargs: dict[str, Any], objects: Collection[type] = ()
+) -> Flat:
     """The arguments of a call as one tree, ``(args, kwargs)``; paths as in ``args[0]["x"]``."""
-    tensors: list[Tensor] = []
-    paths: list[str] = []
-    children = (
-        _flatten(args, "args", tensors, paths, set()),
-        _flatten(kwargs, "kwargs", tensors, paths, set()),
-    )
-    return Flat(Container(tuple, (2,), children), tensors, paths)
+    taking = _Taking(objects, types.MappingProxyType({}))
+    children = taking.apart(args, "args"), taking.apart(kwargs, "kwargs")
+    return Flat(Container(tuple, (2,), children), taking.tensors, taking.paths)
 
 
-def _flatten(
-    value: object,
-    path: str,
-    tensors: list[Tensor],
-    paths: list[str],
-    above: set[int],
-    objects: bool = False,
-    known: Mapping[int, Same] = types.MappingProxyType({}),
-) -> Tree:
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        paths.append(path)
-        return Leaf(len(tensors) - 1)
-    parts = _parts(value)
-    if parts is None and objects and _is_ordinary(value):
-        parts = tuple(vars(value)), list(vars(value).values())
-        if not _holds_tensors(parts[1], above | {id(value)}):
+class _Taking:
+    """What takes a value apart; see `flatten`."""
+
+    def __init__(self, objects: bool | Collection[type], known: Mapping[int, Same]) -> None:
+        self._all = objects is True
+        self._kinds = () if isinstance(objects, bool) else objects
+        self._known = known
+        self.tensors: list[Tensor] = []
+        self.paths: list[str] = []
+
+    def apart(
+        self,
+        value: object,
+        path: str,
+        above: frozenset[int] = frozenset(),
+        within: tuple[int, ...] = (),
+    ) -> Tree:
+        """The tree of a value.
+
+        Args:
+            above: the ids of what it is in.
+            within: of the objects among them, from the outermost of the classes asked for.
+        """
+        if isinstance(value, Tensor):
+            self.tensors.append(value)
+            self.paths.append(path)
+            return Leaf(len(self.tensors) - 1)
+        if within:
+            weak = type(value) is weakref.ref
+            object_ = cast(weakref.ref[Any], value)() if weak else value
+            if id(object_) in within:
+                return Above(len(within) - within.index(id(object_)), weak)
+        parts = _parts(value)
+        if parts is None and (self._all or self._kinds) and _is_ordinary(value):
+            asked = type(value) in self._kinds
+            if asked or ((self._all or within) and _holds_tensors([value], above)):
+                parts = Names(vars(value)), list(vars(value).values())
+                within = () if self._all else (*within, id(value))
+        if parts is None or id(value) in above:
             return Constant(value)
-    if parts is None or id(value) in above:
-        return Constant(value)
-    if id(value) in known:
-        return known[id(value)]
-    keys, children = parts
-    inside = above | {id(value)}
-    flat = tuple(
-        _flatten(child, path + step, tensors, paths, inside, objects, known)
-        for child, step in zip(children, _steps(value, keys), strict=True)
-    )
-    return Container(type(value), keys, flat)
+        if id(value) in self._known:
+            return self._known[id(value)]
+        keys, children = parts
+        inside = above | {id(value)}
+        flat = tuple(
+            self.apart(child, path + step, inside, within)
+            for child, step in zip(children, _steps(value, keys), strict=True)
+        )
+        return Container(type(value), keys, flat)
+
+
+def objects_in(tree: Tree) -> frozenset[type]:
+    """The classes whose objects were asked to be taken apart, as far as a tree has any."""
+    if not isinstance(tree, Container):
+        return frozenset()
+    if isinstance(tree.keys, Names):
+        return frozenset((tree.kind,))
+    return frozenset[type]().union(*map(objects_in, tree.children))
+
+
+def comes_apart(value: object) -> bool:
+    """Whether an object that is a constant can be taken apart, where its class is asked for."""
+    return _parts(value) is None and _is_ordinary(value)
 
 
 def _is_ordinary(value: object) -> bool:
     """Whether an object is its class and its `__dict__`, and nothing more."""
     kind = type(value)
-    return (
+    return kind is types.SimpleNamespace or (
         hasattr(value, "__dict__")
-        and kind.__reduce_ex__ is object.__reduce_ex__
-        and kind.__reduce__ is object.__reduce__
+        and kind.__basicsize__ == _Ordinary.__basicsize__
         and kind.__new__ is object.__new__
-        and not any(vars(parent).get("__slots__") for parent in kind.__mro__)
+        and not hasattr(kind, "__del__")
         and not isinstance(value, type | types.ModuleType | types.FunctionType | torch.nn.Module)
     )
 
 
-def _holds_tensors(children: list[object], above: set[int]) -> bool:
+class _Ordinary:
+    """A class whose objects hold what is in their `__dict__` alone: C adds room of its own, and so
+    do slots."""
+
+
+def _holds_tensors(children: list[object], above: frozenset[int]) -> bool:
     for child in children:
         if isinstance(child, Tensor):
             return True
@@ -268,6 +319,8 @@ def _is_tuple_kind(kind: type) -> bool:
 
 
 def _steps(value: object, keys: tuple[Any, ...]) -> Iterator[str]:
+    if isinstance(keys, Names):
+        return (f".{key}" for key in keys)
     if isinstance(value, Mapping) and not isinstance(
         keys[0] if keys else None, pytree.NodeDef | tuple
     ):
@@ -285,13 +338,26 @@ def _counted(value: object) -> Iterator[str]:
     return (f"[{i}]" for i in range(len(parts[1]) if parts else 0))
 
 
-def unflatten(tree: Tree, leaves: list[Any]) -> Any:
-    """Put a value together again, containers new, constants the same objects."""
+def unflatten(tree: Tree, leaves: list[Any], within: tuple[Any, ...] = ()) -> Any:
+    """Put a value together again, containers new, constants the same objects.
+
+    Args:
+        tree: of the value.
+        leaves: its tensors.
+        within: the objects that it is in.
+    """
     if isinstance(tree, Leaf):
         return leaves[tree.index]
     if isinstance(tree, Constant | Same):
         return tree.value
-    return build(tree, [unflatten(child, leaves) for child in tree.children])
+    if isinstance(tree, Above):
+        return weakref.ref(within[-tree.up]) if tree.weak else within[-tree.up]
+    if isinstance(tree.keys, Names):  # it is there before what is inside, which may refer to it
+        made = build(tree, [])
+        for name, child in zip(tree.keys, tree.children, strict=True):
+            vars(made)[name] = unflatten(child, leaves, (*within, made))
+        return made
+    return build(tree, [unflatten(child, leaves, within) for child in tree.children])
 
 
 def build(tree: Container, children: list[Any]) -> Any:
@@ -303,6 +369,10 @@ def build(tree: Container, children: list[Any]) -> Any:
         return kind(zip(keys, children, strict=True))
     if kind is slice:
         return slice(*children)
+    if isinstance(keys, Names):
+        made: Any = cast(Any, kind).__new__(kind)
+        vars(made).update(zip(keys, children, strict=False))
+        return made
     if keys and isinstance(keys[0], pytree.NodeDef):
         return keys[0].unflatten_fn(children, keys[1])
     if keys and isinstance(keys[0], tuple):
@@ -314,13 +384,13 @@ def build(tree: Container, children: list[Any]) -> Any:
         return record
     if issubclass(kind, tuple):
         count, *names = keys
-        made: Any = tuple.__new__(kind, children[:count])
+        made = tuple.__new__(kind, children[:count])
         if names:
             vars(made).update(zip(names, children[count:], strict=True))
         return made
     if issubclass(kind, dict):
         return kind(zip(keys, children, strict=True))
-    # A dataclass or object is rebuilt field by field: its __init__ may take other arguments, or
+    # A dataclass is rebuilt field by field: its __init__ may take other arguments, or
     # have effects.
     made = object.__new__(kind)
     for name, child in zip(keys, children, strict=True):
@@ -359,6 +429,8 @@ def _ways(tree: Container) -> Iterable[Any]:
         return range(len(tree.children))
     if keys and isinstance(keys[0], pytree.NodeDef):
         return ()
+    if isinstance(keys, Names):
+        return [Attribute(name) for name in keys] if all(map(str.isidentifier, keys)) else ()
     if dataclasses.is_dataclass(kind):
         names = keys[0] if keys and isinstance(keys[0], tuple) else keys
         return [Attribute(name) for name in names]

@@ -34,7 +34,7 @@ from onelaunch.spent import is_spent
 from onelaunch.state import Change
 from onelaunch.surroundings import inlining
 from onelaunch.table import Attempt, Signature
-from onelaunch.tree import Flat, flatten, flatten_call, unflatten
+from onelaunch.tree import Flat, flatten, flatten_call, objects_in, unflatten
 
 Refuse = Callable[[Signature, CaptureError], object]
 """What is done about a signature that cannot be captured: raises, or lets it run eagerly."""
@@ -154,7 +154,7 @@ class Warmup:
                     result, need = run(), 0
                 else:
                     result, need = self._pool.warmup(driver, device, run, flat.tensors)
-                after = flatten_call(args, kwargs)
+                after = flatten_call(args, kwargs, objects_in(flat.tree))
                 signature.forward = wants_grad(driver, result, after, callee.reached(after))
                 then(result)
             del result

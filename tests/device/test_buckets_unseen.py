@@ -71,6 +71,70 @@ def test_elements_that_move_with_the_size_are_refused(rand: Rand, name: str, kin
     assert right_or_refused(MOVING[name], ol.Buckets(0, (4, 8)), calls) is not None
 
 
+SUMS: dict[str, Program] = {
+    "a mean": lambda x, w: x.mean(-1, keepdim=True),
+    "a sum": lambda x, w: x.sum(-1, keepdim=True),
+    "a product": lambda x, w: x @ w,
+    "a product of vectors": lambda x, w: x @ w[0],
+    "a batch of products": lambda x, w: torch.bmm(x[None], w[None])[0],
+    "a product with itself": lambda x, w: x @ x.mT @ x,
+    "a layer": F.linear,
+    "a convolution": lambda x, w: F.conv1d(x.mT, w[..., None]).mT,
+    "a padded convolution": lambda x, w: F.conv1d(x.mT, w[..., None].expand(4, 4, 3), padding=1).mT,
+    "a norm": lambda x, w: x.norm(dim=-1, keepdim=True),
+}
+COUNTS: dict[str, Program] = {
+    "sorted": lambda t: t.sort(0)[0],
+    "order": lambda t: t.argsort(0),
+    "least": lambda t: t.min(0)[0],
+    "median": lambda t: t.median(0)[0],
+    "mean": lambda t: t.mean(0),
+}
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("sums", SUMS)
+def test_sums_of_padding_remain_padding(rand: Rand, sums: str, counts: str) -> None:
+    """Zeros are behind all numbers that are negative, and before those that are not."""
+    weight = rand(0, 4, 4).abs()
+    calls = [(-rand(1, 5, 4).abs() - 0.1,), *[(rand(seed, 5, 4),) for seed in range(4)]]
+
+    def f(x: Tensor) -> Tensor:
+        return COUNTS[counts](SUMS[sums](x, weight))
+
+    assert right_or_refused(f, ol.Buckets(0, (8,), pad={"x": 0}), calls) is not None
+
+
+@pytest.mark.parametrize("sums", SUMS)
+@pytest.mark.parametrize("whole", ["sum", "norm", "count_nonzero", "renorm"])
+def test_zeros_that_are_known_add_nothing(rand: Rand, sums: str, whole: str) -> None:
+    weight = rand(0, 4, 4).abs()
+
+    def f(x: Tensor) -> Tensor:
+        t = SUMS[sums](x, weight)
+        if whole == "renorm":
+            return t.reshape(len(t), -1).renorm(2, 1, 1.0)
+        return torch.norm(t, dim=0) if whole == "norm" else getattr(torch, whole)(t, 0)
+
+    calls = [(rand(seed, n, 4),) for seed, n in enumerate((5, 5, 6, 3, 8, 1))]
+    why = right_or_refused(f, ol.Buckets(0, (8,), pad={"x": 0}), calls)
+    assert (why is None) == (sums != "a padded convolution"), why
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_the_number_of_a_largest_that_moves_is_refused(rand: Rand, part: int) -> None:
+    """Where the example has it before what moves."""
+
+    def f(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        both, masks = torch.cat([x, y]), torch.cat([mask, mask])
+        return both.masked_fill(masks == 0, -1e9).max(0)[part]
+
+    x, y, mask = rand(1, 5, 4).abs() + 5, rand(2, 5, 4), torch.ones_like(rand(0, 5, 1))
+    calls = [(x, y, mask), (x, y, mask), (-x, y, mask), (-x, y, mask)]
+    why = right_or_refused(f, ol.Buckets(0, (8,), pad={"mask": 0}), calls)
+    assert (why is None) == (part == 0)
+
+
 def gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
     return x + gate * torch.cat([x, y]).unbind(0)[6]
 

@@ -174,7 +174,7 @@ def gin_classifies_graphs(run: Run) -> None:
     run.see(model)
 
 
-@training(refused={"cpu": "OL302", "cuda": "OL302"}, warns=("OL302",))
+@training()
 def a_batch_object_at_each_call(run: Run) -> None:
     """A new `Batch` each time: its tensors are the arguments."""
 
@@ -189,7 +189,7 @@ def a_batch_object_at_each_call(run: Run) -> None:
     model = OfBatch().to(run.device)
     fast = run.graph(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for i in range(9):
+    for i in range(18):
         data = molecules(run, i)
         optimizer.zero_grad()
         loss = F.cross_entropy(fast(data), data.y)
@@ -197,6 +197,27 @@ def a_batch_object_at_each_call(run: Run) -> None:
         optimizer.step()
         run.see(loss)
     run.see(model)
+
+
+@inference(refused={"cpu": "OL302", "cuda": "OL302"}, warns=("OL302",))
+def a_batch_object_that_each_layer_changes(run: Run) -> None:
+    """As GraphGym's layers do, which take a batch and return it: it stays the caller's own."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = SAGEConv(8, 8)
+
+        def forward(self, batch: Any) -> Any:
+            batch.x = self.conv(batch.x, batch.edge_index).relu()
+            return batch
+
+    fast = run.graph(nn.Sequential(Layer(), Layer()).to(run.device))
+    with torch.no_grad():
+        for i in range(14):
+            data = molecules(run, i)
+            run.see(fast(data) is data)
+            run.see(data.x)
 
 
 @training(refused={"cpu": "OL101", "cuda": "OL101"})

@@ -10,16 +10,14 @@ to the lines that make it so.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import linecache
 import random
 import re
 import sys
 import traceback
-import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +26,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .buckets import device_of
+from . import command
 from .state_places import LINKS, MOVES, ROOTS, USES, Link
 
 IMPORTS = """
@@ -286,24 +284,11 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
     return "right", "replayed" if replayed else "eager"
 
 
+@command.quiet()
 def verdict(found: Program, device: torch.device) -> tuple[str, str]:
-    """What `run` says, without warnings, which say no more than that it went on in eager."""
+    """What `run` says, from the same random state each time."""
     torch.manual_seed(found.seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return run(found, device)
-
-
-def reduced(found: Program, wrong: Callable[[Program], bool]) -> Program:
-    """A smaller program that is wrong too."""
-    smaller = True
-    while smaller:
-        smaller = False
-        for attempt in _smaller(found):
-            if wrong(attempt):
-                found, smaller = attempt, True
-                break
-    return found
+    return run(found, device)
 
 
 def _smaller(found: Program) -> list[Program]:
@@ -320,35 +305,12 @@ def _smaller(found: Program) -> list[Program]:
     return [*without, *plain, *fewer]
 
 
-def fuzz(seeds: range, device: torch.device, say: Callable[[str], object] = print) -> Counter[str]:
-    """Run the programs of these seeds; how many became what. Says what is wrong."""
-    counts: Counter[str] = Counter()
-    for seed in seeds:
-        found = program(seed)
-        became, why = verdict(found, device)
-        counts[became] += 1
-        if became != "wrong":
-            counts[why] += 1
-            continue
-        small = reduced(found, lambda each: verdict(each, device)[0] == "wrong")
-        say(f"{small}\n# {verdict(small, device)[1]}\n")
-    return counts
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Random programs over random state.")
-    parser.add_argument("--programs", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=1, help="of the first program")
-    parser.add_argument("--device", choices=("cpu", "tape", "cuda"), default="cpu")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    seeds = range(options.seed, options.seed + options.programs)
-    counts = fuzz(seeds, device_of(options.device))
-    print(
-        f"{options.programs} programs from seed {options.seed} on {options.device}: {dict(counts)}"
-    )
-    return 1 if counts["wrong"] else 0
+def fuzz(
+    seeds: Iterable[int], device: torch.device, say: Callable[[str], object] = print
+) -> Counter[str]:
+    """Run the programs of these seeds; how many became what, and why. Says what is wrong."""
+    return command.fuzz(program, lambda found: verdict(found, device), seeds, say, _smaller)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.main("Random programs over random state.", fuzz, 2000))

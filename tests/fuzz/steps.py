@@ -10,11 +10,9 @@ event, bit for bit. Prints each program that is wrong, reduced to the events tha
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -25,7 +23,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .buckets import device_of
+from . import command
 from .state import different
 
 MIDDLES: dict[str, Callable[[], nn.Module]] = {
@@ -367,6 +365,7 @@ class World:
                 module.p = value
 
 
+@command.quiet()
 def run(found: Program, device: torch.device) -> tuple[str, str]:
     """What became of a program: right, refused (with the code) or wrong."""
     eager, graphed = World(found, device, False), World(found, device, True)
@@ -395,18 +394,6 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
     return "right", "replayed" if replayed else "eager"
 
 
-def reduced(found: Program, wrong: Callable[[Program], bool]) -> Program:
-    """A smaller program that is wrong too."""
-    smaller = True
-    while smaller:
-        smaller = False
-        for attempt in _smaller(found):
-            if wrong(attempt):
-                found, smaller = attempt, True
-                break
-    return found
-
-
 def _smaller(found: Program) -> list[Program]:
     half = len(found.events) // 2
     shorter = [replace(found, events=found.events[:half])]
@@ -427,40 +414,9 @@ def _smaller(found: Program) -> list[Program]:
 def fuzz(
     seeds: Iterable[int], device: torch.device, say: Callable[[str], object] = print
 ) -> Counter[str]:
-    """Run the programs of these seeds; how many became what. Says what is wrong."""
-    counts: Counter[str] = Counter()
-
-    def verdict(found: Program) -> tuple[str, str]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return run(found, device)
-
-    for seed in seeds:
-        found = program(seed)
-        became, why = verdict(found)
-        counts[became] += 1
-        if became != "wrong":
-            counts[why] += 1
-            continue
-        small = reduced(found, lambda each: verdict(each)[0] == "wrong")
-        say(f"{small}\n  {verdict(small)[1]}\n")
-    return counts
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Random interleavings of training.")
-    parser.add_argument("--programs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1, help="of the first program")
-    parser.add_argument("--device", choices=("cpu", "tape", "cuda"), default="cpu")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    seeds = range(options.seed, options.seed + options.programs)
-    counts = fuzz(seeds, device_of(options.device))
-    print(
-        f"{options.programs} programs from seed {options.seed} on {options.device}: {dict(counts)}"
-    )
-    return 1 if counts["wrong"] else 0
+    """Run the programs of these seeds; how many became what, and why. Says what is wrong."""
+    return command.fuzz(program, lambda found: run(found, device), seeds, say, _smaller)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.main("Random interleavings of training.", fuzz, 1000))

@@ -89,6 +89,14 @@ def each(plane: Tensor, results: Sequence[Tensor]) -> list[Tensor]:
     return [fitted(plane, r.shape) for r in results]
 
 
+def beyond(shape: torch.Size, real: torch.Size, device: torch.device) -> Tensor:
+    """Where a tensor that grew with the size lies beyond its real size."""
+    plane = torch.ones(shape, dtype=torch.bool, device=device)
+    if len(shape) == len(real):
+        plane[tuple(slice(0, n) for n in real)] = False
+    return plane
+
+
 def same_size(call: Call, t: Tensor, first: int = 0) -> bool:
     """Whether the dimensions of `t` from `first` on are those of the run at the real size."""
     real = call.real(t)

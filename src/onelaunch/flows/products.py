@@ -10,11 +10,17 @@ from onelaunch.flows.call import Call, See, any_over, everywhere
 
 
 def contracted(call: Call, see: See, a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b`: a known zero on either side takes the other out of the sum."""
+    """`a @ b`: a known zero on either side takes the other out of the sum. A row of padding remains
+    padding, and so does a column."""
     live_a, live_b = ~call.zero(a), ~call.zero(b)
     from_a = (live_a & see(a)).float() @ live_b.float()
     from_b = live_a.float() @ (live_b & see(b)).float()
-    return (from_a + from_b) > 0
+    found = (from_a + from_b) > 0
+    if see is not call.unknown and a.shape[-1]:
+        rows, columns = see(a).all(-1), see(b).all(-2 if b.dim() > 1 else -1)
+        found = found | (rows.unsqueeze(-1) if b.dim() > 1 else rows)
+        found = found | (columns.unsqueeze(-2) if a.dim() > 1 < b.dim() else columns)
+    return found
 
 
 def matmul(call: Call, see: See) -> list[Tensor]:

@@ -18,10 +18,19 @@ def reduced(call: Call, see: See) -> list[Tensor]:
 
 
 def summed(call: Call, see: See) -> list[Tensor]:
-    """Every element that is summed counts, but for known zeros."""
-    t = call.args[0]
-    found = any_over(see(t) & ~call.zero(t), dims_of(call, t))
+    """Every element that is summed counts, but for known zeros. A sum of padding remains padding,
+    for who sorts or counts rows."""
+    t, dims = call.args[0], dims_of(call, call.args[0])
+    found = any_over(see(t) & ~call.zero(t), dims)
+    if see is not call.unknown and t.numel():
+        found = found | ~any_over(~see(t), dims)
     return [fitted(found, r.shape) for r in call.results]
+
+
+def measured(call: Call, see: See) -> list[Tensor]:
+    """A norm: a sum of powers, where those of 0 are 0."""
+    order = call.argument("ord", call.argument("p"))
+    return (reduced if order is not None and order <= 0 else summed)(call, see)
 
 
 def averaged_over(call: Call, see: See) -> list[Tensor]:
@@ -34,10 +43,23 @@ def averaged_over(call: Call, see: See) -> list[Tensor]:
 
 
 def largest(call: Call, see: See) -> list[Tensor]:
-    """The lowest do not count where there is another."""
+    """The lowest do not count where there is another. The number of one that moved with the size
+    is another number."""
+    dims = dims_of(call, call.args[0])
+    found = above_low(call, see, dims)
+    numbers = found | (see is not call.unknown and behind(call, see, dims))
+    planes = [found, *[numbers] * len(call.results)]
+    return [fitted(plane, r.shape) for plane, r in zip(planes, call.results, strict=False)]
+
+
+def behind(call: Call, see: See, dims: Sequence[int]) -> Tensor:
+    """Where what is no padding lies beyond the real size: behind padding, as by `cat`."""
     t = call.args[0]
-    found = above_low(call, see, dims_of(call, t))
-    return [fitted(found, r.shape) for r in call.results]
+    real, plane = call.real(t), torch.zeros_like(see(t))
+    for dim in dims:
+        size = 0 if real is None else min(real[dim], t.shape[dim])
+        plane.narrow(dim, size, t.shape[dim] - size).fill_(True)
+    return any_over(plane & ~see(t), dims)
 
 
 def above_low(call: Call, see: See, dims: Sequence[int]) -> Tensor:
@@ -118,4 +140,5 @@ def batch_norm(call: Call, see: See) -> list[Tensor]:
 def renormed(call: Call, see: See) -> list[Tensor]:
     """`renorm`: each slice along a dimension by its own norm."""
     t, dim = call.args[0], call.args[2] % call.args[0].dim()
-    return [any_over(see(t), [d for d in range(t.dim()) if d != dim]).broadcast_to(t.shape)]
+    others = [d for d in range(t.dim()) if d != dim]
+    return [see(t) | any_over(see(t) & ~call.zero(t), others)]

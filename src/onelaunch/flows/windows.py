@@ -5,24 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onelaunch.flows.call import Call, See, any_over, everywhere, same_size
+from onelaunch.flows.call import Call, See, any_over, beyond, everywhere, same_size
 
 
 def convolution(call: Call, see: See) -> list[Tensor]:
     """Each place depends on its window, of all channels; zeros add nothing, as beyond the edges."""
-    t, weight = call.args[0], call.args[1]
-    stride, padding, dilation, transposed, extra = call.args[3:8]
+    t, weight, bias, stride, padding, dilation, transposed, extra = call.args[:8]
     rank = t.dim() - 2
-    window = torch.ones((1, 1, *weight.shape[2:]), device=see(t).device)
-    plane = (see(t) & ~call.zero(t)).any(1, keepdim=True).float()
-    run = (torch.conv1d, torch.conv2d, torch.conv3d)
-    back = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
-    if transposed:
-        found = back[rank - 1](plane, window, None, stride, padding, extra, 1, dilation)
-    else:
-        found = run[rank - 1](plane, window, None, stride, padding, dilation)
-    spread = any(bool(see(p).any()) for p in call.args[1:3] if isinstance(p, Tensor))
-    return [((found > 0.5) | spread).broadcast_to(call.results[0].shape)]
+    live = ~call.zero(t)
+    window = torch.ones((1, 1, *weight.shape[2:]), device=live.device)
+    run = (torch.conv1d, torch.conv2d, torch.conv3d)[rank - 1]
+    back = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)[rank - 1]
+
+    def reached(plane: Tensor) -> Tensor:
+        plane = plane.any(1, keepdim=True).float()
+        if transposed:
+            return back(plane, window, None, stride, padding, extra, 1, dilation) > 0.5
+        return run(plane, window, None, stride, padding, dilation) > 0.5
+
+    found = reached((live if bool(see(weight).any()) else see(t) & live).expand(t.shape))
+    if bias is not None and bool(see(bias).any()):
+        found = torch.ones_like(found)
+    found = found.broadcast_to(call.results[0].shape)
+    if see is not call.unknown and call.real_results:  # places that are not there remain padding
+        found = found | beyond(found.shape, call.real_results[0], found.device)
+    return [found]
 
 
 def max_pooled(call: Call, see: See) -> list[Tensor]:

@@ -303,7 +303,7 @@ def _bind(
                     random = replay_random(stream, random)
                 if late:
                     _take(late, targets)
-            except BaseException:
+            except BaseException:  # Ctrl-C too: no node may stay pointed at a caller's memory
                 nodes.try_all(wiring.rest())
                 raise
             if order.marked:

@@ -194,7 +194,7 @@ def record(
                 try:
                     with rewinding():
                         result, driver_bytes = _run(body, recorder, graph, stream)
-                except BaseException:
+                except BaseException:  # of the callable, or Ctrl-C: the stream is still capturing
                     _recover(graph, stream, pool_id, generators)
                     raise
         finally:

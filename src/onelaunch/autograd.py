@@ -17,12 +17,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.backward import Backward, Gradients, StaticGraph
+from onelaunch.backward import Backward, Edits, Gradients, StaticGraph
 from onelaunch.chain import Launch, Link
 from onelaunch.direct import Anchors
 from onelaunch.driver.driver import Graph, Pool, Released, Travel
 from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning
-from onelaunch.flight import Flight, launched, launched_directly
+from onelaunch.flight import Flight, Saved, launched, launched_directly
 from onelaunch.observe import let_go
 from onelaunch.parts import Part, Share
 from onelaunch.shards import is_wrapped
@@ -73,6 +73,7 @@ class Pair:
         watched_inputs, watched, watched_results: what eager would have saved for the backward, so
             that a change in place before it is an error: inputs by number, tensors of the
             callable's state, results of the node by position.
+        saved: what of it eager saves as the very tensor, not as a view of it or its memory alone.
         saves: whether the backward reads anything of the forward's.
         raises: whether a backward that cannot be captured is an error.
         link: what it shares with others that run before and after it.
@@ -90,6 +91,7 @@ class Pair:
     watched_inputs: list[int]
     watched: list[Tensor]
     watched_results: list[int]
+    saved: Saved
     saves: bool
     raises: bool
     watched_memory: list[int] = field(default_factory=list[int])
@@ -186,11 +188,22 @@ class Pair:
         """See `flight.Joined.width`."""
         return len(self.arguments) + len(self.parameters)
 
-    def without(
-        self, changed: Sequence[int], grads: Gradients, wanted: Sequence[bool]
+    def edited(
+        self,
+        changed: Sequence[int],
+        moved: Sequence[tuple[int, Tensor]],
+        grads: Gradients,
+        wanted: Sequence[bool],
     ) -> list[Tensor | None]:
-        """See `flight.Joined.without`."""
-        return self.static.without({self.watched_memory[i] for i in changed}, grads, wanted)
+        """See `flight.Joined.edited`."""
+        storages = {self.watched_memory[i] for i in changed}
+        alike: list[tuple[Tensor, Tensor]] = []
+        for static, t in [*self.saved.state, *((self.saved.inputs[i], t) for i, t in moved)]:
+            if (static.shape, static.dtype, static.device) == (t.shape, t.dtype, t.device):
+                alike.append((static, t))
+            else:  # padded to a bucket, or to part a leaf from its place in the captured graph
+                storages.add(self.static.driver.storage(static))
+        return self.static.edited(Edits(storages, alike), grads, wanted)
 
     def capture_ahead(self) -> None:
         """Capture the backward of one gradient for each result, laid out as the result is.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from onelaunch.driver.asking import Asking
 from onelaunch.driver.driver import Capture, Driver, Graph, Pool, Rewind
 from onelaunch.driver.randomness import watching_seeds
 from onelaunch.errors import CaptureError
-from onelaunch.leaves import DENSE, CapturedGraph, own_memory
+from onelaunch.leaves import DENSE, MODIFIED, CapturedGraph, own_memory
 from onelaunch.observe import Observer
 from onelaunch.seeds import SeedsOfCapture
 from onelaunch.shards import is_wrapped
@@ -34,9 +34,17 @@ _use_count: Callable[[int], int] = cast(Any, torch._C)._storage_Use_Count
 _set_versions: Callable[[tuple[Tensor, ...], tuple[int, ...]], None] = cast(
     Any, torch._C
 )._autograd._unsafe_set_version_counter
-MODIFIED = "has been modified by an inplace operation"
-"""What torch says of a saved tensor that was changed."""
 _SPARSE_EXTENT = 2
+
+
+class Edits(NamedTuple):
+    """What happened to a caller's tensors between a forward and its backward."""
+
+    changed: Collection[int]
+    """The storages, in the recording, of what was changed in place."""
+    moved: Sequence[tuple[Tensor, Tensor]]
+    """Tensors that the captured graph saved, and those that they stand for, where these were given
+    other memory: eager saves the tensor, and its backward reads what it has then."""
 
 
 @dataclass(slots=True)
@@ -83,24 +91,27 @@ class StaticGraph:
             found[place] = g
         return found
 
-    def without(
-        self, changed: set[int], grads: Gradients, wanted: Sequence[bool]
-    ) -> list[Tensor | None]:
-        """The gradients of some inputs, where memory that the forward read has changed since.
+    def edited(self, edits: Edits, grads: Gradients, wanted: Sequence[bool]) -> list[Tensor | None]:
+        """The gradients of some inputs as eager gives them, after edits since the forward.
 
         Raises:
-            RuntimeError: torch's, where they depend on that.
+            RuntimeError: torch's, where they depend on what was changed in place.
         """
         saved = CapturedGraph(self.outputs).saved()
-        if saved is None:  # a node that does not tell: take it that it needs all
+        if saved is None and edits.changed:  # a node that does not tell: take it that it needs all
             raise RuntimeError(MODIFIED)
-        read = [t for t in saved if self._storage(t) in changed]
+        read = [t for t in saved or () if self._storage(t) in edits.changed]
         before = [t._version for t in read]
+        here = [static.data for static, _ in edits.moved]
         try:
             for t in read:
                 torch.autograd.graph.increment_version(t)
+            for static, t in edits.moved:
+                static.data = t.data
             return self.run(grads, wanted)
         finally:
+            for (static, _), data in zip(edits.moved, here, strict=True):
+                static.data = data
             _set_versions(tuple(read), tuple(before))
 
     def run(self, grads: Gradients, wanted: Sequence[bool] | None = None) -> list[Tensor | None]:

@@ -18,6 +18,8 @@ from onelaunch.errors import GraphError
 from onelaunch.shards import is_wrapped
 from onelaunch.slots import read_gradient, read_hooks, read_last_hooks
 
+_INSIDE = "leaf variable has been moved into the graph interior"
+
 _executes: Callable[[Any], bool] = cast(Any, torch._C)._will_engine_execute_node
 _task: Callable[[], int] = cast(Any, torch._C)._current_graph_task_id
 
@@ -61,18 +63,22 @@ def executed(node: Any, direct: int) -> list[bool]:
     return [e is not None and _executes(e) for e in edges[1 if direct else 0 :]] + rest
 
 
-def accumulate(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Add each gradient to its leaf's. Those in grad mode have a graph of their own, and are added
-    out of place, as in eager."""
+def accumulate(leaves: Sequence[Any], gradients: Sequence[Tensor | None]) -> None:
+    """Add each gradient to its leaf's, as the engine would: nothing to one that was frozen since.
+    Those in grad mode have a graph of their own, and are added out of place, as in eager."""
     kept: list[Tensor] = []
     added: list[Tensor] = []
     for leaf, gradient in zip(leaves, gradients, strict=True):
         if gradient is None:
             continue
-        if not takes_directly(leaf):
+        if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
             _put_off(leaf, gradient)
             continue
-        held = read_gradient(leaf)
+        if not leaf.requires_grad:
+            continue
+        if not leaf.is_leaf:
+            raise RuntimeError(_INSIDE)
+        held = leaf.grad
         if held is None:
             leaf.grad = gradient
         elif torch.is_grad_enabled():
@@ -105,6 +111,8 @@ class _Late:
                 for hook in list((read_hooks(leaf) or {}).values()):
                     changed = hook(gradient)
                     gradient = gradient if changed is None else changed
+                if not leaf.requires_grad:
+                    continue
                 _add(leaf, gradient)
                 for hook in list((read_last_hooks(leaf) or {}).values()):
                     hook(leaf)
@@ -115,7 +123,11 @@ _late: weakref.WeakValueDictionary[int, _Late] = weakref.WeakValueDictionary()
 
 
 def _put_off(leaf: Tensor, gradient: Tensor) -> None:
-    if _executes(torch.autograd.graph.get_gradient_edge(leaf).node):
+    frozen = not leaf.requires_grad
+    node = torch.autograd.graph.get_gradient_edge(leaf.requires_grad_()).node
+    if frozen:
+        leaf.requires_grad_(False)
+    if _executes(node):
         what = f"a hook on a parameter of shape {list(leaf.shape)}, put there after the forward"
         why = "other code contributes to its gradient, and the hook would not see the sum"
         fix = 'put it there before the forward, or leave `gradients="direct"` off'

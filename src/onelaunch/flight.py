@@ -6,16 +6,16 @@ tensors that eager would have saved are watched for changes in place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from onelaunch.backward import MODIFIED, Gradients
+from onelaunch.backward import Gradients
 from onelaunch.direct import accumulate, executed, is_backward
 from onelaunch.errors import GraphError
-from onelaunch.leaves import keep_graph
+from onelaunch.leaves import MODIFIED, keep_graph
 from onelaunch.shards import is_wrapped
 
 _TWICE = (
@@ -26,11 +26,25 @@ _TWICE = (
 )
 
 
+class Saved(NamedTuple):
+    """The tensors that eager saves themselves: after `t.data = ...` its backward reads the new
+    memory, of which no version tells."""
+
+    state: list[tuple[Tensor, Tensor]]
+    """Of the callable's state, each after what stands for it in the captured graph."""
+    inputs: dict[int, Tensor]
+    """What stands there for watched inputs, by position among what is watched."""
+    unmoved: Callable[[], bool]
+    """Whether those of the state have the memory that they had. False as well where the callable
+    wrote over what it saved: then all gradients that do not depend on that are eager's."""
+
+
 class Joined(Protocol):
     """A recording of a forward, as its flights see it; see `autograd.Pair`."""
 
     direct: list[Tensor]
     watched_results: list[int]
+    saved: Saved
     saves: bool
 
     def landed(self) -> None:
@@ -46,11 +60,15 @@ class Joined(Protocol):
         """The gradients of the node's inputs, from those of its results."""
         ...
 
-    def without(
-        self, changed: Sequence[int], grads: Gradients, wanted: Sequence[bool]
+    def edited(
+        self,
+        changed: Sequence[int],
+        moved: Sequence[tuple[int, Tensor]],
+        grads: Gradients,
+        wanted: Sequence[bool],
     ) -> list[Tensor | None]:
-        """`backward` for some of the inputs and direct leaves, where of what is watched these were
-        changed; see `StaticGraph.without`."""
+        """`backward` for some of the inputs and direct leaves, where of what is watched some, by
+        position, were changed in place or given other memory; see `StaticGraph.edited`."""
         ...
 
 
@@ -60,7 +78,7 @@ class Flight:
     Until then the recording holds this call's saved tensors, and no other call may use it.
     """
 
-    __slots__ = ("_pair", "inputs", "landed", "versions", "watched")
+    __slots__ = ("_pair", "inputs", "landed", "places", "versions", "watched")
 
     def __init__(self, pair: Joined) -> None:
         self._pair = pair
@@ -68,6 +86,8 @@ class Flight:
         self.watched: tuple[Tensor, ...] = ()
         """What eager would have saved of the caller's tensors, and the versions of each."""
         self.versions: list[int] = []
+        self.places: list[int] = []
+        """Where those of `Saved.inputs` lay, filled in by the call path."""
         self.inputs: tuple[Tensor, ...] = ()
         """The node's."""
 
@@ -77,7 +97,7 @@ class Flight:
             self.landed = True
             self._pair.landed()
             if self._pair.saves:
-                self.watched, self.versions, self.inputs = (), [], ()
+                self.watched, self.versions, self.places, self.inputs = (), [], [], ()
 
     def __del__(self) -> None:
         self.land()
@@ -138,10 +158,15 @@ def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
         raise RuntimeError(_TWICE)
     if pair.watched_results:
         _ = ctx.saved_tensors  # raises where one was changed in place
-    if [t._version for t in flight.watched] != flight.versions:
-        found = _unchanged(ctx, grads)
-    else:
+    watched = flight.watched
+    if (
+        [t._version for t in watched] == flight.versions
+        and [watched[i].data_ptr() for i in pair.saved.inputs] == flight.places
+        and pair.saved.unmoved()
+    ):
         found = pair.backward(grads)
+    else:
+        found = _edited(ctx, grads)
     if torch.is_grad_enabled():
         found = _once(found, [*flight.inputs, *(g for g in grads if g is not None)])
     if not keep_graph():
@@ -149,27 +174,24 @@ def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
     return found
 
 
-def _unchanged(ctx: Any, grads: Gradients) -> list[Tensor | None]:
-    """The gradients that the engine wants, if none depends on what was changed."""
+def _edited(ctx: Any, grads: Gradients) -> list[Tensor | None]:
+    """The gradients that the engine wants, if none depends on what was changed in place."""
     pair: Joined = ctx.pair
     flight: Flight = ctx.flight
     pairs = enumerate(zip(flight.watched, flight.versions, strict=True))
     changed = [i for i, (t, version) in pairs if t._version != version]
+    now = [(i, flight.watched[i]) for i in pair.saved.inputs]
+    moved = [at for at, place in zip(now, flight.places, strict=True) if at[1].data_ptr() != place]
     try:
-        return pair.without(changed, grads, executed(ctx, len(pair.direct)))
+        return pair.edited(changed, moved, grads, executed(ctx, len(pair.direct)))
     except RuntimeError as error:
-        if MODIFIED not in str(error):
+        if MODIFIED not in str(error) or not changed:
             raise
-    raise RuntimeError(_changed(flight))
+    raise RuntimeError(_told(flight.watched[changed[0]], flight.versions[changed[0]]))
 
 
-def _changed(flight: Flight) -> str:
+def _told(t: Tensor, version: int) -> str:
     """What eager says of a saved tensor that was changed in place."""
-    for t, version in zip(flight.watched, flight.versions, strict=True):
-        if t._version != version:
-            break
-    else:
-        raise AssertionError("nothing was changed")
     return (
         f"one of the variables needed for gradient computation {MODIFIED}: "
         f"[{t.type()} {list(t.shape)}] is at version {t._version}; expected version "

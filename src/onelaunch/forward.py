@@ -19,6 +19,8 @@ from onelaunch.direct import takes_directly
 from onelaunch.driver.driver import Driver, Rewind
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.errors import CaptureError
+from onelaunch.flight import Saved
+from onelaunch.guard import StateGuard
 from onelaunch.leaves import (
     VIEWS,
     CapturedGraph,
@@ -45,6 +47,8 @@ class _Seen(NamedTuple):
     watched: list[Tensor]
     results: list[int]
     saves: bool
+    saved: list[Tensor] | None
+    """The tensors of the captured graph themselves, or None where a node does not tell."""
 
 
 class BackwardInside(Exception):
@@ -181,12 +185,14 @@ class Forward:
             watched_inputs=[],
             watched=[],
             watched_results=[],
+            saved=Saved([], {}, lambda: True),
             saves=True,
             raises=self.raises,
             link=link,
         )
         seen = self._seen(graph, made, inputs, observer, held)
-        pair.watched_inputs, pair.watched, pair.watched_results, pair.saves = seen
+        pair.watched_inputs, pair.watched, pair.watched_results, pair.saves = seen[:4]
+        pair.saved = self._saved(graph, seen, inputs, observer)
         memory = [inputs.statics[i] for i in seen.inputs] + seen.watched
         pair.watched_memory = list(map(self.driver.storage, memory))
         groups = graph.groups(made) if link is None else []  # torch's callables are one node each
@@ -225,7 +231,7 @@ class Forward:
             storages |= set(held)
         else:
             storages = {region(t).storage for t in saved if self._here(t)}
-            saves = bool(saved or graph.packs) or any(
+            saves = bool(saved or graph.packs or graph.spoiled) or any(
                 isinstance(node, torch.autograd.function.BackwardCFunction) for node in graph.nodes
             )
         # What the forward writes without counting it (the statistics of a BatchNorm) is saved
@@ -243,7 +249,28 @@ class Forward:
             watched=unique([t for ts in external.values() for t in ts if not t.is_inference()]),
             results=[i for i, t in enumerate(made) if region(t).storage in storages],
             saves=saves,
+            saved=saved,
         )
+
+    def _saved(
+        self, graph: CapturedGraph, seen: _Seen, inputs: Inputs, observer: Observer
+    ) -> Saved:
+        """What eager saves as the very tensor, where it may be given other memory."""
+        assert self._stand_ins is not None
+        # What hooks packed (checkpointing) reads again all that the forward has read.
+        every = seen.saved is None or graph.packs
+        found = {id(t) for t in seen.saved or ()}
+        read = {id(t) for ts in observer.external.values() for t in ts} if every else set[int]()
+        state = [(s, t) for s, t in self._stand_ins.pairs() if id(s) in found or id(t) in read]
+        of_inputs = {
+            place: inputs.statics[i]
+            for place, i in enumerate(seen.inputs)
+            if every or id(inputs.statics[i]) in found
+        }
+        if graph.spoiled:
+            return Saved(state, of_inputs, lambda: False)
+        with torch.no_grad():  # a leaf may be frozen meanwhile
+            return Saved(state, of_inputs, StateGuard((), [t for _, t in state]).check)
 
     def _here(self, t: Tensor) -> bool:
         return lies_on(t, self.device) and bool(t.numel())

@@ -18,15 +18,22 @@ def lasting_gradients(
     driver: Driver,
     rebound: Sequence[tuple[Slot, object]],
     results: Sequence[Tensor],
+    hidden: Sequence[Slot],
     device: torch.device,
 ) -> set[int]:
     """The ids of gradients that may stay the recording's own memory, if they are that.
 
     They are not copied at each replay: a ResNet-50 has 161. Not among them is what the callable
-    also returns or stores elsewhere, since that must outlast the next call.
+    also returns or stores elsewhere, since that must outlast the next call; nor what is stored in
+    one of the `hidden` slots, since the next call finds it there as an input, and may write it.
     """
-    gradients = [t for slot, t in rebound if slot.key is gradient_of and isinstance(t, Tensor)]
-    others = [t for slot, t in rebound if slot.key is not gradient_of and isinstance(t, Tensor)]
+    read = {slot.id for slot in hidden}
+    gradients: list[Tensor] = []
+    others: list[Tensor] = []
+    for slot, t in rebound:
+        if isinstance(t, Tensor):
+            lasts = slot.key is gradient_of and slot.id not in read
+            (gradients if lasts else others).append(t)
     taken = {driver.storage(t) for t in (*results, *others) if lies_on(t, device)}
     return {id(t) for t in gradients if lies_on(t, device) and driver.storage(t) not in taken}
 

@@ -107,6 +107,9 @@ def _attach(source: Source, pair: Pair, inputs: Sequence[str], names: dict[int, 
     arguments = tuple_of([inputs[i] for i in pair.arguments])
     watched = tuple_of([inputs[i] for i in pair.watched_inputs])
     watched += tuple_of([source.name("saved", t) for t in pair.watched])
+    if pair.saved.inputs:
+        places = [f"{inputs[pair.watched_inputs[i]]}.data_ptr()" for i in pair.saved.inputs]
+        source.line(f"flight.places = [{', '.join(places)}]")
     attach = source.name("attach", pair.attacher())
     source.line(f"({results}) = {attach}(flight, ({results}), ({arguments}), ({watched}))")
 

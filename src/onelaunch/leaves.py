@@ -29,6 +29,9 @@ from onelaunch.shards import is_wrapped
 from onelaunch.slots import Slot, gradient_of
 from onelaunch.state import Walk
 
+MODIFIED = "has been modified by an inplace operation"
+"""What torch says of a saved tensor that was changed."""
+
 Node = Any
 """A node of an autograd graph; torch has no public type for all of them."""
 
@@ -192,6 +195,8 @@ class CapturedGraph:
     def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
         self.packs = False
         """Whether hooks of the callable's (checkpointing) hold what some node saved."""
+        self.spoiled = False
+        """Whether the callable wrote over what some node saved."""
         self.nodes: list[Node] = []
         self.leaves: list[Tensor] = []
         seen: set[Node] = {t.grad_fn for t in inputs}
@@ -216,26 +221,17 @@ class CapturedGraph:
         """The tensors that the backward will read, or None where a node does not tell.
 
         Without what was packed by hooks: to unpack it may run a part of the forward, and eager does
-        not look whether it has changed.
-
-        Raises:
-            RuntimeError: torch's, where the callable wrote over one of them itself.
+        not look whether it has changed. And without what the callable wrote over itself: a backward
+        that comes there raises, whatever happens in between.
         """
         found: list[Tensor] = []
         for node in self.nodes:
-            if isinstance(node, torch.autograd.function.BackwardCFunction):
-                if self._packed(node, "saved_tensors"):
-                    continue
-                found += [t for t in cast(Any, node).saved_tensors if t is not None]
-                continue
-            if "CppNode" in node.name():
+            custom = isinstance(node, torch.autograd.function.BackwardCFunction)
+            if not custom and "CppNode" in node.name():
                 return None
-            for name in _saved_names(type(node)):
-                if self._packed(node, name):
-                    continue
-                value = getattr(node, name)
-                values = value if isinstance(value, list | tuple) else (value,)
-                found += [t for t in values if isinstance(t, Tensor)]
+            for name in ["saved_tensors"] if custom else _saved_names(type(node)):
+                if not self._packed(node, name):
+                    found += [t for t in self._read(node, name) if isinstance(t, Tensor)]
         return found
 
     def refuse_unfit(self) -> None:
@@ -266,6 +262,17 @@ class CapturedGraph:
         for place, t in enumerate(outputs):
             found.setdefault(place if t.grad_fn is None else top(t.grad_fn), []).append(place)
         return list(found.values())
+
+    def _read(self, node: Node, name: str) -> Sequence[object]:
+        """What a node saved under this name."""
+        try:
+            value = getattr(node, name)
+        except RuntimeError as error:
+            if MODIFIED not in str(error):
+                raise
+            self.spoiled = True
+            return ()
+        return cast(Sequence[object], value) if isinstance(value, list | tuple) else (value,)
 
     def _packed(self, node: Node, name: str) -> bool:
         packed = is_packed(node, name)

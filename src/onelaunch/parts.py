@@ -49,6 +49,10 @@ class Part:
         self.watched_results = share.watched_results
         self.direct = whole.direct
         self.saves = share.saves
+        saved = whole.saved.inputs
+        own = [(p, place) for p, place in enumerate(share.watched) if place in saved]
+        self.saved = whole.saved._replace(inputs={p: saved[place] for p, place in own})
+        self._places = [list(saved).index(place) for _, place in own]
 
     def landed(self) -> None:
         """A flight of the part ended; that of the whole ends once no part holds it."""
@@ -64,7 +68,9 @@ class Part:
         results = tuple([made[place] for place in self.results])
         seen = tuple([watched[place] for place in self._share.watched])
         wanted = [inputs[place] for place in self._share.inputs]
-        return (self, PartFlight(self, whole), results, seen), wanted
+        flight = PartFlight(self, whole)
+        flight.places = [whole.places[i] for i in self._places]
+        return (self, flight, results, seen), wanted
 
     @property
     def width(self) -> int:
@@ -75,15 +81,20 @@ class Part:
         """The gradients of its inputs and of the direct leaves, from those of its results."""
         return self._own(self._whole.backward(self._every(grads)))
 
-    def without(
-        self, changed: Sequence[int], grads: Gradients, wanted: Sequence[bool]
+    def edited(
+        self,
+        changed: Sequence[int],
+        moved: Sequence[tuple[int, Tensor]],
+        grads: Gradients,
+        wanted: Sequence[bool],
     ) -> list[Tensor | None]:
-        """See `flight.Joined.without`."""
+        """See `flight.Joined.edited`."""
         asked = [False] * self._whole.width + list(wanted[self.width :])
         for place, want in zip(self._share.inputs, wanted, strict=False):
             asked[place] = want
-        places = [self._share.watched[place] for place in changed]
-        return self._own(self._whole.without(places, self._every(grads), asked))
+        of = self._share.watched
+        places, elsewhere = [of[p] for p in changed], [(of[p], t) for p, t in moved]
+        return self._own(self._whole.edited(places, elsewhere, self._every(grads), asked))
 
     def _every(self, grads: Gradients) -> Gradients:
         every: list[Tensor | None] = [None] * self._count

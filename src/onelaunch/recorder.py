@@ -55,6 +55,7 @@ from onelaunch.plan import (
 from onelaunch.rebinding import grown, moved_on, rebound, recurrent
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.refusals import DRAWN
+from onelaunch.slots import gradient_of
 from onelaunch.state import Slot, Walk
 from onelaunch.steps import Steps, every_key
 from onelaunch.tree import Flat, Same, Tree, flatten, given, unflatten
@@ -252,11 +253,13 @@ class Recorder:
         a recording for each."""
         if self.earlier is None or observer.ledger is None or captured.moves:
             return None
-        own = {change.slot.id for change in run.found}
+        # Whether there was a gradient decides what a call does, though it leaves another.
+        own = {change.slot.id for change in run.found if change.slot.key is not gradient_of}
         if any(self.earlier.values.get(i) != value for i, value in captured.values.items()):
             return None
         kept = {*before.walk.held, *self.earlier.held} - own
-        guarded = ((slot.id, value) for slot, value in captured.guard.held() if slot.id in kept)
+        guarded = [(slot.id, value) for slot, value in captured.guard.held() if slot.id in kept]
+        guarded += [(slot.id, slot) for slot in captured.hidden if slot.id not in self.earlier.held]
         return None if moved(self.earlier, guarded) else observer.ledger.difference
 
     def _rebound_inputs(
@@ -325,7 +328,7 @@ class Recorder:
             return
         for storage, tensors in observer.external.items():
             before.held.setdefault(storage, []).extend(tensors)
-        outputs = self._taken(plan, flat, known, before, run, observer)
+        outputs = self._taken(plan, flat, known, hidden, before, run, observer)
         output_ports(self.driver, capture, plan, outputs, observer, self.static_outputs)
 
     def _staged(self, capture: Capture, plan: Inputs, hidden: Sequence[Slot]) -> list[Tensor]:
@@ -425,6 +428,7 @@ class Recorder:
         plan: Inputs,
         flat: Flat,
         known: Mapping[int, Same],
+        hidden: Sequence[Slot],
         before: Before,
         run: Run,
         observer: Observer,
@@ -440,7 +444,7 @@ class Recorder:
         refuse_parts(every, stored, {id(t) for ts in before.held.values() for t in ts})
         lasting: set[int] = set()
         if self.forward is None:
-            lasting = lasting_gradients(self.driver, stored, flat.tensors, self.device)
+            lasting = lasting_gradients(self.driver, stored, flat.tensors, hidden, self.device)
         run.outputs = outputs = plan_outputs(
             self.driver, every, plan, observer, self.device, before.held, lasting
         )

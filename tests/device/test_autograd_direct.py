@@ -23,6 +23,7 @@ _OTHERWISE = {
     "test_retain_graph_and_a_second_backward",
     "test_autograd_grad",
     "test_backward_of_some_inputs",
+    "test_gradients_beside_what_the_forward_wrote_over",
     "test_gradients_of_parameters_in_batches",
     # bit for bit with several contributions to one gradient
     "test_a_parameter_of_two_modules_and_of_eager_code",
@@ -164,6 +165,46 @@ def test_a_hook_between_forward_and_backward(
         return list(seen)
 
     train(Net(device), program, steps=8, recordings=None, max_in_flight=2)
+
+
+@pytest.mark.parametrize("hook", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_frozen_between_forward_and_backward(
+    device: torch.device, rand: Rand, hook: bool, again: bool
+) -> None:
+    """The engine runs the hooks, and gives a leaf that requires no grad any more no gradient."""
+    seen: list[float] = []
+
+    def program(model: Any, i: int) -> list[float]:
+        model.zero_grad()
+        loss = model(rand(i, 5, 4)).square().mean()
+        weight = model.out.weight
+        seen.clear()
+        handle = weight.register_hook(lambda g: seen.append(float(g.norm()))) if hook else None
+        if i in (2, 3, 5):
+            weight.requires_grad_(False)
+            model.inner.bias.requires_grad_(False)
+            if again:
+                weight.requires_grad_(True)
+        loss.backward()
+        if handle is not None:
+            handle.remove()
+        weight.requires_grad_(True)
+        model.inner.bias.requires_grad_(True)
+        return list(seen)
+
+    train(Net(device), program, steps=8, recordings=None)
+
+
+def test_a_leaf_that_became_a_result(device: torch.device, rand: Rand) -> None:
+    model = Net(device)
+    fast = ol.graph(model, warmup=1)
+    for i in range(3):
+        fast(rand(i, 5, 4)).sum().backward()
+    loss = fast(rand(4, 5, 4)).sum()
+    model.out.bias.requires_grad_(False).mul_(model.inner.bias[:3])
+    with pytest.raises(RuntimeError, match="moved into the graph interior"):
+        loss.backward()
 
 
 def test_a_hook_that_would_not_see_the_sum(device: torch.device, rand: Rand) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import onelaunch as ol
 
@@ -380,3 +381,120 @@ def test_an_edit_of_what_some_gradients_need(
         return x.grad
 
     train(Model().to(device), program, recordings=None)
+
+
+class Scaled(nn.Module):
+    """Saves parameters, a buffer and its argument themselves, and one parameter as a view of it."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.weight, self.fixed = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4), False)
+        self.inner = nn.Linear(4, 4)
+        self.state: Tensor
+        self.register_buffer("state", torch.randn(4))
+        self.to(device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x * self.weight).tanh() * self.state * x * self.fixed
+
+
+@pytest.mark.parametrize("which", ["x", "weight", "state", "fixed", "inner.weight", "both"])
+@pytest.mark.parametrize("edited", [False, True])
+def test_other_memory_before_the_backward(
+    device: torch.device, rand: Rand, which: str, edited: bool
+) -> None:
+    """`t.data = ...`: eager's backward reads what a tensor that it saved has then."""
+
+    def program(model: Any, i: int) -> Any:
+        model.zero_grad()
+        x = rand(i, 3, 4).requires_grad_()
+        loss = model(x).sum()
+        if i in (2, 3, 5):
+            named = {"x": x, **dict(model.named_parameters()), "state": model.state}
+            for name in ("x", "weight") if which == "both" else (which,):
+                named[name].data = named[name].data * 2
+            if edited:  # of what nothing reads
+                with torch.no_grad():
+                    model.inner.bias.mul_(2)
+        loss.backward()
+        return x.grad
+
+    fast = train(Scaled(device), program, steps=8, recordings=None)
+    assert replays(fast) > 2
+
+
+def test_other_memory_of_what_a_checkpoint_reads(device: torch.device, rand: Rand) -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Scaled(device)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Any = checkpoint(self.inner, x, use_reentrant=False)
+            return y
+
+    def program(model: Any, i: int) -> None:
+        model.zero_grad()
+        loss = model(rand(i, 3, 4)).sum()
+        if i in (3, 5):
+            weight = model.inner.inner.weight
+            weight.data = weight.data * 2
+        loss.backward()
+
+    train(Part(), program, steps=8, recordings=None)
+
+
+def test_other_memory_of_what_a_part_saved(device: torch.device, rand: Rand) -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(rand(1, 4)), nn.Parameter(rand(2, 4))
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return x * self.a, y * self.b * y
+
+    def program(model: Any, i: int) -> None:
+        model.zero_grad()
+        x, y = rand(i, 4), rand(i + 50, 4)
+        first, second = model(x, y)
+        if i in (2, 5):
+            y.data = y.data * 2
+        if i in (3, 5):
+            model.b.data = model.b.data * 2
+        first.sum().backward()
+        second.sum().backward()
+
+    train(Parts(), program, steps=8, recordings=None)
+
+
+def written_over(device: torch.device, first: Any) -> nn.Module:
+    torch.manual_seed(4)
+    layers = [nn.Linear(4, 4), first(), nn.ReLU(inplace=True), nn.Linear(4, 2)]
+    return nn.Sequential(*layers).to(device)
+
+
+@pytest.mark.parametrize("first", [nn.Tanh, nn.ReLU, nn.Sigmoid])
+@pytest.mark.parametrize("only_looked_at", [False, True])
+def test_a_forward_that_writes_over_what_it_saved(
+    device: torch.device, rand: Rand, first: Any, only_looked_at: bool
+) -> None:
+    """Eager raises at a backward that comes there, and at no other."""
+
+    def program(model: Any, i: int) -> Any:
+        y = model(rand(i, 3, 4))
+        if not only_looked_at:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.sum().backward()
+            model.zero_grad()  # of what eager had reached before it raised
+        return y.detach()
+
+    train(written_over(device, first), program)
+
+
+def test_gradients_beside_what_the_forward_wrote_over(device: torch.device, rand: Rand) -> None:
+    def program(model: Any, i: int) -> Any:
+        model.zero_grad()
+        model(rand(i, 3, 4)).sum().backward(inputs=list(model.parameters())[2:])
+
+    train(written_over(device, nn.Tanh), program)

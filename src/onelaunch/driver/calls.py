@@ -14,6 +14,10 @@ from onelaunch.driver.operators import Operator, Step, copy_bits, leaves, mapped
 Take = Callable[[Tensor], object]
 """What becomes of a result."""
 
+_ASK_GRAD_MODE = frozenset({"aten::mkldnn_rnn_layer"})
+"""Operators whose kernel gives a workspace for the backward in grad mode alone. A checkpoint runs
+its forward in grad mode inside of a backward, which is not."""
+
 
 class Call:
     """A call of a recording, at fixed addresses.
@@ -43,7 +47,8 @@ class Call:
         }
         self.copies = bool(targets)
         self._op = op
-        self._call = op.bound
+        self._mode = torch.is_grad_enabled() if op.func._schema.name in _ASK_GRAD_MODE else None
+        self._call = self._in_mode(op.bound)
         self._recorded = args, kwargs
         self._now = args, kwargs
         self._alone = False
@@ -77,8 +82,12 @@ class Call:
         self.takes |= takes
         self._first = list(first)
         self.targets = {i: t for i, t in self.targets.items() if i not in takes}
-        self._call = self._op.quickest(*self._recorded)
+        self._call = self._in_mode(self._op.quickest(*self._recorded))
         return self.step()
+
+    def _in_mode(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, in the grad mode of the capture if its kernel asks for it."""
+        return call if self._mode is None else functools.partial(_called, self._mode, call)
 
     def numbers(self) -> list[float]:
         """The numbers among the arguments."""
@@ -89,6 +98,11 @@ class Call:
         args, kwargs = self._recorded
         self._now = mapped(args, change), mapped(kwargs, change)
         return self.step()
+
+
+def _called(mode: bool, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with torch.set_grad_enabled(mode):
+        return call(*args, **kwargs)
 
 
 def _taken_alone(call: Callable[[], Any], take: Take) -> Step:

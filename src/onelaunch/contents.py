@@ -47,6 +47,8 @@ class Contents:
         self.reads = reads
         self.containers: dict[int, tuple[Any, str, int]] = {}
         """id -> (container, name, length), of lists, dicts, sets and deques."""
+        self._met = {key for key, _ in reads.items} if reads is not None else set[int]()
+        """ids of the containers of which items were read, or stored."""
         self._named: dict[int, dict[str, Use]] = {}
         """id of a class -> what was read of it and of its instances."""
         for value in () if reads is None else reads.living():
@@ -99,8 +101,8 @@ class Contents:
             for key in list(mapping):
                 text = f"{name}[{_short(key)}]"
                 slot = Slot("item", mapping, key, text, None)
-                items = self.reads.items if self.reads is not None else {}
-                yield slot, items.get(slot.id) if use is Use.ITEMS else Use.READ
+                known = self.reads if id(mapping) in self._met and use is Use.ITEMS else None
+                yield slot, Use.READ if known is None else known.items.get(slot.id)
             if isinstance(value, defaultdict):
                 factory = f"{name}.default_factory"
                 yield Slot("contents", value, _factory_of, factory, None), Use.READ

@@ -268,6 +268,14 @@ def changes(before: Walk, after: Walk) -> list[Change]:
     return found
 
 
+def reads_more(now: Walk, before: Walk) -> bool:
+    """Whether more is known to be read than at an earlier walk over the same state."""
+    return any(
+        use is not Use.NONE and use > before.uses.get(key, Use.NONE)
+        for key, use in now.uses.items()
+    )
+
+
 def restore(found: Iterable[Change]) -> None:
     """Undo changes, as after a capture that failed."""
     for change in found:

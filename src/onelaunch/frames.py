@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.loads import UNKNOWN, Load, Loads, Symbol, Use, loads_of
@@ -425,11 +425,14 @@ class _Frame:
             found += globals_named(self._globals, symbol.key)
         elif kind == "attribute":
             found += [v for o in self._values(symbol.base) for v in peek(o, symbol.key)]
-        elif kind == "item":
-            keys = self._values(symbol.parts[0])
-            found += [v for o in self._values(symbol.base) for v in items(o, keys)]
-        elif kind == "element":
-            found += [v for o in self._values(symbol.base) for v in elements(o)]
+        elif kind == "namespace":
+            found += _namespaces(self._values(symbol.base))
+        elif kind in ("item", "element"):
+            keys = [v for part in symbol.parts for v in self._values(part)]
+            inside = self._values(symbol.base)
+            found += [v for o in inside for v in items(o, keys)]
+            if symbol.base and symbol.base.kind in _MADE:  # of that its items are what is known
+                found += filter(leads_on, inside)
         elif kind in ("parts", "either"):
             found += [v for part in symbol.parts for v in self._values(part)]
         elif kind == "call":
@@ -468,6 +471,8 @@ class _Frame:
                 found += [v for o in objects for n in names for v in peek(o, n)]
                 found += [v for o in objects for v in _held(o)] if not names else []
                 found += [v for default in call.parts[2:] for v in self._values(default)]
+            elif function is vars and len(call.parts) == 1:
+                found += _namespaces(self._values(call.parts[0]))
             elif function is type and len(call.parts) == 1:
                 found += map(type, self._values(call.parts[0]))
             elif _is_unread(function):
@@ -491,6 +496,8 @@ class _Frame:
         return [module for module in found if module is not None]
 
 
+_MADE = ("call", "parts", "either")
+"""Symbols of containers that the code itself makes, or has made."""
 _NOT_OPAQUE = (types.ModuleType, types.FunctionType, type, nn.Module, dict, list, tuple, deque)
 """What code that is not read is given without reading its attributes one by one."""
 
@@ -509,6 +516,11 @@ def _is_unread(function: object) -> bool:
         return _is_unread(cast(functools.partial[object], function).func)
     # An object that C calls: `operator.attrgetter("scale")`.
     return isinstance(function, _OF_C) or _is_called_by_c(type(function))
+
+
+def _namespaces(values: Iterable[object]) -> list[object]:
+    found = [attributes_of(v) for v in values if not isinstance(v, type | Tensor)]
+    return [namespace for namespace in found if namespace is not None]
 
 
 def _held(value: object) -> Iterable[object]:

@@ -310,6 +310,13 @@ class _Reader:
     def parts(self, step: dis.Instruction, index: int) -> None:
         self._stack.append(Symbol("parts", parts=tuple(self._pops(step.arg or 0))))
 
+    def extended(self, step: dis.Instruction, index: int) -> None:
+        """`[*layers]`"""
+        more = Symbol("element", self._pop(), offset=step.offset)
+        place = step.arg or 1
+        if len(self._stack) >= place:
+            self._stack[-place] = Symbol("parts", parts=(self._stack[-place], more))
+
     def copy(self, step: dis.Instruction, index: int) -> None:
         place = step.arg or 1
         known = len(self._stack) >= place
@@ -421,6 +428,7 @@ _HANDLERS: dict[str, _Handler] = {
     "UNPACK_SEQUENCE": _Reader.unpack,
     "MATCH_CLASS": _Reader.matched,
     **dict.fromkeys(("BUILD_TUPLE", "BUILD_LIST", "BUILD_SET"), _Reader.parts),
+    **dict.fromkeys(("LIST_EXTEND", "SET_UPDATE"), _Reader.extended),
     "COPY": _Reader.copy,
     "SWAP": _Reader.swap,
     "IMPORT_NAME": _Reader.imported,

@@ -65,7 +65,12 @@ def relied_on(
     owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
     owners |= {id(owner): owner for owner in before.touched()}
     guarded.extend(before.ways(owners.values()))
-    return _with_ways(guarded, before)
+    # A replay stores where the capture did.
+    places = {slot.id: slot for slot, _ in before.held.values()}
+    places |= {change.slot.id: change.slot for change in found}
+    stored = [places[key] for key in rebound if key in places]
+    stored = [slot for slot in stored if not is_replaced(slot, now)]
+    return _with_ways(guarded, stored, before)
 
 
 def _empty_gradients(
@@ -103,12 +108,14 @@ def hooked_leaves(
     return list({id(t): t for t in leaves}.values())
 
 
-def _with_ways(guarded: list[tuple[Slot, object]], before: Walk) -> list[tuple[Slot, object]]:
-    """Add the slots that lead to guarded ones: a list replaced is its items replaced."""
+def _with_ways(
+    guarded: list[tuple[Slot, object]], stored: Sequence[Slot], before: Walk
+) -> list[tuple[Slot, object]]:
+    """Add the slots that lead to others: a list replaced is its items replaced."""
     known = {slot.id for slot, _ in guarded}
-    for slot, _ in list(guarded):
+    for slot in [*(slot for slot, _ in guarded), *stored]:
         via = slot.via
-        while via is not None and via.id not in known:
+        while via is not None and via.id not in known and via.id in before.held:
             known.add(via.id)
             guarded.append((via, before.held[via.id][1]))
             via = via.via

@@ -223,6 +223,36 @@ def of_arguments_from_vars() -> Place:
     return lambda x: inner(x, **vars(config)), lambda: setattr(config, "scale", 3.0)
 
 
+def of_an_object_in_vars() -> Place:
+    box = types.SimpleNamespace(config=Config())
+    return lambda x: x * vars(box)["config"].scale, lambda: setattr(box.config, "scale", 3.0)
+
+
+def of_an_object_in_a_namespace() -> Place:
+    box = types.SimpleNamespace(config=Config())
+
+    def f(x: Tensor) -> Tensor:
+        namespace = box.__dict__
+        return x * namespace["config"].scale
+
+    return f, lambda: setattr(box.config, "scale", 3.0)
+
+
+def of_an_object_in_a_list_that_is_spread() -> Place:
+    configs = [Config()]
+    return lambda x: x * vars([*configs][0])["scale"], lambda: setattr(configs[0], "scale", 3.0)
+
+
+def of_a_tuple_in_a_list_that_is_made() -> Place:
+    pairs = [types.SimpleNamespace(pair=Pair((1.0, 2.0)))]
+    pairs[0].pair.scale = 2.0
+
+    def f(x: Tensor) -> Tensor:
+        return x * list(map(lambda held: held.pair, pairs))[0].scale
+
+    return f, lambda: setattr(pairs[0].pair, "scale", 3.0)
+
+
 def of_whether_there_is_a_tensor() -> Place:
     box = types.SimpleNamespace(cache=torch.ones(3))
     return lambda x: x * (2 if box.cache is None else 3), lambda: setattr(box, "cache", None)

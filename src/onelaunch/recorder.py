@@ -57,7 +57,7 @@ from onelaunch.plan import (
 from onelaunch.rebinding import grown, moved_on, rebound, recurrent
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.refusals import DRAWN
-from onelaunch.state import Slot, Walk, reads_more, walk
+from onelaunch.state import Slot, Walk, reads_more
 from onelaunch.steps import Steps, every_key
 from onelaunch.tree import Flat, Same, Tree, flatten, given, unflatten
 from onelaunch.turnable import Turnable
@@ -242,9 +242,8 @@ class Recorder:
             started=started,
         )
         captured.ledger = observer.ledger
-        if self.callee.reads is not self.reached.reads:
-            now = walk(self.reached.roots, self.callee.reads)
-            captured.reads_more = reads_more(now, before.walk)
+        reads = self.callee.reads
+        captured.reads_more = reads_more(self.reached.roots, reads, before.walk, run.found)
         captured.differs = self._unexplained(captured, before, run, observer)
         if self.strict and captured.differs is not None:
             graph.reset()

@@ -153,13 +153,16 @@ _LEAVES = frozenset({bool, int, float, str, type(None)})
 Queue = deque[tuple[str, object, Slot | None]]
 
 
-def walk(roots: Iterable[tuple[str, object]], reads: Reads | None = None) -> Walk:
+def walk(
+    roots: Iterable[tuple[str, object]], reads: Reads | None = None, known: Reads | None = None
+) -> Walk:
     """Find what the callable touches. Costs a few microseconds for each object visited.
 
     Args:
         roots: (name, object) pairs: the callable, and arguments compared by identity.
         reads: what the callable was seen to read. Without it, before it has run, all that the roots
             lead to is found.
+        known: which of these objects are looked at that nothing leads to, in place of all.
     """
     found = Walk(Contents(reads))
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
@@ -171,7 +174,7 @@ def walk(roots: Iterable[tuple[str, object]], reads: Reads | None = None) -> Wal
             for slot, use in found.contents.of_globals(namespace, names):
                 _hold(found, slot, use, queue)
         _visit_all(found, queue, seen)
-        for value in reads.living():
+        for value in (known or reads).living():
             if id(value) not in seen:
                 name = value.__qualname__ if isinstance(value, type) else _named(value)
                 queue.append((name, value, None))
@@ -268,10 +271,24 @@ def changes(before: Walk, after: Walk) -> list[Change]:
     return found
 
 
-def reads_more(now: Walk, before: Walk) -> bool:
-    """Whether more is known to be read than at an earlier walk over the same state."""
+def reads_more(
+    roots: Iterable[tuple[str, object]], reads: Reads | None, before: Walk, found: Iterable[Change]
+) -> bool:
+    """Whether a run read what no run before it did, of what it did not make itself.
+
+    Args:
+        reads: what is known after it.
+        before: the state before it, as far as it was known to be read.
+        found: what it changed of that.
+    """
+    if reads is None or reads is before.reads:
+        return False
+    now = walk(roots, reads, before.reads)
+    replaced = {change.slot.id for change in found}
     return any(
-        use is not Use.NONE and use > before.uses.get(key, Use.NONE)
+        use > before.uses.get(key, Use.NONE)
+        and key not in replaced
+        and not is_replaced(now.held[key][0], replaced)
         for key, use in now.uses.items()
     )
 

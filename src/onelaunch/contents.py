@@ -187,8 +187,9 @@ class Contents:
         """The globals of a module that are read; of an installed one those that may change."""
         installed = is_installed(str(namespace.get("__file__") or ""))
         for name in list(names):
-            known = name in namespace and not name.startswith("__")
-            if known and not (installed and _is_fixed(namespace[name])):
+            # One that has not been there may come, and hide a builtin.
+            fixed = installed and _is_fixed(namespace.get(name, _is_fixed))
+            if not (fixed or name.startswith("__")):
                 yield Slot("item", namespace, name, name, None), names[name]
 
     def _of_python_module(self, name: str, module: types.ModuleType) -> Iterator[tuple[Slot, Use]]:

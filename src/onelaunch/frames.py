@@ -361,11 +361,10 @@ class _Frame:
                     if place.key not in (attributes_of(value) or ()):  # its class has it
                         _note(self._reads.owner(type(value)).names, place.key, load)
         elif place.kind == "global":
-            if place.key in self._globals or load.stores:
-                entry = self._reads.globals.setdefault(
-                    id(self._globals), (self._globals, cast(dict[str, Use], {}))
-                )
-                _note(entry[1], place.key, load)
+            entry = self._reads.globals.setdefault(
+                id(self._globals), (self._globals, cast(dict[str, Use], {}))
+            )
+            _note(entry[1], place.key, load)
         elif place.kind == "variable":
             _note(self._reads.variables, (self._code, place.key), load)
         elif place.kind == "item":

@@ -1,4 +1,4 @@
-"""State that is replaced before a capture, by objects that no run has met, or by the call itself."""
+"""State that is replaced before a capture, by objects no run has met, or by the call itself."""
 
 from __future__ import annotations
 

@@ -240,17 +240,26 @@ def of_an_object_in_a_namespace() -> Place:
 
 def of_an_object_in_a_list_that_is_spread() -> Place:
     configs = [Config()]
-    return lambda x: x * vars([*configs][0])["scale"], lambda: setattr(configs[0], "scale", 3.0)
+    return lambda x: x * vars([*configs][-1])["scale"], lambda: setattr(configs[0], "scale", 3.0)
 
 
 def of_a_tuple_in_a_list_that_is_made() -> Place:
     pairs = [types.SimpleNamespace(pair=Pair((1.0, 2.0)))]
     pairs[0].pair.scale = 2.0
 
+    def pair(held: Any) -> Any:
+        return held.pair
+
     def f(x: Tensor) -> Tensor:
-        return x * list(map(lambda held: held.pair, pairs))[0].scale
+        return x * list(map(pair, pairs))[-1].scale
 
     return f, lambda: setattr(pairs[0].pair, "scale", 3.0)
+
+
+def of_a_global_in_front_of_a_builtin() -> Place:
+    namespace: dict[str, Any] = {}
+    exec("def f(x): return x * max(2.0, 1.0)", namespace)
+    return namespace["f"], lambda: namespace.update(max=min)
 
 
 def of_whether_there_is_a_tensor() -> Place:

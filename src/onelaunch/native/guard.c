@@ -16,6 +16,7 @@ typedef int32_t (*get_number)(void *, int64_t *);
 typedef int32_t (*get_dtype)(void *, int32_t *);
 
 static PyObject *vars_of; /* the builtin `vars` */
+static PyObject *missing; /* what a slot is said to hold that holds nothing */
 
 static struct {
     get_pointer data;
@@ -182,7 +183,7 @@ static PyObject *part_of(PyObject *function, Py_ssize_t index)
     return part ? part : Py_None;
 }
 
-/* What a slot holds, borrowed: it is compared and never used. */
+/* What a slot holds, or NULL; borrowed: it is compared and never used. */
 static PyObject *look_up(PyObject *holder, PyObject *key)
 {
     if (key == (PyObject *)&PyType_Type)
@@ -204,8 +205,11 @@ static int same_values(Guard *self, Py_ssize_t from, Py_ssize_t to)
         if (key == vars_of)
             continue; /* same_dicts */
         PyObject *value = look_up(PyTuple_GET_ITEM(self->holders, i), key);
-        if (!value && PyErr_Occurred())
-            return -1;
+        if (!value) {
+            if (PyErr_Occurred())
+                return -1;
+            value = missing;
+        }
         if (i >= PyList_GET_SIZE(self->values) || value != PyList_GET_ITEM(self->values, i))
             return 0;
     }
@@ -440,10 +444,11 @@ static PyType_Spec guard_spec = {
 static PyObject *connect(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_ssize_t data, sizes, strides, dim, dtype, place;
-    PyObject *grad;
-    if (!PyArg_ParseTuple(args, "nnnnnnO!", &data, &sizes, &strides, &dim, &dtype, &place,
-                          &PyGetSetDescr_Type, &grad))
+    PyObject *grad, *nothing;
+    if (!PyArg_ParseTuple(args, "nnnnnnO!O", &data, &sizes, &strides, &dim, &dtype, &place,
+                          &PyGetSetDescr_Type, &grad, &nothing))
         return NULL;
+    Py_XSETREF(missing, Py_NewRef(nothing));
     torch.data = (get_pointer)data;
     torch.sizes = (get_numbers)sizes;
     torch.strides = (get_numbers)strides;

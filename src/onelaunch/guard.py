@@ -250,6 +250,8 @@ def _fits(content: object, value: object) -> bool:
     object, or a plain equal value."""
     if content is value or is_same_method(content, value):
         return True
+    if type(content) is tuple and type(value) is tuple:
+        return len(content) == len(value) and all(map(_fits, content, value))  # pyright: ignore
     return is_plain(value) and Constant(value).matches(content)
 
 

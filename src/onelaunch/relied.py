@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,7 @@ def relied_on(
             continue
         # A counter that the call advanced is not advanced by replays: it stays where it is now.
         guarded.append((slot, now.get(slot.id, value)))
+    guarded += _orders(before, now)
     guarded += _empty_gradients(before, found, guarded)
     owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
     owners |= {id(owner): owner for owner in before.touched()}
@@ -71,6 +73,20 @@ def relied_on(
     stored = [places[key] for key in rebound if key in places]
     stored = [slot for slot in stored if not is_replaced(slot, now)]
     return _with_ways(guarded, stored, before)
+
+
+def _orders(before: Walk, now: Collection[tuple[int, object]]) -> list[tuple[Slot, object]]:
+    """The keys of dicts that are read as a whole, in the order in which a loop meets them."""
+    dicts = [
+        (slot, cast(dict[object, object], value))
+        for slot, value in before.held.values()
+        if type(value) is dict and before.is_read(slot)
+    ]
+    return [
+        (Slot("of", value, tuple, f"the keys of `{slot.name}`", None, slot), tuple(value))
+        for slot, value in dicts
+        if 1 < len(value) <= _SMALL and slot.id not in now and not is_replaced(slot, now)
+    ]
 
 
 def _empty_gradients(

@@ -262,6 +262,17 @@ def of_a_global_in_front_of_a_builtin() -> Place:
     return namespace["f"], lambda: namespace.update(max=min)
 
 
+def of_the_order_of_a_dict() -> Place:
+    steps: dict[str, float] = {"add": 1.0, "times": 2.0}
+
+    def f(x: Tensor) -> Tensor:
+        for name, number in steps.items():
+            x = x + number if name == "add" else x * number
+        return x
+
+    return f, lambda: steps.update(add=steps.pop("add"))
+
+
 def of_whether_there_is_a_tensor() -> Place:
     box = types.SimpleNamespace(cache=torch.ones(3))
     return lambda x: x * (2 if box.cache is None else 3), lambda: setattr(box, "cache", None)

@@ -198,13 +198,33 @@ static PyObject *look_up(PyObject *holder, PyObject *key)
     return index >= 0 && index < PyList_GET_SIZE(holder) ? PyList_GET_ITEM(holder, index) : NULL;
 }
 
+/* The keys of a dict, in their order. */
+static int same_keys(PyObject *dict, PyObject *keys)
+{
+    Py_ssize_t place = 0, count = 0;
+    PyObject *key;
+    if (!PyTuple_Check(keys) || PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(keys))
+        return 0;
+    while (PyDict_Next(dict, &place, &key, NULL))
+        if (key != PyTuple_GET_ITEM(keys, count++))
+            return 0;
+    return 1;
+}
+
 static int same_values(Guard *self, Py_ssize_t from, Py_ssize_t to)
 {
     for (Py_ssize_t i = from; i < to; i++) {
         PyObject *key = PyTuple_GET_ITEM(self->keys, i);
         if (key == vars_of)
             continue; /* same_dicts */
-        PyObject *value = look_up(PyTuple_GET_ITEM(self->holders, i), key);
+        PyObject *holder = PyTuple_GET_ITEM(self->holders, i);
+        if (key == (PyObject *)&PyTuple_Type) {
+            if (i >= PyList_GET_SIZE(self->values) ||
+                !same_keys(holder, PyList_GET_ITEM(self->values, i)))
+                return 0;
+            continue;
+        }
+        PyObject *value = look_up(holder, key);
         if (!value) {
             if (PyErr_Occurred())
                 return -1;

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from onelaunch.driver.driver import Driver
 from onelaunch.observe import Observer
-from onelaunch.slots import MISSING, gradient_of, holds_tensor
+from onelaunch.slots import MISSING, gradient_of, look_at
 from onelaunch.state import (
     Change,
     Slot,
@@ -24,6 +24,7 @@ def relied_on(
     before: Walk,
     found: Sequence[Change],
     rebound: set[tuple[int, object]],
+    inputs: set[tuple[int, object]],
     observer: Observer,
     driver: Driver,
     device: torch.device,
@@ -34,16 +35,17 @@ def relied_on(
         before: what the callable reached before the capture.
         found: what the capture changed of it.
         rebound: the slots that each replay writes, or that are inputs.
+        inputs: those that are.
         observer: of the capture: which memory was read by address.
     """
     now = {change.slot.id: change.after for change in found}
     guarded: list[tuple[Slot, object]] = []
     for slot, value in before.held.values():
         if isinstance(value, Tensor):
-            if slot.id in rebound and slot.id in now and before.is_read(slot):
-                # Whichever tensor it is, and the callable may ask whether it is one.
-                name = f"whether `{slot.name}` is a tensor"
-                guarded.append((Slot("contents", slot, holds_tensor, name, None), True))
+            if slot.id in rebound - inputs and slot.id in now and before.is_read(slot):
+                # Whichever tensor it is, and the callable may ask whether it is one, and of what
+                # shape. The call path asks that of the inputs.
+                guarded.append((look_at(slot), look_at(slot).read()))
             if slot.id in rebound or value.layout is not torch.strided:
                 continue
             parameter = isinstance(slot.owner, nn.Module) and any(

@@ -166,6 +166,20 @@ def test_a_tensor_and_none_by_turns(rand: Rand, kind: str) -> None:
     drop_in_worlds(world, calls=12, recordings=2, min_replays=6)
 
 
+def test_a_tensor_of_which_only_the_shape_is_read(rand: Rand) -> None:
+    def world() -> Any:
+        box: Any = SimpleNamespace(cache=rand(0, 4))
+
+        def call(x: Tensor) -> Tensor:
+            rows = box.cache.shape[0]
+            box.cache = x * 1
+            return x * rows
+
+        return call, lambda i: (rand(i, 4 if i % 5 < 3 else 6),)
+
+    drop_in_worlds(world, calls=20, recordings=4, min_replays=6)
+
+
 def test_what_a_call_stores_goes_to_the_dict_that_is_there(rand: Rand) -> None:
     def world() -> Any:
         box: Any = SimpleNamespace(items={"last": None})

@@ -13,7 +13,8 @@ from onelaunch.before import Reached
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.randomness import is_profiled
 from onelaunch.driver.select import driver_of, select
-from onelaunch.frames import FrameWatch, Reads
+from onelaunch.frames import FrameWatch
+from onelaunch.reads import Reads
 from onelaunch.spec import default_device
 from onelaunch.tree import Flat, call_constants, flatten, is_plain
 

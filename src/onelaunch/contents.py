@@ -15,9 +15,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from onelaunch.frames import Owner, Reads, is_installed, is_machinery
-from onelaunch.loads import Use, behind, functions_in, names_read
+from onelaunch.frames import is_installed, is_machinery
+from onelaunch.loads import Use
+from onelaunch.members import behind, functions_in, names_read
 from onelaunch.peek import attributes_of
+from onelaunch.reads import Owner, Reads
 from onelaunch.slots import (
     ScriptAttribute,
     Slot,

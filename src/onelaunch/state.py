@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.contents import MODULE_DICTS, Contents, dicts_of, is_library_class, members_of
-from onelaunch.frames import Reads, is_installed
-from onelaunch.loads import Use, names_read
+from onelaunch.frames import is_installed
+from onelaunch.loads import Use
+from onelaunch.members import names_read
 from onelaunch.peek import attributes_of
+from onelaunch.reads import Reads
 from onelaunch.slots import (
     MISSING,
     Slot,

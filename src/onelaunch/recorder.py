@@ -410,8 +410,8 @@ class Recorder:
             reads,
             around,
             asking,
-            observer,
             nullcontext() if watch is None else watch.told(),
+            observer,
         ):
             result = observer.outcome(self.fn, *args, **kwargs)
         self.callee.saw(watch)

@@ -286,7 +286,7 @@ def reads_more(
     if reads is None or reads is before.reads:
         return False
     now = walk(roots, reads, before.reads)
-    replaced = {change.slot.id for change in found}
+    replaced = {c.slot.id for c in found if c.before is not MISSING}  # what came new stays
     return any(
         use > before.uses.get(key, Use.NONE)
         and key not in replaced

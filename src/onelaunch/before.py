@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.driver import Driver
-from onelaunch.frames import Reads
+from onelaunch.reads import Reads
 from onelaunch.shards import local
 from onelaunch.slots import MISSING
 from onelaunch.spec import lies_on

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 
 from onelaunch.before import Reached
 from onelaunch.driver.driver import Driver
+from onelaunch.driver.randomness import is_profiled
 from onelaunch.driver.select import driver_of, select
-from onelaunch.frames import FrameWatch, Reads
+from onelaunch.frames import FrameWatch
+from onelaunch.reads import Reads
 from onelaunch.spec import default_device
 from onelaunch.tree import Flat, call_constants, flatten, is_plain
 
@@ -41,7 +43,8 @@ class Callee:
         self.dynamic = dynamic
         self.root = root or (getattr(fn, "__name__", "callable"), fn)
         self._compiled: Callable[..., Any] | None = None
-        self._reads: Reads | None = None
+        self.reads: Reads | None = None
+        """What it was seen to read."""
         self._seen: dict[Hashable, torch.device] = {}
         """Where calls worked that reach no tensor there, by what they were given."""
 
@@ -54,22 +57,29 @@ class Callee:
 
     def reached(self, flat: Flat) -> Reached:
         """The state that a call reaches."""
-        return Reached(self.roots(flat), self._reads)
+        return Reached(self.roots(flat), self.reads)
 
     def watched(self, run: Callable[[], R]) -> Callable[[], R]:
         """A run of the callable after which it is known what it reads."""
 
         def watched() -> R:
-            if sys.getprofile() is not None:  # a profiler has the hook
-                self._reads = None  # all that the callable reaches counts as read
-                return run()
-            reads = Reads() if self._reads is None else self._reads.copy()
-            with FrameWatch(reads).watching():
+            watch = self.watch()
+            with nullcontext() if watch is None else watch.watching():
                 result = run()
-            self._reads = reads
+            self.saw(watch)
             return result
 
         return watched
+
+    def watch(self) -> FrameWatch | None:
+        """What is to see a run of the callable; None where a profiler has the hook for it."""
+        if is_profiled():
+            return None
+        return FrameWatch(Reads() if self.reads is None else self.reads.copy())
+
+    def saw(self, watch: FrameWatch | None) -> None:
+        """After a run. Where nothing saw it, all that the callable reaches counts as read."""
+        self.reads = None if watch is None else watch.reads
 
     def where(self, flat: Flat, reached: Reached | None = None) -> tuple[Driver, torch.device]:
         """The driver and device: an accelerator's if any argument, parameter or buffer is there, or

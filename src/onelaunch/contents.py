@@ -15,9 +15,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from onelaunch.frames import Owner, Reads, is_installed, is_machinery
-from onelaunch.loads import Use, behind, functions_in, names_read
+from onelaunch.frames import is_installed, is_machinery
+from onelaunch.loads import Use
+from onelaunch.members import behind, functions_in, names_read
 from onelaunch.peek import attributes_of
+from onelaunch.reads import Owner, Reads
 from onelaunch.slots import (
     ScriptAttribute,
     Slot,
@@ -47,6 +49,8 @@ class Contents:
         self.reads = reads
         self.containers: dict[int, tuple[Any, str, int]] = {}
         """id -> (container, name, length), of lists, dicts, sets and deques."""
+        self._met = {key for key, _ in reads.items} if reads is not None else set[int]()
+        """ids of the containers of which items were read, or stored."""
         self._named: dict[int, dict[str, Use]] = {}
         """id of a class -> what was read of it and of its instances."""
         for value in () if reads is None else reads.living():
@@ -99,8 +103,8 @@ class Contents:
             for key in list(mapping):
                 text = f"{name}[{_short(key)}]"
                 slot = Slot("item", mapping, key, text, None)
-                items = self.reads.items if self.reads is not None else {}
-                yield slot, items.get(slot.id) if use is Use.ITEMS else Use.READ
+                known = self.reads if id(mapping) in self._met and use is Use.ITEMS else None
+                yield slot, Use.READ if known is None else known.items.get(slot.id)
             if isinstance(value, defaultdict):
                 factory = f"{name}.default_factory"
                 yield Slot("contents", value, _factory_of, factory, None), Use.READ
@@ -185,8 +189,9 @@ class Contents:
         """The globals of a module that are read; of an installed one those that may change."""
         installed = is_installed(str(namespace.get("__file__") or ""))
         for name in list(names):
-            known = name in namespace and not name.startswith("__")
-            if known and not (installed and _is_fixed(namespace[name])):
+            # One that has not been there may come, and hide a builtin.
+            fixed = installed and _is_fixed(namespace.get(name, _is_fixed))
+            if not (fixed or name.startswith("__")):
                 yield Slot("item", namespace, name, name, None), names[name]
 
     def _of_python_module(self, name: str, module: types.ModuleType) -> Iterator[tuple[Slot, Use]]:

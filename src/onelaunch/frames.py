@@ -15,17 +15,14 @@ import sys
 import sysconfig
 import threading
 import types
-import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, cast
 
 import torch
-from torch import nn
-from torch.autograd.graph import Node
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.loads import UNKNOWN, Load, Loads, Symbol, Use, loads_of
@@ -42,6 +39,7 @@ from onelaunch.peek import (
     peek,
     went_through,
 )
+from onelaunch.reads import Reads
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -82,124 +80,13 @@ def is_machinery(file: str) -> bool:
     return file.startswith((*_STANDARD, "<frozen", _OURS, "<onelaunch", "<__array_function__"))
 
 
-@dataclass(slots=True)
-class Owner:
-    """An object of which attributes were loaded or stored."""
-
-    ref: Callable[[], object]
-    names: dict[str, Use] = field(default_factory=dict[str, Use])
-    """Attribute -> what becomes of what it held."""
-    opaque: bool = False
-    """Whether any attribute may have been read."""
-
-
-@dataclass(slots=True)
-class Reads:
-    """What the Python code of a callable's runs was seen to read. Keeps nothing alive, but for
-    objects that have slots alone."""
-
-    owners: dict[int, Owner] = field(default_factory=dict[int, Owner])
-    globals: dict[int, tuple[dict[str, Any], dict[str, Use]]] = field(
-        default_factory=lambda: cast(Any, {})
-    )
-    """id -> the globals of a module, and those loaded, as in `Owner.names`."""
-    variables: dict[tuple[types.CodeType, str], Use] = field(default_factory=lambda: cast(Any, {}))
-    """Variables of functions around a function, as in `Owner.names`."""
-    items: dict[tuple[int, object], Use] = field(default_factory=lambda: cast(Any, {}))
-    """(id of a container, key), as in `Owner.names`."""
-    codes: set[types.CodeType] = field(default_factory=lambda: cast(Any, set()))
-    """All that ran."""
-    backward: bool = False
-    """Whether a backward ran inside."""
-    kinds: weakref.WeakKeyDictionary[type | types.CodeType, Owner] = field(
-        default_factory=lambda: cast(Any, weakref.WeakKeyDictionary())
-    )
-    """class, or code -> what was read of its instances, or functions, which tells of one that came
-    after the run."""
-
-    def copy(self) -> Reads:
-        """What is known, without what is gone; a run adds to it."""
-        return Reads(
-            {
-                key: Owner(owner.ref, dict(owner.names), owner.opaque)
-                for key, owner in self.owners.items()
-                if owner.ref() is not None
-            },
-            {key: (namespace, dict(names)) for key, (namespace, names) in self.globals.items()},
-            dict(self.variables),
-            dict(self.items),
-            set(self.codes),
-            self.backward,
-            self.kinds.copy(),
-        )
-
-    def owner(self, value: object) -> Owner:
-        """The entry of an object, made if there is none."""
-        found = self.owners.get(id(value))
-        if found is None or found.ref() is not value:
-            found = self.owners[id(value)] = Owner(_reference(value))
-        return found
-
-    def of(self, value: object) -> Owner | None:
-        """What was read of an object, or None."""
-        found = self.owners.get(id(value))
-        return found if found is not None and found.ref() is value else None
-
-    def expected(self, value: object) -> Owner | None:
-        """What a run will read of an object: as of others of its class, if no run has met it."""
-        found = self.of(value)
-        return found if found or isinstance(value, _APART) else self.kinds.get(_kind(value))
-
-    def settle(self) -> None:
-        """Sum up, after a run, what was read of the instances of each class; and let go of what
-        is held here alone, an object or a graph that the run made."""
-        for key, owner in list(self.owners.items()):
-            value = owner.ref()
-            ours = isinstance(owner.ref, functools.partial)
-            # A node belongs to the graph of its run, which may last until a backward has run.
-            if ours and (isinstance(value, Node) or sys.getrefcount(value) <= _OURS_ALONE):
-                del self.owners[key]
-            if value is None or isinstance(value, _APART):
-                continue
-            kind = self.kinds.setdefault(_kind(value), Owner(_gone))
-            for name, use in owner.names.items():
-                kind.names[name] = max(use, kind.names.get(name, Use.NONE))
-            kind.opaque |= owner.opaque
-
-    def living(self) -> list[object]:
-        """The objects of which something was read, and which are still there."""
-        found = [owner.ref() for owner in self.owners.values()]
-        return [value for value in found if value is not None]
-
-
-def _reference(value: object) -> Callable[[], object]:
-    """Refers to an object weakly; where that cannot be, for good, but for what a run made; see
-    `Reads.settle`."""
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return functools.partial(_itself, value)
-
-
-_APART = (type, types.ModuleType)
-"""Of these what is read of one says nothing of another."""
-
-
-def _kind(value: object) -> type | types.CodeType:
-    """What one object has in common with others of which the same is read."""
-    return value.__code__ if isinstance(value, types.FunctionType) else type(value)
-
-
-_OURS_ALONE = 3
-"""References to an object that a partial, a variable and `sys.getrefcount` itself hold."""
-
-
-def _gone() -> None:
-    return None
-
-
-def _itself(value: object) -> object:
-    return value
+def is_generated(frame: FrameType) -> bool:
+    """Whether a frame's code was generated by machinery, for a named tuple or dataclass of it."""
+    if frame.f_code.co_filename != "<string>":
+        return False
+    name = str(frame.f_globals.get("__name__"))
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name.startswith("namedtuple_") or (file is not None and is_machinery(file))
 
 
 def _note(names: dict[Any, Use], name: Any, load: Load) -> None:
@@ -229,13 +116,21 @@ class FrameWatch:
         before = sys.getprofile()
         sys.setprofile(self)
         try:
+            with self.told():
+                yield
+        finally:
+            sys.setprofile(before)
+
+    @contextmanager
+    def told(self) -> Generator[None]:
+        """Around a run of which somebody else's hook tells this."""
+        try:
             with _Joining(self) if torch.is_grad_enabled() else nullcontext():
                 yield
         finally:
             self._active = False
             self._given.clear()  # another thread may keep this as its hook
             self._results.clear()
-            sys.setprofile(before)
             self.reads.settle()
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
@@ -258,7 +153,7 @@ class FrameWatch:
         code = frame.f_code
         if code in _RUNS_BACKWARD:
             self.reads.backward = True
-        if is_machinery(code.co_filename) or code in self._unread:
+        if self._is_unread(frame):
             return
         self.reads.codes.add(code)
         loads = loads_of(code)
@@ -282,10 +177,13 @@ class FrameWatch:
             at = self._results.setdefault(id(parent), {}).setdefault(parent.f_lasti, [])
             if len(at) < MOST:
                 at.append(result)
-        if is_machinery(code.co_filename) or code in self._unread:
-            return
-        with self._lock:
-            _Frame(self.reads, frame, loads_of(code), given, results).note()
+        if not self._is_unread(frame):
+            with self._lock:
+                _Frame(self.reads, frame, loads_of(code), given, results).note()
+
+    def _is_unread(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        return is_machinery(code.co_filename) or code in self._unread or is_generated(frame)
 
 
 class _Joining(TorchDispatchMode):
@@ -344,11 +242,10 @@ class _Frame:
                     if place.key not in (attributes_of(value) or ()):  # its class has it
                         _note(self._reads.owner(type(value)).names, place.key, load)
         elif place.kind == "global":
-            if place.key in self._globals or load.stores:
-                entry = self._reads.globals.setdefault(
-                    id(self._globals), (self._globals, cast(dict[str, Use], {}))
-                )
-                _note(entry[1], place.key, load)
+            entry = self._reads.globals.setdefault(
+                id(self._globals), (self._globals, cast(dict[str, Use], {}))
+            )
+            _note(entry[1], place.key, load)
         elif place.kind == "variable":
             _note(self._reads.variables, (self._code, place.key), load)
         elif place.kind == "item":
@@ -408,13 +305,14 @@ class _Frame:
             found += globals_named(self._globals, symbol.key)
         elif kind == "attribute":
             found += [v for o in self._values(symbol.base) for v in peek(o, symbol.key)]
-        elif kind == "item" and symbol.base is not None and symbol.base.kind == "parts":
-            found += self._values(symbol.base)
-        elif kind == "item":
-            keys = self._values(symbol.parts[0])
-            found += [v for o in self._values(symbol.base) for v in items(o, keys)]
-        elif kind == "element":
-            found += [v for o in self._values(symbol.base) for v in elements(o)]
+        elif kind == "namespace":
+            found += _namespaces(self._values(symbol.base))
+        elif kind in ("item", "element"):
+            keys = [v for part in symbol.parts for v in self._values(part)]
+            inside = self._values(symbol.base)
+            found += [v for o in inside for v in items(o, keys)]
+            if symbol.base and symbol.base.kind in _MADE:  # of that its items are what is known
+                found += filter(leads_on, inside)
         elif kind in ("parts", "either"):
             found += [v for part in symbol.parts for v in self._values(part)]
         elif kind == "call":
@@ -453,6 +351,8 @@ class _Frame:
                 found += [v for o in objects for n in names for v in peek(o, n)]
                 found += [v for o in objects for v in _held(o)] if not names else []
                 found += [v for default in call.parts[2:] for v in self._values(default)]
+            elif function is vars and len(call.parts) == 1:
+                found += _namespaces(self._values(call.parts[0]))
             elif function is type and len(call.parts) == 1:
                 found += map(type, self._values(call.parts[0]))
             elif _is_unread(function):
@@ -476,6 +376,8 @@ class _Frame:
         return [module for module in found if module is not None]
 
 
+_MADE = ("call", "parts", "either")
+"""Symbols of containers that the code itself makes, or has made."""
 _NOT_OPAQUE = (types.ModuleType, types.FunctionType, type, nn.Module, dict, list, tuple, deque)
 """What code that is not read is given without reading its attributes one by one."""
 
@@ -494,6 +396,11 @@ def _is_unread(function: object) -> bool:
         return _is_unread(cast(functools.partial[object], function).func)
     # An object that C calls: `operator.attrgetter("scale")`.
     return isinstance(function, _OF_C) or _is_called_by_c(type(function))
+
+
+def _namespaces(values: Iterable[object]) -> list[object]:
+    found = [attributes_of(v) for v in values if not isinstance(v, type | Tensor)]
+    return [namespace for namespace in found if namespace is not None]
 
 
 def _held(value: object) -> Iterable[object]:

@@ -215,8 +215,8 @@ class Graphed(Table, Generic[P, R]):
             return MISS if unfit is None else self._ungraphed(signature, "OL307", unfit)
         signature.unfit = 0
         differs = entry.captured.differs
-        if differs is not None:  # this call is done: as it was captured
-            if not self._drop_differing(entry):
+        if entry.unsettled:  # this call is done: as it was captured
+            if not self._drop_unsettled(entry) and differs is not None:
                 self._ungraphed(signature, "OL117", str(differs.refusal()))
             return result
         self._agreed(signature)
@@ -224,7 +224,7 @@ class Graphed(Table, Generic[P, R]):
         return result
 
     def _agreed(self, signature: Signature) -> None:
-        signature.ledger, signature.differing = None, 0
+        signature.ledger, signature.differing, signature.unread = None, 0, 0
 
     def _refusal(self, signature: Signature, reached: Reached) -> CaptureError | None:
         """What forbids to capture a signature, as far as it shows before a capture."""
@@ -297,6 +297,7 @@ class Graphed(Table, Generic[P, R]):
             device=device,
             pool=self._pool.on(driver, device) if forward is None else forward.pool,
             apart=lambda: self._pool.apart(driver, device),
+            callee=self._callee,
             fn=callee,
             reached=attempt.reached,
             asking=signature.asking,
@@ -413,8 +414,8 @@ class Graphed(Table, Generic[P, R]):
                     self.capture_in(chain, args, kwargs, then)
                     return
                 entry = self._record_ahead(attempt)
-                while entry is not None and entry.captured.differs is not None:
-                    self._drop_differing(entry)
+                while entry is not None and entry.unsettled:
+                    self._drop_unsettled(entry)
                     entry = self._record_ahead(attempt)
             except BackwardInside:
                 raise CaptureError(

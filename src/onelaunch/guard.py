@@ -66,8 +66,7 @@ class StateGuard:
         ordered = sorted(slots, key=lambda pair: not _is_attribute(pair[0]))
         self._slots = [slot for slot, _ in ordered]
         self._values = [value for _, value in ordered]
-        # What is in a tuple stays there.
-        self._watched = [i for i, s in enumerate(self._slots) if not isinstance(s.holder, tuple)]
+        self._watched = [i for i, s in enumerate(self._slots) if not _stays(s)]
         self._sized = [
             _Size(container, names)
             for container, names in sorted(sized, key=lambda pair: not isinstance(pair[0], dict))
@@ -251,11 +250,18 @@ def _fits(content: object, value: object) -> bool:
     object, or a plain equal value."""
     if content is value or is_same_method(content, value):
         return True
+    if type(content) is tuple and type(value) is tuple:
+        return len(content) == len(value) and all(map(_fits, content, value))  # pyright: ignore
     return is_plain(value) and Constant(value).matches(content)
 
 
 def _gradient(value: object) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
+
+
+def _stays(slot: Slot) -> bool:
+    """Whether what a slot holds can never be another: what is in a tuple."""
+    return slot.kind == "item" and isinstance(slot.holder, tuple)
 
 
 def _is_seen_by_c(slot: Slot) -> bool:

@@ -19,7 +19,7 @@ from onelaunch.driver.operators import tensors
 from onelaunch.errors import CaptureError
 from onelaunch.hostvalues import key_of, values_of
 from onelaunch.shards import local
-from onelaunch.slots import MISSING, gradient_of, read_hooks, read_last_hooks
+from onelaunch.slots import MISSING, gradient_of, look_at, read_hooks, read_last_hooks
 from onelaunch.source import Place, user_frame
 from onelaunch.state import Walk
 from onelaunch.tree import is_plain
@@ -106,6 +106,8 @@ class Ledger:
             key: _content(value) for key, (_, value) in walked.held.items()
         }
         """What the slots held before the run: plain values, and which objects."""
+        looks = [look_at(slot) for slot, _ in walked.tensors() if walked.is_read(slot)]
+        self.held.update((look.id, _content(look.read())) for look in looks)
         if not self._on_host:
             for _, t in walked.tensors():
                 if _has_memory(t) and t.device.type == "cpu":

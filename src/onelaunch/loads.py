@@ -11,10 +11,10 @@ import functools
 import sys
 import types
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal[
     "variable",  # key: its name; of the values that are assigned, and of those observed
@@ -314,13 +314,20 @@ class _Reader:
 
     def append(self, step: dis.Instruction, index: int) -> None:
         """One more part, of a comprehension: it is below the iterators of its loops."""
-        *key, value = self._pops(2 if step.opname == "MAP_ADD" else 1)
-        place = step.arg or 1
-        if len(self._stack) >= place:
-            old = self._stack[-place]
-            new = Symbol("parts", parts=(*(old.parts if old.kind == "parts" else ()), *key, value))
-            for stack in (self._stack, *self._at.values()):  # where its loops end, too
-                stack[:] = [new if symbol is old else symbol for symbol in stack]
+        self._extend(step.arg or 1, self._pops(2 if step.opname == "MAP_ADD" else 1))
+
+    def extended(self, step: dis.Instruction, index: int) -> None:
+        """`[*layers]`"""
+        more = Symbol("element", self._pop(), offset=step.offset)
+        self._extend(step.arg or 1, [more])
+
+    def _extend(self, place: int, more: Iterable[Symbol]) -> None:
+        if len(self._stack) < place:
+            return
+        old = self._stack[-place]
+        new = Symbol("parts", parts=(*(old.parts if old.kind == "parts" else (old,)), *more))
+        for stack in (self._stack, *self._at.values()):  # where a comprehension's loops end, too
+            stack[:] = [new if symbol is old else symbol for symbol in stack]
 
     def copy(self, step: dis.Instruction, index: int) -> None:
         place = step.arg or 1
@@ -434,6 +441,7 @@ _HANDLERS: dict[str, _Handler] = {
     "UNPACK_SEQUENCE": _Reader.unpack,
     "MATCH_CLASS": _Reader.matched,
     **dict.fromkeys(("BUILD_TUPLE", "BUILD_LIST", "BUILD_SET"), _Reader.parts),
+    **dict.fromkeys(("LIST_EXTEND", "SET_UPDATE"), _Reader.extended),
     **dict.fromkeys(("LIST_APPEND", "SET_ADD", "MAP_ADD"), _Reader.append),
     "COPY": _Reader.copy,
     "SWAP": _Reader.swap,
@@ -503,49 +511,3 @@ def _reads(step: dis.Instruction, name: str) -> bool:
     if step.opname == "LOAD_ATTR" and sys.version_info >= (3, 12):
         return not (step.arg or 0) & 1
     return not step.opname.startswith(("LOAD_METHOD", "LOAD_CLOSURE", "LOAD_CONST", "LOAD_FAST"))
-
-
-# Functions, and the names in their code.
-
-
-@functools.lru_cache(maxsize=4096)
-def names_read(code: types.CodeType) -> frozenset[str]:
-    """The global and attribute names in a function's code, nested functions included."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= names_read(constant)
-    return frozenset(names)
-
-
-def functions_in(member: object) -> list[types.FunctionType]:
-    """The functions behind a member of a class, however it is decorated."""
-    found: dict[int, types.FunctionType] = {}
-    waiting = [member]
-    while waiting:
-        member = waiting.pop(0)
-        if isinstance(member, types.FunctionType):
-            if id(member) not in found:  # one may wrap itself
-                found[id(member)] = member
-                waiting.append(member.__dict__.get("__wrapped__"))
-        else:
-            waiting += behind(member)
-    return list(found.values())
-
-
-def behind(member: object) -> Iterator[object]:
-    """What a decorator that makes no function has made something of."""
-    if isinstance(member, property):
-        yield from (f for f in (member.fget, member.fset) if f is not None)
-    elif isinstance(member, staticmethod | classmethod):
-        yield cast(Any, member).__func__
-    elif isinstance(member, functools.singledispatchmethod):
-        yield from cast(Any, member).dispatcher.registry.values()
-    elif isinstance(member, _WITH_FUNC):
-        yield cast(Any, member).func
-    elif isinstance(member, _CACHED):
-        yield cast(Any, member).__wrapped__
-
-
-_WITH_FUNC = (functools.partial, functools.partialmethod, functools.cached_property)
-_CACHED = type(functools.lru_cache(len))

@@ -124,8 +124,9 @@ def captured_of(
         t for t, how in zip(run.inputs.tensors, run.inputs.travels, strict=True) if how == "address"
     ]
     external = [t for tensors in observer.external.values() for t in tensors]
-    rebound |= {slot.id for slot in hidden}
-    slots = relied_on(before.walk, run.found, rebound, observer, driver, device)
+    inputs = {slot.id for slot in hidden}
+    rebound |= inputs
+    slots = relied_on(before.walk, run.found, rebound, inputs, observer, driver, device)
     slots += slots_of(observer.host.read_state(), before.walk.tensors())
     external += [value for _, value in slots if isinstance(value, Tensor)]
     writes = _writes(observer, driver, device)

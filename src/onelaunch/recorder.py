@@ -14,6 +14,7 @@ from torch import Tensor
 
 from onelaunch import distributed
 from onelaunch.before import Before, Reached
+from onelaunch.callee import Callee
 from onelaunch.driver.asking import Asking
 from onelaunch.driver.driver import Capture, Driver, Graph, Rewind, Varying
 from onelaunch.driver.driver import Pool as DevicePool
@@ -56,7 +57,7 @@ from onelaunch.rebinding import grown, moved_on, rebound, recurrent
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.refusals import DRAWN
 from onelaunch.slots import gradient_of
-from onelaunch.state import Slot, Walk
+from onelaunch.state import Slot, Walk, reads_more
 from onelaunch.steps import Steps, every_key
 from onelaunch.tree import Flat, Same, Tree, flatten, given, unflatten
 from onelaunch.turnable import Turnable
@@ -68,6 +69,7 @@ class Recorder:
     """Captures one call.
 
     Args:
+        callee: the callable, and what it was seen to read.
         fn: what runs in the capture.
         pool: where the recording's memory comes from, and goes back to.
         apart: makes memory that no other recording uses.
@@ -83,6 +85,7 @@ class Recorder:
     device: torch.device
     pool: DevicePool
     apart: Callable[[], DevicePool]
+    callee: Callee
     fn: Callable[..., Any]
     reached: Reached
     static_outputs: bool
@@ -239,6 +242,8 @@ class Recorder:
             started=started,
         )
         captured.ledger = observer.ledger
+        reads = self.callee.reads
+        captured.reads_more = reads_more(self.reached.roots, reads, before.walk, run.found)
         captured.differs = self._unexplained(captured, before, run, observer)
         if self.strict and captured.differs is not None:
             graph.reset()
@@ -387,8 +392,12 @@ class Recorder:
             observer.adopt(self.known, dict(now), plan.tensors, plan.statics)
             return result
         around = nullcontext() if self.forward is None else self.forward.around(before.walk, hidden)
+        watch = self.callee.watch()
         seeds = watching_seeds(
-            observer.refuse_seed, reads=self.forward is not None, draw=observer.refuse_draw
+            observer.refuse_seed,
+            reads=self.forward is not None,
+            draw=observer.refuse_draw,
+            frames=watch,
         )
         stepping = run.steps.watched(observer)
         reads = observer.host_reads()
@@ -403,9 +412,11 @@ class Recorder:
             reads,
             around,
             asking,
+            nullcontext() if watch is None else watch.told(),
             observer,
         ):
             result = observer.outcome(self.fn, *args, **kwargs)
+        self.callee.saw(watch)
         self._refuse_drawn(generators, observer)
         observer.ledger.finish()
         return result

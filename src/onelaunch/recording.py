@@ -140,6 +140,8 @@ class Captured:
     """The elements of host arguments that the host read, by number."""
     ledger: Ledger | None = None
     """Its operations."""
+    reads_more: bool = False
+    """Whether it read what no run before it did, so that the guard does not tell all of it."""
     differs: Difference | None = None
     """How it differs from the run before it, if nothing that is guarded explains that."""
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from onelaunch.driver.driver import Driver
 from onelaunch.observe import Observer
-from onelaunch.slots import MISSING, gradient_of, holds_tensor
+from onelaunch.slots import MISSING, gradient_of, look_at
 from onelaunch.state import (
     Change,
     Slot,
@@ -23,6 +24,7 @@ def relied_on(
     before: Walk,
     found: Sequence[Change],
     rebound: set[tuple[int, object]],
+    inputs: set[tuple[int, object]],
     observer: Observer,
     driver: Driver,
     device: torch.device,
@@ -33,16 +35,17 @@ def relied_on(
         before: what the callable reached before the capture.
         found: what the capture changed of it.
         rebound: the slots that each replay writes, or that are inputs.
+        inputs: those that are.
         observer: of the capture: which memory was read by address.
     """
     now = {change.slot.id: change.after for change in found}
     guarded: list[tuple[Slot, object]] = []
     for slot, value in before.held.values():
         if isinstance(value, Tensor):
-            if slot.id in rebound and slot.id in now and before.is_read(slot):
-                # Whichever tensor it is, and the callable may ask whether it is one.
-                name = f"whether `{slot.name}` is a tensor"
-                guarded.append((Slot("contents", slot, holds_tensor, name, None), True))
+            if slot.id in rebound - inputs and slot.id in now and before.is_read(slot):
+                # Whichever tensor it is, and the callable may ask whether it is one, and of what
+                # shape. The call path asks that of the inputs.
+                guarded.append((look_at(slot), look_at(slot).read()))
             if slot.id in rebound or value.layout is not torch.strided:
                 continue
             parameter = isinstance(slot.owner, nn.Module) and any(
@@ -61,11 +64,31 @@ def relied_on(
             continue
         # A counter that the call advanced is not advanced by replays: it stays where it is now.
         guarded.append((slot, now.get(slot.id, value)))
+    guarded += _orders(before, now)
     guarded += _empty_gradients(before, found, guarded)
     owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
     owners |= {id(owner): owner for owner in before.touched()}
     guarded.extend(before.ways(owners.values()))
-    return _with_ways(guarded, before)
+    # A replay stores where the capture did.
+    places = {slot.id: slot for slot, _ in before.held.values()}
+    places |= {change.slot.id: change.slot for change in found}
+    stored = [places[key] for key in rebound if key in places]
+    stored = [slot for slot in stored if not is_replaced(slot, now)]
+    return _with_ways(guarded, stored, before)
+
+
+def _orders(before: Walk, now: Collection[tuple[int, object]]) -> list[tuple[Slot, object]]:
+    """The keys of dicts that are read as a whole, in the order in which a loop meets them."""
+    dicts = [
+        (slot, cast(dict[object, object], value))
+        for slot, value in before.held.values()
+        if type(value) is dict and before.is_read(slot)
+    ]
+    return [
+        (Slot("of", value, tuple, f"the keys of `{slot.name}`", None, slot), tuple(value))
+        for slot, value in dicts
+        if 1 < len(value) <= _SMALL and slot.id not in now and not is_replaced(slot, now)
+    ]
 
 
 def _empty_gradients(
@@ -103,12 +126,14 @@ def hooked_leaves(
     return list({id(t): t for t in leaves}.values())
 
 
-def _with_ways(guarded: list[tuple[Slot, object]], before: Walk) -> list[tuple[Slot, object]]:
-    """Add the slots that lead to guarded ones: a list replaced is its items replaced."""
+def _with_ways(
+    guarded: list[tuple[Slot, object]], stored: Sequence[Slot], before: Walk
+) -> list[tuple[Slot, object]]:
+    """Add the slots that lead to others: a list replaced is its items replaced."""
     known = {slot.id for slot, _ in guarded}
-    for slot, _ in list(guarded):
+    for slot in [*(slot for slot, _ in guarded), *stored]:
         via = slot.via
-        while via is not None and via.id not in known:
+        while via is not None and via.id not in known and via.id in before.held:
             known.add(via.id)
             guarded.append((via, before.held[via.id][1]))
             via = via.via

@@ -129,8 +129,25 @@ def is_same_method(a: object, b: object) -> bool:
     return a.__self__ is b.__self__ and a.__func__ is b.__func__
 
 
-def holds_tensor(slot: Slot) -> bool:
-    return isinstance(slot.read(), Tensor)
+@dataclass(frozen=True)
+class _Look:
+    """Reads what Python can ask of the tensor in a slot but for its elements."""
+
+    kind: Kind
+    key: Any
+
+    def __call__(self, holder: Any) -> str:
+        t = Slot(self.kind, holder, self.key, "", None).read()
+        if not isinstance(t, Tensor):
+            return "no tensor"
+        strides = t.stride() if t.layout is torch.strided else None
+        return f"{type(t)} {t.dtype} {t.device} {t.requires_grad} {tuple(t.shape)} {strides}"
+
+
+def look_at(slot: Slot) -> Slot:
+    """A slot of what the tensor in a slot is, whichever it is."""
+    name = f"what tensor `{slot.name}` is"
+    return Slot("contents", slot.holder, _Look(slot.kind, slot.key), name, None)
 
 
 def gradient_of(t: Tensor) -> Tensor:

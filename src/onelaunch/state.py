@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.contents import MODULE_DICTS, Contents, dicts_of, is_library_class, members_of
-from onelaunch.frames import Reads, is_installed
-from onelaunch.loads import Use, names_read
+from onelaunch.frames import is_installed
+from onelaunch.loads import Use
+from onelaunch.members import names_read
 from onelaunch.peek import attributes_of
+from onelaunch.reads import Reads
 from onelaunch.slots import (
     MISSING,
     Slot,
@@ -153,13 +155,16 @@ _LEAVES = frozenset({bool, int, float, str, type(None)})
 Queue = deque[tuple[str, object, Slot | None]]
 
 
-def walk(roots: Iterable[tuple[str, object]], reads: Reads | None = None) -> Walk:
+def walk(
+    roots: Iterable[tuple[str, object]], reads: Reads | None = None, known: Reads | None = None
+) -> Walk:
     """Find what the callable touches. Costs a few microseconds for each object visited.
 
     Args:
         roots: (name, object) pairs: the callable, and arguments compared by identity.
         reads: what the callable was seen to read. Without it, before it has run, all that the roots
             lead to is found.
+        known: which of these objects are looked at that nothing leads to, in place of all.
     """
     found = Walk(Contents(reads))
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
@@ -171,7 +176,7 @@ def walk(roots: Iterable[tuple[str, object]], reads: Reads | None = None) -> Wal
             for slot, use in found.contents.of_globals(namespace, names):
                 _hold(found, slot, use, queue)
         _visit_all(found, queue, seen)
-        for value in reads.living():
+        for value in (known or reads).living():
             if id(value) not in seen:
                 name = value.__qualname__ if isinstance(value, type) else _named(value)
                 queue.append((name, value, None))
@@ -266,6 +271,28 @@ def changes(before: Walk, after: Walk) -> list[Change]:
         if key not in after.held and slot.read() is MISSING:
             found.append(Change(slot, value, MISSING))
     return found
+
+
+def reads_more(
+    roots: Iterable[tuple[str, object]], reads: Reads | None, before: Walk, found: Iterable[Change]
+) -> bool:
+    """Whether a run read what no run before it did, of what it did not make itself.
+
+    Args:
+        reads: what is known after it.
+        before: the state before it, as far as it was known to be read.
+        found: what it changed of that.
+    """
+    if reads is None or reads is before.reads:
+        return False
+    now = walk(roots, reads, before.reads)
+    replaced = {c.slot.id for c in found if c.before is not MISSING}  # what came new stays
+    return any(
+        use > before.uses.get(key, Use.NONE)
+        and key not in replaced
+        and not is_replaced(now.held[key][0], replaced)
+        for key, use in now.uses.items()
+    )
 
 
 def restore(found: Iterable[Change]) -> None:

@@ -17,7 +17,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from onelaunch.driver.operators import leaves
 from onelaunch.errors import CaptureError
 from onelaunch.hyperparameters import Book, unmistakable
-from onelaunch.loads import functions_in, only_counts
+from onelaunch.loads import only_counts
+from onelaunch.members import functions_in
 from onelaunch.observe import LIFTS, Observer
 from onelaunch.optimizers import (
     is_number,

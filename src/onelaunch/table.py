@@ -46,6 +46,13 @@ class Entry:
     info: Recording
     member: Member
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether the run that it repeats did what the runs before it did not."""
+        captured = self.captured
+        new = captured.reads_more and self.signature.unread < TRIES
+        return new or captured.differs is not None
+
     def figures(self) -> Recording:
         """What is told of it, as it is now: a backward may have been captured since."""
         graph = self.captured.graph
@@ -76,6 +83,8 @@ class Signature:
     """The operations of the last run, with which the next capture is compared."""
     differing: int = 0
     """Captures in a row that differed from the run before them."""
+    unread: int = 0
+    """Captures in a row that read more than the runs before them."""
     why: str | None = None
     launches: list[int] | None = None
     """The count of a recording that this signature's next one takes the place of."""
@@ -211,13 +220,14 @@ class Table:
             entry.signature.lost(entry.captured.launches)
         self._pool.free(entry.member)
 
-    def _drop_differing(self, entry: Entry) -> bool:
+    def _drop_unsettled(self, entry: Entry) -> bool:
         """Free a recording that is not what the run before it was, and have the next call captured
         and compared with it; whether that is to go on."""
         signature, captured = entry.signature, entry.captured
         self._drop(entry)
         signature.ledger = captured.ledger
-        signature.differing += 1
+        signature.unread += captured.reads_more
+        signature.differing += captured.differs is not None
         signature.warm = max(self.options.warmup_calls, signature.least)
         return signature.differing < TRIES
 

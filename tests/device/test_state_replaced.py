@@ -1,4 +1,4 @@
-"""Objects that are replaced before a capture: no run has met the ones that it finds."""
+"""State that is replaced before a capture, by objects no run has met, or by the call itself."""
 
 from __future__ import annotations
 
@@ -69,6 +69,139 @@ def test_an_object_that_came_after_the_warm_up(
             held.layer.scale = 5
 
     drop_in_worlds(world, calls=6, between=between, recordings=2, min_replays=3)
+
+
+def of_a_dict(scale: float) -> Any:
+    return {"layer": Scale(scale)}, lambda held: held["layer"], 0
+
+
+def of_dicts(scale: float) -> Any:
+    return {"a": {"b": Scale(scale)}}, lambda held: held["a"]["b"], 0
+
+
+def of_a_function(scale: float) -> Any:
+    layer = Scale(scale)
+    return (lambda: layer), lambda held: held(), 0
+
+
+def of_another_class(scale: float) -> Any:
+    """What the first runs find is of a class that reads something else."""
+    return Scale(scale), lambda held: held, Slotted(scale)
+
+
+@pytest.mark.parametrize("make", [of_a_dict, of_dicts, of_a_function, of_another_class])
+def test_what_leads_to_an_object_came_after_the_warm_up(
+    rand: Rand, make: Callable[[float], Any]
+) -> None:
+    def world() -> Any:
+        held, read, first = make(2)
+        box = SimpleNamespace(held=first or make(2)[0], next=held)
+
+        def call(x: Tensor) -> Tensor:
+            return x * read(box.held).scale
+
+        call.box, call.read = box, read  # type: ignore[attr-defined]
+        return call, lambda i: (rand(i, 4),)
+
+    def between(i: int, f: Any) -> None:
+        f = f if hasattr(f, "box") else f.__wrapped__
+        if i == 1:
+            f.box.held = f.box.next
+        if i == 5:
+            f.read(f.box.held).scale = 5
+
+    drop_in_worlds(world, calls=9, between=between, recordings=None, min_replays=3)
+
+
+def test_a_branch_that_no_run_before_the_capture_took(rand: Rand) -> None:
+    """What the function reads that only that branch calls is seen in the capture itself."""
+
+    def world() -> Any:
+        box = SimpleNamespace(trains=True, scale=2)
+
+        def scaled(x: Tensor) -> Tensor:
+            return x * box.scale
+
+        def call(x: Tensor) -> Tensor:
+            return x * 2 if box.trains else scaled(x)
+
+        call.box = box  # type: ignore[attr-defined]
+        return call, lambda i: (rand(i, 4),)
+
+    def between(i: int, f: Any) -> None:
+        box = getattr(f, "box", None) or f.__wrapped__.box
+        if i == 1:
+            box.trains = False
+        if i == 5:
+            box.scale = 5
+
+    drop_in_worlds(world, calls=9, between=between, recordings=None, min_replays=3)
+
+
+@pytest.mark.parametrize("kind", ["an attribute", "an item", "a variable"])
+def test_a_tensor_and_none_by_turns(rand: Rand, kind: str) -> None:
+    """Each of the two states has a recording, and each leaves the other."""
+
+    def world() -> Any:
+        box: Any = SimpleNamespace(cache=None)
+        items: dict[str, Any] = {"cache": None}
+        cache: Any = None
+
+        def of_attribute(x: Tensor) -> Tensor:
+            box.cache = x * 2 if box.cache is None else None
+            return x if box.cache is None else x + box.cache
+
+        def of_item(x: Tensor) -> Tensor:
+            items["cache"] = x * 2 if items["cache"] is None else None
+            return x if items["cache"] is None else x + items["cache"]
+
+        def of_variable(x: Tensor) -> Tensor:
+            nonlocal cache
+            cache = x * 2 if cache is None else None
+            return x if cache is None else x + cache
+
+        call = {"an attribute": of_attribute, "an item": of_item, "a variable": of_variable}[kind]
+        return call, lambda i: (rand(i, 4),)
+
+    drop_in_worlds(world, calls=12, recordings=2, min_replays=6)
+
+
+def test_a_tensor_of_which_only_the_shape_is_read(rand: Rand) -> None:
+    def world() -> Any:
+        box: Any = SimpleNamespace(cache=rand(0, 4))
+
+        def call(x: Tensor) -> Tensor:
+            rows = box.cache.shape[0]
+            box.cache = x * 1
+            return x * rows
+
+        return call, lambda i: (rand(i, 4 if i % 5 < 3 else 6),)
+
+    drop_in_worlds(world, calls=20, recordings=4, min_replays=6)
+
+
+def test_what_a_call_stores_goes_to_the_dict_that_is_there(rand: Rand) -> None:
+    def world() -> Any:
+        box: Any = SimpleNamespace(items={"last": None})
+
+        def call(x: Tensor) -> Tensor:
+            box.items["last"] = x * 2
+            return x + 1
+
+        call.box = box  # type: ignore[attr-defined]
+        return call, lambda i: (rand(i, 4),)
+
+    boxes: list[Any] = []
+
+    def between(i: int, f: Any) -> None:
+        box = getattr(f, "box", None) or f.__wrapped__.box
+        if i == 4:
+            box.items = {"last": None}
+        if i == 7:
+            boxes.append(box.items["last"])
+
+    drop_in_worlds(world, calls=8, between=between, recordings=None, min_replays=3)
+    assert boxes[0].equal(boxes[1])
 
 
 class Pair(NamedTuple):

@@ -223,6 +223,56 @@ def of_arguments_from_vars() -> Place:
     return lambda x: inner(x, **vars(config)), lambda: setattr(config, "scale", 3.0)
 
 
+def of_an_object_in_vars() -> Place:
+    box = types.SimpleNamespace(config=Config())
+    return lambda x: x * vars(box)["config"].scale, lambda: setattr(box.config, "scale", 3.0)
+
+
+def of_an_object_in_a_namespace() -> Place:
+    box = types.SimpleNamespace(config=Config())
+
+    def f(x: Tensor) -> Tensor:
+        namespace = box.__dict__
+        return x * namespace["config"].scale
+
+    return f, lambda: setattr(box.config, "scale", 3.0)
+
+
+def of_an_object_in_a_list_that_is_spread() -> Place:
+    configs = [Config()]
+    return lambda x: x * vars([*configs][-1])["scale"], lambda: setattr(configs[0], "scale", 3.0)
+
+
+def of_a_tuple_in_a_list_that_is_made() -> Place:
+    pairs = [types.SimpleNamespace(pair=Pair((1.0, 2.0)))]
+    pairs[0].pair.scale = 2.0
+
+    def pair(held: Any) -> Any:
+        return held.pair
+
+    def f(x: Tensor) -> Tensor:
+        return x * list(map(pair, pairs))[-1].scale
+
+    return f, lambda: setattr(pairs[0].pair, "scale", 3.0)
+
+
+def of_a_global_in_front_of_a_builtin() -> Place:
+    namespace: dict[str, Any] = {}
+    exec("def f(x): return x * max(2.0, 1.0)", namespace)
+    return namespace["f"], lambda: namespace.update(max=min)
+
+
+def of_the_order_of_a_dict() -> Place:
+    steps: dict[str, float] = {"add": 1.0, "times": 2.0}
+
+    def f(x: Tensor) -> Tensor:
+        for name, number in steps.items():
+            x = x + number if name == "add" else x * number
+        return x
+
+    return f, lambda: steps.update(add=steps.pop("add"))
+
+
 def of_whether_there_is_a_tensor() -> Place:
     box = types.SimpleNamespace(cache=torch.ones(3))
     return lambda x: x * (2 if box.cache is None else 3), lambda: setattr(box, "cache", None)

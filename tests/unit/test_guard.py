@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from onelaunch import guard as guards
-from onelaunch.frames import FrameWatch, Reads
+from onelaunch.frames import FrameWatch
 from onelaunch.guard import StateGuard
 from onelaunch.native import Native, native
+from onelaunch.reads import Reads
 from onelaunch.spec import readers
 from onelaunch.state import MISSING, Slot, walk
 

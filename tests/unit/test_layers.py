@@ -28,7 +28,8 @@ LAYERS = {
     ),
     "driver": ("driver",),
     "core": (
-        *("loads", "peek", "frames", "slots", "contents", "state", "native", "guard"),
+        *("loads", "members", "peek", "reads", "frames", "slots", "contents", "state"),
+        *("native", "guard"),
         *("known", "watching", "observe", "plan"),
         *("ledger", "hostvalues", "hostmemory"),
         *("hyperparameters", "optimizers", "steps", "dials", "turnable"),

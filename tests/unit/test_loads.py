@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from onelaunch.frames import FrameWatch, Reads
+from onelaunch.frames import FrameWatch
 from onelaunch.loads import Use, loads_of, only_counts
+from onelaunch.reads import Reads
 
 
 def code_of(line: str) -> types.CodeType:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onelaunch.frames import FrameWatch, Reads
+from onelaunch.frames import FrameWatch
+from onelaunch.reads import Reads
 from onelaunch.state import MISSING, Change, Slot, Walk, changes, restore, walk
 
 WEIGHT = torch.ones(2)

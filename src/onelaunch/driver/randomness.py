@@ -114,9 +114,12 @@ class _Watch:
     refusal: Callable[[str], BaseException]
     methods: frozenset[str]
     draw: Callable[[str], BaseException] | None = None
+    frames: Callable[[FrameType, str, Any], None] | None = None
 
     def __call__(self, frame: FrameType, event: str, called: Any) -> None:
         if event != "c_call":
+            if self.frames is not None:
+                self.frames(frame, event, called)
             return
         if self.draw is not None and called.__name__ in _DRAWS:
             if getattr(called, "__self__", None) is _PYTHONS and not _is_compiling(frame):
@@ -127,6 +130,11 @@ class _Watch:
         # A read is a checkpoint's, which Dynamo only steps around.
         if ours and (called.__name__ in _GETTERS or not _is_compiling(frame)):
             raise self.refusal(called.__name__)
+
+
+def is_profiled() -> bool:
+    """Whether somebody else has the interpreter's hook."""
+    return not isinstance(sys.getprofile(), _Watch | None)
 
 
 def _is_compiling(frame: FrameType | None) -> bool:
@@ -144,20 +152,22 @@ def watching_seeds(
     *,
     reads: bool = False,
     draw: Callable[[str], BaseException] | None = None,
+    frames: Callable[[FrameType, str, Any], None] | None = None,
 ) -> Generator[None]:
     """Raise `refusal(method)` where this thread calls a generator's method that sets its state.
 
     Under `reads` also where it reads it: for a backward that wants to draw the numbers again. And
-    `draw(method)` where Python's own generator draws a number.
+    `draw(method)` where Python's own generator draws a number. `frames` is told of the functions
+    that run, as a hook of its own would be.
 
     That finds the line, and the calls that leave the state as it was. It slows Python calls down
     (by about 0.3 us each), and does nothing while a profiler has the interpreter's hook.
     """
     before = sys.getprofile()
-    if not (before is None or isinstance(before, _Watch)):
+    if is_profiled():
         yield
         return
-    sys.setprofile(_Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS, draw))
+    sys.setprofile(_Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS, draw, frames))
     try:
         yield
     finally:

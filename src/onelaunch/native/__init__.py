@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from onelaunch.slots import MISSING
+
 _SOURCE = Path(__file__).with_name("guard.c")
 _FUNCTIONS = (
     "aoti_torch_get_data_ptr",
@@ -58,7 +60,7 @@ def native() -> Native:
         ]
     except (OSError, AttributeError, ImportError, subprocess.SubprocessError, LookupError) as error:
         return Native(None, f"{type(error).__name__}: {error}")
-    module.connect(*addresses, place, torch._C.TensorBase.requires_grad)
+    module.connect(*addresses, place, torch._C.TensorBase.requires_grad, MISSING)
     if not _dicts_tell(module.Guard):
         module.unwatch()
     return Native(module.Guard, "in use")

@@ -16,6 +16,7 @@ typedef int32_t (*get_number)(void *, int64_t *);
 typedef int32_t (*get_dtype)(void *, int32_t *);
 
 static PyObject *vars_of; /* the builtin `vars` */
+static PyObject *missing; /* what a slot is said to hold that holds nothing */
 
 static struct {
     get_pointer data;
@@ -182,7 +183,7 @@ static PyObject *part_of(PyObject *function, Py_ssize_t index)
     return part ? part : Py_None;
 }
 
-/* What a slot holds, borrowed: it is compared and never used. */
+/* What a slot holds, or NULL; borrowed: it is compared and never used. */
 static PyObject *look_up(PyObject *holder, PyObject *key)
 {
     if (key == (PyObject *)&PyType_Type)
@@ -197,15 +198,38 @@ static PyObject *look_up(PyObject *holder, PyObject *key)
     return index >= 0 && index < PyList_GET_SIZE(holder) ? PyList_GET_ITEM(holder, index) : NULL;
 }
 
+/* The keys of a dict, in their order. */
+static int same_keys(PyObject *dict, PyObject *keys)
+{
+    Py_ssize_t place = 0, count = 0;
+    PyObject *key;
+    if (!PyTuple_Check(keys) || PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(keys))
+        return 0;
+    while (PyDict_Next(dict, &place, &key, NULL))
+        if (key != PyTuple_GET_ITEM(keys, count++))
+            return 0;
+    return 1;
+}
+
 static int same_values(Guard *self, Py_ssize_t from, Py_ssize_t to)
 {
     for (Py_ssize_t i = from; i < to; i++) {
         PyObject *key = PyTuple_GET_ITEM(self->keys, i);
         if (key == vars_of)
             continue; /* same_dicts */
-        PyObject *value = look_up(PyTuple_GET_ITEM(self->holders, i), key);
-        if (!value && PyErr_Occurred())
-            return -1;
+        PyObject *holder = PyTuple_GET_ITEM(self->holders, i);
+        if (key == (PyObject *)&PyTuple_Type) {
+            if (i >= PyList_GET_SIZE(self->values) ||
+                !same_keys(holder, PyList_GET_ITEM(self->values, i)))
+                return 0;
+            continue;
+        }
+        PyObject *value = look_up(holder, key);
+        if (!value) {
+            if (PyErr_Occurred())
+                return -1;
+            value = missing;
+        }
         if (i >= PyList_GET_SIZE(self->values) || value != PyList_GET_ITEM(self->values, i))
             return 0;
     }
@@ -440,10 +464,11 @@ static PyType_Spec guard_spec = {
 static PyObject *connect(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_ssize_t data, sizes, strides, dim, dtype, place;
-    PyObject *grad;
-    if (!PyArg_ParseTuple(args, "nnnnnnO!", &data, &sizes, &strides, &dim, &dtype, &place,
-                          &PyGetSetDescr_Type, &grad))
+    PyObject *grad, *nothing;
+    if (!PyArg_ParseTuple(args, "nnnnnnO!O", &data, &sizes, &strides, &dim, &dtype, &place,
+                          &PyGetSetDescr_Type, &grad, &nothing))
         return NULL;
+    Py_XSETREF(missing, Py_NewRef(nothing));
     torch.data = (get_pointer)data;
     torch.sizes = (get_numbers)sizes;
     torch.strides = (get_numbers)strides;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from onelaunch.driver import emulated
 
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+"""Inductor's threads would stay; where others run, a number drawn from NumPy may be theirs."""
 NEEDS = {"gpu": 1, "multi_gpu": 2}
 
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.frames import is_installed, is_machinery
-from onelaunch.loads import Use
 from onelaunch.members import behind, functions_in, names_read
 from onelaunch.peek import attributes_of
 from onelaunch.reads import Owner, Reads
@@ -29,6 +28,7 @@ from onelaunch.slots import (
     keyword_defaults_of,
     keywords_of,
 )
+from onelaunch.symbols import Use
 from onelaunch.tree import is_plain
 
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onelaunch.loads import UNKNOWN, Load, Loads, Symbol, Use, loads_of
+from onelaunch.loads import UNKNOWN, Loads, Symbol, Use, loads_of
 from onelaunch.peek import (
     BUILTIN,
     MOST,
@@ -39,7 +39,7 @@ from onelaunch.peek import (
     peek,
     went_through,
 )
-from onelaunch.reads import Reads
+from onelaunch.reads import Reads, raise_uses
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -87,11 +87,6 @@ def is_generated(frame: FrameType) -> bool:
     name = str(frame.f_globals.get("__name__"))
     file = getattr(sys.modules.get(name), "__file__", None)
     return name.startswith("namedtuple_") or (file is not None and is_machinery(file))
-
-
-def _note(names: dict[Any, Use], name: Any, load: Load) -> None:
-    use = Use.NONE if load.stores else load.use
-    names[name] = max(names.get(name, Use.NONE), use)
 
 
 class FrameWatch:
@@ -222,39 +217,49 @@ class _Frame:
         self._given = given
         self._results = {loads.instruction(at): found for at, found in results.items()}
         self._variables: dict[str, list[object]] = {}
+        self._seeking = 0
+        """How many variables are being followed, whose values are not all known yet."""
+        self._known: dict[int, list[object]] = {}
+        """id of a symbol -> its values."""
 
     def note(self) -> None:
         """Note all that the function's code loads and stores."""
-        for load in self._loads.loads:
-            self._noted(load)
-        for symbol in self._loads.opaque:
+        reads, loads = self._reads, self._loads
+        if (self._code, id(self._globals)) not in reads.noted:
+            reads.noted.add((self._code, id(self._globals)))
+            raise_uses(reads.of_globals(self._globals), loads.globals)
+            inside = {(self._code, name): use for name, use in loads.variables.items()}
+            raise_uses(reads.variables, inside)
+        for name, uses in loads.arguments.items():
+            for value in self._variable(name):
+                self._attributes(value, uses)
+        for place, use in loads.places.items():
+            self._noted(place, use)
+        for symbol in loads.opaque:
             self._opaque(self._values(symbol))
-        for call in self._loads.calls:
+        for call in loads.calls:
             self._passed(call)
 
-    def _noted(self, load: Load) -> None:
-        place = load.place
+    def _attributes(self, value: object, uses: Mapping[str, Use]) -> None:
+        if has_attributes(value):
+            raise_uses(self._reads.owner(value).names, uses)
+            inside = attributes_of(value) or ()
+            others = {name: use for name, use in uses.items() if name not in inside}
+            if others:  # its class has them
+                raise_uses(self._reads.owner(type(value)).names, others)
+
+    def _noted(self, place: Symbol, use: Use) -> None:
         if place.kind == "attribute":
             for value in self._values(place.base):
-                if has_attributes(value):
-                    owner = self._reads.owner(value)
-                    _note(owner.names, place.key, load)
-                    if place.key not in (attributes_of(value) or ()):  # its class has it
-                        _note(self._reads.owner(type(value)).names, place.key, load)
-        elif place.kind == "global":
-            entry = self._reads.globals.setdefault(
-                id(self._globals), (self._globals, cast(dict[str, Use], {}))
-            )
-            _note(entry[1], place.key, load)
-        elif place.kind == "variable":
-            _note(self._reads.variables, (self._code, place.key), load)
+                self._attributes(value, {place.key: use})
         elif place.kind == "item":
             (key,) = place.parts
             keys = [k for k in self._values(key) if type(k) in (int, str, bool, float)]
             for value in self._values(place.base) if keys else ():
                 if isinstance(value, dict | list | deque | types.MappingProxyType):
-                    for k in keys:
-                        _note(self._reads.items, (id(value), k), load)
+                    raise_uses(
+                        self._reads.items, dict.fromkeys([(id(value), k) for k in keys], use)
+                    )
 
     def _passed(self, call: Symbol) -> None:
         """What code that is not read may do with the objects that it is given."""
@@ -295,9 +300,17 @@ class _Frame:
     def _values(self, symbol: Symbol | None) -> list[object]:
         """What a symbol may have stood for. Runs no code of the user's."""
         symbol = symbol or UNKNOWN
-        kind = symbol.kind
-        if kind == "variable":
+        if symbol.kind == "variable":
             return self._variable(symbol.key)
+        if id(symbol) in self._known:
+            return self._known[id(symbol)]
+        found = self._sought(symbol)
+        if not self._seeking:
+            self._known[id(symbol)] = found
+        return found
+
+    def _sought(self, symbol: Symbol) -> list[object]:
+        kind = symbol.kind
         found: list[object] = list(self._results.get(symbol.offset, ()))
         if kind == "constant":
             found.append(symbol.key)
@@ -328,17 +341,19 @@ class _Frame:
         found = self._variables[name] = [
             values[name] for values in (self._given, self._locals) if name in values
         ]
+        if name not in self._loads.assigned:
+            return found
         seen = {id(v) for v in found}
         before = -1
+        self._seeking += 1
         while before < len(found) < MOST:
             before = len(found)
-            for symbol in self._loads.assigned.get(name, ()):
+            for symbol in self._loads.assigned[name]:
                 for value in self._values(symbol):
                     if id(value) not in seen and (leads_on(value) or type(value) in (str, int)):
                         seen.add(id(value))
                         found.append(value)
-            if name not in self._loads.assigned:
-                break
+        self._seeking -= 1
         return found
 
     def _returned(self, call: Symbol) -> list[object]:

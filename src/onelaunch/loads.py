@@ -10,80 +10,9 @@ import dis
 import functools
 import sys
 import types
-from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any, Literal, NamedTuple
 
-Kind = Literal[
-    "variable",  # key: its name; of the values that are assigned, and of those observed
-    "global",  # key: its name
-    "constant",  # key: the value
-    "attribute",  # key of base
-    "namespace",  # the `__dict__` of base
-    "item",  # base[other]
-    "element",  # something that iterating over base gives
-    "module",  # key: an imported module
-    "call",  # base(*parts)
-    "parts",  # a tuple or list of parts
-    "either",  # one of the parts
-    "unknown",
-]
-
-
-class Symbol(NamedTuple):
-    """A value that code has on its stack."""
-
-    kind: Kind
-    base: Symbol | None = None
-    key: Any = None
-    parts: tuple[Symbol, ...] = ()
-    offset: int = -1
-    """Of the instruction that gives it, in which Python code may run that returns it."""
-
-
-UNKNOWN = Symbol("unknown")
-
-
-class Use(IntEnum):
-    """What becomes of what a place held before the call; the greater says more."""
-
-    NONE = 0
-    """Nothing: it is stored there first, or stored alone."""
-    GROWS = 1
-    """It is a term of the number that is stored there next, ``n += 1``, or a list that grows."""
-    ITEMS = 2
-    """Items of it are read and stored, and each is known: ``d["n"] += 1``."""
-    READ = 3
-
-
-class Load(NamedTuple):
-    """One read of a place, or a store."""
-
-    place: Symbol
-    """An attribute, an item, a global, or a free variable."""
-    use: Use = Use.READ
-    stores: bool = False
-
-
-@dataclass(slots=True)
-class Loads:
-    """What one function's code does with places outside of its own frame."""
-
-    loads: list[Load] = field(default_factory=list[Load])
-    assigned: dict[str, list[Symbol]] = field(default_factory=dict[str, list[Symbol]])
-    calls: list[Symbol] = field(default_factory=list[Symbol])
-    opaque: list[Symbol] = field(default_factory=list[Symbol])
-    """Objects any of whose attributes may be read: `vars(o)`."""
-    free: frozenset[str] = frozenset()
-    """The variables of functions around it, whose cells are places."""
-    offsets: list[int] = field(default_factory=list[int])
-    """Where each instruction begins."""
-
-    def instruction(self, offset: int) -> int:
-        """Where the instruction begins in which a frame is; its caches are part of it."""
-        return self.offsets[bisect_right(self.offsets, offset) - 1]
+from onelaunch.symbols import UNKNOWN, Load, Loads, Symbol, Use, bare, summed
 
 
 @functools.lru_cache(maxsize=16384)
@@ -99,6 +28,7 @@ class _Reader:
         self._steps = list(dis.get_instructions(code))
         self._stack: list[Symbol] = []
         self._at: dict[int, list[Symbol]] = {}
+        self._loads: list[Load] = []
         self._found = Loads(
             free=frozenset(code.co_freevars) | frozenset(code.co_cellvars),
             offsets=[step.offset for step in self._steps],
@@ -131,14 +61,14 @@ class _Reader:
                 self._open = max(self._open, step.argval)
             if step.opname in _ENDS:
                 self._stack = []
-        for number, bare in self._counting.items():
-            if bare not in self._stores:
-                self._found.loads[number] = Load(self._found.loads[number].place)
+        for number, known in self._counting.items():
+            if known not in self._stores:
+                self._loads[number] = Load(self._loads[number].place)
         for number in self._unescaped.values():
-            place = self._found.loads[number].place
+            place = self._loads[number].place
             if id(place) in self._indexed:
-                self._found.loads[number] = Load(place, Use.ITEMS)
-        return self._found
+                self._loads[number] = Load(place, Use.ITEMS)
+        return summed(self._found, self._loads)
 
     def _merge(self, other: list[Symbol]) -> None:
         if not self._stack:
@@ -176,25 +106,25 @@ class _Reader:
     def _note(self, place: Symbol, index: int) -> None:
         items = place.kind == "item"
         grows = self._stores_items if items else place.key in self._stored
-        use, bare = Use.READ, _bare(place)
-        self._loaded.add(bare)
-        if bare in self._settled:
+        use, known = Use.READ, bare(place)
+        self._loaded.add(known)
+        if known in self._settled:
             use = Use.NONE
         elif self._steps[index + 1].argval in _GROWING:
             use = Use.GROWS
         elif grows and _only_counts(self._steps, index, place.key, items=items):
             use = Use.GROWS  # if it is the very place that is stored
-            self._counting[len(self._found.loads)] = bare
-        self._found.loads.append(Load(place, use))
+            self._counting[len(self._loads)] = known
+        self._loads.append(Load(place, use))
         if use is Use.READ:
-            self._unescaped[id(place)] = len(self._found.loads) - 1
+            self._unescaped[id(place)] = len(self._loads) - 1
 
     def _store(self, place: Symbol, step: dis.Instruction) -> None:
-        self._found.loads.append(Load(place, stores=True))
-        bare = _bare(place)
-        self._stores.add(bare)
-        if step.offset >= self._open and bare not in self._loaded:
-            self._settled.add(bare)
+        self._loads.append(Load(place, stores=True))
+        known = bare(place)
+        self._stores.add(known)
+        if step.offset >= self._open and known not in self._loaded:
+            self._settled.add(known)
 
     # The instructions that matter, by what they load.
 
@@ -370,12 +300,6 @@ class _Reader:
         symbol = Symbol("call", function, parts=tuple(given), offset=offset)
         self._found.calls.append(symbol)
         self._stack.append(symbol)
-
-
-def _bare(place: Symbol) -> Symbol:
-    """A place without where in the code it is."""
-    base = place.base and _bare(place.base)
-    return place._replace(base=base, parts=tuple(map(_bare, place.parts)), offset=-1)
 
 
 _GROWING = frozenset({"append", "extend", "appendleft", "add", "update", "insert"})

@@ -21,11 +21,14 @@ LEAVES = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
 )
+_LEAVES = frozenset(LEAVES)
+_SHOW_NOTHING = (Tensor, *LEAVES)
 
 
 def leads_on(value: object) -> bool:
     """Whether a value may have attributes or items that somebody reads."""
-    return not isinstance(value, (Tensor, *LEAVES))
+    kind = type(value)  # `isinstance` would ask the value for its class
+    return kind not in _LEAVES and not issubclass(kind, _SHOW_NOTHING)
 
 
 BUILTIN = frozenset(
@@ -40,11 +43,10 @@ BUILTIN = frozenset(
 
 def has_attributes(value: object) -> bool:
     """Whether reads of a value's attributes are noted."""
-    if isinstance(value, Tensor) or type(value) in LEAVES:
+    kind = type(value)
+    if kind in _LEAVES or issubclass(kind, Tensor):
         return False
-    if isinstance(value, type):
-        return id(value) not in BUILTIN
-    return id(type(value)) not in BUILTIN
+    return id(value if issubclass(kind, type) else kind) not in BUILTIN
 
 
 def globals_named(namespace: Mapping[str, Any], name: str) -> list[object]:
@@ -55,29 +57,30 @@ def globals_named(namespace: Mapping[str, Any], name: str) -> list[object]:
 
 def peek(value: object, name: str) -> Iterator[object]:
     """What an attribute holds, as far as that is told without running anybody's code."""
-    if isinstance(value, Tensor) or type(value) in LEAVES:
+    kind = type(value)
+    if kind in _LEAVES or issubclass(kind, Tensor):
         return
     if name == "__class__":
-        yield type(value)
+        yield kind
         return
-    if isinstance(value, types.MethodType):
+    if kind is types.MethodType:
         if name in ("__self__", "__func__"):
             yield getattr(value, name)
         return
-    if isinstance(value, type):
-        yield from _of_class(value, name)
+    if issubclass(kind, type):
+        yield from _of_class(cast(type, value), name)
         return
     attributes = attributes_of(value)
     if attributes is not None and name in attributes:
         yield attributes[name]
         return
-    if isinstance(value, nn.Module) and attributes is not None:
-        for kind in ("_parameters", "_buffers", "_modules"):
-            entries = attributes.get(kind)
+    if issubclass(kind, nn.Module) and attributes is not None:
+        for held in ("_parameters", "_buffers", "_modules"):
+            entries = attributes.get(held)
             if isinstance(entries, dict) and name in entries:
                 yield cast(dict[str, object], entries)[name]
                 return
-    member = class_member(type(value), name)
+    member = class_member(kind, name)
     if isinstance(member, (types.MemberDescriptorType, _OF_NAMED_TUPLES)):
         try:
             yield cast(Any, member).__get__(value)
@@ -120,9 +123,10 @@ def class_member(kind: type, name: str) -> object:
 
 def attributes_of(value: object) -> dict[str, Any] | None:
     """The `__dict__` of an object, or None, without asking its `__getattr__`."""
-    if isinstance(value, threading.local):
+    kind = type(value)
+    if issubclass(kind, threading.local):
         return vars(value)  # this thread's
-    if any("__dict__" in vars(kind) for kind in type(value).__mro__):
+    if kind.__dictoffset__:
         found = object.__getattribute__(value, "__dict__")
         return cast(dict[str, Any], found) if isinstance(found, dict) else None
     return None

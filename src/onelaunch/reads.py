@@ -6,13 +6,13 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch.autograd.graph import Node
 
-from onelaunch.loads import Use
+from onelaunch.symbols import Use
 
 
 @dataclass(slots=True)
@@ -44,6 +44,8 @@ class Reads:
     """All that ran."""
     backward: bool = False
     """Whether a backward ran inside."""
+    noted: set[tuple[types.CodeType, int]] = field(default_factory=lambda: cast(Any, set()))
+    """Code, and id of globals, whose loads of globals and of variables around it are known."""
     kinds: weakref.WeakKeyDictionary[type | types.CodeType, Owner] = field(
         default_factory=lambda: cast(Any, weakref.WeakKeyDictionary())
     )
@@ -63,8 +65,13 @@ class Reads:
             dict(self.items),
             set(self.codes),
             self.backward,
+            set(self.noted),
             self.kinds.copy(),
         )
+
+    def of_globals(self, namespace: dict[str, Any]) -> dict[str, Use]:
+        """The globals of a module that were loaded."""
+        return self.globals.setdefault(id(namespace), (namespace, {}))[1]
 
     def owner(self, value: object) -> Owner:
         """The entry of an object, made if there is none."""
@@ -103,6 +110,13 @@ class Reads:
         """The objects of which something was read, and which are still there."""
         found = [owner.ref() for owner in self.owners.values()]
         return [value for value in found if value is not None]
+
+
+def raise_uses(known: dict[Any, Use], uses: Mapping[Any, Use]) -> None:
+    """Note uses of places beside those that are known."""
+    for place, use in uses.items():
+        if use > known.get(place, -1):
+            known[place] = use
 
 
 def _reference(value: object) -> Callable[[], object]:

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from onelaunch.driver.driver import Driver
 from onelaunch.errors import CaptureError
-from onelaunch.loads import Use
 from onelaunch.observe import Observer
 from onelaunch.recording import StateOutput
 from onelaunch.slots import gradient_of
 from onelaunch.spec import lies_on
 from onelaunch.state import MISSING, Change, Slot, Walk, is_replaced
+from onelaunch.symbols import Use
 from onelaunch.tree import Constant, flatten, is_plain
 
 

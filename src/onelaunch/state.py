@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from onelaunch.contents import MODULE_DICTS, Contents, dicts_of, is_library_class, members_of
 from onelaunch.frames import is_installed
-from onelaunch.loads import Use
 from onelaunch.members import names_read
 from onelaunch.peek import attributes_of
 from onelaunch.reads import Reads
@@ -32,6 +31,7 @@ from onelaunch.slots import (
     read_hooks,
     read_last_hooks,
 )
+from onelaunch.symbols import Use
 from onelaunch.tree import Constant, is_plain
 
 

@@ -28,7 +28,7 @@ LAYERS = {
     ),
     "driver": ("driver",),
     "core": (
-        *("loads", "members", "peek", "reads", "frames", "slots", "contents", "state"),
+        *("symbols", "loads", "members", "peek", "reads", "frames", "slots", "contents", "state"),
         *("native", "guard"),
         *("known", "watching", "observe", "plan"),
         *("ledger", "hostvalues", "hostmemory"),

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from onelaunch.frames import FrameWatch
-from onelaunch.loads import Use, loads_of, only_counts
+from onelaunch.loads import loads_of, only_counts
 from onelaunch.reads import Reads
+from onelaunch.symbols import Use
 
 
 def code_of(line: str) -> types.CodeType:
@@ -49,11 +50,10 @@ def code_of(line: str) -> types.CodeType:
     ],
 )
 def test_what_becomes_of_an_attribute(line: str, use: Use) -> None:
-    loads = loads_of(code_of(line)).loads
-    assert (
-        max(load.use if not load.stores else Use.NONE for load in loads if load.place.key == "n")
-        is use
-    )
+    loads = loads_of(code_of(line))
+    found = [use for place, use in loads.places.items() if place.key == "n"]
+    found += [uses["n"] for uses in loads.arguments.values() if "n" in uses]
+    assert max(found) is use
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_what_becomes_of_an_attribute(line: str, use: Use) -> None:
     ],
 )
 def test_what_becomes_of_an_item(line: str, use: Use) -> None:
-    items = [load for load in loads_of(code_of(line)).loads if load.place.kind == "item"]
-    assert max(load.use if not load.stores else Use.NONE for load in items) is use
+    places = loads_of(code_of(line)).places
+    assert max(use for place, use in places.items() if place.kind == "item") is use
 
 
 @pytest.mark.parametrize(

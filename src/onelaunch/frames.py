@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onelaunch.loads import UNKNOWN, Loads, Symbol, Use, loads_of
+from onelaunch.collection import no_collection
+from onelaunch.loads import loads_of
 from onelaunch.peek import (
     BUILTIN,
     MOST,
@@ -40,6 +41,7 @@ from onelaunch.peek import (
     went_through,
 )
 from onelaunch.reads import Reads, raise_uses
+from onelaunch.symbols import UNKNOWN, Loads, Symbol, Use
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -94,7 +96,7 @@ class FrameWatch:
 
     def __init__(self, reads: Reads) -> None:
         self.reads = reads
-        self._active = True
+        self._active = False
         # The collector's callbacks run whenever there is garbage, and are not the callable's.
         self._unread = _LOOKS_UP | {getattr(fn, "__code__", None) for fn in gc.callbacks}
         self._importing: list[FrameType] = []
@@ -109,16 +111,17 @@ class FrameWatch:
     def watching(self) -> Generator[None]:
         """Around a run, in this thread. Slows it down by some 50 us for each function that runs."""
         before = sys.getprofile()
-        sys.setprofile(self)
-        try:
-            with self.told():
+        with no_collection(), self.told():
+            sys.setprofile(self)
+            try:
                 yield
-        finally:
-            sys.setprofile(before)
+            finally:
+                sys.setprofile(before)
 
     @contextmanager
     def told(self) -> Generator[None]:
         """Around a run of which somebody else's hook tells this."""
+        self._active = True
         try:
             with _Joining(self) if torch.is_grad_enabled() else nullcontext():
                 yield
@@ -130,7 +133,8 @@ class FrameWatch:
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         if not self._active:
-            sys.setprofile(None)  # another thread's, which has outlived the run
+            if sys.getprofile() is self:
+                sys.setprofile(None)  # another thread's, which has outlived the run
             return
         if frame.f_code.co_name == "<module>":
             if event == "call":

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from onelaunch.collection import no_collection
 from onelaunch.contents import MODULE_DICTS, Contents, dicts_of, is_library_class, members_of
 from onelaunch.frames import is_installed
 from onelaunch.members import names_read
@@ -155,6 +156,7 @@ _LEAVES = frozenset({bool, int, float, str, type(None)})
 Queue = deque[tuple[str, object, Slot | None]]
 
 
+@no_collection()
 def walk(
     roots: Iterable[tuple[str, object]], reads: Reads | None = None, known: Reads | None = None
 ) -> Walk:

@@ -100,7 +100,7 @@ class Warmup:
             run = _noted(attempt, run)
         attempt.reached.forget()  # what the run replaces is to be free at once
         stepping = _stepping(signature, refuse) if fn is self._callee.fn else nullcontext()
-        if last or not signature.warm:
+        if not signature.warm:  # what later runs read besides, the capture will see
             run = self._callee.watched(run)
         with inlining(), stepping:
             if here:

@@ -48,6 +48,7 @@ from onelaunch.table import (
 from onelaunch.tree import Flat
 from onelaunch.trial import timed
 from onelaunch.warmup import Warmup, wants_grad
+from onelaunch.watching import HigherOrder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -234,6 +235,9 @@ class Graphed(Table, Generic[P, R]):
             refused = distributed.refused_step(values)
             if refused is not None:
                 return refused
+        reads = self._callee.reads
+        if reads is not None and reads.takes_functions is not None:
+            return HigherOrder(reads.takes_functions)
         restless = signature.options.restless() if signature.options is not None else None
         return None if restless is None else CaptureError("OL123", f"{restless} changes")
 
@@ -245,7 +249,10 @@ class Graphed(Table, Generic[P, R]):
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """One of the caller's own first calls."""
         driver, signature = attempt.driver, attempt.signature
-        result = self._warmup.run(attempt, args, kwargs, self._refused)
+        try:
+            result = self._warmup.run(attempt, args, kwargs, self._refused)
+        except HigherOrder as error:
+            return self._refused(signature, error)
         self._counts.warmup_calls += 1
         after = self._flat(args, kwargs)
         self._keep_whole(attempt.flat, after)

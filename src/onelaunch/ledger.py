@@ -263,8 +263,6 @@ def _is_position(t: Tensor) -> bool:
 class Noting(Watching):
     """Notes the operations of a run."""
 
-    supports_higher_order_operators = True
-
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()
         self._ledger = ledger

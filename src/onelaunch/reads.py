@@ -44,6 +44,8 @@ class Reads:
     """All that ran."""
     backward: bool = False
     """Whether a backward ran inside."""
+    takes_functions: str | None = None
+    """An operator that was called which takes functions; see `watching.HigherOrder`."""
     noted: set[tuple[types.CodeType, int]] = field(default_factory=lambda: cast(Any, set()))
     """Code, and id of globals, whose loads of globals and of variables around it are known."""
     kinds: weakref.WeakKeyDictionary[type | types.CodeType, Owner] = field(
@@ -65,6 +67,7 @@ class Reads:
             dict(self.items),
             set(self.codes),
             self.backward,
+            self.takes_functions,
             set(self.noted),
             self.kinds.copy(),
         )
@@ -106,10 +109,33 @@ class Reads:
                 kind.names[name] = max(use, kind.names.get(name, Use.NONE))
             kind.opaque |= owner.opaque
 
+    def exceeds(self, other: Reads, containers: set[int]) -> bool:
+        """Whether more was read than is known in `other`, of what is still there; of items those
+        that are in these containers."""
+        if self.codes - other.codes or _exceed(self.variables, other.variables):
+            return True
+        if _exceed({k: use for k, use in self.items.items() if k[0] in containers}, other.items):
+            return True
+        for key, (_, names) in self.globals.items():
+            if _exceed(names, other.globals[key][1] if key in other.globals else {}):
+                return True
+        for owner in self.owners.values():
+            value = owner.ref()
+            known = None if value is None else other.of(value)
+            if value is not None and (
+                known is None or owner.opaque > known.opaque or _exceed(owner.names, known.names)
+            ):
+                return True
+        return False
+
     def living(self) -> list[object]:
         """The objects of which something was read, and which are still there."""
         found = [owner.ref() for owner in self.owners.values()]
         return [value for value in found if value is not None]
+
+
+def _exceed(uses: Mapping[Any, Use], known: Mapping[Any, Use]) -> bool:
+    return any(use > known.get(place, -1) for place, use in uses.items())
 
 
 def raise_uses(known: dict[Any, Use], uses: Mapping[Any, Use]) -> None:

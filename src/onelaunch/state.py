@@ -287,6 +287,9 @@ def reads_more(
     """
     if reads is None or reads is before.reads:
         return False
+    containers = {id(content) for _, content in before.held.values()}
+    if before.reads is not None and not reads.exceeds(before.reads, containers):
+        return False
     now = walk(roots, reads, before.reads)
     replaced = {c.slot.id for c in found if c.before is not MISSING}  # what came new stays
     return any(

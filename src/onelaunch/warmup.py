@@ -35,6 +35,7 @@ from onelaunch.state import Change
 from onelaunch.surroundings import inlining
 from onelaunch.table import Attempt, Signature
 from onelaunch.tree import Flat, flatten, flatten_call, objects_in, unflatten
+from onelaunch.watching import mending_dynamo
 
 Refuse = Callable[[Signature, CaptureError], object]
 """What is done about a signature that cannot be captured: raises, or lets it run eagerly."""
@@ -72,11 +73,12 @@ class Warmup:
             driver.synchronize(device)
         started = perf_counter()
         try:
-            if self._options.compile and signature.known is None:
-                with _stepping(signature, refuse):
-                    result = driver.warmup(lambda: self._watched(attempt, args, kwargs), device)
-            else:
-                result = self._called(attempt, args, kwargs, refuse)
+            with mending_dynamo():
+                if self._options.compile and signature.known is None:
+                    with _stepping(signature, refuse):
+                        result = driver.warmup(lambda: self._watched(attempt, args, kwargs), device)
+                else:
+                    result = self._called(attempt, args, kwargs, refuse)
         except CaptureError as error:
             let_go(error)  # and of the graph that the run made on the stream of captures
             raise
@@ -149,7 +151,7 @@ class Warmup:
         with taken_back(driver, device, flat.tensors, reached) as effects:
             observer = effects.observer
             run = callee.watched(_noted(attempt, functools.partial(callee.fn, *args, **kwargs)))
-            with _stepping(signature, refuse), observer, inlining():
+            with mending_dynamo(), _stepping(signature, refuse), observer, inlining():
                 if _trains(attempt):
                     result, need = run(), 0
                 else:

@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.driver.operators import imagined, operator
+from onelaunch.errors import CaptureError
 from onelaunch.shards import stands_for_another
+from onelaunch.source import user_frame
+
+
+class HigherOrder(CaptureError):
+    """An operator that takes functions, such as `flex_attention`, is called, or was before."""
+
+    def __init__(self, name: str) -> None:
+        place = user_frame()
+        where = str(place) if place else None
+        super().__init__(
+            "OL109", f"`{name}` takes functions, which it compiles itself", where=where
+        )
+
+
+@contextmanager
+def mending_dynamo() -> Generator[None]:
+    """Around a watched run. Dynamo never again compiles a function that it has met under a mode, and
+    these operators have it compile theirs at each call: it is to begin anew then."""
+    try:
+        yield
+    except HigherOrder:
+        torch._dynamo.reset()
+        raise
 
 
 class Watching(TorchDispatchMode):
     """Hands `operation` each one, composite ones taken apart, on the parts of this process."""
+
+    supports_higher_order_operators = True
 
     def __torch_dispatch__(
         self,
@@ -26,6 +55,8 @@ class Watching(TorchDispatchMode):
             return NotImplemented  # its own dispatch comes back with this process's parts
         if imagined():
             return func(*args, **kwargs)
+        if not isinstance(func, torch._ops.OpOverload):
+            raise HigherOrder(func.name())
         if operator(func).composite:
             with self:
                 return operator(func).decomposed(args, kwargs)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 import onelaunch as ol
 
@@ -230,3 +231,30 @@ def test_inside_another_capture(rand: Rand) -> None:
         cold.reset()
         for i in range(4):
             assert_same(outer_fast(rand(i, 3)), (rand(i, 3).sin() * 2) + (rand(i, 3) * 0.5).exp())
+
+
+@on_cpu_and_cuda
+@pytest.mark.parametrize("own", [False, True], ids=["as it is", "compiled"])
+@pytest.mark.parametrize("on_refusal", ["raise", "eager"])
+@pytest.mark.parametrize("warmup", [1, 3])
+def test_an_operator_that_takes_functions_is_refused(
+    rand: Rand, own: bool, on_refusal: Any, warmup: int
+) -> None:
+    """Under a mode Dynamo will not compile its parts, nor ever after; so it is made to forget."""
+    attention: Any = torch.compile(flex_attention) if own else flex_attention
+    q = rand(0, 1, 2, 128, 16)
+    fast = ol.graph(lambda q: attention(q, q, q) * 2, warmup=warmup, on_refusal=on_refusal)
+    refused = 0
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = attention(q, q, q)
+        for _ in range(4):
+            try:
+                torch.testing.assert_close(fast(q), expected * 2)
+            except ol.CaptureError as error:
+                assert error.code == "OL109"
+                assert "takes functions" in error.what
+                refused += 1
+            torch.testing.assert_close(attention(q, q, q), expected)
+    assert refused == {"raise": 3 if warmup > 1 else 4, "eager": 0}[on_refusal]
+    assert not fast.recordings

@@ -49,6 +49,11 @@ class Reached:
         self._now = None if found else after  # what was changed will be put back
         return after, found
 
+    def know(self, reads: Reads | None) -> None:
+        """Walk again the next time if more is known by now of what the callable reads."""
+        if self.reads is not reads:
+            self.reads, self._now = reads, None
+
     def forget(self) -> None:
         """Walk again the next time: the state was changed otherwise."""
         self._now = None

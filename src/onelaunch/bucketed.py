@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -232,13 +233,18 @@ class Bucketed(Graphed[P, R]):
 
     def _prove(self, attempt: Attempt, job: Job) -> None:
         rehearsal = Rehearsal(
-            attempt.driver, attempt.device, self.fn, attempt.reached, job.flat.tree, job.ahead
+            attempt.driver, attempt.device, self._run, attempt.reached, job.flat.tree, job.ahead
         )
         forward = attempt.signature.forward
         job.proof = prove(
             rehearsal, self._buckets, job.call, job.flat, job.bucket, self._known, forward
         )
         job.proven = True
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        """The callable, for a proof: the first of its runs tells what it reads."""
+        run = functools.partial(self.fn, *args, **kwargs)
+        return self._callee.watched(run)() if self._callee.reads is None else run()
 
     def _record(self, attempt: Attempt) -> Entry | None:
         job, signature = self._job, attempt.signature

@@ -61,6 +61,7 @@ _ITERATED = ".0"
 """The argument of a comprehension or generator expression: an iterator."""
 _BACKWARDS = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _HIGHER_ORDER = (_TORCH + "_higher_order_ops", _TORCH + "nn/attention/flex_attention.py")
+_TAKE_FUNCTIONS = frozenset({"flex_attention", "cond", "while_loop", "scan", "associative_scan"})
 _RUNS_BACKWARD = {cast(types.FunctionType, fn).__code__ for fn in _BACKWARDS}
 
 
@@ -153,8 +154,8 @@ class FrameWatch:
         code = frame.f_code
         if code in _RUNS_BACKWARD:
             self.reads.backward = True
-        if code.co_filename.startswith(_HIGHER_ORDER):
-            self.reads.takes_functions = self.reads.takes_functions or code.co_name
+        if code.co_name in _TAKE_FUNCTIONS and code.co_filename.startswith(_HIGHER_ORDER):
+            self.reads.takes_functions = code.co_name
         if self._is_unread(frame):
             return
         self.reads.codes.add(code)

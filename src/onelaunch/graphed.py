@@ -291,6 +291,7 @@ class Graphed(Table, Generic[P, R]):
     def _captured(self, attempt: Attempt) -> Entry:
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         spec, flat = attempt.spec, attempt.flat
+        attempt.reached.know(self._callee.reads)
         reason = signature.why or why(self._entries, spec, flat.tensors)
         forward = None
         if signature.forward:

@@ -452,6 +452,8 @@ def let_go(error: BaseException | None) -> None:
     """Have the frames of a refusal let go of their tensors, which are memory of the pool."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            _ = frame.f_locals  # a copy that was made before is brought up to date
         error = error.__cause__ or error.__context__
 
 

@@ -22,13 +22,14 @@ LEAVES = (
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
 )
 _LEAVES = frozenset(LEAVES)
-_SHOW_NOTHING = (Tensor, *LEAVES)
+_SHOW_NOTHING = (Tensor, torch.Stream, torch.Event, torch.cuda.Stream, torch.cuda.Event)
+"""Those of torch's streams that have gone leave weak references to nothing behind (torch 2.11)."""
 
 
 def leads_on(value: object) -> bool:
     """Whether a value may have attributes or items that somebody reads."""
     kind = type(value)  # `isinstance` would ask the value for its class
-    return kind not in _LEAVES and not issubclass(kind, _SHOW_NOTHING)
+    return kind not in _LEAVES and not issubclass(kind, (*LEAVES, *_SHOW_NOTHING))
 
 
 BUILTIN = frozenset(
@@ -44,7 +45,7 @@ BUILTIN = frozenset(
 def has_attributes(value: object) -> bool:
     """Whether reads of a value's attributes are noted."""
     kind = type(value)
-    if kind in _LEAVES or issubclass(kind, Tensor):
+    if kind in _LEAVES or issubclass(kind, _SHOW_NOTHING):
         return False
     return id(value if issubclass(kind, type) else kind) not in BUILTIN
 
@@ -58,7 +59,7 @@ def globals_named(namespace: Mapping[str, Any], name: str) -> list[object]:
 def peek(value: object, name: str) -> Iterator[object]:
     """What an attribute holds, as far as that is told without running anybody's code."""
     kind = type(value)
-    if kind in _LEAVES or issubclass(kind, Tensor):
+    if kind in _LEAVES or issubclass(kind, _SHOW_NOTHING):
         return
     if name == "__class__":
         yield kind
@@ -126,10 +127,13 @@ def attributes_of(value: object) -> dict[str, Any] | None:
     kind = type(value)
     if issubclass(kind, threading.local):
         return vars(value)  # this thread's
-    if kind.__dictoffset__:
+    if not kind.__dictoffset__:
+        return None
+    try:
         found = object.__getattribute__(value, "__dict__")
-        return cast(dict[str, Any], found) if isinstance(found, dict) else None
-    return None
+    except AttributeError:  # a class of the interpreter's own, which keeps it to itself
+        return None
+    return cast(dict[str, Any], found) if isinstance(found, dict) else None
 
 
 def items(value: object, keys: Iterable[object]) -> Iterator[object]:

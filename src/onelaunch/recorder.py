@@ -244,6 +244,8 @@ class Recorder:
         captured.ledger = observer.ledger
         reads = self.callee.reads
         captured.reads_more = reads_more(self.reached.roots, reads, before.walk, run.found)
+        if not captured.reads_more and before.walk.reads is not None:
+            self.callee.reads = before.walk.reads  # so that guards agree
         captured.differs = self._unexplained(captured, before, run, observer)
         if self.strict and captured.differs is not None:
             graph.reset()

@@ -35,7 +35,7 @@ from onelaunch.state import Change
 from onelaunch.surroundings import inlining
 from onelaunch.table import Attempt, Signature
 from onelaunch.tree import Flat, flatten, flatten_call, objects_in, unflatten
-from onelaunch.watching import mending_dynamo
+from onelaunch.watching import HigherOrder
 
 Refuse = Callable[[Signature, CaptureError], object]
 """What is done about a signature that cannot be captured: raises, or lets it run eagerly."""
@@ -73,14 +73,15 @@ class Warmup:
             driver.synchronize(device)
         started = perf_counter()
         try:
-            with mending_dynamo():
-                if self._options.compile and signature.known is None:
-                    with _stepping(signature, refuse):
-                        result = driver.warmup(lambda: self._watched(attempt, args, kwargs), device)
-                else:
-                    result = self._called(attempt, args, kwargs, refuse)
+            if self._options.compile and signature.known is None:
+                with _stepping(signature, refuse):
+                    result = driver.warmup(lambda: self._watched(attempt, args, kwargs), device)
+            else:
+                result = self._called(attempt, args, kwargs, refuse)
         except CaptureError as error:
             let_go(error)  # and of the graph that the run made on the stream of captures
+            if isinstance(error, HigherOrder):
+                error.mend_dynamo()
             raise
         if measured:
             driver.synchronize(device)
@@ -102,7 +103,7 @@ class Warmup:
             run = _noted(attempt, run)
         attempt.reached.forget()  # what the run replaces is to be free at once
         stepping = _stepping(signature, refuse) if fn is self._callee.fn else nullcontext()
-        if not signature.warm:  # what later runs read besides, the capture will see
+        if not signature.warm or self._callee.reads is None:  # later reads the capture will see
             run = self._callee.watched(run)
         with inlining(), stepping:
             if here:
@@ -151,7 +152,7 @@ class Warmup:
         with taken_back(driver, device, flat.tensors, reached) as effects:
             observer = effects.observer
             run = callee.watched(_noted(attempt, functools.partial(callee.fn, *args, **kwargs)))
-            with mending_dynamo(), _stepping(signature, refuse), observer, inlining():
+            with _stepping(signature, refuse), observer, inlining():
                 if _trains(attempt):
                     result, need = run(), 0
                 else:

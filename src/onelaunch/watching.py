@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,20 +20,13 @@ class HigherOrder(CaptureError):
     def __init__(self, name: str) -> None:
         place = user_frame()
         where = str(place) if place else None
-        super().__init__(
-            "OL109", f"`{name}` takes functions, which it compiles itself", where=where
-        )
+        what = f"`{name}` takes functions, which it compiles itself"
+        super().__init__("OL109", what, where=where)
 
-
-@contextmanager
-def mending_dynamo() -> Generator[None]:
-    """Around a watched run. Dynamo never again compiles a function that it has met under a mode, and
-    these operators have it compile theirs at each call: it is to begin anew then."""
-    try:
-        yield
-    except HigherOrder:
+    def mend_dynamo(self) -> None:
+        """Have Dynamo begin anew. It never again compiles a function that it has met under a mode,
+        and these operators have it compile theirs at each call."""
         torch._dynamo.reset()
-        raise
 
 
 class Watching(TorchDispatchMode):

@@ -252,9 +252,7 @@ def test_an_operator_that_takes_functions_is_refused(
             try:
                 torch.testing.assert_close(fast(q), expected * 2)
             except ol.CaptureError as error:
-                assert error.code == "OL109"
-                assert "takes functions" in error.what
-                refused += 1
+                refused += error.code == "OL109" and "takes functions" in error.what
             torch.testing.assert_close(attention(q, q, q), expected)
     assert refused == {"raise": 3 if warmup > 1 else 4, "eager": 0}[on_refusal]
     assert not fast.recordings

@@ -14,7 +14,7 @@ from onelaunch.shards import local
 from onelaunch.slots import MISSING
 from onelaunch.spec import lies_on
 from onelaunch.state import Change, Walk, changes, restore, walk
-from onelaunch.tree import Tree, constants, flatten, is_plain
+from onelaunch.tree import Same, Tree, constants, flatten, is_plain
 
 
 class Reached:
@@ -92,6 +92,14 @@ class Before:
         values += [value for _, value in self.walk.held.values()]
         found = {id(g): g for g in values if isinstance(g, torch.Generator)}
         return list(found.values())
+
+    def objects(self) -> dict[int, Same]:
+        """What the callable reaches, and returns as it is: a list of its own, a cache."""
+        return {
+            id(value): Same(value, None)
+            for _, value in self.walk.held.values()
+            if not isinstance(value, Tensor | tuple)
+        }
 
     def moved(self) -> Tensor | None:
         """A tensor that has other memory, sizes or strides now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from onelaunch.driver.select import driver_of, select
 from onelaunch.frames import FrameWatch
 from onelaunch.reads import Reads
 from onelaunch.spec import default_device
+from onelaunch.state import Change, Walk, reads_more
 from onelaunch.tree import Flat, call_constants, flatten, is_plain
 
 R = TypeVar("R")
@@ -80,6 +81,13 @@ class Callee:
     def saw(self, watch: FrameWatch | None) -> None:
         """After a run. Where nothing saw it, all that the callable reaches counts as read."""
         self.reads = None if watch is None else watch.reads
+
+    def read_more(self, reached: Reached, before: Walk, found: Sequence[Change]) -> bool:
+        """Whether a capture has read what no run before it did; `found` is what it changed."""
+        more = reads_more(reached.roots, self.reads, before, found)
+        if not more and before.reads is not None:
+            self.reads = before.reads  # so that guards of several recordings agree
+        return more
 
     def where(self, flat: Flat, reached: Reached | None = None) -> tuple[Driver, torch.device]:
         """The driver and device: an accelerator's if any argument, parameter or buffer is there, or

@@ -16,8 +16,10 @@ from torch.nn.parameter import is_lazy
 
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.operators import tensors
+from onelaunch.driver.randomness import HostGenerators, drawing_line_of
 from onelaunch.errors import CaptureError
 from onelaunch.hostvalues import key_of, values_of
+from onelaunch.refusals import DRAWN
 from onelaunch.shards import local
 from onelaunch.slots import MISSING, gradient_of, look_at, read_hooks, read_last_hooks
 from onelaunch.source import Place, user_frame
@@ -273,6 +275,24 @@ class Noting(Watching):
         result = func(*args, **kwargs)
         self._ledger.made(given, tensors(result))
         return result
+
+
+def refuse_drawn(generators: HostGenerators, fn: object, ledger: Ledger | None) -> None:
+    """Refuse a call that advances the generators of Python or NumPy.
+
+    Raises:
+        CaptureError: OL117; where another thread may have drawn, the ledger differs instead.
+    """
+    whose = generators.moved()
+    if whose is None:
+        return
+    place = drawing_line_of(fn)
+    what = f"the generator of `{whose}` is advanced in the call"
+    if generators.sure():
+        generators.restore()
+        raise CaptureError("OL117", what, where=str(place) if place else None, fix=DRAWN)
+    if ledger is not None:
+        ledger.differs(Difference(what, place))
 
 
 def moved(earlier: Ledger, slots: Iterable[tuple[Any, object]]) -> bool:

@@ -22,7 +22,7 @@ LEAVES = (
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
 )
 _LEAVES = frozenset(LEAVES)
-_SHOW_NOTHING = (Tensor, torch.Stream, torch.Event, torch.cuda.Stream, torch.cuda.Event)
+_SHOW_NOTHING = (Tensor, torch.Stream, torch.Event)
 """Those of torch's streams that have gone leave weak references to nothing behind (torch 2.11)."""
 
 

@@ -20,7 +20,6 @@ from onelaunch.driver.driver import Capture, Driver, Graph, Rewind, Varying
 from onelaunch.driver.driver import Pool as DevicePool
 from onelaunch.driver.randomness import (
     HostGenerators,
-    drawing_line_of,
     seeded_once,
     seeding_line_of,
     watching_seeds,
@@ -39,7 +38,7 @@ from onelaunch.inspection import (
 from onelaunch.keepers import explained
 from onelaunch.known import Known, places
 from onelaunch.leaves import stand_in_for
-from onelaunch.ledger import Difference, Ledger, moved
+from onelaunch.ledger import Difference, Ledger, moved, refuse_drawn
 from onelaunch.observe import Observer, let_go
 from onelaunch.optimizers import noting_steps
 from onelaunch.outcome import Run, captured_of, mark_spent, output_ports
@@ -55,9 +54,8 @@ from onelaunch.plan import (
 )
 from onelaunch.rebinding import grown, moved_on, rebound, recurrent
 from onelaunch.recording import Captured, NeedsGrad, StateOutput
-from onelaunch.refusals import DRAWN
 from onelaunch.slots import gradient_of
-from onelaunch.state import Slot, Walk, reads_more
+from onelaunch.state import Slot
 from onelaunch.steps import Steps, every_key
 from onelaunch.tree import Flat, Same, Tree, flatten, given, unflatten
 from onelaunch.turnable import Turnable
@@ -242,10 +240,7 @@ class Recorder:
             started=started,
         )
         captured.ledger = observer.ledger
-        reads = self.callee.reads
-        captured.reads_more = reads_more(self.reached.roots, reads, before.walk, run.found)
-        if not captured.reads_more and before.walk.reads is not None:
-            self.callee.reads = before.walk.reads  # so that guards agree
+        captured.reads_more = self.callee.read_more(self.reached, before.walk, run.found)
         captured.differs = self._unexplained(captured, before, run, observer)
         if self.strict and captured.differs is not None:
             graph.reset()
@@ -320,7 +315,7 @@ class Recorder:
         if places != [t.data_ptr() for t in arguments]:
             raise CaptureError("OL107", "an argument was given other memory")
         # What the callable has, and may return or store as it is; `follows` counts its tensors too.
-        known = {} if self.follows else _reached(before.walk) | given(tree, (args, kwargs))
+        known = {} if self.follows else before.objects() | given(tree, (args, kwargs))
         flat = flatten(result, "result", objects=True, known=known)
         if self.forward is not None:
             self.forward.settle(observer, flat.tensors, arguments, plan)
@@ -389,7 +384,7 @@ class Recorder:
         generators = HostGenerators()
         if self.known is not None:
             result = self.fn(*args, **kwargs)
-            self._refuse_drawn(generators, observer)
+            refuse_drawn(generators, self.fn, observer.ledger)
             now = places(plan.tensors, ((slot.name, t) for slot, t in before.walk.tensors()))
             observer.adopt(self.known, dict(now), plan.tensors, plan.statics)
             return result
@@ -419,22 +414,9 @@ class Recorder:
         ):
             result = observer.outcome(self.fn, *args, **kwargs)
         self.callee.saw(watch)
-        self._refuse_drawn(generators, observer)
+        refuse_drawn(generators, self.fn, observer.ledger)
         observer.ledger.finish()
         return result
-
-    def _refuse_drawn(self, generators: HostGenerators, observer: Observer) -> None:
-        """Refuse a call that advances the generators of Python or NumPy."""
-        whose = generators.moved()
-        if whose is None:
-            return
-        place = drawing_line_of(self.fn)
-        what = f"the generator of `{whose}` is advanced in the call"
-        if generators.sure():
-            generators.restore()
-            raise CaptureError("OL117", what, where=str(place) if place else None, fix=DRAWN)
-        if observer.ledger is not None:
-            observer.ledger.differs(Difference(what, place))
 
     def _taken(
         self,
@@ -504,12 +486,3 @@ class Recorder:
                 draw()
 
         return seeded_once(refusal, redraw)
-
-
-def _reached(before: Walk) -> dict[int, Same]:
-    """What the callable reaches, and returns as it is: a list of its own, a cache."""
-    return {
-        id(value): Same(value, None)
-        for _, value in before.held.values()
-        if not isinstance(value, Tensor | tuple)
-    }

@@ -140,7 +140,10 @@ _WITHIN: dict[tuple[str, str], str] = {
         "torch.nn.utils.clip_grad_norm_(...) without `error_if_nonfinite=True`; look at the norm, "
         "which it returns, after the call"
     ),
-    ("OL101", "nn/modules/rnn.py"): f"not a PackedSequence, whose sizes the host reads: {_PADDED}",
+    ("OL101", "nn/modules/rnn.py"): (
+        f"not a PackedSequence, whose sizes the host reads: {_PADDED}; and for layers on CUDA "
+        "`dropout=0` with nn.Dropout between them, since cuDNN seeds its own on the host"
+    ),
     ("OL104", "nn/modules/rnn.py"): f"not a PackedSequence, whose sizes the host reads: {_PADDED}",
 }
 """Code, and a file of torch whose own lines do what is refused, to the option that has it not do

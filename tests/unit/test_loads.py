@@ -45,7 +45,7 @@ def code_of(line: str) -> types.CodeType:
         ("self.n[k] = 1", Use.READ),
         ("y = self.n; y['k'] += 1", Use.READ),
         ("self.n['k'] = 1; return sum(self.n)", Use.READ),
-        ("return (self.n if x else self.m)['k']", Use.READ),
+        ("y = (self.n if x else self.m)['k']; return y", Use.READ),
         ("return self.__dict__['n']", Use.READ),
     ],
 )

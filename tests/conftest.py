@@ -7,11 +7,14 @@ from collections.abc import Generator
 
 import pytest
 import torch
+import tqdm
 
 from onelaunch.driver import emulated
 
+# Threads of Inductor's and of its progress bars would stay; where others run, a number that is
+# drawn from NumPy may be theirs.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-"""Inductor's threads would stay; where others run, a number drawn from NumPy may be theirs."""
+tqdm.tqdm.monitor_interval = 0
 NEEDS = {"gpu": 1, "multi_gpu": 2}
 
 

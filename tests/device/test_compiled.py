@@ -220,6 +220,7 @@ def test_a_part_that_is_compiled(device: torch.device, rand: Rand, grad: bool) -
     with torch.set_grad_enabled(grad):
         for i in range(12):
             x, same = rand(i, 5, 4), rand(i, 5, 4)
-            assert_same(fast(x), (part(same * 2) * 3).sin())
+            # Recorded as it is written, and Inductor's kernels have other bits.
+            torch.testing.assert_close(fast(x), (part(same * 2) * 3).sin())
     assert len(fast.recordings) == 1
     assert replays(fast) >= 4

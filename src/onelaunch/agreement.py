@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.bounds import check_bounds
 from onelaunch.buckets import Sizes
 from onelaunch.driver.operators import operator, tensors
 from onelaunch.padding import Follow
+from onelaunch.unwound import DispatchMode
 
 
 def line(dim: int, place: int, sizes: dict[Sizes, int]) -> Follow | None:
@@ -131,7 +131,7 @@ def _agree(a: Tensor, b: Tensor, tolerance: float, usual: Tensor) -> Tensor:
     return ((near & finite) | (a == b) | (a.isnan() & b.isnan())).all()
 
 
-class Jitter(TorchDispatchMode):
+class Jitter(DispatchMode):
     """A run with rounding errors larger than any kernel's: an integer that it does not change may
     not change with the kernel either."""
 

@@ -23,7 +23,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.collection import no_collection
 from onelaunch.loads import loads_of
@@ -42,6 +41,7 @@ from onelaunch.peek import (
 )
 from onelaunch.reads import Reads, raise_uses
 from onelaunch.symbols import UNKNOWN, Loads, Symbol, Use
+from onelaunch.unwound import DispatchMode
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -118,7 +118,8 @@ class FrameWatch:
             try:
                 yield
             finally:
-                sys.setprofile(before)
+                if sys.getprofile() is self:
+                    sys.setprofile(before)
 
     @contextmanager
     def told(self) -> Generator[None]:
@@ -189,7 +190,7 @@ class FrameWatch:
         return is_machinery(code.co_filename) or code in self._unread or is_generated(frame)
 
 
-class _Joining(TorchDispatchMode):
+class _Joining(DispatchMode):
     """Has other threads watched that work for this one: autograd's, for a device."""
 
     def __init__(self, watch: FrameWatch) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from onelaunch.refusals import READS
+from onelaunch.unwound import FunctionMode
 
 
-class HostReads(TorchFunctionMode):
+class HostReads(FunctionMode):
     """Hands every such read to `refuse`, while active.
 
     Args:

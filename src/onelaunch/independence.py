@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.alignment import Alignment, draws, reason_of
 from onelaunch.blame import DRAWN, MOVED, ONCE, Event, Finding, blamed
@@ -25,9 +24,10 @@ from onelaunch.look import ALL, Look, low_of, outside_of
 from onelaunch.shadow import LOW, PADDED, SIZED, SKEWED, UNKNOWN, Memory, storage_of, union
 from onelaunch.source import user_frame
 from onelaunch.trace import Step, name_of, packet_of, step_of
+from onelaunch.unwound import DispatchMode
 
 
-class Spread(TorchDispatchMode):
+class Spread(DispatchMode):
     """Follows padding through a run at a padded size.
 
     Args:

@@ -18,7 +18,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
 from onelaunch.driver.driver import Driver
@@ -28,6 +27,7 @@ from onelaunch.refusals import refuse
 from onelaunch.shards import is_wrapped
 from onelaunch.slots import Slot, gradient_of
 from onelaunch.state import Walk
+from onelaunch.unwound import FunctionMode
 
 MODIFIED = "has been modified by an inplace operation"
 """What torch says of a saved tensor that was changed."""
@@ -158,7 +158,7 @@ _HOOKS = {
 }
 
 
-class NoHooks(TorchFunctionMode):
+class NoHooks(FunctionMode):
     """Refuses hooks on the tensors of a captured graph: Python that no replay would run."""
 
     def __torch_function__(

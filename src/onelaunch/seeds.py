@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from onelaunch.unwound import DispatchMode
 
 _FAMILY = "efficient_attention"
 
@@ -44,7 +45,7 @@ def given_seeds(func: torch._ops.OpOverload, result: Any) -> list[Tensor]:
     return [result[i] for i in seeds_of(func).results]
 
 
-class SeedsOfCapture(TorchDispatchMode):
+class SeedsOfCapture(DispatchMode):
     """Around an eager run over the autograd graph of a capture, whose seeds are on the device.
 
     An operator is given them on the host, where it reads them outside of a capture. What a part of

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.bounds import check_bounds
 from onelaunch.displacement import MOVES, Picked, picked
 from onelaunch.driver.operators import leaves, operator, tensors
+from onelaunch.unwound import DispatchMode
 
 # Whether an operation of one trace is missing in that of another size says nothing: layout only.
 LAYOUT = frozenset(
@@ -172,7 +172,7 @@ def form(steps: Sequence[Step]) -> tuple[object, ...]:
     )
 
 
-class Trace(TorchDispatchMode):
+class Trace(DispatchMode):
     """Notes the operations of a run."""
 
     def __init__(self) -> None:

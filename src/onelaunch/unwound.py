@@ -6,30 +6,94 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from traceback import clear_frames
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _C: Any = torch._C
 _AUTOCAST = ("cpu", "cuda", "privateuseone")
 
 
-class unwound:
-    """Around a run: what comes out of it leaves on no mode that was off before.
+class FunctionMode(TorchFunctionMode):
+    """A function mode that ends itself alone, whatever is on top of the stack.
 
-    A Ctrl-C between any two lines, and a recursion that goes too deep, stop a context manager half
-    way: a `with` that has not begun is not ended. In the callable's own code that is eager's
-    affair, but what runs in a capture takes the place of a call that has no effects when it fails.
+    Torch takes a mode off while the mode handles an operation, and where a Ctrl-C stops it there
+    does not put it back: the mode's end would then take off another.
     """
 
-    __slots__ = ("_autocast", "_cached", "_dispatch", "_functions", "_grad", "_nested", "_profile")
+    def __exit__(self, *raised: Any) -> None:
+        if not any(mode is self for mode in _function_modes()[-1:]):
+            _C._push_on_torch_function_stack(self)
+        super().__exit__(*raised)
+
+
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode that ends itself alone, likewise."""
+
+    def __exit__(self, *raised: Any) -> None:
+        if not any(mode is self for mode in _dispatch_modes()[-1:]):
+            _C._push_on_torch_dispatch_stack(self)
+        super().__exit__(*raised)
+
+
+class same_modes:
+    """Around a run: where it raises, the stacks of modes and the profiler are as they were before.
+
+    A Ctrl-C between any two lines, and a recursion that goes too deep, stop a context manager half
+    way: a `with` that has not begun is not ended.
+    """
+
+    __slots__ = ("_dispatch", "_functions", "_profile")
 
     def __enter__(self) -> None:
-        self._dispatch: int = _C._len_torch_dispatch_stack()
-        self._functions: int = _C._len_torch_function_stack()
-        self._grad = torch.is_grad_enabled()
+        self._dispatch = _dispatch_modes()
+        self._functions = _function_modes()
         self._profile = sys.getprofile()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            return
+        if not issubclass(kind, Exception):  # generators that it stopped end now, not when freed
+            clear_frames(traceback)
+        if sys.getprofile() is not self._profile:  # to set a profiler in C again would end it
+            sys.setprofile(self._profile)
+        _put_back(
+            self._dispatch,
+            _dispatch_modes(),
+            lambda: _C._pop_torch_dispatch_stack(None),
+            _C._push_on_torch_dispatch_stack,
+        )
+        _put_back(
+            self._functions,
+            _function_modes(),
+            _C._pop_torch_function_stack,
+            _C._push_on_torch_function_stack,
+        )
+
+
+class unwound(same_modes):
+    """Around a capture: autocast, grad mode and hooks of saved tensors too are as they were.
+
+    In the callable's own code they are eager's affair, but what runs in a capture takes the place
+    of a call that has no effects when it fails.
+    """
+
+    __slots__ = ("_autocast", "_cached", "_grad", "_hooks", "_nested")
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._grad = torch.is_grad_enabled()
+        self._hooks = _saving_hooks()
         self._cached = torch.is_autocast_cache_enabled()
         self._nested = _nested()
         self._autocast = [
@@ -43,21 +107,47 @@ class unwound:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        super().__exit__(kind, error, traceback)
         if kind is None:
             return
-        if sys.getprofile() is not self._profile:  # to set a profiler in C again would end it
-            sys.setprofile(self._profile)
-        while _C._len_torch_dispatch_stack() > self._dispatch:
-            _C._pop_torch_dispatch_stack()
-        while _C._len_torch_function_stack() > self._functions:
-            _C._pop_torch_function_stack()
         torch.set_grad_enabled(self._grad)
+        while _saving_hooks() not in (self._hooks, None):
+            _C._autograd._pop_saved_tensors_default_hooks()
         for device, enabled, dtype in self._autocast:
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
         torch.set_autocast_cache_enabled(self._cached)
         while _nested() > self._nested:  # else the cache of weights would never be cleared again
             torch.autocast_decrement_nesting()
+
+
+def _dispatch_modes() -> list[object]:
+    return [_C._get_dispatch_stack_at(i) for i in range(_C._len_torch_dispatch_stack())]
+
+
+def _function_modes() -> list[object]:
+    return [_C._get_function_stack_at(i) for i in range(_C._len_torch_function_stack())]
+
+
+def _saving_hooks() -> object:
+    """The hooks of saved tensors that are on last."""
+    return _C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def _put_back(
+    before: list[object],
+    now: list[object],
+    pop: Callable[[], object],
+    push: Callable[[object], object],
+) -> None:
+    """Take off the modes of a stack that were not there, and put on those that are gone."""
+    same = 0
+    while same < min(len(before), len(now)) and before[same] is now[same]:
+        same += 1
+    for _ in now[same:]:
+        pop()
+    for mode in before[same:]:
+        push(mode)
 
 
 def _nested() -> int:

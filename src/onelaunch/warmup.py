@@ -35,6 +35,7 @@ from onelaunch.state import Change
 from onelaunch.surroundings import inlining
 from onelaunch.table import Attempt, Signature
 from onelaunch.tree import Flat, flatten, flatten_call, objects_in, unflatten
+from onelaunch.unwound import same_modes
 from onelaunch.watching import HigherOrder
 
 Refuse = Callable[[Signature, CaptureError], object]
@@ -73,11 +74,12 @@ class Warmup:
             driver.synchronize(device)
         started = perf_counter()
         try:
-            if self._options.compile and signature.known is None:
-                with _stepping(signature, refuse):
-                    result = driver.warmup(lambda: self._watched(attempt, args, kwargs), device)
-            else:
-                result = self._called(attempt, args, kwargs, refuse)
+            with same_modes():
+                if self._options.compile and signature.known is None:
+                    with _stepping(signature, refuse):
+                        result = driver.warmup(lambda: self._watched(attempt, args, kwargs), device)
+                else:
+                    result = self._called(attempt, args, kwargs, refuse)
         except CaptureError as error:
             let_go(error)  # and of the graph that the run made on the stream of captures
             if isinstance(error, HigherOrder):

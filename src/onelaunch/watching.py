@@ -6,12 +6,12 @@ from abc import abstractmethod
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.driver.operators import imagined, operator
 from onelaunch.errors import CaptureError
 from onelaunch.shards import stands_for_another
 from onelaunch.source import user_frame
+from onelaunch.unwound import DispatchMode
 
 
 class HigherOrder(CaptureError):
@@ -29,7 +29,7 @@ class HigherOrder(CaptureError):
         torch._dynamo.reset()
 
 
-class Watching(TorchDispatchMode):
+class Watching(DispatchMode):
     """Hands `operation` each one, composite ones taken apart, on the parts of this process."""
 
     supports_higher_order_operators = True

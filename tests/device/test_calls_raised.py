@@ -282,24 +282,30 @@ def _others_go_on(rand: Rand) -> None:
     assert not failed, failed
 
 
-def _interrupted(step: int) -> Callable[[Any, str, Any], Any]:
-    """A trace that raises at the line number `step` that runs in Python."""
-    left = [step]
+MODES = ("/torch/overrides.py", "/torch/utils/_python_dispatch.py", "/contextlib.py")
 
-    def trace(frame: Any, event: str, arg: Any) -> Any:
-        if event == "line":
-            left[0] -= 1
-            if left[0] == 0:
+
+class _Interrupt:
+    """A trace that raises at the line number `step` that runs in Python, in `files`."""
+
+    def __init__(self, step: int, files: tuple[str, ...]) -> None:
+        self.left, self._files = step, files
+
+    def __call__(self, frame: Any, event: str, arg: Any) -> Any:
+        if event == "line" and frame.f_code.co_filename.endswith(self._files):
+            self.left -= 1
+            if self.left == 0:
                 raise KeyboardInterrupt
-        return trace
-
-    return trace
+        return self
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("files", "every"), [(("",), 8), (MODES, 30)], ids=["anywhere", "as modes change"]
+)
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
-def test_an_interrupt_anywhere_leaves_no_mode_on(
-    device: torch.device, rand: Rand, grad: bool
+def test_an_interrupt_leaves_no_mode_on(
+    device: torch.device, rand: Rand, grad: bool, files: tuple[str, ...], every: int
 ) -> None:
     """Ctrl-C comes between any two lines, those of torch and onelaunch too."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).to(device)
@@ -310,23 +316,24 @@ def test_an_interrupt_anywhere_leaves_no_mode_on(
         return y if torch.is_grad_enabled() else y.detach()
 
     before = modes()
-    step, found = 1, 0
-    while step < 100_000:
+    step = 1
+    while True:
         fast = ol.graph(f, warmup=1)
+        interrupt = _Interrupt(step, files)
         with torch.set_grad_enabled(grad):
             fast(rand(0, 3, 4))
             x = rand(1, 3, 4)
-            sys.settrace(_interrupted(step))
+            sys.settrace(interrupt)
             try:
-                fast(x)  # warms up, or captures
+                fast(x)  # captures
             except KeyboardInterrupt:
-                found += 1
-            else:
-                break
+                pass
             finally:
                 sys.settrace(None)
         left = {k: (v, before[k]) for k, v in modes().items() if v != before[k]}
         assert not left, (step, left)
-        step += max(1, step // 8)
-    assert found > 20
+        if interrupt.left > 0:
+            break
+        step += max(1, step // every)
+    assert step > 20
     _others_go_on(rand)

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.driver.raw import only_modes
+from onelaunch.unwound import DispatchMode
 
 
 def imagined() -> bool:
@@ -253,7 +253,7 @@ class _Stop(Exception):
     pass
 
 
-class _Reached(TorchDispatchMode):
+class _Reached(DispatchMode):
     """Stops before the first operation, having looked whether it is this one."""
 
     def __init__(

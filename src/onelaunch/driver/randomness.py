@@ -167,11 +167,13 @@ def watching_seeds(
     if is_profiled():
         yield
         return
-    sys.setprofile(_Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS, draw, frames))
+    watch = _Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS, draw, frames)
+    sys.setprofile(watch)
     try:
         yield
     finally:
-        sys.setprofile(before)
+        if sys.getprofile() is watch:  # not where an interrupt has this end long after the run
+            sys.setprofile(before)
 
 
 @contextmanager

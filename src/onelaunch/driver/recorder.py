@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.driver.calls import Call
 from onelaunch.driver.operators import (
@@ -38,6 +38,7 @@ from onelaunch.hostreads import HostReads
 from onelaunch.refusals import refusal
 from onelaunch.shards import stands_for_another
 from onelaunch.source import Place, user_frame
+from onelaunch.unwound import DispatchMode
 
 
 class Memory(Protocol):
@@ -98,7 +99,7 @@ def recording_with(recorder: Recorder) -> Generator[None]:
         _here.recorder = None
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(DispatchMode):
     """The dispatch mode of one capture.
 
     Args:

@@ -35,6 +35,9 @@ MODIFIED = "has been modified by an inplace operation"
 Node = Any
 """A node of an autograd graph; torch has no public type for all of them."""
 
+AccumulateGrad: Any = getattr(torch._C, "_functions").AccumulateGrad  # noqa: B009
+"""The node of a leaf. A custom function's may have a `variable` too."""
+
 VIEWS = frozenset(
     f"{name}Backward{number}"
     for name in (
@@ -211,7 +214,7 @@ class CapturedGraph:
             if node in seen:
                 continue
             seen.add(node)
-            if hasattr(node, "variable"):
+            if isinstance(node, AccumulateGrad):
                 self.leaves.append(node.variable)
                 continue
             self.nodes.append(node)
@@ -350,7 +353,7 @@ def _saved_names(kind: type) -> list[str]:
 def is_pure_view(t: Tensor) -> bool:
     """Whether autograd made `t` from a leaf by views alone, so that `as_strided` says the same."""
     node: Node = t.grad_fn
-    while node is not None and not hasattr(node, "variable"):
+    while node is not None and not isinstance(node, AccumulateGrad):
         if node.name() not in VIEWS:
             return False
         node = node.next_functions[0][0]

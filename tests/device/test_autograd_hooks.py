@@ -213,6 +213,33 @@ def test_a_custom_function_inside(device: torch.device, rand: Rand) -> None:
     assert replays(fast) >= 4
 
 
+def test_a_custom_function_with_a_variable(device: torch.device, rand: Rand) -> None:
+    """Its context is no leaf of the graph, whatever it calls what it keeps."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore
+            ctx.variable = x.detach()
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:  # pyright: ignore
+            return g * ctx.variable * 2
+
+    inner = torch.nn.Linear(4, 4).to(device)
+    fast = ol.graph(lambda x: Scaled.apply(inner(x).exp()).sum(), warmup=1)
+    for i in range(5):
+        x = rand(i, 4).requires_grad_()
+        inner.zero_grad()
+        fast(x).backward()
+        found = [x.grad, *(p.grad for p in inner.parameters())]
+        y = rand(i, 4).requires_grad_()
+        wanted = torch.autograd.grad((inner(y).exp() ** 2).sum(), [y, *inner.parameters()])
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b)
+    assert replays(fast) >= 4
+
+
 def test_a_backward_that_reads_on_the_host_is_refused(device: torch.device, rand: Rand) -> None:
     class Reads(torch.autograd.Function):
         @staticmethod

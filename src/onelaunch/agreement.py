@@ -14,7 +14,7 @@ from onelaunch.bounds import check_bounds
 from onelaunch.buckets import Sizes
 from onelaunch.driver.operators import operator, tensors
 from onelaunch.padding import Follow
-from onelaunch.unwound import DispatchMode
+from onelaunch.watching import TakingApart
 
 
 def line(dim: int, place: int, sizes: dict[Sizes, int]) -> Follow | None:
@@ -131,7 +131,7 @@ def _agree(a: Tensor, b: Tensor, tolerance: float, usual: Tensor) -> Tensor:
     return ((near & finite) | (a == b) | (a.isnan() & b.isnan())).all()
 
 
-class Jitter(DispatchMode):
+class Jitter(TakingApart):
     """A run with rounding errors larger than any kernel's: an integer that it does not change may
     not change with the kernel either."""
 
@@ -139,13 +139,7 @@ class Jitter(DispatchMode):
         super().__init__()
         self._generator = torch.Generator("cpu").manual_seed(seed)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if operator(func).composite:
-            with self:
-                return operator(func).decomposed(args, kwargs)
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_bounds(operator(func).label.partition(".")[0], args)
         result = func(*args, **kwargs)
         given = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}

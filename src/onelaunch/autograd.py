@@ -21,9 +21,8 @@ from onelaunch.backward import Backward, Edits, Gradients, StaticGraph
 from onelaunch.chain import Launch, Link
 from onelaunch.direct import Anchors
 from onelaunch.driver.driver import Graph, Pool, Released, Travel
-from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning
+from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, let_go
 from onelaunch.flight import Flight, Saved, launched, launched_directly
-from onelaunch.observe import let_go
 from onelaunch.parts import Part, Share
 from onelaunch.shards import is_wrapped
 

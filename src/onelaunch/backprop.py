@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from onelaunch.leaves import CapturedGraph
+from onelaunch.plan import unique
 from onelaunch.tree import flatten
 
 
@@ -35,7 +37,9 @@ class Backprop:
             if self._parameters is None:
                 self._shapes = [t.shape for t in roots]
                 given = {id(t) for t in self.inputs}
-                self._parameters = [t for t in leaves_of(roots) if id(t) not in given]
+                self._parameters = [
+                    t for t in unique(CapturedGraph(roots).leaves) if id(t) not in given
+                ]
             wanted = [*self.inputs, *self._parameters]
             if not roots or not wanted:
                 return []
@@ -43,23 +47,6 @@ class Backprop:
                 _sent(t, s, i) for i, (t, s) in enumerate(zip(roots, self._shapes, strict=True))
             ]
             return list(torch.autograd.grad(roots, wanted, sent, materialize_grads=True))
-
-
-def leaves_of(roots: Sequence[Tensor]) -> list[Tensor]:
-    """The leaves of an autograd graph, each once."""
-    waiting = [t.grad_fn for t in roots if t.grad_fn is not None]
-    found = {id(t): t for t in roots if t.grad_fn is None}
-    seen: set[Any] = set(waiting)
-    while waiting:
-        node: Any = waiting.pop()
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, Tensor):
-            found[id(leaf)] = leaf
-        for function, _ in node.next_functions:
-            if function is not None and function not in seen:
-                seen.add(function)
-                waiting.append(function)
-    return list(found.values())
 
 
 def _sent(t: Tensor, real: torch.Size, seed: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from onelaunch.frames import is_installed, is_machinery
 from onelaunch.members import behind, functions_in, names_read
 from onelaunch.peek import attributes_of
-from onelaunch.reads import Owner, Reads
+from onelaunch.reads import Owner, Reads, raise_uses
 from onelaunch.slots import (
     ScriptAttribute,
     Slot,
@@ -59,8 +59,7 @@ class Contents:
             kinds += value.__mro__ if isinstance(value, type) else ()
             for kind in kinds:
                 names = self._named.setdefault(id(kind), {})
-                for name, use in owner.names.items() if owner else ():
-                    names[name] = max(use, names.get(name, Use.NONE))
+                raise_uses(names, owner.names if owner else {})
 
     def names_of(self, kind: type) -> dict[str, Use]:
         """What was read of a class, or of its instances."""

@@ -9,6 +9,7 @@ An exception raised by the user's own callable is never wrapped: it comes throug
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
 
 
@@ -312,3 +313,12 @@ CATALOGUE: dict[str, Entry] = {
         'say what is not padded, or where its rows are: Buckets(..., dims={"weight": None})',
     ),
 }
+
+
+def let_go(error: BaseException | None) -> None:
+    """Have the frames of a refusal let go of their tensors, which are memory of the pool."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            _ = frame.f_locals  # a copy that was made before is brought up to date
+        error = error.__cause__ or error.__context__

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from onelaunch.hostvalues import MOST_BYTES, bytes_of, is_comparable
 from onelaunch.refusals import READ_BY_HOST, refuse
+from onelaunch.spec import has_strides
 
 
 class HostMemory:
@@ -135,11 +135,6 @@ class HostMemory:
 
 def _storage(t: Tensor) -> int:
     return t.untyped_storage()._cdata
-
-
-def has_strides(t: Tensor) -> bool:
-    """Whether a tensor is memory with sizes and strides; a nested one says that it is strided."""
-    return t.layout is torch.strided and not t.is_nested
 
 
 def _is_over(t: Tensor, storage: int) -> bool:

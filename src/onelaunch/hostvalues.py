@@ -10,10 +10,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Iterator
 
-import torch
 from torch import Tensor
 
 from onelaunch.slots import Slot
+from onelaunch.spec import has_strides
 
 MOST_BYTES = 512
 """Of a tensor that is compared byte for byte at each call: a microsecond."""
@@ -49,10 +49,7 @@ def values_of(tensors: Iterable[Tensor]) -> dict[int, bytes]:
     return {
         i: bytes_of(t)
         for i, t in enumerate(tensors)
-        if t.device.type == "cpu"
-        and t.layout is torch.strided
-        and not t.is_nested
-        and t.nbytes <= MOST_BYTES
+        if t.device.type == "cpu" and has_strides(t) and t.nbytes <= MOST_BYTES
     }
 
 

@@ -24,10 +24,10 @@ from onelaunch.look import ALL, Look, low_of, outside_of
 from onelaunch.shadow import LOW, PADDED, SIZED, SKEWED, UNKNOWN, Memory, storage_of, union
 from onelaunch.source import user_frame
 from onelaunch.trace import Step, name_of, packet_of, step_of
-from onelaunch.unwound import DispatchMode
+from onelaunch.watching import TakingApart
 
 
-class Spread(DispatchMode):
+class Spread(TakingApart):
     """Follows padding through a run at a padded size.
 
     Args:
@@ -67,13 +67,7 @@ class Spread(DispatchMode):
         """Whether a tensor lives on from call to call: who owns it may change its values."""
         return storage_of(t) not in self._made and storage_of(t) not in self._given
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if operator(func).composite:
-            with self:
-                return operator(func).decomposed(args, kwargs)
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name_of(func) == "record_stream":  # says that it writes, and does not
             return func(*args, **kwargs)
         if torch.Tag.inplace_view in func.tags:  # metadata: the memory is as it was

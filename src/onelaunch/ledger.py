@@ -23,6 +23,7 @@ from onelaunch.refusals import DRAWN
 from onelaunch.shards import local
 from onelaunch.slots import MISSING, gradient_of, look_at, read_hooks, read_last_hooks
 from onelaunch.source import Place, user_frame
+from onelaunch.spec import has_strides
 from onelaunch.state import Walk
 from onelaunch.tree import is_plain
 from onelaunch.watching import Watching
@@ -255,7 +256,7 @@ def _hooks_of(t: Tensor) -> tuple[Any, Any]:
 
 
 def _has_memory(t: Tensor) -> bool:
-    return not is_lazy(t) and t.layout is torch.strided and not t.is_nested
+    return not is_lazy(t) and has_strides(t)
 
 
 def _is_position(t: Tensor) -> bool:

@@ -6,7 +6,6 @@ by address, which memory they write, and refuses what a replay would freeze, at 
 
 from __future__ import annotations
 
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -19,13 +18,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from onelaunch.driver.driver import Driver, Region
 from onelaunch.driver.operators import operator, tensors
 from onelaunch.driver.randomness import unwatched
-from onelaunch.errors import CaptureError
-from onelaunch.hostmemory import HostMemory, has_strides, named
+from onelaunch.errors import CaptureError, let_go
+from onelaunch.hostmemory import HostMemory, named
 from onelaunch.hostreads import HostReads
 from onelaunch.known import Known
 from onelaunch.ledger import Ledger
 from onelaunch.refusals import DRAWN, refusal, refuse
 from onelaunch.seeds import given_seeds
+from onelaunch.spec import has_strides
 from onelaunch.watching import Watching
 
 T = TypeVar("T")
@@ -446,15 +446,6 @@ class Observer(Watching):
             ):  # else the run had it for itself, and gave it back
                 memory.copy_(before)
         self._saved.clear()
-
-
-def let_go(error: BaseException | None) -> None:
-    """Have the frames of a refusal let go of their tensors, which are memory of the pool."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            _ = frame.f_locals  # a copy that was made before is brought up to date
-        error = error.__cause__ or error.__context__
 
 
 def _spoken(name: str) -> str:

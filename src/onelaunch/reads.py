@@ -105,8 +105,7 @@ class Reads:
             if value is None or isinstance(value, _APART):
                 continue
             kind = self.kinds.setdefault(_kind(value), Owner(_gone))
-            for name, use in owner.names.items():
-                kind.names[name] = max(use, kind.names.get(name, Use.NONE))
+            raise_uses(kind.names, owner.names)
             kind.opaque |= owner.opaque
 
     def exceeds(self, other: Reads, containers: set[int]) -> bool:

@@ -24,7 +24,7 @@ from onelaunch.driver.randomness import (
     seeding_line_of,
     watching_seeds,
 )
-from onelaunch.errors import CaptureError
+from onelaunch.errors import CaptureError, let_go
 from onelaunch.forward import BackwardInside, Forward
 from onelaunch.gradients import lasting_gradients
 from onelaunch.inspection import (
@@ -39,7 +39,7 @@ from onelaunch.keepers import explained
 from onelaunch.known import Known, places
 from onelaunch.leaves import stand_in_for
 from onelaunch.ledger import Difference, Ledger, moved, refuse_drawn
-from onelaunch.observe import Observer, let_go
+from onelaunch.observe import Observer
 from onelaunch.optimizers import noting_steps
 from onelaunch.outcome import Run, captured_of, mark_spent, output_ports
 from onelaunch.padding import Follow

@@ -230,6 +230,11 @@ def _tree_difference(mine: Tree, theirs: Tree, path: str) -> tuple[str, str]:
     return path, "the same"
 
 
+def has_strides(t: Tensor) -> bool:
+    """Whether a tensor is memory with sizes and strides; a nested one says that it is strided."""
+    return t.layout is torch.strided and not t.is_nested
+
+
 def lies_on(t: Tensor, device: torch.device) -> bool:
     """Whether a tensor is plain memory of a device of this kind."""
     return t.layout is torch.strided and t.device.type == device.type

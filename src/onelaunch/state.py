@@ -69,7 +69,7 @@ class Walk:
 
     def is_read(self, slot: Slot) -> bool:
         """Whether the callable was seen to read the slot for more than to count it."""
-        return self.uses.get(slot.id) is Use.READ
+        return self.use(slot) is Use.READ
 
     def is_item_read(self, slot: Slot) -> bool:
         """Whether the key of a container's slot was seen in a read."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from onelaunch.bounds import check_bounds
 from onelaunch.displacement import MOVES, Picked, picked
 from onelaunch.driver.operators import leaves, operator, tensors
-from onelaunch.unwound import DispatchMode
+from onelaunch.watching import TakingApart
 
 # Whether an operation of one trace is missing in that of another size says nothing: layout only.
 LAYOUT = frozenset(
@@ -172,22 +172,17 @@ def form(steps: Sequence[Step]) -> tuple[object, ...]:
     )
 
 
-class Trace(DispatchMode):
+class Trace(TakingApart):
     """Notes the operations of a run."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Step] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if operator(func).composite:
-            with self:
-                return operator(func).decomposed(args, kwargs or {})
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_bounds(packet_of(name_of(func)), args)
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if name_of(func) == "record_stream":
             return result
-        self.steps.append(step_of(func, args, kwargs or {}, result))
+        self.steps.append(step_of(func, args, kwargs, result))
         return result

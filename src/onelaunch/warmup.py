@@ -21,10 +21,10 @@ from torch.optim import Optimizer
 from onelaunch.before import Reached, held_by
 from onelaunch.callee import Callee
 from onelaunch.driver.driver import Driver
-from onelaunch.errors import CaptureError
+from onelaunch.errors import CaptureError, let_go
 from onelaunch.known import places
 from onelaunch.ledger import Ledger, Noting
-from onelaunch.observe import Observer, let_go
+from onelaunch.observe import Observer
 from onelaunch.optimizers import noting_steps, refusal, settle, watching_steps
 from onelaunch.options import Options
 from onelaunch.pool import Pool

@@ -29,8 +29,28 @@ class HigherOrder(CaptureError):
         torch._dynamo.reset()
 
 
-class Watching(DispatchMode):
-    """Hands `operation` each one, composite ones taken apart, on the parts of this process."""
+class TakingApart(DispatchMode):
+    """Hands `operation` each one, composite ones taken apart."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if operator(func).composite:
+            with self:
+                return operator(func).decomposed(args, kwargs or {})
+        return self.operation(func, args, kwargs or {})
+
+    @abstractmethod
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation, and give its result."""
+
+
+class Watching(TakingApart):
+    """Hands `operation` those of a callable, on the parts of this process."""
 
     supports_higher_order_operators = True
 
@@ -41,18 +61,10 @@ class Watching(DispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
         if any(map(stands_for_another, types)):
             return NotImplemented  # its own dispatch comes back with this process's parts
         if imagined():
-            return func(*args, **kwargs)
+            return func(*args, **(kwargs or {}))
         if not isinstance(func, torch._ops.OpOverload):
             raise HigherOrder(func.name())
-        if operator(func).composite:
-            with self:
-                return operator(func).decomposed(args, kwargs)
-        return self.operation(func, args, kwargs)
-
-    @abstractmethod
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation, and give its result."""
+        return super().__torch_dispatch__(func, types, args, kwargs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from onelaunch.driver.cuda.order import anything, bindings, capture_stream, rand
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.rows import RowNode, grown, shrunk
 from onelaunch.driver.driver import Travel, Varying
-from onelaunch.errors import CaptureError, GraphError
+from onelaunch.errors import CaptureError, GraphError, let_go
 from onelaunch.source import user_frame
 
 T = TypeVar("T")
@@ -240,7 +239,7 @@ def _run(
         if explained is None:
             raise
         # The frames of the original hold tensors of the pool; the message has what they tell.
-        traceback.clear_frames(error.__traceback__)
+        let_go(error)
         raise explained from error
     finally:
         recorder.held.clear()

@@ -259,10 +259,12 @@ def borrowed(t: Tensor) -> Tensor:
 def empty(nbytes: int, device: torch.device) -> Tensor:
     """uint8 memory of shape (nbytes,), aligned to 512 bytes as all of the allocator's is.
 
-    Of a recording: some bytes more are taken, so that the address behind a buffer is never the
-    start of another, and a kernel argument that holds it can be told to be an end.
+    Of a recording: some bytes more are taken where the allocator would not, so that the address
+    behind a buffer is never the start of another, and a kernel argument that holds it can be told
+    to be an end.
     """
-    guard = _GUARD_BYTES if torch.cuda.is_current_stream_capturing() else 0
+    spare = -nbytes % _BLOCK_BYTES >= _GUARD_BYTES
+    guard = 0 if spare or not torch.cuda.is_current_stream_capturing() else _GUARD_BYTES
     return torch.empty(nbytes + guard, dtype=torch.uint8, device=device)[:nbytes]
 
 

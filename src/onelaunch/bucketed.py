@@ -142,8 +142,7 @@ class Bucketed(Graphed[P, R]):
             finally:
                 self._job = before
             if result is MISS:
-                self._counts.eager_calls += 1
-                self._running.append(get_ident())
+                self._enter_eager()
         return self._eager(args, kwargs) if result is MISS else result
 
     def _count(self, sizes: Sizes) -> Calls:
@@ -291,13 +290,15 @@ class Bucketed(Graphed[P, R]):
         assert self._job is not None
         return self._job.proof.follows if self._job.varying else ()
 
-    def _call_of(self, captured: Captured, spec: CallSpec) -> Callable[..., Any]:
+    def _call_of(
+        self, captured: Captured, spec: CallSpec, instead: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
         job = self._job
         assert job is not None
         least = self._buckets.smallest(job.bucket)
         places = {index: _places(job.call.padded[index]) for index in job.varying}
         captured.bucket = Bucket(job.bucket, least, places)
-        call = super()._call_of(captured, spec)
+        call = super()._call_of(captured, spec, instead)
         if least == job.bucket:
             return call
         way = Way(call, self._buckets, self._names, job)

@@ -77,7 +77,6 @@ class Signature:
     """Recordings in a row that did not fit the very call that they were captured for."""
     eager: str | None = None
     """Why it runs eagerly for good, or None."""
-    eager_us: list[float] = field(default_factory=lambda: cast(list[float], []))
     known: Known | None = None
     ledger: Ledger | None = None
     """The operations of the last run, with which the next capture is compared."""

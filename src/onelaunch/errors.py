@@ -189,7 +189,7 @@ CATALOGUE: dict[str, Entry] = {
         "a replay runs the branches and numbers of its capture, so each value of the number needs "
         "a recording of its own",
         "a tensor that is changed in place, `self.n = torch.zeros((), dtype=torch.long, "
-        "device=...)`, as a buffer; or pass the number as an argument",
+        "device=...)`, as a buffer; or pass it as a 0-dim tensor",
     ),
     "OL120": Entry(
         "optimizer that cannot be captured",

@@ -236,7 +236,7 @@ class Graphed(Table, Generic[P, R]):
         differs = entry.captured.differs
         if entry.unsettled:  # this call is done: as it was captured
             if not self._drop_unsettled(entry) and differs is not None:
-                self._ungraphed(signature, "OL117", str(differs.refusal()))
+                self._ungraphed(signature, "OL117", differs.refusal())
             return result
         self._agreed(signature)
         self._add(entry)
@@ -262,7 +262,7 @@ class Graphed(Table, Generic[P, R]):
     def _refused(self, signature: Signature, error: CaptureError) -> Any:
         if self.options.on_refusal == "raise":
             raise error
-        return self._ungraphed(signature, error.code, str(error))
+        return self._ungraphed(signature, error.code, error)
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """One of the caller's own first calls."""
@@ -381,9 +381,10 @@ class Graphed(Table, Generic[P, R]):
         """The recordings that a new signature differs from, under ``on_mismatch="error"``."""
         return self._entries
 
-    def _ungraphed(self, signature: Signature, code: str, what: str) -> Any:
+    def _ungraphed(self, signature: Signature, code: str, why: str | CaptureError) -> Any:
         signature.eager = code
-        self._warn(code, f"{what}: this signature runs eagerly")
+        came = "this signature runs eagerly"
+        self._warn(code, f"{came}: {why}" if isinstance(why, str) else why.warning(came))
         return MISS
 
     # What users ask of it.

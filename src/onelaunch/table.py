@@ -373,8 +373,11 @@ def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()
             unlike = entry.captured.unlike(tensors)
             moved = entry.captured.guard.difference()
             values = _other_value(entry, tensors)
-            changed = moved or numbers or unlike or values or "memory shared otherwise"
-            return f"state changed: {changed}"
+            changed = moved or numbers or unlike or values
+            pair = entry.captured.pair
+            if changed is None and pair is not None and pair.in_flight:
+                return "an earlier forward still waits for its backward"
+            return f"state changed: {changed or 'memory shared otherwise'}"
     if not entries:
         return "first signature"
     where, how = entries[0].spec.difference(spec, entries[0].paths)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.processes import ends_by, ready_by, run_together
+from benchmarks.processes import ends_by, parsed, ready_by, run_together
 from benchmarks.render import NAMES
 from examples.workloads import WORKLOADS
 from onelaunch.bench import ENGINES
@@ -34,7 +34,6 @@ from onelaunch.bench.reference import first_line, outputs, relative_error
 from onelaunch.bench.timers import HostTimer, Timing, WallTimer, timers_for
 from onelaunch.bench.workload import Workload
 
-RESULTS = Path(__file__).parent / "results"
 ORDER = ("mlp", "cnn", "rnn", "resnet50", "bert")
 VARIANTS = ("bare", "onelaunch", "onelaunch-static", "onelaunch-rebind", "reduce-overhead")
 """The compiler last, so that the others are built when its time is up."""
@@ -328,12 +327,11 @@ def spread(timing: dict[str, float]) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", default=",".join(ORDER), help="names, with commas")
-    parser.add_argument("--out", type=Path, default=RESULTS / "call_overhead.json")
     parser.add_argument("--quick", action="store_true", help="few samples, for a look")
     parser.add_argument("--samples", type=int, default=500, help="of the host time, at least")
     parser.add_argument("--build-seconds", type=float, default=65.0, help="for all")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
+    options = parsed(parser, "call_overhead", argv)
     samples = 30 if options.quick else options.samples
     if options.one:
         found = one(options.one, samples)

@@ -16,16 +16,15 @@ import os
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.processes import parsed
 from onelaunch.bench.environment import environment, version
 from tests.ecosystem.processes import Chunk, Report, run_files
 from tests.ecosystem.programs import FILES, missing
 
-RESULTS = Path(__file__).parent / "results"
 LIBRARIES = (
     *("transformers", "accelerate", "peft", "pytorch-lightning", "torch-geometric"),
     *("gpytorch", "e3nn", "timm", "torchvision"),
@@ -62,8 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--files", default=",".join(FILES), help="names, with commas")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
-    parser.add_argument("--out", type=Path, default=RESULTS / "ecosystem.json")
-    options = parser.parse_args(argv)
+    options = parsed(parser, "ecosystem", argv)
     files = options.files.split(",")
     if unknown := [name for name in files if name not in FILES]:
         parser.error(f"no file is called {', '.join(unknown)}: {', '.join(FILES)}")

@@ -23,12 +23,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.processes import earlier
+from benchmarks.processes import earlier, parsed
 from examples.workloads import WORKLOADS
 from onelaunch.bench import Comparison, compare
 from onelaunch.bench.environment import environment
 
-RESULTS = Path(__file__).parent / "results"
 ENGINES = (
     *("eager", "no_grad", "by-hand", "make_graphed_callables"),
     *("onelaunch", "onelaunch-rebind", "onelaunch-static", "bare"),
@@ -120,11 +119,10 @@ def summary(comparison: Comparison) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", default=",".join(ORDER), help="names, with commas")
-    parser.add_argument("--out", type=Path, default=RESULTS / "engines.json")
     parser.add_argument("--seconds", type=float, default=10.0, help="of timing, each workload")
     parser.add_argument("--budget-seconds", type=float, default=450.0, help="for everything")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parsed(parser, "engines")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     if options.one:

@@ -10,14 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import parsed
 from examples.train_rl import ENGINES, ENVIRONMENTS, HORIZON, ITERATIONS
 from examples.train_rl import main as train
 from onelaunch.bench.environment import environment
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def measure(engines: list[str], iterations: int) -> dict[str, Any]:
@@ -37,8 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engines", default=",".join(ENGINES), help="names, with commas")
     parser.add_argument("--iterations", type=int, default=ITERATIONS)
-    parser.add_argument("--out", type=Path, default=RESULTS / "learning.json")
-    options = parser.parse_args(argv)
+    options = parsed(parser, "learning", argv)
     engines = options.engines.split(",")
     if unknown := [name for name in engines if name not in ENGINES]:
         parser.error(f"no engine is called {', '.join(unknown)}: {', '.join(ENGINES)}")

@@ -6,6 +6,7 @@ it reads a line.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -19,9 +20,31 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 GRACE_SECONDS = 30.0  # for a process to see that its time is up
 AGAIN_SECONDS = 5.0  # an interrupt may come where it is lost, in a destructor say
+
+
+def parsed(
+    parser: argparse.ArgumentParser, name: str, argv: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """The options of a benchmark, with ``--out``: by default the file in `RESULTS`, which holds the
+    figures of a GPU, so that without one another file has to be named."""
+    out = RESULTS / f"{name}.json"
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="the file of results; benchmarks/results/"
+        f"{name}.json by default, but only where there is a GPU",
+    )
+    options = parser.parse_args(argv)
+    if options.out is None and not torch.cuda.is_available():
+        parser.error(f"no GPU: name a file with --out, benchmarks/results/{name}.json has a GPU's")
+    options.out = options.out or out
+    return options
 
 
 def earlier(out: Path, now: dict[str, Any]) -> dict[str, Any]:

@@ -27,10 +27,9 @@ import torch
 
 from benchmarks import shapes_recordings as recordings
 from benchmarks import shapes_serving as serving
-from benchmarks.processes import earlier
+from benchmarks.processes import earlier, parsed
 from onelaunch.bench.environment import environment
 
-RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
 PARTS = ("memory", "capture", "overhead", "requests", "churn")
 GRACE_SECONDS = 60  # for a process to start, and to write what it has when its time is up
@@ -289,13 +288,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", default=",".join(PARTS), help="names, with commas")
     parser.add_argument("--engines", default=",".join(serving.ENGINES), help="names, with commas")
-    parser.add_argument("--out", type=Path, default=RESULTS / "shapes.json")
     parser.add_argument(
         "--seconds", type=float, default=75.0, help="for the long run, and to build each engine"
     )
     parser.add_argument("--small", action="store_true", help="as on a machine without a GPU")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
+    options = parsed(parser, "shapes", argv)
     tiny = options.small or not torch.cuda.is_available()
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False

@@ -27,7 +27,7 @@ from torch import nn
 
 from benchmarks.call_overhead import Contestant, Row, Target, measure, spread
 from benchmarks.long_training import CHECKS, run_long
-from benchmarks.processes import earlier, ends_by, ready_by, run_together
+from benchmarks.processes import earlier, ends_by, parsed, ready_by, run_together
 from benchmarks.render import NAMES
 from benchmarks.training_check import Reference
 from benchmarks.training_engines import PARTS, Batch, Engine, network
@@ -35,7 +35,6 @@ from examples.placement import device
 from onelaunch.bench.environment import environment
 from onelaunch.bench.reference import first_line
 
-RESULTS = Path(__file__).parent / "results"
 ORDER = ("mlp", "cnn", "resnet50", "bert")
 SMALL = ORDER[:2]
 RUNS = (*(f"{part}:{name}" for part in PARTS for name in ORDER), "long")
@@ -201,14 +200,13 @@ def summary(run: str, data: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", default=",".join(RUNS), help="part:workload, with commas")
-    parser.add_argument("--out", type=Path, default=RESULTS / "training.json")
     parser.add_argument("--seconds", type=float, default=8.0, help="of timing, each run")
     parser.add_argument(
         "--build-seconds", type=float, default=240.0, help="for all engines of all runs"
     )
     parser.add_argument("--steps", type=int, default=10_000, help="of the long run")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
+    options = parsed(parser, "training", argv)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     if options.one:

@@ -21,7 +21,7 @@ from onelaunch.backward import Backward, Edits, Gradients, StaticGraph
 from onelaunch.chain import Launch, Link
 from onelaunch.direct import Anchors
 from onelaunch.driver.driver import Graph, Pool, Released, Travel
-from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, let_go
+from onelaunch.errors import CaptureError, GraphError, GraphWarning, let_go
 from onelaunch.flight import Flight, Lease, Saved, launched, launched_directly
 from onelaunch.parts import Part, Share
 from onelaunch.shards import is_wrapped
@@ -29,6 +29,7 @@ from onelaunch.shards import is_wrapped
 _C: Any = torch._C
 _hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
 _functorch: Callable[[], object] = _C._functorch.peek_interpreter_stack
+_EAGERLY = "the backward runs eagerly"
 _EAGER_FIRST = 1
 """Backwards of a kind that run operation by operation before it is captured: its warm-up, in the
 thread and on the stream of its capture."""
@@ -270,7 +271,7 @@ class Pair:
             if not self.make_room():
                 backward.graph.reset()
                 kind.refused = True
-                self._warn("OL304", "no room for it in the pool")
+                self._warn(GraphError("OL304", "no room for it in the pool").warning(_EAGERLY))
             elif kept:
                 kind.kept = backward
                 kind.launch = backward.launched if link is None else link.backward(backward)
@@ -281,14 +282,13 @@ class Pair:
             if self.raises:
                 raise
             kind.refused = True
-            self._warn("OL306", str(error))
+            self._warn(error.warning(_EAGERLY, "OL306"))
         finally:
             driver.lock.release()
 
-    def _warn(self, code: str, why: str) -> None:
+    def _warn(self, text: str) -> None:
         if not self._warned:
             self._warned = True
-            text = f"[{code}] the backward runs eagerly: {why}\n  fix:   {CATALOGUE[code].fix}"
             warnings.warn(text, GraphWarning, stacklevel=2)
 
     def backwards(self) -> list[Backward]:

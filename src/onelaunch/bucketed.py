@@ -122,7 +122,7 @@ class Bucketed(Graphed[P, R]):
         except GraphError as error:
             if self._raises or error.code != "OL402":
                 raise
-            return self._unbucketed(error.code, f"{error}: such calls run eagerly", args, kwargs)
+            return self._unbucketed(error, args, kwargs)
         self._count(call.sizes).made += 1
         bucket = self._buckets.choose(call.sizes)
         if 0 in call.sizes:
@@ -142,8 +142,7 @@ class Bucketed(Graphed[P, R]):
             finally:
                 self._job = before
             if result is MISS:
-                self._counts.eager_calls += 1
-                self._running.append(get_ident())
+                self._enter_eager()
         return self._eager(args, kwargs) if result is MISS else result
 
     def _count(self, sizes: Sizes) -> Calls:
@@ -196,15 +195,14 @@ class Bucketed(Graphed[P, R]):
             if isinstance(proof, Proof):
                 return self._in_pieces(proof, call, flat, places[0])
             if proof is not None:
-                return self._unbucketed(proof.code, f"{proof}: runs eagerly", args, kwargs)
+                return self._unbucketed(proof, args, kwargs)
             what = f"{what}, with more than {len(self._pieces)} signatures"
             fix = "add a larger size, or pass the varying value as a tensor"
-        text = str(GraphError("OL310", f"{what}: runs eagerly", fix=fix))
-        return self._unbucketed("OL310", text, args, kwargs)
+        return self._unbucketed(GraphError("OL310", what, fix=fix), args, kwargs)
 
-    def _unbucketed(self, code: str, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _unbucketed(self, error: GraphError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run a call that no bucket serves as it is, with a warning."""
-        self._warn(code, what)
+        self._warn(error.code, error.warning("such calls run eagerly"))
         self._counts.eager_calls += 1
         return self.fn(*args, **kwargs)
 
@@ -291,13 +289,15 @@ class Bucketed(Graphed[P, R]):
         assert self._job is not None
         return self._job.proof.follows if self._job.varying else ()
 
-    def _call_of(self, captured: Captured, spec: CallSpec) -> Callable[..., Any]:
+    def _call_of(
+        self, captured: Captured, spec: CallSpec, instead: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
         job = self._job
         assert job is not None
         least = self._buckets.smallest(job.bucket)
         places = {index: _places(job.call.padded[index]) for index in job.varying}
         captured.bucket = Bucket(job.bucket, least, places)
-        call = super()._call_of(captured, spec)
+        call = super()._call_of(captured, spec, instead)
         if least == job.bucket:
             return call
         way = Way(call, self._buckets, self._names, job)

@@ -77,10 +77,11 @@ class Buckets:
         several = _listed(dim)
         places = _places(dim, several)
         listed = [sizes] if several is None else _listed(sizes)
-        if listed is None or len(listed) != len(places):
-            given = "one number" if listed is None else f"{len(listed)} sequences of sizes"
-            fix = "Buckets(dim=(0, 1), sizes=((2, 4), (8, 16)))"
-            raise GraphError("OL401", f"{len(places)} dimensions and {given}", fix=fix)
+        nested = several is None or all(_listed(s) is not None for s in listed or ())
+        if listed is None or len(listed) != len(places) or not nested:
+            what = f"sizes={sizes!r:.60} for {len(places)} dimension{'s' * (len(places) > 1)}"
+            fix = "sizes=((1, 4), (8, 16)), a tuple for each dimension"
+            raise GraphError("OL401", what, fix=fix)
         if overflow not in ("eager", "chunk", "error"):
             fix = 'overflow is one of "eager", "chunk", "error"'
             raise GraphError("OL401", f"overflow={overflow!r}", fix=fix)

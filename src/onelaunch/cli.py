@@ -149,12 +149,6 @@ def explain_code(code: Annotated[str, typer.Argument(help="A code, such as OL101
     return OK
 
 
-@app.command()
-def doctor(explain: Annotated[str, typer.Option("--explain", help="A code to explain.")]) -> int:
-    """Explain the code of an error."""
-    return explain_code(explain)
-
-
 def _check_file(file: Path) -> None:
     """Refuse a file that cannot be written, before the work of which it is to tell."""
     folder = file.absolute().parent

@@ -49,6 +49,16 @@ class GraphError(RuntimeError):
         lines.append(f"  fix:   {self.fix}")
         return "\n".join(lines)
 
+    def warning(self, came: str, code: str | None = None) -> str:
+        """The message of a warning in its place: what came of it is said first.
+
+        Args:
+            code: of the warning, if it is another than that of the error, which is told then.
+        """
+        what = self.what if code is None else f"[{self.code}] {self.what}"
+        parts = {"where": self.where, "why": self.why, "fix": self.fix}
+        return str(GraphError(code or self.code, f"{came}: {what}", **parts))
+
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.code, self.what, self.where, self.why, self.fix)
 
@@ -189,7 +199,7 @@ CATALOGUE: dict[str, Entry] = {
         "a replay runs the branches and numbers of its capture, so each value of the number needs "
         "a recording of its own",
         "a tensor that is changed in place, `self.n = torch.zeros((), dtype=torch.long, "
-        "device=...)`, as a buffer; or pass the number as an argument",
+        "device=...)`, as a buffer; or pass it as a 0-dim tensor",
     ),
     "OL120": Entry(
         "optimizer that cannot be captured",

@@ -6,8 +6,8 @@ tensors that eager would have saved are watched for changes in place.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
+from sys import getrefcount
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -86,25 +86,26 @@ class Lease:
     def take(self) -> object | None:
         """The token, or None while somebody has it. Atomic."""
         try:
-            tokens = [self._tokens.pop()]
+            token = self._tokens.pop()
         except IndexError:
             return None  # another thread asks
-        free = _owners(tokens) == _NOBODY
-        self._tokens += tokens
-        return tokens[0] if free else None
+        free = getrefcount(token) == _NOBODY
+        self._tokens.append(token)
+        return token if free else None
 
     @property
     def taken(self) -> bool:
         """Whether somebody has it."""
-        tokens = self._tokens[:]
-        return not tokens or _owners(tokens) > _NOBODY + 1
+        return self.take() is None
 
 
-def _owners(tokens: list[object]) -> int:
-    return sys.getrefcount(tokens[0])
+def _owners_of_none() -> int:
+    """How many owners `Lease.take` counts of a token that nobody has."""
+    token = [object()].pop()
+    return getrefcount(token)
 
 
-_NOBODY = _owners([object()])
+_NOBODY = _owners_of_none()
 
 
 class Flight:

@@ -108,9 +108,13 @@ class Graphed(Table, Generic[P, R]):
                     return result
             result = self._advance(driver, device, flat, args, kwargs)
             if result is MISS:
-                self._counts.eager_calls += 1
-                self._running.append(get_ident())
+                self._enter_eager()
         return self._eager(args, kwargs) if result is MISS else result
+
+    def _enter_eager(self) -> None:
+        """Count a run by `_eager`, while no other thread captures."""
+        self._counts.eager_calls += 1
+        self._running.append(get_ident())
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run the callable itself, in a thread that has entered itself in `_running`.
@@ -121,6 +125,20 @@ class Graphed(Table, Generic[P, R]):
             return self.fn(*args, **kwargs)
         finally:
             self._running.remove(get_ident())
+
+    def _eager_in(self, driver: Driver) -> Callable[..., R]:
+        """Runs the callable itself where a recording would be replayed. Keeps no `self`, whose
+        recording has it."""
+        itself = weakref.ref(self)
+
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+            graphed = itself()
+            assert graphed is not None  # it is being called
+            with driver.exclusive():
+                graphed._enter_eager()
+            return graphed._eager(args, kwargs)
+
+        return run
 
     def _advance(
         self,
@@ -218,7 +236,7 @@ class Graphed(Table, Generic[P, R]):
         differs = entry.captured.differs
         if entry.unsettled:  # this call is done: as it was captured
             if not self._drop_unsettled(entry) and differs is not None:
-                self._ungraphed(signature, "OL117", str(differs.refusal()))
+                self._ungraphed(signature, "OL117", differs.refusal())
             return result
         self._agreed(signature)
         self._add(entry)
@@ -244,7 +262,7 @@ class Graphed(Table, Generic[P, R]):
     def _refused(self, signature: Signature, error: CaptureError) -> Any:
         if self.options.on_refusal == "raise":
             raise error
-        return self._ungraphed(signature, error.code, str(error))
+        return self._ungraphed(signature, error.code, error)
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """One of the caller's own first calls."""
@@ -326,6 +344,9 @@ class Graphed(Table, Generic[P, R]):
             captured.launches = signature.launches
         captured.clock = self._pool.clock
         captured.guard = self._shared(captured.guard)
+        eager = None
+        if self.options.policy == "measure":
+            eager = self._call_of(captured, spec, self._eager_in(driver))
         call = self._call_of(captured, spec)
         if forward is not None:
             kept = captured.graph.memory_bytes
@@ -333,14 +354,14 @@ class Graphed(Table, Generic[P, R]):
             kept = recorder.pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
         else:
             kept = recorder.pool.memory_bytes
-        info = describe(captured, spec, flat, reason, signature.eager_us, kept)
+        info = describe(captured, spec, flat, reason, kept)
         captured.inputs.tensors = []
         signature.options = StepOptions(captured.optimizers, captured.dials.keys)
         self._counts.captured(captured.seconds)
         member = member_of(captured, recorder.pool, kept, weakref.WeakMethod(self._evicted))
         entry = Entry(call, spec, signature, flat.paths, captured, info, member)
-        if self.options.policy == "measure":
-            entry.call = timed(entry, signature)
+        if eager is not None:
+            entry.call = timed(entry, eager)
         return entry
 
     def _varying_arguments(self) -> Mapping[int, Varying]:
@@ -351,16 +372,19 @@ class Graphed(Table, Generic[P, R]):
         """For each tensor of its result the dimensions that follow their sizes."""
         return ()
 
-    def _call_of(self, captured: Captured, spec: CallSpec) -> Callable[..., Any]:
-        return build_call(captured, spec, self._name)
+    def _call_of(
+        self, captured: Captured, spec: CallSpec, instead: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
+        return build_call(captured, spec, self._name, instead)
 
     def _alike(self) -> Sequence[Entry]:
         """The recordings that a new signature differs from, under ``on_mismatch="error"``."""
         return self._entries
 
-    def _ungraphed(self, signature: Signature, code: str, what: str) -> Any:
+    def _ungraphed(self, signature: Signature, code: str, why: str | CaptureError) -> Any:
         signature.eager = code
-        self._warn(code, f"{what}: this signature runs eagerly")
+        came = "this signature runs eagerly"
+        self._warn(code, f"{came}: {why}" if isinstance(why, str) else why.warning(came))
         return MISS
 
     # What users ask of it.

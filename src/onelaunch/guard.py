@@ -210,7 +210,7 @@ class StateGuard:
                 return f"{kind_of(size.container)} changed its length"
         for index, slot in enumerate(self._slots):
             if not self._holds(index):
-                was, now = repr(self._values[index])[:40], repr(slot.read())[:40]
+                was, now = slot.shown(self._values[index]), slot.shown(slot.read())
                 return f"{slot.name}: captured {was}, got {'another' if now == was else now}"
         if not all(read() is expected for read, expected in self._modes):
             return "a mode of torch"

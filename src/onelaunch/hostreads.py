@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.refusals import READS
+from onelaunch.refusals import CHECKED, READS
 from onelaunch.unwound import FunctionMode
 
 
@@ -38,6 +38,8 @@ class HostReads(FunctionMode):
         self._note = note
         self.assigning = 0
         """How many ``x[i] = number`` are under way; torch makes a host tensor of the number."""
+        self.calling: Any = None
+        """The function of torch's that is under way and reads an argument inside."""
 
     def __enter__(self) -> HostReads:
         _unnoticed.begin()
@@ -56,6 +58,12 @@ class HostReads(FunctionMode):
             if self._owns(args[0]):
                 self._refuse(f"the host reads a tensor in a capture: {read}", args[0])
             self._note(args[0])
+        if func in CHECKED:
+            self.calling = func
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                self.calling = None
         if func is Tensor.__setitem__ and not isinstance(args[2], Tensor):
             self.assigning += 1
             try:

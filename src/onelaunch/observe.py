@@ -23,7 +23,7 @@ from onelaunch.hostmemory import HostMemory, named
 from onelaunch.hostreads import HostReads
 from onelaunch.known import Known
 from onelaunch.ledger import Ledger
-from onelaunch.refusals import DRAWN, refusal, refuse
+from onelaunch.refusals import CHECKED, DRAWN, refusal, refuse
 from onelaunch.seeds import given_seeds
 from onelaunch.spec import has_strides
 from onelaunch.watching import Watching
@@ -247,7 +247,8 @@ class Observer(Watching):
             if found is not None:
                 self.wanted.add(self._storage(device[0]))
                 what = f"{_spoken(name)} needs the value of {named(device[0])}"
-                raise refuse(found.code, what, fix=found.fix)
+                what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
+                raise refuse(found.code, what, fix=fix)
         target = kwargs.get("device")
         moves = (
             name in _COPIES

@@ -30,11 +30,12 @@ _OUTSIDE = "graph the forward and backward, and call `optimizer.step()` after it
 _NEVER: dict[str, tuple[str, str]] = {
     "LBFGS": (
         "evaluates its closure as often as a line search on the host decides",
-        "graph the closure instead: `optimizer.step(ol.graph(closure))`",
+        "graph the closure instead: once before the loop `closure = ol.graph(closure)`, then "
+        "`optimizer.step(closure)`",
     ),
     "SparseAdam": (
         "takes sparse gradients, whose sizes depend on data",
-        "dense gradients (`sparse=False`) and `torch.optim.Adam(..., capturable=True)`",
+        "dense gradients (`sparse=False`) and `torch.optim.Adam(..., fused=True)`",
     ),
     "Adafactor": ("counts its steps on the host", _OUTSIDE),
 }

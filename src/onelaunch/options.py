@@ -54,10 +54,8 @@ class Options:
     @property
     def warmup_calls(self) -> int:
         """How many calls of a signature warm up."""
-        # Of calls that are timed the first is cold; of calls that Inductor compiles the first is
-        # watched in eager, and the second compiles.
-        more = self.policy == "measure" or self.compile
-        return max(self.warmup, 3 if more else 1)
+        # Of calls that Inductor compiles the first is watched in eager, and the second compiles.
+        return max(self.warmup, 3 if self.compile else 1)
 
 
 def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:

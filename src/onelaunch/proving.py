@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.agreement import Followed, Form, Jitter, Known, close, line, same_layout
 from onelaunch.backprop import Backprop
-from onelaunch.blame import DIVERGES, Finding
+from onelaunch.blame import DIVERGES, DRAWN, Finding
 from onelaunch.buckets import Buckets, Sizes, shown
 from onelaunch.driver.driver import Padded
 from onelaunch.errors import CaptureError
@@ -41,6 +41,7 @@ from onelaunch.tree import Flat
 _ROUNDED = 3
 """Runs with rounding errors, of which an integer has to survive each."""
 _REPEATED = "leave out pad={...} of that argument: padding repeats the last real row then"
+_UNDRAWN = "call `.eval()`, set dropout to 0, or say `independent=True`"
 # Of size 1 a transposed tensor is contiguous, and torch takes other operations for those.
 _ALONE = "a bucket of its own for size 1, where torch may take other operations: sizes=(1, ...)"
 
@@ -387,6 +388,7 @@ class _Proving:
     ) -> CaptureError:
         reason = found.reason or "it brings rows together"
         on = on or f"padding to {shown(self.bucket)}"
+        fix = _UNDRAWN if reason == DRAWN else fix
         return CaptureError(
             "OL140",
             f"{what} depends on {on}, by `{found.name}`: {reason}",

@@ -61,7 +61,10 @@ def rebound(
             continue  # a Python effect: it is not repeated
         grown = old is MISSING and not isinstance(slot.holder, dict)
         if new is MISSING or grown or isinstance(slot.holder, tuple):
-            raise CaptureError("OL105", f"`{slot.name}` grew, or lost, a tensor in the call")
+            name = slot.name.rpartition("[")[0] if slot.name.endswith("]") else slot.name
+            what = f"`{name}` {'lost' if new is MISSING else 'got'} a tensor in the call"
+            fix = "return the tensor, and append it after the call" if grown else None
+            raise CaptureError("OL105", what, fix=fix)
         yield slot, new
 
 

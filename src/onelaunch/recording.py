@@ -6,7 +6,6 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -155,10 +154,9 @@ def describe(
     spec: CallSpec,
     flat: Flat,
     why: str,
-    eager_us: Sequence[float],
     kept_bytes: int,
 ) -> Recording:
-    """What is told of a recording; of `eager_us`, timed eager calls, the first was cold."""
+    """What is told of a recording."""
     names = [*flat.paths, *(slot.name for slot in captured.hidden)]
     travels = list(captured.inputs.travels)
     for group, how in zip(captured.inputs.groups, captured.graph.travels, strict=True):
@@ -177,7 +175,6 @@ def describe(
         kept_bytes=kept_bytes,
         driver_bytes=captured.graph.driver_bytes,
         hooks=captured.hooks,
-        eager_us=median(eager_us[1:]) if len(eager_us) > 1 else None,
         # Not of `captured`: who keeps this keeps no memory.
         _counter=functools.partial(operator.getitem, captured.launches, 0),
     )

@@ -18,7 +18,10 @@ from onelaunch.errors import CaptureError
 from onelaunch.source import torch_files, user_frame
 
 _KEEP = "keep the value on the device, or read it after the call"
-_INDEX = f"{_KEEP}; to index with it: x.index_select(0, i.view(1))"
+_INDEX = (
+    f"{_KEEP}; to index with it: `x.index_select(0, i.view(1))`; to write there: "
+    "`x.index_copy_(0, i.view(1), row[None])`"
+)
 _PADDED = "pad, and mask the result"
 _UNVALIDATED = (
     "no validation of values: torch.distributions.Normal(..., validate_args=False), or once for "
@@ -127,6 +130,16 @@ READS: dict[Callable[..., Any], str] = {
 }
 """Methods of a tensor that read its memory on the host, and what to call them in a message."""
 
+
+CHECKED: dict[Any, tuple[str, str]] = {
+    torch.nn.functional.one_hot: (
+        "`one_hot` reads its argument: on a CPU to check it, on CUDA only where it is not told "
+        "how many classes there are",
+        "(i[..., None] == torch.arange(n, device=i.device)).long()",
+    ),
+}
+"""Functions that read an argument inside, where no operation tells of them: what to say, and what
+to write instead."""
 
 _WITHIN: dict[tuple[str, str], str] = {
     **{

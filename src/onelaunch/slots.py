@@ -6,6 +6,7 @@ import functools
 import operator
 import types
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -48,6 +49,14 @@ class Slot(NamedTuple):
             return holder[self.key]
         except (AttributeError, LookupError, ValueError, TypeError):
             return MISSING
+
+    def shown(self, value: object) -> str:
+        """A value of the slot in a message: the numbers of an array, whose bytes are read."""
+        if self.kind == "contents" and isinstance(value, bytes):
+            with suppress(TypeError, ValueError, NotImplementedError):  # `cast` knows plain numbers
+                kind: Any = memoryview(self.holder).format
+                value = memoryview(value).cast(kind).tolist()
+        return repr(value)[:40]
 
     def write(self, value: object) -> None:
         """Put `value` in, as the callable did."""

@@ -204,11 +204,29 @@ def _state_difference(name: str, mine: str, theirs: str) -> tuple[str, str]:
         captured, got = json.loads(mine), json.loads(theirs)
     except ValueError:  # it is no interface of torch's
         return name, f"captured {mine}, got {theirs}"
-    for key in captured:
-        if captured[key] != got.get(key):
-            shown = str(key).replace("_", " ")
-            return shown, f"captured {captured[key]}, got {got.get(key)}"
+    for key, value in captured.items():
+        if value != got.get(key):
+            if key == "autocast_state":
+                return _autocast_difference(value, got[key])
+            return str(key).replace("_", " "), f"captured {value}, got {got.get(key)}"
     return name, f"captured {mine}, got {theirs}"
+
+
+_AUTOCASTS = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuseone", "mps")
+"""The devices of a `GlobalStateGuard`'s autocast, in its order."""
+_SPOKEN = {True: "on", False: "off", 5: "float16", 6: "float32", 15: "bfloat16"}
+
+
+def _autocast_difference(captured: dict[str, Any], got: dict[str, Any]) -> tuple[str, str]:
+    """Which device's autocast differs: whether it is on, else its dtype, else its cache."""
+    for key in ("enabled", "dtype"):
+        for kind, a, b in zip(_AUTOCASTS, captured.get(key, ()), got.get(key, ()), strict=False):
+            if a != b:
+                return (
+                    f"autocast on {kind}",
+                    f"captured {_SPOKEN.get(a, a)}, got {_SPOKEN.get(b, b)}",
+                )
+    return "autocast", f"captured {captured}, got {got}"
 
 
 def _tree_difference(mine: Tree, theirs: Tree, path: str) -> tuple[str, str]:

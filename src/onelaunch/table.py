@@ -77,7 +77,6 @@ class Signature:
     """Recordings in a row that did not fit the very call that they were captured for."""
     eager: str | None = None
     """Why it runs eagerly for good, or None."""
-    eager_us: list[float] = field(default_factory=lambda: cast(list[float], []))
     known: Known | None = None
     ledger: Ledger | None = None
     """The operations of the last run, with which the next capture is compared."""
@@ -374,8 +373,11 @@ def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()
             unlike = entry.captured.unlike(tensors)
             moved = entry.captured.guard.difference()
             values = _other_value(entry, tensors)
-            changed = moved or numbers or unlike or values or "memory shared otherwise"
-            return f"state changed: {changed}"
+            changed = moved or numbers or unlike or values
+            pair = entry.captured.pair
+            if changed is None and pair is not None and pair.in_flight:
+                return "an earlier forward still waits for its backward"
+            return f"state changed: {changed or 'memory shared otherwise'}"
     if not entries:
         return "first signature"
     where, how = entries[0].spec.difference(spec, entries[0].paths)

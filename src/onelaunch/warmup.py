@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from threading import Thread, get_ident
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -69,10 +68,6 @@ class Warmup:
         """One of the caller's own first calls, on the stream that will capture."""
         _import_dynamo()
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
-        measured = self._options.policy == "measure"
-        if measured:
-            driver.synchronize(device)
-        started = perf_counter()
         try:
             with same_modes():
                 if self._options.compile and signature.known is None:
@@ -85,9 +80,6 @@ class Warmup:
             if isinstance(error, HigherOrder):
                 error.mend_dynamo()
             raise
-        if measured:
-            driver.synchronize(device)
-            signature.eager_us.append((perf_counter() - started) * 1e6)
         signature.warm += 1
         signature.threads.add(get_ident())
         return result

@@ -93,7 +93,9 @@ def test_more_forwards_than_max_in_flight_run_eagerly(device: torch.device, rand
     ours = [str(w.message) for w in caught if issubclass(w.category, ol.GraphWarning)]
     assert len(ours) == 1
     assert "OL305" in ours[0]
-    assert len(fast.recordings) == 2
+    newest, first = fast.recordings
+    assert first.why == "first signature"
+    assert newest.why == "an earlier forward still waits for its backward"
 
 
 def test_a_validation_loop_that_forgets_no_grad(device: torch.device, rand: Rand) -> None:

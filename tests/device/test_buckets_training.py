@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -112,3 +114,26 @@ def test_several_forwards_before_a_backward(device: torch.device, rand: Rand) ->
             sum(run(x).sin().sum() for x in xs).backward()
         for p, q in zip(model.parameters(), eager.parameters(), strict=True):
             torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_dropout_is_refused_with_what_serves(device: torch.device, rand: Rand) -> None:
+    """A padded row would draw too."""
+    buckets = ol.Buckets(dim=0, sizes=(4,))
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout()).to(device).train()
+    fast = ol.graph(model, buckets=buckets, warmup=1)
+    fast(rand(0, 3, 3))
+    with pytest.raises(ol.CaptureError, match=r"OL140.*random numbers") as caught:
+        fast(rand(0, 3, 3))
+    assert caught.value.fix == "call `.eval()`, set dropout to 0, or say `independent=True`"
+
+    def replayed(model: nn.Module, **options: Any) -> int:
+        buckets = ol.Buckets(dim=0, sizes=(4,), **options)
+        fast: Any = ol.graph(model, buckets=buckets, warmup=1)
+        for i in range(4):
+            fast(rand(i, 3, 3))
+        return replays(fast)
+
+    assert replayed(model, independent=True) == 3
+    assert replayed(model.eval()) == 3
+    model[1].p = 0.0
+    assert replayed(model.train()) == 3

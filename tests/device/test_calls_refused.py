@@ -16,6 +16,7 @@ import onelaunch as ol
 from .drop_in import (
     assert_same,
     drop_in,
+    drop_in_worlds,
     on_accelerators,
     random_tensor,
     replays,
@@ -207,6 +208,62 @@ HOST_READS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("mark", HOST_READS)
 def test_a_host_read_is_refused_with_its_line(rand: Rand, mark: str) -> None:
     check_refused(HOST_READS[mark], (rand(0, 3),), "OL101", mark)
+
+
+def test_what_is_written_in_place_of_a_ring_in_python_is_graphed(
+    device: torch.device, rand: Rand
+) -> None:
+    """Each refusal on the way names the next step, and the last one works."""
+
+    def ring(place: Any, write: Callable[[Tensor, Any, Tensor], object], on: Any) -> Any:
+        rows, at = torch.zeros(4, 3, device=device), [place]
+
+        def remember(row: Tensor) -> Tensor:
+            write(rows, at[0], row)
+            on(at)
+            return rows.sum(0)
+
+        return remember
+
+    def refused(fn: Any, code: str) -> str:
+        fast = ol.graph(fn, warmup=1)
+        with torch.no_grad(), pytest.raises(ol.CaptureError) as caught:
+            list(map(fast, [rand(i, 3) for i in range(30)]))
+        assert caught.value.code == code
+        return caught.value.fix
+
+    def count(at: list[Any]) -> None:
+        at[0] += 1
+
+    def turn(at: list[Any]) -> None:
+        at[0].add_(1).remainder_(4)
+
+    def assign(rows: Tensor, at: Any, row: Tensor) -> None:
+        rows[at % 4] = row
+
+    zero = torch.zeros((), dtype=torch.long, device=device)
+    fix = refused(ring(0, assign, count), "OL118")
+    assert "a tensor that is changed in place" in fix
+    assert "pass it as a 0-dim tensor" in fix
+    fix = refused(ring(zero.clone(), assign, turn), "OL101")
+    assert "`x.index_copy_(0, i.view(1), row[None])`" in fix
+
+    def copy(rows: Tensor, at: Tensor, row: Tensor) -> None:
+        rows.index_copy_(0, at.view(1), row[None])
+
+    drop_in_worlds(lambda: (ring(zero.clone(), copy, turn), lambda i: (rand(i, 3),)), calls=12)
+
+
+def test_one_hot_is_named_where_it_reads_its_argument(device: torch.device) -> None:
+    kinds = torch.tensor([2, 0, 1], device=device)
+    fast = ol.graph(torch.nn.functional.one_hot, warmup=1)
+    with torch.no_grad():
+        fast(kinds)
+        with pytest.raises(ol.CaptureError, match="`one_hot` reads its argument") as caught:
+            fast(kinds)
+    assert caught.value.code == "OL101"
+    written = eval(f"lambda i, n: {caught.value.fix}", {"torch": torch})
+    assert_same(written(kinds, 3), torch.nn.functional.one_hot(kinds, 3))
 
 
 def nonzero(x: Tensor) -> Tensor:

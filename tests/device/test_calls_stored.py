@@ -179,6 +179,38 @@ def appends_to_global(x: Tensor) -> Tensor:
     return x + 1
 
 
+def test_a_list_that_got_a_tensor_is_named(rand: Rand) -> None:
+    seen: list[Tensor] = []
+
+    def doubled(x: Tensor) -> Tensor:
+        seen.append(x * 2)
+        return x + 1
+
+    fast = ol.graph(doubled, warmup=1)
+    with torch.no_grad():
+        fast(rand(0, 3))
+        with pytest.raises(ol.CaptureError, match=r"OL105.*`seen` got a tensor") as error:
+            fast(rand(1, 3))
+    assert error.value.fix == "return the tensor, and append it after the call"
+
+
+def test_an_array_that_moves_is_told_by_its_numbers(rand: Rand) -> None:
+    numpy = pytest.importorskip("numpy")
+    steps = numpy.zeros(1)
+
+    def counted(x: Tensor) -> Tensor:
+        steps[0] += 1
+        return x * len(steps)
+
+    fast = ol.graph(counted, warmup=1)
+    with torch.no_grad(), pytest.warns(ol.GraphWarning, match="OL307") as caught:
+        results = [fast(rand(i, 3)) for i in range(5)]
+    assert_same(results, [rand(i, 3) for i in range(5)])
+    text = str(caught[0].message)
+    assert text.startswith("[OL307] this signature runs eagerly: `counted` was captured twice")
+    assert "steps: captured [4.0], got [5.0]\n" in text
+
+
 def test_a_tensor_stored_in_a_global(rand: Rand) -> None:
     fast = ol.graph(stores_in_global, warmup=1)
     kept: list[tuple[Tensor | None, Tensor]] = []

@@ -205,6 +205,14 @@ def test_a_histogram_of_numpy_and_of_weights() -> None:
     assert ol.Pool(numpy.int64(1 << 20)).max_bytes == 1 << 20
 
 
+@pytest.mark.parametrize("sizes", [(1, 2), 3, ((1, 4),), ((1, 4), 8)], ids=str)
+def test_sizes_of_two_dimensions_are_a_tuple_for_each(sizes: Any) -> None:
+    with pytest.raises(ol.GraphError) as caught:
+        Buckets(dim=(0, 1), sizes=sizes)
+    assert caught.value.what == f"sizes={sizes!r} for 2 dimensions"
+    assert caught.value.fix == "sizes=((1, 4), (8, 16)), a tuple for each dimension"
+
+
 def test_a_fit_to_two_dimensions() -> None:
     observed = {(1, 7): 5, (1, 9): 2, (3, 7): 1, (0, 90): 4, (4, 8): 3}
     buckets = Buckets.fit(observed, max_sizes=2, dim=(0, 1), overflow="chunk")

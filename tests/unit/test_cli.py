@@ -160,7 +160,7 @@ def test_where_is_the_users_line(factories: Path, capsys: pytest.CaptureFixture[
         (["compare"], "Missing argument"),
         (["explian", "OL101"], "explian"),
         (["explain", "OL999"], "there is no code OL999"),
-        (["doctor"], "--explain"),
+        (["explain"], "Missing argument"),
     ],
 )
 def test_bad_input_is_exit_code_2(
@@ -206,6 +206,16 @@ def test_a_module_that_cannot_be_run_names_its_line(
     assert where in capsys.readouterr().err
 
 
+def test_a_package_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "needs.py").write_text("def model():\n    import no_such_package.parts\n")
+    assert run(["compare", f"{tmp_path}/needs.py:model"]) == 2
+    text = " ".join(capsys.readouterr().err.split())
+    assert "`pip install` the package that has `no_such_package`, or name another" in text
+
+
 def test_an_unknown_engine_is_told_before_the_model_is_made(
     factories: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,7 +249,7 @@ def test_every_code_is_explained(code: str, capsys: pytest.CaptureFixture[str]) 
     assert run(["explain", code.lower()]) == 0
     out = capsys.readouterr().out
     assert f"{code}: {CATALOGUE[code].title}" in out
-    assert run(["doctor", "--explain", f"[{code}]"]) == 0
+    assert run(["explain", f"[{code}]"]) == 0
     assert capsys.readouterr().out == out
 
 

@@ -209,6 +209,15 @@ def test_errors_has_every_code(code: str) -> None:
         assert plain(said) in plain(section[2]), f"{code}: {said}"
 
 
+def test_errors_begins_with_a_table_of_all_codes() -> None:
+    text = (ROOT / "docs/errors.md").read_text()
+    rows = re.findall(r"^\| \[(OL\d+)\]\((#[\w-]+)\) \| (.+) \|$", text, re.MULTILINE)
+    assert [(code, title) for code, _, title in rows] == [
+        (code, entry.title) for code, entry in CATALOGUE.items()
+    ]
+    assert all(link.startswith(f"#{code.lower()}-") for code, link, _ in rows)
+
+
 def test_errors_has_no_other_code() -> None:
     text = (ROOT / "docs/errors.md").read_text()
     assert set(re.findall(r"OL\d{3}", text)) <= set(CATALOGUE)

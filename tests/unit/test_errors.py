@@ -56,6 +56,19 @@ def test_the_four_parts() -> None:
     assert str(other) == "[OL401] what\n  why:   because\n  fix:   do()"
 
 
+def test_a_warning_in_the_place_of_an_error_says_first_what_came_of_it() -> None:
+    error = CaptureError("OL101", "x.item() reads 3.0", where="a.py:7", why="because", fix="do()")
+    parts = ["  where: a.py:7", "  why:   because", "  fix:   do()"]
+    assert error.warning("it runs eagerly").splitlines() == [
+        "[OL101] it runs eagerly: x.item() reads 3.0",
+        *parts,
+    ]
+    assert error.warning("it runs eagerly", "OL306").splitlines() == [
+        "[OL306] it runs eagerly: [OL101] x.item() reads 3.0",
+        *parts,
+    ]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_and_pickles(kind: type[GraphError]) -> None:
     error = kind("OL201", "what", where="here", why="because", fix="do()")

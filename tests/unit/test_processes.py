@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import processes
 
@@ -52,3 +54,18 @@ def test_results_of_another_machine_are_not_kept(tmp_path: Path) -> None:
     out.write_text(json.dumps(here | {"rows": [1]}))
     assert processes.earlier(out, here)["rows"] == [1]
     assert processes.earlier(out, here | {"environment": {"gpu": "another"}}) == {}
+
+
+def test_without_a_gpu_no_figures_of_one_are_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def out(*argv: str) -> Path:
+        return processes.parsed(argparse.ArgumentParser(), "some", argv).out
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        out()
+    assert "no GPU: name a file with --out" in capsys.readouterr().err
+    assert out("--out", str(tmp_path / "mine.json")) == tmp_path / "mine.json"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert out() == processes.RESULTS / "some.json"

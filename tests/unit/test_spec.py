@@ -173,10 +173,28 @@ def test_a_mode_of_torchs_own_guard_is_named() -> None:
     assert mine.difference(theirs, ["x"]) == ("grad mode", "captured True, got False")
     with torch.autocast("cpu"):
         theirs = spec_of(torch.ones(2))
-    where, how = mine.difference(theirs, ["x"])
-    assert where == "autocast state"
-    assert len(how) < 400
+    assert mine.difference(theirs, ["x"]) == ("autocast on cpu", "captured off, got on")
+    with torch.autocast("cpu", dtype=torch.float16, enabled=False):
+        theirs = spec_of(torch.ones(2))
+    assert mine.difference(theirs, ["x"]) == (
+        "autocast on cpu",
+        "captured bfloat16, got float16",
+    )
+    with torch.autocast("cpu", cache_enabled=False, enabled=False):
+        theirs = spec_of(torch.ones(2))
+    assert mine.difference(theirs, ["x"])[0] == "autocast"
     assert default_device() == CPU
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "xpu", "hpu", "mps"])
+def test_autocast_is_named_by_its_device(kind: str) -> None:
+    mine = spec_of(torch.ones(2))
+    torch.set_autocast_enabled(kind, True)
+    try:
+        theirs = spec_of(torch.ones(2))
+    finally:
+        torch.set_autocast_enabled(kind, False)
+    assert mine.difference(theirs, ["x"]) == (f"autocast on {kind}", "captured off, got on")
 
 
 def test_what_surrounds_a_call() -> None:

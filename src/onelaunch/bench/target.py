@@ -126,12 +126,16 @@ def _shape(made: object) -> str:
 
 def raised(what: str, error: BaseException, target: str) -> GraphError:
     """The error for code of the user's that raised, with their line."""
+    fix = "do the same in Python, which shows the whole traceback"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        fix = f"`pip install` the package that has `{package}`, or name another factory"
     return GraphError(
         "OL401",
         f"{what} raised {type(error).__name__}: {error}",
         where=f"{target}{_line(error)}",
         why="it must run by itself before it can be compared",
-        fix="do the same in Python, which shows the whole traceback",
+        fix=fix,
     )
 
 

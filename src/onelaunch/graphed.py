@@ -221,6 +221,7 @@ class Graphed(Table, Generic[P, R]):
                 self._ungraphed(signature, "OL117", str(differs.refusal()))
             return result
         self._agreed(signature)
+        self._note_alone(entry)
         self._add(entry)
         return result
 

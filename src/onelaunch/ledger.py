@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.operators import tensors
@@ -130,9 +131,12 @@ class Ledger:
         alike = earlier is not None and earlier._given == given and earlier._hooks == self._hooks
         self._earlier = earlier if alike else None
         self.difference: Difference | None = None
+        self.optimizers = optimizers_in(walked)
+        """Those that the callable reaches, by id."""
         self.steps = 0
-        """Optimizers that step at present. The numbers of their groups are read at each call, or
-        guarded, and others stand in for them in a capture."""
+        """Of these how many step at present. The numbers of their groups are read at each call, or
+        guarded, and others stand in for them in a capture; those of one that is made in the call
+        are numbers like others."""
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
         """Before an operation. What `made` is to be given."""
@@ -263,6 +267,12 @@ def _is_position(t: Tensor) -> bool:
     return t.numel() <= 2 and t.dtype in (torch.int64, torch.uint64)
 
 
+def optimizers_in(walked: Walk) -> set[int]:
+    """The optimizers among the state that a callable reaches, by id."""
+    held = (value for _, value in walked.held.values())
+    return {id(value) for value in held if isinstance(value, Optimizer)}
+
+
 class Noting(Watching):
     """Notes the operations of a run."""
 
@@ -383,5 +393,7 @@ def _value(noted: Any) -> str:
         return _whose(noted.whose)
     if isinstance(noted, tuple) and len(noted) == 2:  # pyright: ignore
         kind, value = noted  # pyright: ignore
+        if value is None and kind is not type(None):
+            return "a number of an optimizer"
         return repr(float.fromhex(value)) if kind is float else repr(value)  # pyright: ignore
     return repr(noted)

@@ -52,16 +52,24 @@ class _Operand(NamedTuple):
     requires_grad: bool = False
 
 
+class _Count(NamedTuple):
+    """How many arguments an operation has."""
+
+    arguments: int
+
+
 class Difference(NamedTuple):
     """How a run differs from the one before it."""
 
     what: str
     place: Place | None
     """The line that does something else now."""
+    fix: str | None = None
 
     def refusal(self) -> CaptureError:
         """The error for a callable that goes on so."""
-        return CaptureError("OL117", self.what, where=str(self.place) if self.place else None)
+        where = str(self.place) if self.place else None
+        return CaptureError("OL117", self.what, where=where, fix=self.fix)
 
 
 class Ledger:
@@ -151,7 +159,8 @@ class Ledger:
             others = self._earlier._entries
             other = others[number] if number < len(others) else None
             if other != entry:
-                self.difference = Difference(_told(number, other, entry), user_frame())
+                fix = _WHOLE if _grows(other, entry) else None
+                self.difference = Difference(_told(number, other, entry), user_frame(), fix)
         return given
 
     def made(self, given: set[int], results: Sequence[Tensor]) -> None:
@@ -330,9 +339,25 @@ def _told(number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | None)
     step = f"operation {number + 1} of the call"
     if was is None or now is None or was[0] != now[0]:
         return f"{step} was {_named(was)} in the run before, and is {_named(now)} in the capture"
-    found = _differing(was[1:], now[1:])
-    assert found is not None
-    return f"{step}, {_named(now)}, got {found[0]} in the run before, and {found[1]} in the capture"
+    before, then = _shown(*_differing(was[1:], now[1:]))
+    return f"{step}, {_named(now)}, got {before} in the run before, and {then} in the capture"
+
+
+_WHOLE = (
+    "make what grows of its full size at first, and write into it in place (for a cache of "
+    "transformers: StaticCache, `generate(cache_implementation='static')`)"
+)
+
+
+def _grows(was: tuple[Any, ...] | None, now: tuple[Any, ...]) -> bool:
+    """Whether the operations differ in a tensor that has become larger."""
+    if was is None or was[0] != now[0]:
+        return False
+    a, b = _differing(was[1:], now[1:])
+    if not (isinstance(a, _Operand) and isinstance(b, _Operand)):
+        return False
+    alike = a.whose == b.whose and len(a.shape) == len(b.shape) and a.shape != b.shape
+    return alike and all(n <= m for n, m in zip(a.shape, b.shape, strict=True))
 
 
 def _named(entry: tuple[Any, ...] | None) -> str:
@@ -341,18 +366,15 @@ def _named(entry: tuple[Any, ...] | None) -> str:
     )
 
 
-def _differing(was: Any, now: Any) -> tuple[str, str] | None:
-    if was == now:
-        return None
+def _differing(was: Any, now: Any) -> tuple[Any, Any]:
+    """The first parts in which these differ, which they do."""
     lists = isinstance(was, (list, tuple)) and isinstance(now, (list, tuple))
-    nested = lists and not _is_leaf(was) and not _is_leaf(now)
-    if not nested:
-        return _shown(was, now)
-    for a, b in zip(was, now, strict=False):
-        found = _differing(a, b)
-        if found is not None:
-            return found
-    return f"{len(was)} arguments", f"{len(now)}"
+    if not lists or _is_leaf(was) or _is_leaf(now):
+        return was, now
+    for a, b in zip(was, now, strict=False):  # pyright: ignore
+        if a != b:
+            return _differing(a, b)
+    return _Count(len(was)), _Count(len(now))  # pyright: ignore
 
 
 def _is_leaf(value: Any) -> bool:
@@ -362,6 +384,8 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _shown(was: Any, now: Any) -> tuple[str, str]:
+    if isinstance(was, _Count):
+        return f"{was.arguments} arguments", f"{now.arguments}"
     if isinstance(was, _Operand) and isinstance(now, _Operand):
         for name in _Operand._fields:
             a, b = getattr(was, name), getattr(now, name)

@@ -228,6 +228,20 @@ def test_capture_ahead_of_time(rand: Rand) -> None:
     assert len(steady.recordings) == 1
 
 
+def test_a_cache_that_grows_is_told_of_its_full_size(device: torch.device, rand: Rand) -> None:
+    """By `cat`, as attention's does."""
+    cache = [torch.zeros(1, 4, device=device)]
+
+    def attend(x: Tensor) -> Tensor:
+        cache[0] = torch.cat([cache[0], x[None]])
+        return cache[0].sum(0)
+
+    error = refused(attend, rand, "torch.cat([cache[0], x[None]])")
+    assert "full size" in str(error)
+    assert "StaticCache" in str(error)
+    assert "full size" not in str(refused(clock, rand))
+
+
 # What is right stays as it was.
 
 

@@ -14,7 +14,7 @@ from onelaunch.shards import local
 from onelaunch.slots import MISSING
 from onelaunch.spec import lies_on
 from onelaunch.state import Change, Walk, changes, restore, walk
-from onelaunch.tree import Same, Tree, constants, flatten, is_plain
+from onelaunch.tree import Same, Tree, call_constants, flatten, is_plain
 
 
 class Reached:
@@ -86,12 +86,15 @@ class Before:
         tensors = [t for _, t in found.tensors() if lies_on(t, device)]
         return Before(reached, found, held, [_Kept.of(local(t)) for t in tensors])
 
+    def values(self, tree: Tree) -> list[tuple[str, object]]:
+        """What a call reaches, by name; `tree` is of its arguments."""
+        values: list[tuple[str, object]] = [(at, c.value) for at, c in call_constants(tree)]
+        return values + [(slot.name, value) for slot, value in self.walk.held.values()]
+
     def generators(self, tree: Tree) -> list[torch.Generator]:
-        """The generators that a call reaches, each once; `tree` is of its arguments."""
-        values = [constant.value for _, constant in constants(tree)]
-        values += [value for _, value in self.walk.held.values()]
-        found = {id(g): g for g in values if isinstance(g, torch.Generator)}
-        return list(found.values())
+        """The generators of torch's that a call reaches, each once."""
+        values = self.values(tree)
+        return list({id(g): g for _, g in values if isinstance(g, torch.Generator)}.values())
 
     def objects(self) -> dict[int, Same]:
         """What the callable reaches, and returns as it is: a list of its own, a cache."""

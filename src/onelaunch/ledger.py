@@ -307,7 +307,7 @@ def refuse_drawn(generators: HostGenerators, fn: object, ledger: Ledger | None) 
     if whose is None:
         return
     place = drawing_line_of(fn)
-    what = f"the generator of `{whose}` is advanced in the call"
+    what = f"the generator {whose} is advanced in the call"
     if generators.sure():
         generators.restore()
         raise CaptureError("OL117", what, where=str(place) if place else None, fix=DRAWN)

@@ -167,13 +167,8 @@ class Recorder:
         before = Before.of(self.driver, self.device, self.reached)
         hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
         pinned = set(before.held) - {self.driver.storage(t) for t in hidden_tensors}
-        turnable = self._turnable
-        steps = Steps(
-            turnable.kept(before.walk),
-            self.device.type == "cuda",
-            turnable.seed,
-            lasting(optimizers_in(before.walk)),
-        )
+        kept, lasts = self._turnable.kept(before.walk), lasting(optimizers_in(before.walk))
+        steps = Steps(kept, self.device.type == "cuda", self._turnable.seed, lasts)
         run = Run(steps=steps)
         plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
         plan.varying = dict(self.varying)
@@ -320,7 +315,8 @@ class Recorder:
         places = [t.data_ptr() for t in arguments]
         if self.forward is None and torch.is_grad_enabled():
             refuse_gradients(tree, (args, kwargs), arguments, plan, read=True)
-        result = self._called(args, kwargs, plan, hidden, before, run, observer)
+        generators = HostGenerators(before.values(tree))
+        result = self._called(args, kwargs, plan, hidden, before, run, observer, generators)
         self.driver.join(distributed.side_streams(v for _, v in before.walk.held.values()))
         inspect_arguments(tree, (args, kwargs), arguments, plan)
         refuse_gradients(tree, (args, kwargs), arguments, plan, read=False)
@@ -391,9 +387,9 @@ class Recorder:
         before: Before,
         run: Run,
         observer: Observer,
+        generators: HostGenerators,
     ) -> Any:
         """The callable, run and watched."""
-        generators = HostGenerators()
         if self.known is not None:
             result = self.fn(*args, **kwargs)
             refuse_drawn(generators, self.fn, observer.ledger)

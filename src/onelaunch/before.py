@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onelaunch.driver.driver import Driver
 from onelaunch.reads import Reads
@@ -111,8 +111,9 @@ class Before:
     def undo(self, found: Sequence[Change], again: bool = True) -> None:
         """Put back what a failed capture left in the callable's state: of the changes that were
         `found`, or of those there are, what has to do with tensors, and if the callable will run
-        `again` in place of this run the numbers and flags that its code names. But those stay as
-        they are where a container has grown or shrunk, which may have to agree with them."""
+        `again` in place of this run the numbers and flags that its code names, and which of its
+        modules is where. But those stay as they are where a container has grown or shrunk, which
+        may have to agree with them."""
         found = found or self.reached.changed(self.walk)[1]
         self.reached.forget()
         again = again and not any(
@@ -120,6 +121,8 @@ class Before:
             for c in found
             if c.before is MISSING or c.after is MISSING
         )
+        values = (value for _, value in self.walk.held.values())
+        modules = {id(value) for value in values if isinstance(value, nn.Module)}
         restore(
             c
             for c in found
@@ -127,8 +130,7 @@ class Before:
             or flatten(c.after).tensors
             or (
                 again
-                and is_plain(c.before)
-                and is_plain(c.after)
+                and ((is_plain(c.before) and is_plain(c.after)) or id(c.after) in modules)
                 and self.walk.use(c.slot) is not None
             )
         )

@@ -308,9 +308,10 @@ def reads_more(
 
 
 def restore(found: Iterable[Change]) -> None:
-    """Undo changes, as after a capture that failed."""
+    """Undo changes, as after a capture that failed. What came in a tuple goes with it."""
     for change in found:
-        if change.slot.read() is change.after:
+        inside = isinstance(change.slot.holder, tuple)
+        if not inside and change.slot.read() is change.after:
             change.slot.write(change.before)
 
 

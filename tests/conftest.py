@@ -8,6 +8,7 @@ from collections.abc import Generator
 import pytest
 import torch
 import tqdm
+from torch.utils import _python_dispatch
 
 from onelaunch.driver import emulated
 
@@ -43,6 +44,15 @@ def tf32() -> Generator[None]:
     yield
     if (cudnn.allow_tf32, matmul.allow_tf32) != before:
         cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+@pytest.fixture(autouse=True)
+def dispatching() -> Generator[None]:
+    """Torch's flags that a dispatch mode is on are of the whole process; left on, nothing is
+    compiled any more."""
+    yield
+    flags = {name: on for name, on in vars(_python_dispatch).items() if name.startswith("_is_in_")}
+    assert not any(flags.values()), flags
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

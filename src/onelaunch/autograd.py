@@ -22,7 +22,7 @@ from onelaunch.chain import Launch, Link
 from onelaunch.direct import Anchors
 from onelaunch.driver.driver import Graph, Pool, Released, Travel
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, let_go
-from onelaunch.flight import Flight, Saved, launched, launched_directly
+from onelaunch.flight import Flight, Lease, Saved, launched, launched_directly
 from onelaunch.parts import Part, Share
 from onelaunch.shards import is_wrapped
 
@@ -98,7 +98,7 @@ class Pair:
     """The storages of the watched inputs and then of the watched tensors, in the recording."""
     link: Link | None = None
     shares: list[Share] = field(default_factory=list[Share])
-    free: list[None] = field(default_factory=lambda: [None])
+    lease: Lease = field(default_factory=Lease)
     retired: bool = False
     _anchors: Anchors = field(init=False)
     _kinds: dict[object, list[_Kind]] = field(default_factory=lambda: cast(Any, {}))
@@ -116,21 +116,14 @@ class Pair:
         where hooks want what the forward saves."""
         if _hooks(True) is not None:
             return None
-        if self.saves:
-            try:
-                self.free.pop()
-            except IndexError:
-                return None
-        return Flight(self)
-
-    def landed(self) -> None:
-        """A flight ended. May run anywhere, in the garbage collector too."""
-        if self.saves:
-            self.free.append(None)
+        if not self.saves:
+            return Flight(None)
+        token = self.lease.take()
+        return None if token is None else Flight(token)
 
     @property
     def in_flight(self) -> bool:
-        return not self.free
+        return self.lease.taken
 
     def attach(
         self, flight: Flight, made: tuple[Tensor, ...], inputs: Sequence[Tensor], watched: Any
@@ -338,7 +331,7 @@ class ForwardGraph:
         self._pair = pair
         self.travels: tuple[Travel, ...] = graph.travels
         launch: Launch = graph.launch
-        self.launch = launch if pair.link is None else pair.link.forward(pair.free, launch)
+        self.launch = launch if pair.link is None else pair.link.forward(pair.lease, launch)
         self.settle = graph.settle
         self.dial = graph.dial
 

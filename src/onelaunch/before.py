@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onelaunch.driver.driver import Driver
 from onelaunch.reads import Reads
@@ -14,7 +14,7 @@ from onelaunch.shards import local
 from onelaunch.slots import MISSING
 from onelaunch.spec import lies_on
 from onelaunch.state import Change, Walk, changes, restore, walk
-from onelaunch.tree import Same, Tree, constants, flatten, is_plain
+from onelaunch.tree import Same, Tree, call_constants, flatten, is_plain
 
 
 class Reached:
@@ -86,12 +86,15 @@ class Before:
         tensors = [t for _, t in found.tensors() if lies_on(t, device)]
         return Before(reached, found, held, [_Kept.of(local(t)) for t in tensors])
 
+    def values(self, tree: Tree) -> list[tuple[str, object]]:
+        """What a call reaches, by name; `tree` is of its arguments."""
+        values: list[tuple[str, object]] = [(at, c.value) for at, c in call_constants(tree)]
+        return values + [(slot.name, value) for slot, value in self.walk.held.values()]
+
     def generators(self, tree: Tree) -> list[torch.Generator]:
-        """The generators that a call reaches, each once; `tree` is of its arguments."""
-        values = [constant.value for _, constant in constants(tree)]
-        values += [value for _, value in self.walk.held.values()]
-        found = {id(g): g for g in values if isinstance(g, torch.Generator)}
-        return list(found.values())
+        """The generators of torch's that a call reaches, each once."""
+        values = self.values(tree)
+        return list({id(g): g for _, g in values if isinstance(g, torch.Generator)}.values())
 
     def objects(self) -> dict[int, Same]:
         """What the callable reaches, and returns as it is: a list of its own, a cache."""
@@ -108,8 +111,9 @@ class Before:
     def undo(self, found: Sequence[Change], again: bool = True) -> None:
         """Put back what a failed capture left in the callable's state: of the changes that were
         `found`, or of those there are, what has to do with tensors, and if the callable will run
-        `again` in place of this run the numbers and flags that its code names. But those stay as
-        they are where a container has grown or shrunk, which may have to agree with them."""
+        `again` in place of this run the numbers and flags that its code names, and which of its
+        modules is where. But those stay as they are where a container has grown or shrunk, which
+        may have to agree with them."""
         found = found or self.reached.changed(self.walk)[1]
         self.reached.forget()
         again = again and not any(
@@ -117,6 +121,8 @@ class Before:
             for c in found
             if c.before is MISSING or c.after is MISSING
         )
+        values = (value for _, value in self.walk.held.values())
+        modules = {id(value) for value in values if isinstance(value, nn.Module)}
         restore(
             c
             for c in found
@@ -124,8 +130,7 @@ class Before:
             or flatten(c.after).tensors
             or (
                 again
-                and is_plain(c.before)
-                and is_plain(c.after)
+                and ((is_plain(c.before) and is_plain(c.after)) or id(c.after) in modules)
                 and self.walk.use(c.slot) is not None
             )
         )

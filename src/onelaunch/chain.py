@@ -21,6 +21,7 @@ from torch import Tensor
 
 from onelaunch.backward import Backward, Gradients
 from onelaunch.driver.driver import Driver, Pool, Released
+from onelaunch.flight import Lease
 from onelaunch.streams import spare_streams, take_stream
 
 NewPool = Callable[[Driver, torch.device], Pool]
@@ -50,28 +51,28 @@ class Link:
         self.stream = take_stream(driver, device)
         weakref.finalize(self, spare_streams(driver, device).append, self.stream).atexit = False
         self.lock = threading.RLock()
-        self._later: list[list[list[None]]] = []
-        """For each forward, in the order of capture, the `Pair.free` of those captured later."""
+        self._later: list[list[Lease]] = []
+        """For each forward, in the order of capture, the leases of those captured later."""
         self._captured = 0
         self._given: list[tuple[int, Backward]] = []
         """Backwards whose gradients somebody may hold, the first captured first."""
 
-    def forward(self, free: list[None], launch: Launch) -> Launch:
+    def forward(self, lease: Lease, launch: Launch) -> Launch:
         """The launch of the forward that was captured now, refused out of order.
 
         Args:
-            free: empty while the forward waits for its backward.
+            lease: taken while the forward waits for its backward.
         """
-        later: list[list[None]] = []
+        later: list[Lease] = []
         for others in self._later:
-            others.append(free)
+            others.append(lease)
         self._later.append(later)
 
         def in_order(
             sources: Sequence[Tensor], targets: Sequence[Tensor]
         ) -> Mapping[int, Tensor] | None:
             with self.lock:
-                if not all(later):
+                if any(other.taken for other in later):
                     raise Released("a forward that runs after this one waits for its backward")
                 return launch(sources, targets)
 

@@ -10,8 +10,9 @@ from onelaunch.errors import kind_of
 from onelaunch.spec import CallSpec, TensorSpec
 from onelaunch.tree import Constant, call_constants, is_code, is_plain
 
-_MANY = 8
-"""So many signatures that came once before, all others in one place: there will be more."""
+MANY = 8
+"""So many signatures that came once before, all others in one place: there will be more. So it is
+with recordings of one signature that served one call each."""
 _MOST = 32
 """The same for sizes that need not grow on: a server may be warmed up at each size in turn, and
 they come again."""
@@ -60,9 +61,9 @@ class Newest:
         once = [(s, k) for s, k in self._once if k.warm == 1][-_MOST:]
         self._once = [*once, (spec, known)]
         specs = [s for s, _ in self._once]
-        if len(specs) <= _MANY:
+        if len(specs) <= MANY:
             return None
-        last = specs[-_MANY - 1 :]
+        last = specs[-MANY - 1 :]
         return _constant(last) or _growth(specs, paths)
 
 
@@ -116,7 +117,7 @@ def _growth(specs: Sequence[CallSpec], paths: Sequence[str]) -> Finding | None:
     if not newest:
         return None
     # A cache grows by one, and not by its batch.
-    many = _MANY if any(dim and step == 1 for _, dim, step in newest) else _MOST
+    many = MANY if any(dim and step == 1 for _, dim, step in newest) else _MOST
     if len(steps) < many or any(step != newest for step in steps[-many:]):
         return None
     index, dim, _ = max(newest, key=lambda step: step[1] > 0)

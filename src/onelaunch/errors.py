@@ -190,7 +190,7 @@ CATALOGUE: dict[str, Entry] = {
     "OL117": Entry(
         "two runs of a call that differ",
         "something moves in Python that a replay would freeze: a random number of Python's or "
-        "NumPy's, a clock, an iterator, a count",
+        "NumPy's, a clock, an iterator, a count, a cache that grows",
         "pass what moves as an argument, or keep it in a tensor on the device that is changed in "
         "place",
     ),

@@ -7,6 +7,7 @@ tensors that eager would have saved are watched for changes in place.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from sys import getrefcount
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -47,10 +48,6 @@ class Joined(Protocol):
     saved: Saved
     saves: bool
 
-    def landed(self) -> None:
-        """A flight ended."""
-        ...
-
     @property
     def width(self) -> int:
         """How many inputs the node has, its anchor apart."""
@@ -72,16 +69,58 @@ class Joined(Protocol):
         ...
 
 
+class Lease:
+    """Who has a recording: one forward at a time, as long as it holds the token.
+
+    Told by the token's owners, not by a finalizer. The garbage collector finalizes what it takes
+    for unreachable before it looks again, and while another thread works on an autograd graph it
+    may take for that what the graph's contexts hold: torch shows it who owns a node by a count that
+    changes meanwhile.
+    """
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self) -> None:
+        self._tokens = [object()]
+
+    def take(self) -> object | None:
+        """The token, or None while somebody has it. Atomic."""
+        try:
+            token = self._tokens.pop()
+        except IndexError:
+            return None  # another thread asks
+        free = getrefcount(token) == _NOBODY
+        self._tokens.append(token)
+        return token if free else None
+
+    @property
+    def taken(self) -> bool:
+        """Whether somebody has it."""
+        return self.take() is None
+
+
+def _owners_of_none() -> int:
+    """How many owners `Lease.take` counts of a token that nobody has."""
+    token = [object()].pop()
+    return getrefcount(token)
+
+
+_NOBODY = _owners_of_none()
+
+
 class Flight:
     """From a forward until its backward has freed it, or its autograd graph is gone.
 
     Until then the recording holds this call's saved tensors, and no other call may use it.
+
+    Args:
+        token: of the recording's `Lease`, if its backward reads anything of the forward's.
     """
 
-    __slots__ = ("_pair", "inputs", "landed", "places", "versions", "watched")
+    __slots__ = ("inputs", "landed", "places", "token", "versions", "watched")
 
-    def __init__(self, pair: Joined) -> None:
-        self._pair = pair
+    def __init__(self, token: object) -> None:
+        self.token = token
         self.landed = False
         self.watched: tuple[Tensor, ...] = ()
         """What eager would have saved of the caller's tensors, and the versions of each."""
@@ -93,14 +132,9 @@ class Flight:
 
     def land(self) -> None:
         """Give the recording free."""
-        if not self.landed:
-            self.landed = True
-            self._pair.landed()
-            if self._pair.saves:
-                self.watched, self.versions, self.places, self.inputs = (), [], [], ()
-
-    def __del__(self) -> None:
-        self.land()
+        self.landed = True
+        self.watched, self.versions, self.places, self.inputs = (), [], [], ()
+        self.token = None
 
 
 class _Launched(torch.autograd.Function):
@@ -154,7 +188,7 @@ def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
     """The gradients of a node's inputs, once it is known that they can be had."""
     pair: Joined = ctx.pair
     flight: Flight = ctx.flight
-    if flight.landed and pair.saves:
+    if flight.landed:
         raise RuntimeError(_TWICE)
     if pair.watched_results:
         _ = ctx.saved_tensors  # raises where one was changed in place
@@ -169,7 +203,7 @@ def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
         found = _edited(ctx, grads)
     if torch.is_grad_enabled():
         found = _once(found, [*flight.inputs, *(g for g in grads if g is not None)])
-    if not keep_graph():
+    if pair.saves and not keep_graph():
         flight.land()
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +55,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_OF_FUNCTIONS = frozenset(
+    {"__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"}
+)
+
+
 class Graphed(Table, Generic[P, R]):
     """A callable that runs as one launch once it is warm. Made by `graph`.
 
@@ -87,6 +93,12 @@ class Graphed(Table, Generic[P, R]):
             if result is not MISS:
                 return result
         return self._miss(args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """What torch.export asks of a function: as of that which is graphed."""
+        if name in _OF_FUNCTIONS:
+            return getattr(inspect.unwrap(self.fn), name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __get__(self, owner: object, kind: type | None = None) -> Any:
         """As a method: bound like the function that it stands for, with the attributes of this."""
@@ -239,6 +251,7 @@ class Graphed(Table, Generic[P, R]):
                 self._ungraphed(signature, "OL117", differs.refusal())
             return result
         self._agreed(signature)
+        self._note_alone(entry)
         self._add(entry)
         return result
 

@@ -61,6 +61,7 @@ class StateGuard:
         sized: Sequence[tuple[Any, frozenset[str] | None]] = (),
         modes: Sequence[Reader] = (),
         leaves: Sequence[Tensor] = (),
+        asks: bool = False,
     ) -> None:
         # Dicts of attributes first: those need no look unless they change.
         ordered = sorted(slots, key=lambda pair: not _is_attribute(pair[0]))
@@ -74,8 +75,9 @@ class StateGuard:
         self._modes = list(modes)
         self.tensors = list(tensors)
         self._places = [_Place.of(t) for t in self.tensors]
-        # Without grad mode what requires grad is nobody's business, and may change.
-        wanting = torch.is_grad_enabled()
+        # Without grad mode what requires grad is nobody's business, and may change, unless the
+        # callable asks.
+        wanting = torch.is_grad_enabled() or asks
         self._grads = [t.requires_grad for t in self.tensors] if wanting else []
         self._same_hooks = same_hooks(leaves) if leaves else None
         self.check = self._native_check() or self._python_check

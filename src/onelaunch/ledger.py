@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.operators import tensors
@@ -51,16 +52,24 @@ class _Operand(NamedTuple):
     requires_grad: bool = False
 
 
+class _Count(NamedTuple):
+    """How many arguments an operation has."""
+
+    arguments: int
+
+
 class Difference(NamedTuple):
     """How a run differs from the one before it."""
 
     what: str
     place: Place | None
     """The line that does something else now."""
+    fix: str | None = None
 
     def refusal(self) -> CaptureError:
         """The error for a callable that goes on so."""
-        return CaptureError("OL117", self.what, where=str(self.place) if self.place else None)
+        where = str(self.place) if self.place else None
+        return CaptureError("OL117", self.what, where=where, fix=self.fix)
 
 
 class Ledger:
@@ -130,9 +139,12 @@ class Ledger:
         alike = earlier is not None and earlier._given == given and earlier._hooks == self._hooks
         self._earlier = earlier if alike else None
         self.difference: Difference | None = None
+        self.optimizers = optimizers_in(walked)
+        """Those that the callable reaches, by id."""
         self.steps = 0
-        """Optimizers that step at present. The numbers of their groups are read at each call, or
-        guarded, and others stand in for them in a capture."""
+        """Of these how many step at present. The numbers of their groups are read at each call, or
+        guarded, and others stand in for them in a capture; those of one that is made in the call
+        are numbers like others."""
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
         """Before an operation. What `made` is to be given."""
@@ -147,7 +159,8 @@ class Ledger:
             others = self._earlier._entries
             other = others[number] if number < len(others) else None
             if other != entry:
-                self.difference = Difference(_told(number, other, entry), user_frame())
+                fix = _WHOLE if _grows(other, entry) else None
+                self.difference = Difference(_told(number, other, entry), user_frame(), fix)
         return given
 
     def made(self, given: set[int], results: Sequence[Tensor]) -> None:
@@ -263,6 +276,12 @@ def _is_position(t: Tensor) -> bool:
     return t.numel() <= 2 and t.dtype in (torch.int64, torch.uint64)
 
 
+def optimizers_in(walked: Walk) -> set[int]:
+    """The optimizers among the state that a callable reaches, by id."""
+    held = (value for _, value in walked.held.values())
+    return {id(value) for value in held if isinstance(value, Optimizer)}
+
+
 class Noting(Watching):
     """Notes the operations of a run."""
 
@@ -288,7 +307,7 @@ def refuse_drawn(generators: HostGenerators, fn: object, ledger: Ledger | None) 
     if whose is None:
         return
     place = drawing_line_of(fn)
-    what = f"the generator of `{whose}` is advanced in the call"
+    what = f"the generator {whose} is advanced in the call"
     if generators.sure():
         generators.restore()
         raise CaptureError("OL117", what, where=str(place) if place else None, fix=DRAWN)
@@ -320,9 +339,25 @@ def _told(number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | None)
     step = f"operation {number + 1} of the call"
     if was is None or now is None or was[0] != now[0]:
         return f"{step} was {_named(was)} in the run before, and is {_named(now)} in the capture"
-    found = _differing(was[1:], now[1:])
-    assert found is not None
-    return f"{step}, {_named(now)}, got {found[0]} in the run before, and {found[1]} in the capture"
+    before, then = _shown(*_differing(was[1:], now[1:]))
+    return f"{step}, {_named(now)}, got {before} in the run before, and {then} in the capture"
+
+
+_WHOLE = (
+    "make what grows of its full size at first, and write into it in place (for a cache of "
+    "transformers: StaticCache, `generate(cache_implementation='static')`)"
+)
+
+
+def _grows(was: tuple[Any, ...] | None, now: tuple[Any, ...]) -> bool:
+    """Whether the operations differ in a tensor that has become larger."""
+    if was is None or was[0] != now[0]:
+        return False
+    a, b = _differing(was[1:], now[1:])
+    if not (isinstance(a, _Operand) and isinstance(b, _Operand)):
+        return False
+    alike = a.whose == b.whose and len(a.shape) == len(b.shape) and a.shape != b.shape
+    return alike and all(n <= m for n, m in zip(a.shape, b.shape, strict=True))
 
 
 def _named(entry: tuple[Any, ...] | None) -> str:
@@ -331,18 +366,15 @@ def _named(entry: tuple[Any, ...] | None) -> str:
     )
 
 
-def _differing(was: Any, now: Any) -> tuple[str, str] | None:
-    if was == now:
-        return None
+def _differing(was: Any, now: Any) -> tuple[Any, Any]:
+    """The first parts in which these differ, which they do."""
     lists = isinstance(was, (list, tuple)) and isinstance(now, (list, tuple))
-    nested = lists and not _is_leaf(was) and not _is_leaf(now)
-    if not nested:
-        return _shown(was, now)
-    for a, b in zip(was, now, strict=False):
-        found = _differing(a, b)
-        if found is not None:
-            return found
-    return f"{len(was)} arguments", f"{len(now)}"
+    if not lists or _is_leaf(was) or _is_leaf(now):
+        return was, now
+    for a, b in zip(was, now, strict=False):  # pyright: ignore
+        if a != b:
+            return _differing(a, b)
+    return _Count(len(was)), _Count(len(now))  # pyright: ignore
 
 
 def _is_leaf(value: Any) -> bool:
@@ -352,6 +384,8 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _shown(was: Any, now: Any) -> tuple[str, str]:
+    if isinstance(was, _Count):
+        return f"{was.arguments} arguments", f"{now.arguments}"
     if isinstance(was, _Operand) and isinstance(now, _Operand):
         for name in _Operand._fields:
             a, b = getattr(was, name), getattr(now, name)
@@ -383,5 +417,7 @@ def _value(noted: Any) -> str:
         return _whose(noted.whose)
     if isinstance(noted, tuple) and len(noted) == 2:  # pyright: ignore
         kind, value = noted  # pyright: ignore
+        if value is None and kind is not type(None):
+            return "a number of an optimizer"
         return repr(float.fromhex(value)) if kind is float else repr(value)  # pyright: ignore
     return repr(noted)

@@ -202,6 +202,15 @@ class _Reader:
         self._note(symbol, index)
         self._stack.append(symbol)
 
+    def contains(self, step: dis.Instruction, index: int) -> None:
+        """`"scale" in layer.__dict__`, or in `vars(layer)`."""
+        key, place = self._pops(2)
+        if place.kind == "call" and place.base and place.base.key == "vars" and place.parts:
+            place = Symbol("namespace", place.parts[0])
+        if place.kind == "namespace" and key.kind == "constant" and place.base is not None:
+            self._note(Symbol("attribute", place.base, key.key), index)
+        self._stack.append(UNKNOWN)
+
     def store_item(self, step: dis.Instruction, index: int) -> None:
         key = self._pop()
         base = self._pop(indexed=key.kind == "constant")
@@ -360,6 +369,7 @@ _HANDLERS: dict[str, _Handler] = {
     "STORE_ATTR": _Reader.store_attribute,
     "BINARY_SUBSCR": _Reader.item,
     "STORE_SUBSCR": _Reader.store_item,
+    "CONTAINS_OP": _Reader.contains,
     **dict.fromkeys(("GET_ITER", "GET_YIELD_FROM_ITER", "PRECALL", "KW_NAMES"), _Reader.nothing),
     "FOR_ITER": _Reader.next_,
     "UNPACK_SEQUENCE": _Reader.unpack,

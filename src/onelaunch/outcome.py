@@ -138,7 +138,8 @@ def captured_of(
     else:
         leaves = forward.pair.direct
     modes = [*readers(), *([(distributed.initialized, False)] if forward and leaves else [])]
-    guard = StateGuard(slots, unmoved, _sized(run, before), modes, leaves)
+    asks = before.walk.asks("requires_grad")
+    guard = StateGuard(slots, unmoved, _sized(run, before), modes, leaves, asks)
     written = [t for t in observer.written.values() if not observer.known(t)]
     bumped = [t for t in written if driver.storage(t) in observer.counted]
     written_inputs, bumped_inputs = _written_inputs(driver, run.inputs, observer)

@@ -54,9 +54,6 @@ class Part:
         self.saved = whole.saved._replace(inputs={p: saved[place] for p, place in own})
         self._places = [list(saved).index(place) for _, place in own]
 
-    def landed(self) -> None:
-        """A flight of the part ended; that of the whole ends once no part holds it."""
-
     def of(
         self,
         whole: Flight,
@@ -68,7 +65,7 @@ class Part:
         results = tuple([made[place] for place in self.results])
         seen = tuple([watched[place] for place in self._share.watched])
         wanted = [inputs[place] for place in self._share.inputs]
-        flight = PartFlight(self, whole)
+        flight = PartFlight(whole)
         flight.places = [whole.places[i] for i in self._places]
         return (self, flight, results, seen), wanted
 
@@ -108,12 +105,12 @@ class Part:
 
 
 class PartFlight(Flight):
-    """The flight of a part, which keeps that of the whole."""
+    """The flight of a part, which keeps that of the whole: it ends once no part holds it."""
 
     __slots__ = ("_whole",)
 
-    def __init__(self, part: Part, whole: Flight) -> None:
-        super().__init__(part)
+    def __init__(self, whole: Flight) -> None:
+        super().__init__(None)
         self._whole: Flight | None = whole
 
     def land(self) -> None:

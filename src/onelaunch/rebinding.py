@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onelaunch.driver.driver import Driver
 from onelaunch.errors import CaptureError
@@ -46,7 +46,12 @@ def rebound(
     found: Sequence[Change],
     before: Walk,
 ) -> Iterator[tuple[Slot, object]]:
-    """The slots that each replay has to write, with what the capture put there."""
+    """The slots that each replay has to write, with what the capture put there.
+
+    Raises:
+        CaptureError: OL105, a tensor where no replay can write it; OL118, modules change places.
+    """
+    modules = {id(value) for _, value in before.held.values() if isinstance(value, nn.Module)}
     holders = {id(slot.holder) for slot, _ in before.held.values()}
     holders |= set(before.containers)
     leaves = {id(t) for _, t in before.tensors()}
@@ -57,6 +62,9 @@ def rebound(
         if id(slot.holder) not in holders:
             continue  # a new container: rebuilt as a whole where its own slot is
         tensors = flatten(new).tensors if new is not MISSING else []
+        if id(old) in modules and id(new) in modules and before.is_read(slot):
+            what = f"the callable puts another module that it has into `{slot.name}`"
+            raise CaptureError("OL118", what, fix=_BY_NUMBER)
         if not tensors and not isinstance(old, Tensor):
             continue  # a Python effect: it is not repeated
         grown = old is MISSING and not isinstance(slot.holder, dict)
@@ -66,6 +74,12 @@ def rebound(
             fix = "return the tensor, and append it after the call" if grown else None
             raise CaptureError("OL105", what, fix=fix)
         yield slot, new
+
+
+_BY_NUMBER = (
+    "leave modules where they are and choose one by a number, `self.layers[self.turn]`: each value "
+    "has a recording"
+)
 
 
 def moved_on(found: Sequence[Change], before: Walk) -> list[StateOutput]:

@@ -38,9 +38,9 @@ from onelaunch.inspection import (
 from onelaunch.keepers import explained
 from onelaunch.known import Known, places
 from onelaunch.leaves import stand_in_for
-from onelaunch.ledger import Difference, Ledger, moved, refuse_drawn
+from onelaunch.ledger import Difference, Ledger, moved, optimizers_in, refuse_drawn
 from onelaunch.observe import Observer
-from onelaunch.optimizers import noting_steps
+from onelaunch.optimizers import lasting, noting_steps
 from onelaunch.outcome import Run, captured_of, mark_spent, output_ports
 from onelaunch.padding import Follow
 from onelaunch.plan import (
@@ -98,6 +98,8 @@ class Recorder:
     follows: Sequence[tuple[Follow, ...]] = ()
     """For each tensor of the result the dimensions that follow their sizes."""
     _turnable: Turnable = field(default_factory=Turnable)
+    _outlasted: bool = False
+    """Whether an attempt showed an optimizer that outlives it and was not known to."""
     _rewind: Rewind | None = None
     _by_value: set[int] = field(default_factory=set[int])
     """Numbers of the host's that the callable reads on the host."""
@@ -165,8 +167,8 @@ class Recorder:
         before = Before.of(self.driver, self.device, self.reached)
         hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
         pinned = set(before.held) - {self.driver.storage(t) for t in hidden_tensors}
-        turnable = self._turnable
-        steps = Steps(turnable.kept(before.walk), self.device.type == "cuda", turnable.seed)
+        kept, lasts = self._turnable.kept(before.walk), lasting(optimizers_in(before.walk))
+        steps = Steps(kept, self.device.type == "cuda", self._turnable.seed, lasts)
         run = Run(steps=steps)
         plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
         plan.varying = dict(self.varying)
@@ -208,6 +210,11 @@ class Recorder:
             graph.reset()
             before.undo(run.found)
             self.pool = self.apart()
+            return None
+        if run.steps.outlasting() and not self._outlasted:
+            self._outlasted = True  # a callable that makes and keeps another is not asked twice
+            graph.reset()
+            before.undo(run.found)
             return None
         holders = self.forward.holders if self.forward else ()
         (observer,) = self._observers
@@ -308,7 +315,8 @@ class Recorder:
         places = [t.data_ptr() for t in arguments]
         if self.forward is None and torch.is_grad_enabled():
             refuse_gradients(tree, (args, kwargs), arguments, plan, read=True)
-        result = self._called(args, kwargs, plan, hidden, before, run, observer)
+        generators = HostGenerators(before.values(tree))
+        result = self._called(args, kwargs, plan, hidden, before, run, observer, generators)
         self.driver.join(distributed.side_streams(v for _, v in before.walk.held.values()))
         inspect_arguments(tree, (args, kwargs), arguments, plan)
         refuse_gradients(tree, (args, kwargs), arguments, plan, read=False)
@@ -379,9 +387,9 @@ class Recorder:
         before: Before,
         run: Run,
         observer: Observer,
+        generators: HostGenerators,
     ) -> Any:
         """The callable, run and watched."""
-        generators = HostGenerators()
         if self.known is not None:
             result = self.fn(*args, **kwargs)
             refuse_drawn(generators, self.fn, observer.ledger)

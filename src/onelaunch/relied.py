@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from onelaunch.driver.driver import Driver
 from onelaunch.observe import Observer
-from onelaunch.slots import MISSING, gradient_of, look_at
+from onelaunch.slots import MISSING, gradient_of, has_gradient, look_at
 from onelaunch.state import (
     Change,
     Slot,
@@ -65,7 +65,7 @@ def relied_on(
         # A counter that the call advanced is not advanced by replays: it stays where it is now.
         guarded.append((slot, now.get(slot.id, value)))
     guarded += _orders(before, now)
-    guarded += _empty_gradients(before, found, guarded)
+    guarded += _gradients(before, found, guarded)
     owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
     owners |= {id(owner): owner for owner in before.touched()}
     guarded.extend(before.ways(owners.values()))
@@ -91,28 +91,34 @@ def _orders(before: Walk, now: Collection[tuple[int, object]]) -> list[tuple[Slo
     ]
 
 
-def _empty_gradients(
+def _gradients(
     before: Walk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
 ) -> list[tuple[Slot, object]]:
-    """The leaves that had no gradient, where the callable accumulates any.
+    """The leaves that had no gradient, where the callable accumulates any or asks; and those that
+    had one, where it asks and no kernel reads it.
 
     What it does with them depends on that: it stores where there is none, and adds where there is
     one; an optimizer passes over leaves without.
     """
     touched = [change.slot for change in found] + [slot for slot, _ in guarded]
     backward = torch.is_grad_enabled() and before.runs_backward()
-    if not (backward or any(slot.key is gradient_of for slot in touched)):
+    asks = before.asks("grad")
+    if not (backward or asks or any(slot.key is gradient_of for slot in touched)):
         return []
     leaves = {
         id(t): (slot, t)  # a frozen parameter may have a gradient that an optimizer reads
         for slot, t in before.tensors()
         if t.is_leaf and (t.requires_grad or isinstance(t, nn.Parameter))
     }
-    return [
-        (Slot("contents", t, gradient_of, f"{slot.name}.grad", None, slot), MISSING)
-        for slot, t in leaves.values()
-        if (id(t), gradient_of) not in before.held
-    ]
+    known = {slot.id for slot in touched}
+    gradients: list[tuple[Slot, object]] = []
+    for slot, t in leaves.values():
+        name = f"{slot.name}.grad"
+        if (id(t), gradient_of) not in before.held:
+            gradients.append((Slot("contents", t, gradient_of, name, None, slot), MISSING))
+        elif asks and (id(t), gradient_of) not in known:
+            gradients.append((Slot("contents", t, has_gradient, name, None, slot), True))
+    return gradients
 
 
 def hooked_leaves(

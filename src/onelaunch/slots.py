@@ -166,6 +166,11 @@ def gradient_of(t: Tensor) -> Tensor:
     return t.grad
 
 
+def has_gradient(t: Tensor) -> bool:
+    """Whether a leaf has a gradient."""
+    return read_gradient(t) is not None
+
+
 _base: Any = torch._C.TensorBase
 read_gradient: Callable[[Tensor], Tensor | None] = _base.grad.__get__
 """`leaf.grad` without Python's share of it: 0.05 us."""

@@ -83,6 +83,13 @@ class Walk:
         named = [names_read(fn.__code__) for fn in self.functions]
         return any("backward" in name or name == "autograd" for names in named for name in names)
 
+    def asks(self, name: str) -> bool:
+        """Whether code that ran has this name, by which it may ask tensors something. Of which
+        tensors it asks is not noted."""
+        codes = self.reads.codes if self.reads is not None else ()
+        named = any(name in code.co_names or name in code.co_consts for code in codes)
+        return self.reads is None or named
+
     def sized(
         self, replaced: Collection[tuple[int, object]] = ()
     ) -> Iterator[tuple[Any, frozenset[str] | None]]:
@@ -301,9 +308,10 @@ def reads_more(
 
 
 def restore(found: Iterable[Change]) -> None:
-    """Undo changes, as after a capture that failed."""
+    """Undo changes, as after a capture that failed. What came in a tuple goes with it."""
     for change in found:
-        if change.slot.read() is change.after:
+        inside = isinstance(change.slot.holder, tuple)
+        if not inside and change.slot.read() is change.after:
             change.slot.write(change.before)
 
 

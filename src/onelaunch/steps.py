@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import weakref
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from onelaunch.observe import LIFTS, Observer
 from onelaunch.optimizers import (
     is_number,
     is_of_torch,
+    outlasting,
     parameters_of,
     refusal,
     settle,
@@ -75,11 +77,14 @@ class Steps:
         kept: the keys of an optimizer's groups whose numbers stay constants of the recording.
         on_cuda: torch refuses there a step that is not marked capturable, even a fused one.
         seed: of the numbers that stand in.
+        lasts: whether an optimizer outlives the call, as far as it is known. One that the callable
+            makes and drops is not held, and its numbers are constants like others in the callable.
     """
 
     kept: Callable[[Optimizer], frozenset[str]] = lambda _: frozenset()
     on_cuda: bool = False
     seed: int = 0
+    lasts: Callable[[Optimizer], bool] = lambda _: True
     optimizers: list[Optimizer] = field(default_factory=lambda: cast(list[Optimizer], []))
     book: Book = field(default_factory=Book)
     places: dict[tuple[int, str, int | None], tuple[Place, Any]] = field(
@@ -93,6 +98,8 @@ class Steps:
     """id of an optimizer -> those of its parameters that had a gradient as it stepped."""
     noted: list[tuple[str, tuple[Any, ...]]] = field(default_factory=lambda: cast(Any, []))
     """The operations of steps that are not torch's, with their numbers; see `agree`."""
+    _passing: list[weakref.ref[Optimizer]] = field(default_factory=lambda: cast(Any, []))
+    """Those that are not known to outlive the call."""
     _counts: dict[int, list[Counter]] = field(default_factory=lambda: cast(Any, {}))
     _random: random.Random = field(init=False)
 
@@ -105,16 +112,33 @@ class Steps:
         if error is not None:
             raise error
         settle(optimizer)
-        if not any(optimizer is other for other in self.optimizers):
-            self.optimizers.append(optimizer)
+        lasts = self.lasts(optimizer)
+        if lasts:
+            self._hold(optimizer)
+        else:
+            self._passing.append(weakref.ref(optimizer))
         self._counts[id(optimizer)] = _counters(optimizer)
-        self.stepped[id(optimizer)] = [p for p in parameters_of(optimizer) if p.grad is not None]
         for group in optimizer.param_groups:
             before = dict(group)
             if self.on_cuda and group.get("fused") and not group.get("capturable"):
                 group["capturable"] = True
-            self._swap(group, self.kept(optimizer))
+            if lasts:
+                self._swap(group, self.kept(optimizer))
             self._before.append((group, before, dict(group)))
+
+    def _hold(self, optimizer: Optimizer) -> None:
+        if not any(optimizer is other for other in self.optimizers):
+            self.optimizers.append(optimizer)
+        self.stepped[id(optimizer)] = [p for p in parameters_of(optimizer) if p.grad is not None]
+
+    def outlasting(self) -> bool:
+        """After the run: whether it stepped one that was not known to outlive it, and does. It
+        counts from now on."""
+        found = outlasting(self._passing) if self._passing else []
+        self._passing.clear()
+        for optimizer in found:
+            self._hold(optimizer)
+        return bool(found)
 
     @contextmanager
     def watched(self, observer: Observer) -> Generator[None]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onelaunch.autograd import Pair
 from onelaunch.before import Reached
-from onelaunch.changing import Finding, Newest
+from onelaunch.changing import MANY, Finding, Newest
 from onelaunch.driver.asking import Asking
 from onelaunch.driver.driver import Driver
 from onelaunch.driver.driver import Pool as DevicePool
@@ -84,6 +84,10 @@ class Signature:
     """Captures in a row that differed from the run before them."""
     unread: int = 0
     """Captures in a row that read more than the runs before them."""
+    alone: int = 0
+    """Recordings in a row that served the call that they were captured for, and no other."""
+    launched: int = 0
+    """Launches of all its recordings, as the last one was captured."""
     why: str | None = None
     launches: list[int] | None = None
     """The count of a recording that this signature's next one takes the place of."""
@@ -137,6 +141,12 @@ class Attempt:
     reached: Reached
     ahead: bool = False
     """Whether there is no call, only a capture."""
+
+
+_KEEP_IN_PLACE = (
+    "write what changes into a tensor that stays where it is, `t.copy_(new)`, or pass it as an "
+    "argument that is a tensor"
+)
 
 
 class Table:
@@ -259,6 +269,21 @@ class Table:
         else:
             self._warn_changing(found)
 
+    def _note_alone(self, entry: Entry) -> None:
+        """See whether each recording of a signature serves its own call alone, because what it
+        relies on is something else at each call; before it is added."""
+        signature, captured = entry.signature, entry.captured
+        before = [e.captured.launches[0] for e in self._entries if e.signature is signature]
+        launched = signature.gone() + sum(before) + captured.launches[0]
+        alone = launched <= signature.launched + 1 and not captured.moves
+        if in_flight(self._entries, entry.spec):
+            alone = False  # those before it are still at work
+        signature.alone = signature.alone + 1 if alone else 0
+        signature.launched = launched
+        if signature.alone >= MANY:
+            what = f"`{self._name}` was recorded {signature.alone} times in a row for one call each"
+            self._warn("OL301", f"{what}; {entry.info.why}", "state", _KEEP_IN_PLACE)
+
     def _takes_apart(self, value: object) -> bool:
         """Whether objects like this one are taken apart where each call brings another."""
         return comes_apart(value)
@@ -310,6 +335,7 @@ class Table:
             together = signature.launches is not None  # with another one, since the last capture
             signature.lost(entry.captured.launches)
             signature.why = "evicted"
+            signature.alone = 0
             signature.warm = max(self.options.warmup_calls, signature.least)
             signature.comeback.evicted(signature.gone(), together)
 
@@ -319,6 +345,8 @@ class Table:
             moved = entry.captured.guard.moved() if entry.spec == spec else None
             if moved is not None:
                 signature.why = f"{moved} moved"
+                if signature.alone >= MANY:
+                    signature.comeback.put_off()
                 if moved.endswith(".grad") and signature.parts is None:
                     signature.parts = {}
                 self._drop(entry)

@@ -25,10 +25,6 @@ from onelaunch.steps import Place, Steps, every_key, keys_read, places_of
 _SEEDS = 4
 """Sets of stand-ins that are tried: one may look like half an address, or like another number."""
 
-_ATTEMPTS = 8
-"""Captures of one call, after which every number is a constant: a callable that makes an optimizer
-makes another in each."""
-
 _ELEMENTS = 4096
 _LARGEST = 4
 """Elements of a parameter of a trial; along each dimension where it has more."""
@@ -64,7 +60,6 @@ class Turnable:
     """Of the numbers that stand in for the optimizers'."""
     _held: dict[int, Optimizer] = field(default_factory=lambda: cast(Any, {}))
     """Those that are known, so that no other takes an id."""
-    _repeated: int = 0
     _before: Steps | None = None
     """Of the capture before, while that is to be told."""
     _doubts: _Doubted = field(default_factory=lambda: _Doubted())
@@ -74,8 +69,6 @@ class Turnable:
 
         def kept(optimizer: Optimizer) -> frozenset[str]:
             known = self.known.get(id(optimizer))
-            if known is None and self._repeated >= _ATTEMPTS:
-                return every_key(optimizer)
             return keys_read(before, optimizer) if known is None else known[0]
 
         return kept
@@ -85,13 +78,8 @@ class Turnable:
     ) -> Dials | None:
         """What turns the numbers of the optimizers that stepped; None if the capture is to be
         repeated, because some of them turned out to be constants."""
-        found = self._turned(driver, device, pool, steps, graph) if steps.places else Dials.none()
-        self._repeated += found is None
-        return found
-
-    def _turned(
-        self, driver: Driver, device: torch.device, pool: Pool, steps: Steps, graph: Graph
-    ) -> Dials | None:
+        if not steps.places:
+            return Dials.none()
         agree = True
         for optimizer in steps.optimizers:
             if id(optimizer) not in self.known:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
 from collections.abc import Callable
 from traceback import clear_frames
 from types import TracebackType
@@ -33,12 +35,34 @@ class FunctionMode(TorchFunctionMode):
 
 
 class DispatchMode(TorchDispatchMode):
-    """A dispatch mode that ends itself alone, likewise."""
+    """A dispatch mode that ends itself alone, likewise, and that threads may have at once.
+
+    Torch says in flags of the whole process whether a mode is on, and a mode puts back what it
+    found. Of two threads the one that began second would leave them on: nothing would be compiled
+    any more.
+    """
+
+    def __enter__(self) -> Any:
+        with _flags:
+            _entered.add(self)
+            return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
         if not any(mode is self for mode in _dispatch_modes()[-1:]):
             _C._push_on_torch_dispatch_stack(self)
-        super().__exit__(*raised)
+        with _flags:
+            if len(self.old_dispatch_mode_flags) == 1:
+                _entered.discard(self)
+            if _entered or _C._len_torch_dispatch_stack() == 1:
+                for name, found in vars(self).items():
+                    if name.startswith("old_") and name.endswith("_flags"):
+                        found[-1] = bool(_entered)
+            super().__exit__(*raised)
+
+
+_entered: weakref.WeakSet[DispatchMode] = weakref.WeakSet()
+"""The modes that are on, in any thread."""
+_flags = threading.RLock()
 
 
 class same_modes:

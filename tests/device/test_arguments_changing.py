@@ -1,4 +1,4 @@
-"""Arguments that are others at each call: what is said of them, and when."""
+"""Arguments and state that are others at each call: what is said of them, and when."""
 
 from __future__ import annotations
 
@@ -239,3 +239,57 @@ def test_sizes_and_other_arguments_that_change_are_not_named(rand: Rand) -> None
     assert not warned(fast, [(rand(i, 3 + i), i) for i in range(12)])
     fast = ol.graph(lambda x, *s: x * s[0] + s[1], warmup=1)
     assert not warned(fast, [(rand(i, 3), i, -i) for i in range(12)])
+
+
+# State.
+
+
+class Scaled(torch.nn.Module):
+    """A model that is told of each call beforehand."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.scale: Any = torch.ones(3, device=device)
+        self.factor = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale * self.factor
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("what", ["scale", "factor"])
+def test_state_that_is_set_at_each_call_is_named_early(
+    device: torch.device, rand: Rand, what: str, trains: bool
+) -> None:
+    """A tensor that is another makes its recording useless for ever, a number perhaps."""
+    model = Scaled(device).requires_grad_(trains)
+    fast = ol.graph(model, warmup=1)
+    texts: list[tuple[int, str]] = []
+    for i in range(70):
+        setattr(model, what, rand(i, 3) if what == "scale" else i / 7)
+        x = rand(i, 3).requires_grad_(trains)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            y = fast(x)
+        assert_same(y.detach(), (x * model.scale * model.factor).detach())
+        if trains:
+            y.sum().backward()
+            assert_same(x.grad, (model.scale * model.factor).expand(3))
+        texts += [(i, str(w.message)) for w in caught]
+    ((number, text),) = texts
+    assert "[OL301] `Scaled` was recorded 8 times in a row for one call each" in text
+    assert what in text
+    assert "copy_" in text
+    assert number < 20
+    if what == "scale":
+        assert fast.stats().captures < 14  # and not every second call
+
+
+def test_a_change_of_state_now_and_then_is_not_named(device: torch.device, rand: Rand) -> None:
+    model = Scaled(device)
+    fast = ol.graph(model, warmup=1)
+    for i in range(90):
+        if i % 3 == 0:
+            model.scale = rand(i, 3)
+        assert warned(fast, [(rand(i, 3),)]) == []
+    assert fast.stats().captures == 30

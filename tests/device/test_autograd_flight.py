@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import onelaunch as ol
+from onelaunch import flight
 
 from .drop_in import allocated, assert_same, replays
 from .training import Net, Optimized, Rand, train
@@ -500,3 +502,21 @@ def test_gradients_beside_what_the_forward_wrote_over(device: torch.device, rand
         model(rand(i, 3, 4)).sum().backward(inputs=list(model.parameters())[2:])
 
     train(written_over(device, nn.Tanh), program)
+
+
+def test_the_collector_ends_no_forward(device: torch.device, rand: Rand) -> None:
+    """While another thread works on a graph, it finalizes what lives: torch counts the owners of a
+    node at two moments. So nothing that it finalizes gives a recording free."""
+    model = Net(device)
+    fast = ol.graph(model, warmup=1)
+    for i in range(3):
+        loss_of(fast(rand(i, 5, 4))).backward()
+    y = fast(rand(3, 5, 4))
+    flying = [o for o in gc.get_objects() if type(o) is flight.Flight]
+    assert flying
+    assert not hasattr(flight.Flight, "__del__")
+    assert not any(gc.is_tracked(f.token) for f in flying)
+    del flying
+    del y
+    loss_of(fast(rand(4, 5, 4))).backward()
+    assert len(fast.recordings) == 1, "a dropped graph has given its recording free"

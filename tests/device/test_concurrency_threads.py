@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 import onelaunch as ol
 
@@ -213,3 +214,42 @@ def test_threads_that_wait_for_each_other_in_eager_calls(rand: Rand) -> None:
     for thread in threads:
         thread.join()
     assert not failed
+
+
+def test_a_backward_and_a_first_call_at_once_leave_no_mode_on(
+    device: torch.device, rand: Rand
+) -> None:
+    """The call begins before the backward has ended, and ends after it."""
+    ready, inside, begun, ended = (threading.Event() for _ in range(4))
+    weight = rand(9, 4).requires_grad_()
+
+    class Waits(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:  # pyright: ignore
+            if ready.is_set():
+                inside.set()
+                assert begun.wait(20)
+            return g * 2
+
+    def second(x: Tensor) -> Tensor:
+        begun.set()
+        assert ended.wait(20)
+        return x * weight
+
+    def body(k: int) -> None:
+        fast = ol.graph((lambda x: Waits.apply(x * weight), second)[k], warmup=1)
+        for i in range(4):
+            if k:
+                assert inside.wait(20)
+            with torch.enable_grad():
+                fast(rand(i, 4)).sum().backward()
+            if not k:
+                (ended if ready.is_set() else ready).set()
+        assert replays(fast) == 3
+
+    run_threads(2, body)
+    assert not is_in_torch_dispatch_mode()

@@ -187,3 +187,16 @@ def test_a_replaced_forward_pickles_with_the_module(device: torch.device, rand: 
     again = pickle.loads(pickle.dumps(fast))
     assert type(again) is Net
     assert_same(again(rand(0, 5, 4)), rand(0, 5, 4).relu())
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
+def test_exported(strict: bool) -> None:
+    """torch.export reads the code of `forward`, and traces through it."""
+    device = torch.device("cpu")
+    fast, x = ol.graph(Net(device), warmup=1), torch.ones(5, 4)
+    with torch.no_grad():
+        for _ in range(3):
+            fast(x)
+    program = torch.export.export(fast, (x,), strict=strict)
+    assert_same(program.module()(x + 1), Net(device)(x + 1))
+    assert fast.forward.__code__ is Net.forward.__code__

@@ -7,9 +7,12 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from torch import Tensor, nn
 
-from .drop_in import drop_in_worlds
+import onelaunch as ol
+
+from .drop_in import assert_same, drop_in_worlds
 
 Rand = Callable[..., Tensor]
 
@@ -220,3 +223,51 @@ def test_what_a_named_tuple_holds_is_read_by_its_name(rand: Rand) -> None:
         return call, lambda i: (rand(i, 4),)
 
     drop_in_worlds(world, calls=9, recordings=None, min_replays=1)
+
+
+def test_what_is_undone_may_lie_in_a_tuple(device: torch.device, rand: Rand) -> None:
+    """Recurrent state has the capture repeated, and what it stored in a new tuple goes with it."""
+
+    def world() -> Any:
+        held = SimpleNamespace(
+            pair=(torch.ones(4, device=device),), inside={"a": {"b": torch.zeros(4, device=device)}}
+        )
+
+        def call(x: Tensor) -> Tensor:
+            held.pair = (held.pair[0] + x,)
+            held.inside["a"]["b"] = held.inside["a"]["b"] - x
+            return held.pair[0] * held.inside["a"]["b"]
+
+        call.held = held  # type: ignore[attr-defined]
+        return call, lambda i: (rand(i, 4),)
+
+    drop_in_worlds(world, recordings=None)
+
+
+@pytest.mark.parametrize("kind", ["module", "object", "list"])
+def test_modules_that_change_places(device: torch.device, rand: Rand, kind: str) -> None:
+    """Both runs that are compared take the module at the same place."""
+    torch.manual_seed(0)
+    a, b = nn.Linear(4, 4, device=device), nn.Linear(4, 4, device=device)
+    holder: Any = nn.Module() if kind == "module" else SimpleNamespace()
+    holder.a, holder.b = a, b
+    layers = [a, b]
+
+    def swapped(x: Tensor) -> Tensor:
+        y: Tensor = holder.a(x)
+        holder.a, holder.b = holder.b, holder.a
+        return y
+
+    def turned(x: Tensor) -> Tensor:
+        y = layers[0](x)
+        layers.reverse()
+        return y
+
+    fast = ol.graph(turned if kind == "list" else swapped, warmup=2)
+    with torch.no_grad():
+        for i in range(2):
+            assert_same(fast(rand(i, 4)), (a, b)[i](rand(i, 4)))
+        with pytest.raises(ol.CaptureError, match=r"OL118.*another module.*(\n.*)*self.turn"):
+            fast(rand(2, 4))
+        assert (layers[0] if kind == "list" else holder.a) is a  # as if it had not been called
+        assert_same((turned if kind == "list" else swapped)(rand(2, 4)), a(rand(2, 4)))

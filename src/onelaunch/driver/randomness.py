@@ -3,17 +3,19 @@ of Python and NumPy, which no replay advances."""
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
+import pickle
 import random
 import re
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -29,38 +31,73 @@ _DRAWING = re.compile(r"\brandom\.|\brng\.")
 _SEEDING = re.compile(r"seed|set_state|set_rng_state|fork_rng|graphsafe_set_state")
 
 
+class _HostGenerator(NamedTuple):
+    """A generator of Python's or NumPy's.
+
+    Attributes:
+        name: as a message has it.
+        read, write: of its state.
+        state: where it stood, as bytes.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    state: bytes
+
+    @classmethod
+    def of(cls, name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> Self:
+        return cls(name, read, write, pickle.dumps(read()))
+
+
 class HostGenerators:
-    """Where the generators of Python and NumPy stand that all of a process uses."""
+    """Where generators of Python and NumPy stand: those that all of a process uses, and others.
 
-    def __init__(self) -> None:
-        self._numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
-        self._python = random.getstate()
-        self._numpy = self._read()
+    Args:
+        reached: what a call reaches, by name.
+    """
 
-    def _read(self) -> tuple[bytes, int] | None:
-        if self._numpys is None:
-            return None
-        _, keys, position, *_ = self._numpys.get_state()
-        return keys.tobytes(), position
+    def __init__(self, reached: Iterable[tuple[str, object]] = ()) -> None:
+        self._all = [_HostGenerator.of("of `random`", random.getstate, random.setstate)]
+        numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
+        if numpys is not None:
+            made = _HostGenerator.of("of `numpy.random`", numpys.get_state, numpys.set_state)
+            self._all.append(made)
+        for name, value in reached:
+            access = _access(value, numpys)
+            if access is not None:
+                self._all.append(_HostGenerator.of(f"`{name}`", *access))
 
     def moved(self) -> str | None:
         """Which of them has been advanced since, or None."""
-        if random.getstate() != self._python:
-            return "random"
-        return None if self._read() == self._numpy else "numpy.random"
+        moved = (one.name for one in self._all if pickle.dumps(one.read()) != one.state)
+        return next(moved, None)
 
     def restore(self) -> None:
         """Put them back to where they were."""
-        random.setstate(self._python)
-        if self._numpy is not None:
-            kind, _, _, *rest = self._numpys.get_state()
-            keys, position = self._numpy
-            words = sys.modules["numpy"].frombuffer(keys, dtype="uint32")
-            self._numpys.set_state((kind, words, position, *rest))
+        for one in self._all:
+            one.write(pickle.loads(one.state))
 
     def sure(self) -> bool:
         """Whether no other thread can have been it."""
         return threading.active_count() == 1
+
+
+def _access(value: object, numpys: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
+    """How the state of a generator is read and written; None of what is none."""
+    one: Any = value
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return one.getstate, one.setstate
+    if numpys is None:
+        return None
+    if isinstance(value, numpys.RandomState):
+        return one.get_state, one.set_state
+    source = one.bit_generator if isinstance(value, numpys.Generator) else one
+    if isinstance(source, numpys.BitGenerator):
+        return functools.partial(getattr, source, "state"), functools.partial(
+            setattr, source, "state"
+        )
+    return None
 
 
 class RandomState:

@@ -1,0 +1,88 @@
+"""What a callable asks its parameters, and itself, and no kernel tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import assert_same
+
+Rand = Callable[..., Tensor]
+
+
+class Asking(nn.Module):
+    """Does one thing or another, as `ask` says of it."""
+
+    def __init__(self, ask: Callable[[Any], bool]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.ask = ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight * 2 if self.ask(self) else x + 1
+
+
+def frozen(m: Any) -> None:
+    m.requires_grad_(False)
+
+
+def gradient(m: Any) -> None:
+    m.weight.grad = torch.ones_like(m.weight)
+
+
+def flag(m: Any) -> None:
+    m.flag = True
+
+
+ASKED: dict[str, tuple[Callable[[Any], bool], Callable[[Any], None]]] = {
+    "requires_grad": (lambda m: m.weight.requires_grad, frozen),
+    "requires_grad of any": (lambda m: any(p.requires_grad for p in m.parameters()), frozen),
+    "requires_grad by name": (lambda m: getattr(m.weight, "requires_grad"), frozen),  # noqa: B009
+    "whether there is a gradient": (lambda m: m.weight.grad is None, gradient),
+    "a name in the dict": (lambda m: "flag" in m.__dict__, flag),
+    "a name in vars": (lambda m: "flag" in vars(m), flag),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_answer_may_change(device: torch.device, rand: Rand, name: str) -> None:
+    ask, change = ASKED[name]
+    model, eager = Asking(ask).to(device), Asking(ask).to(device)
+    fast = ol.graph(model, warmup=1)
+    with torch.no_grad():
+        for step in range(2):
+            for i in range(6):
+                got, expected = fast(rand(i, 3)), eager(rand(i, 3))
+                assert_same(got.detach(), expected.detach(), f"step {step}, call {i}")
+            change(model)
+            change(eager)
+    assert len(fast.recordings) == 2
+    assert fast.stats().replays >= 6
+
+
+def test_a_gradient_that_goes(device: torch.device, rand: Rand) -> None:
+    model = Asking(lambda m: m.weight.grad is None).to(device)
+    fast = ol.graph(model, warmup=1)
+    with torch.no_grad():
+        for there in (True, False, True):
+            model.weight.grad = torch.ones_like(model.weight) if there else None
+            for i in range(5):
+                assert_same(fast(rand(i, 3)), model(rand(i, 3)))
+    assert len(fast.recordings) == 2
+
+
+def test_what_is_not_asked_may_change(device: torch.device, rand: Rand) -> None:
+    model = Asking(lambda m: True).to(device)
+    fast = ol.graph(model, warmup=1)
+    with torch.no_grad():
+        for i in range(12):
+            model.requires_grad_(i % 2 == 0)
+            model.weight.grad = torch.ones_like(model.weight) if i % 3 else None
+            assert_same(fast(rand(i, 3)), model(rand(i, 3)))
+    assert len(fast.recordings) == 1

@@ -357,9 +357,8 @@ class Graphed(Table, Generic[P, R]):
             captured.launches = signature.launches
         captured.clock = self._pool.clock
         captured.guard = self._shared(captured.guard)
-        eager = None
-        if self.options.policy == "measure":
-            eager = self._call_of(captured, spec, self._eager_in(driver))
+        measured = self.options.policy == "measure"
+        eager = self._call_of(captured, spec, self._eager_in(driver)) if measured else None
         call = self._call_of(captured, spec)
         if forward is not None:
             kept = captured.graph.memory_bytes

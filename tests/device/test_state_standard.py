@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import configparser
+import contextvars
 import queue
 import string
 import types
@@ -12,6 +14,7 @@ from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, User
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -190,3 +193,42 @@ def test_a_tensor_in_what_the_standard_library_holds(device: torch.device, rand:
         for i in range(6):
             assert_same(fast(rand(i, 3)), f(rand(i, 3)))
     assert replays(fast) > 0
+
+
+COUNTERS: dict[str, Callable[[], Any]] = {
+    "list": lambda: [0],
+    "numpy": lambda: np.zeros(1, int),
+    "array": lambda: array.array("l", [0]),
+    "bytearray": lambda: bytearray(1),
+    "memoryview": lambda: memoryview(bytearray(1)),
+    "numpy, transposed": lambda: np.zeros((2, 3)).T,
+}
+
+
+@pytest.mark.parametrize("kind", COUNTERS)
+def test_a_call_is_counted_once(kind: str, device: torch.device, rand: Rand) -> None:
+    """What a capture counted is taken back where the call runs again."""
+    counter = COUNTERS[kind]()
+    place = (0, 0) if "transposed" in kind else 0
+
+    def f(x: Tensor) -> Tensor:
+        counter[place] += 1
+        return x * 2
+
+    fast = ol.graph(f)
+    for i in range(12):
+        assert_same(fast(rand(i, 3)), rand(i, 3) * 2)
+        assert counter[place] == i + 1
+
+
+def test_a_call_is_counted_once_in_a_context_variable(device: torch.device, rand: Rand) -> None:
+    counter = contextvars.ContextVar("counter", default=1000)
+
+    def f(x: Tensor) -> Tensor:
+        counter.set(counter.get() + 1)
+        return x * 2
+
+    fast = ol.graph(f)
+    for i in range(12):
+        assert_same(fast(rand(i, 3)), rand(i, 3) * 2)
+        assert counter.get() == 1001 + i

@@ -142,7 +142,7 @@ CHECKED: dict[Any, tuple[str, str]] = {
 to write instead."""
 
 BY_LIST = (
-    "an index that is no list, which torch copies to the device at each call: write `v[:, -1:]` for "
+    "an index that is no list, which torch copies to the device each time: write `v[:, -1:]` for "
     "`v[:, [-1]]`, or make the index once on the device, before the calls"
 )
 """What to write in place of `v[:, [0, 2]]`."""

@@ -121,7 +121,9 @@ class Contents:
         elif isinstance(value, set):
             held = cast(set[object], value)
             self.containers[id(held)] = (held, name, len(held))
-            if len(held) <= MOST:
+            # A registry of classes grows, which its length tells; there may be hundreds.
+            registry = bool(held) and all(isinstance(one, type) for one in held)
+            if len(held) <= MOST and not registry:
                 how = frozenset if is_plain(frozenset(held)) else _members_of
                 yield Slot("contents", held, how, f"what `{name}` holds", None), Use.READ
         elif isinstance(value, bytearray):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from onelaunch.frames import is_installed, is_machinery
 from onelaunch.members import behind, functions_in, names_read
-from onelaunch.peek import attributes_of
+from onelaunch.peek import MOST, attributes_of
 from onelaunch.reads import Owner, Reads, raise_uses
 from onelaunch.slots import (
     ScriptAttribute,
@@ -49,8 +49,10 @@ class Contents:
         self.reads = reads
         self.containers: dict[int, tuple[Any, str, int]] = {}
         """id -> (container, name, length), of lists, dicts, sets and deques."""
-        self._met = {key for key, _ in reads.items} if reads is not None else set[int]()
-        """ids of the containers of which items were read, or stored."""
+        self._met: dict[int, list[object]] = {}
+        """id of a container of which items were read, or stored -> their keys."""
+        for container, key in () if reads is None else reads.items:
+            self._met.setdefault(container, []).append(key)
         self._named: dict[int, dict[str, Use]] = {}
         """id of a class -> what was read of it and of its instances."""
         for value in () if reads is None else reads.living():
@@ -99,7 +101,9 @@ class Contents:
         if isinstance(value, dict | types.MappingProxyType):
             mapping = cast(dict[Any, object], value)
             self.containers[id(mapping)] = (mapping, name, len(mapping))
-            for key in list(mapping):
+            # One that has not been there may come: `try: d["scale"]`, or a class's `__missing__`.
+            missed = [key for key in self._met.get(id(mapping), ()) if key not in mapping]
+            for key in (*mapping, *missed):
                 text = f"{name}[{_short(key)}]"
                 slot = Slot("item", mapping, key, text, None)
                 known = self.reads if id(mapping) in self._met and use is Use.ITEMS else None
@@ -117,14 +121,16 @@ class Contents:
         elif isinstance(value, set):
             held = cast(set[object], value)
             self.containers[id(held)] = (held, name, len(held))
-            if is_plain(frozenset(held)):
-                text = f"what `{name}` holds"
-                yield Slot("contents", held, frozenset, text, None), Use.READ
+            # A registry of classes grows, which its length tells; there may be hundreds.
+            registry = bool(held) and all(isinstance(one, type) for one in held)
+            if len(held) <= MOST and not registry:
+                how = frozenset if is_plain(frozenset(held)) else _members_of
+                yield Slot("contents", held, how, f"what `{name}` holds", None), Use.READ
         elif isinstance(value, bytearray):
             yield Slot("contents", value, bytes, name, None), Use.READ
         elif isinstance(value, contextvars.ContextVar):
             yield Slot("contents", value, contextvars.ContextVar.get, name, None), Use.READ
-        elif type(value).__module__ in ("numpy", "array") and _nbytes(value) <= MOST_BYTES:
+        elif _is_array(value) and _nbytes(value) <= MOST_BYTES:
             yield Slot("contents", value, type(value).tobytes, name, None), Use.READ
 
     def _attributes(self, name: str, value: Any) -> Iterator[tuple[Slot, Use | None]]:
@@ -247,6 +253,15 @@ class Contents:
 
 def _factory_of(value: defaultdict[Any, Any]) -> object:
     return value.default_factory
+
+
+def _members_of(value: set[object]) -> frozenset[int]:
+    """Which objects are in a set, told without keeping any."""
+    return frozenset(map(id, value))
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, memoryview) or type(value).__module__ in ("numpy", "array")
 
 
 def _nbytes(value: Any) -> int:

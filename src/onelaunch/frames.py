@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
@@ -51,6 +52,13 @@ _READ_OF_TORCH = tuple(
     for name in ("nn", "optim", "distributions", "amp", "ao", "fx", "distributed/fsdp")
 )
 """Where torch keeps state of the user's in Python; the rest is its own workings."""
+_CONTAINERS = ("collections" + os.sep, "_collections_abc.py", "_weakrefset.py", "weakref.py")
+_HOLDERS = ("configparser.py", "queue.py", "string.py", "types.py")
+_READ_OF_STANDARD = (
+    "<frozen _collections_abc",
+    *(os.path.join(path, name) for path in _STANDARD for name in (*_CONTAINERS, *_HOLDERS)),
+)
+"""Where the standard library keeps what it is given in Python; the rest is its own workings."""
 _LOOKS_UP = {
     nn.Module.__getattr__.__code__,
     nn.Module.__setattr__.__code__,
@@ -76,12 +84,28 @@ def is_installed(file: str) -> bool:
 
 @functools.cache
 def is_machinery(file: str) -> bool:
-    """Whether code is not read: the standard library, torch's own workings, and onelaunch."""
+    """Whether code is not read: the workings of the standard library and torch, and onelaunch."""
     if file.startswith(_TORCH):
         return not file.startswith(_READ_OF_TORCH)
-    if "site-packages" in file or "dist-packages" in file:
+    if "site-packages" in file or "dist-packages" in file or _keeps(file):
         return False
     return file.startswith((*_STANDARD, "<frozen", _OURS, "<onelaunch", "<__array_function__"))
+
+
+@functools.cache
+def _keeps(file: str) -> bool:
+    """Whether code is of the containers of the standard library, which serve machinery too."""
+    return file.startswith(_READ_OF_STANDARD)
+
+
+def _serves_machinery(frame: FrameType) -> bool:
+    """Whether a frame is of a container that is machinery's, as its caller is."""
+    if not _keeps(frame.f_code.co_filename):
+        return False
+    caller = frame.f_back
+    while caller is not None and _keeps(caller.f_code.co_filename):
+        caller = caller.f_back
+    return caller is not None and is_machinery(caller.f_code.co_filename)
 
 
 def is_generated(frame: FrameType) -> bool:
@@ -187,7 +211,9 @@ class FrameWatch:
 
     def _is_unread(self, frame: FrameType) -> bool:
         code = frame.f_code
-        return is_machinery(code.co_filename) or code in self._unread or is_generated(frame)
+        if is_machinery(code.co_filename) or code in self._unread or is_generated(frame):
+            return True
+        return _serves_machinery(frame)
 
 
 class _Joining(DispatchMode):
@@ -379,6 +405,8 @@ class _Frame:
                 found += _namespaces(self._values(call.parts[0]))
             elif function is type and len(call.parts) == 1:
                 found += map(type, self._values(call.parts[0]))
+            elif isinstance(function, weakref.ref):
+                found.append(cast(Any, weakref.ref.__call__(function)))
             elif _is_unread(function):
                 given = [v for part in call.parts for v in self._values(part)]
                 found += [v for v in given if leads_on(v)]

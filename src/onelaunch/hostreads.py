@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.refusals import CHECKED, READS
+from onelaunch.errors import CaptureError
+from onelaunch.refusals import BY_LIST, CHECKED, READS
 from onelaunch.unwound import FunctionMode
 
 
@@ -64,6 +65,12 @@ class HostReads(FunctionMode):
                 return func(*args, **(kwargs or {}))
             finally:
                 self.calling = None
+        if func in (Tensor.__getitem__, Tensor.__setitem__) and _is_by_list(args[1]):
+            try:
+                return func(*args, **(kwargs or {}))
+            except CaptureError as error:
+                error.fix = BY_LIST if error.code == "OL103" else error.fix
+                raise
         if func is Tensor.__setitem__ and not isinstance(args[2], Tensor):
             self.assigning += 1
             try:
@@ -71,6 +78,11 @@ class HostReads(FunctionMode):
             finally:
                 self.assigning -= 1
         return func(*args, **(kwargs or {}))
+
+
+def _is_by_list(index: Any) -> bool:
+    """Whether an index has a list in it, of which torch makes a tensor on the host."""
+    return any(isinstance(part, list) for part in (index if isinstance(index, tuple) else (index,)))
 
 
 class _Unnoticed:

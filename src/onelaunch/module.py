@@ -119,6 +119,12 @@ class _Twin(nn.Module):
         forward = cast(_Forward, self.__graphed__.fn)
         return graph_module(copy.copy(forward.module), self.__graphed__.options, None)
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What `torch.jit.script` compiles: the original; no recording is code."""
+        module: Any = cast(_Forward, self.__graphed__.fn).module
+        prepare = getattr(module, "__prepare_scriptable__", None)
+        return module if prepare is None else prepare()
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Unpickled by a function of the standard library that returns its second argument.
         return typing.cast, (None, cast(_Forward, self.__graphed__.fn).module)

@@ -141,6 +141,12 @@ CHECKED: dict[Any, tuple[str, str]] = {
 """Functions that read an argument inside, where no operation tells of them: what to say, and what
 to write instead."""
 
+BY_LIST = (
+    "an index that is no list, which torch copies to the device each time: write `v[:, -1:]` for "
+    "`v[:, [-1]]`, or make the index once on the device, before the calls"
+)
+"""What to write in place of `v[:, [0, 2]]`."""
+
 _WITHIN: dict[tuple[str, str], str] = {
     **{
         ("OL101", f"distributions/{name}.py"): _UNVALIDATED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Sequence
 from typing import cast
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from onelaunch.driver.driver import Driver
 from onelaunch.observe import Observer
-from onelaunch.slots import MISSING, gradient_of, has_gradient, look_at
+from onelaunch.slots import MISSING, Kind, gradient_of, has_gradient, look_at
 from onelaunch.state import (
     Change,
     Slot,
@@ -82,12 +83,14 @@ def _orders(before: Walk, now: Collection[tuple[int, object]]) -> list[tuple[Slo
     dicts = [
         (slot, cast(dict[object, object], value))
         for slot, value in before.held.values()
-        if type(value) is dict and before.is_read(slot)
+        if type(value) in _ORDERED and before.is_read(slot)
     ]
     return [
-        (Slot("of", value, tuple, f"the keys of `{slot.name}`", None, slot), tuple(value))
+        (Slot(_ORDERED[type(value)], value, tuple, f"the keys of `{slot.name}`", None, slot), keys)
         for slot, value in dicts
-        if 1 < len(value) <= _SMALL and slot.id not in now and not is_replaced(slot, now)
+        if 1 < len(keys := tuple(value)) <= _SMALL
+        and slot.id not in now
+        and not is_replaced(slot, now)
     ]
 
 
@@ -119,6 +122,12 @@ def _gradients(
         elif asks and (id(t), gradient_of) not in known:
             gradients.append((Slot("contents", t, has_gradient, name, None, slot), True))
     return gradients
+
+
+_ORDERED: dict[type, Kind] = {
+    **dict.fromkeys((dict, defaultdict, Counter), "of"),
+    OrderedDict: "contents",  # it keeps its order where the guard's C does not look
+}
 
 
 def hooked_leaves(

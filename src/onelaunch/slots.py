@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import operator
 import types
@@ -77,14 +78,31 @@ class Slot(NamedTuple):
         if isinstance(self.key, ScriptAttribute):
             self.holder.setattr(self.key.name, value)
             return
+        if isinstance(self.holder, contextvars.ContextVar):
+            self.holder.set(value)
+            return
+        if isinstance(value, bytes):
+            _put_back(self.holder, value)
+            return
         member = getattr(self.key, "__self__", None)
         if isinstance(member, types.MemberDescriptorType):
             holder, name = self.holder, member.__name__
         elif isinstance(self.owner, type):
             holder, name = self.owner, self.key
         else:
-            return  # what a set or an array holds is no tensor, and its changes stay
+            return  # what a set holds is no tensor, and its changes stay
         delattr(holder, name) if value is MISSING else setattr(holder, name, value)
+
+
+def _put_back(array: Any, content: bytes) -> None:
+    """Have an array hold what was read of it, unless it has grown: then its changes stay."""
+    view = memoryview(array)
+    if view.nbytes != len(content) or view.readonly or "O" in view.format:
+        return
+    if view.c_contiguous:
+        view.cast("B")[:] = content
+    else:  # numpy's
+        array[...] = type(array)(array.shape, array.dtype, content)
 
 
 class _Missing:

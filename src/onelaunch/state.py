@@ -273,13 +273,17 @@ def changes(before: Walk, after: Walk) -> list[Change]:
     found: list[Change] = []
     for key, (slot, value) in after.held.items():
         old = before.held.get(key, (slot, MISSING))[1]
-        same = old is value or (is_plain(old) and Constant(old).matches(value))
-        if not (same or is_same_method(old, value)):
+        if not (_is_same(old, value) or is_same_method(old, value)):
             found.append(Change(slot, old, value))
     for key, (slot, value) in before.held.items():
         if key not in after.held and slot.read() is MISSING:
             found.append(Change(slot, value, MISSING))
     return found
+
+
+def _is_same(old: object, value: object) -> bool:
+    """Whether a slot holds what it did: what an array holds is other bytes at each look."""
+    return old is value or (is_plain(old) and Constant(old).matches(value))
 
 
 def reads_more(
@@ -311,7 +315,7 @@ def restore(found: Iterable[Change]) -> None:
     """Undo changes, as after a capture that failed. What came in a tuple goes with it."""
     for change in found:
         inside = isinstance(change.slot.holder, tuple)
-        if not inside and change.slot.read() is change.after:
+        if not inside and _is_same(change.after, change.slot.read()):
             change.slot.write(change.before)
 
 

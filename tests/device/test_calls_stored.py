@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import dataclasses
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -195,12 +197,11 @@ def test_a_list_that_got_a_tensor_is_named(rand: Rand) -> None:
 
 
 def test_an_array_that_moves_is_told_by_its_numbers(rand: Rand) -> None:
-    numpy = pytest.importorskip("numpy")
-    steps = numpy.zeros(1)
+    steps = array.array("d", [1.0])
 
     def counted(x: Tensor) -> Tensor:
-        steps[0] += 1
-        return x * len(steps)
+        steps.append(len(steps) + 1.0)  # numbers alone would be put back after a capture
+        return x * steps[0]
 
     fast = ol.graph(counted, warmup=1)
     with torch.no_grad(), pytest.warns(ol.GraphWarning, match="OL307") as caught:
@@ -208,7 +209,7 @@ def test_an_array_that_moves_is_told_by_its_numbers(rand: Rand) -> None:
     assert_same(results, [rand(i, 3) for i in range(5)])
     text = str(caught[0].message)
     assert text.startswith("[OL307] this signature runs eagerly: `counted` was captured twice")
-    assert "steps: captured [4.0], got [5.0]\n" in text
+    assert re.search(r"steps: captured \[1.0, 2.0, .*, got \[1.0, 2.0, ", text)
 
 
 def test_a_tensor_stored_in_a_global(rand: Rand) -> None:

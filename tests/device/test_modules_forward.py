@@ -200,3 +200,46 @@ def test_exported(strict: bool) -> None:
     program = torch.export.export(fast, (x,), strict=strict)
     assert_same(program.module()(x + 1), Net(device)(x + 1))
     assert fast.forward.__code__ is Net.forward.__code__
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).relu() * 2
+
+
+class Outer(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + 1
+
+
+TRACERS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "script": lambda module, x: torch.jit.script(module),
+    "trace": lambda module, x: torch.jit.trace(module, x),
+    "fx": lambda module, x: torch.fx.symbolic_trace(module),
+}
+
+
+@pytest.mark.parametrize("way", TRACERS)
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("calls", [0, 5])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_traced(way: str, around: bool, calls: int, device: torch.device, rand: Rand) -> None:
+    """What other tools make of a graphed module is what they make of the module."""
+    module = Inner().to(device).eval()
+    fast = ol.graph(module)
+    with torch.no_grad():
+        for i in range(calls):
+            fast(rand(i, 2, 3))
+        made = TRACERS[way](Outer(fast) if around else fast, rand(0, 2, 3))
+        for i in range(5):
+            expected = module(rand(i, 2, 3)) + around
+            assert_same(made(rand(i, 2, 3)), expected)
+            assert_same(fast(rand(i, 2, 3)) + around, expected)

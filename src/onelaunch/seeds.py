@@ -62,13 +62,7 @@ class SeedsOfCapture(DispatchMode):
         self._device = device
         self._capturing = capturing
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         arguments, results = seeds_of(func)
         if not (arguments or results) or self._capturing():

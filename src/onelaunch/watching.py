@@ -32,17 +32,15 @@ class HigherOrder(CaptureError):
 class TakingApart(DispatchMode):
     """Hands `operation` each one, composite ones taken apart."""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.taken_apart(func, args, kwargs or {})
+
+    def taken_apart(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation, or those that it is composed of."""
         if operator(func).composite:
             with self:
-                return operator(func).decomposed(args, kwargs or {})
-        return self.operation(func, args, kwargs or {})
+                return operator(func).decomposed(args, kwargs)
+        return self.operation(func, args, kwargs)
 
     @abstractmethod
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -54,17 +52,11 @@ class Watching(TakingApart):
 
     supports_higher_order_operators = True
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(stands_for_another, types)):
             return NotImplemented  # its own dispatch comes back with this process's parts
         if imagined():
             return func(*args, **(kwargs or {}))
         if not isinstance(func, torch._ops.OpOverload):
             raise HigherOrder(func.name())
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        return self.taken_apart(func, args, kwargs or {})

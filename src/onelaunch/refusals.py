@@ -23,6 +23,7 @@ _INDEX = (
     "`x.index_copy_(0, i.view(1), row[None])`"
 )
 _PADDED = "pad, and mask the result"
+_UNPACKED = f"not a PackedSequence, whose sizes the host reads: {_PADDED}"
 _UNVALIDATED = (
     "no validation of values: torch.distributions.Normal(..., validate_args=False), or once for "
     "all torch.distributions.Distribution.set_default_validate_args(False)"
@@ -160,10 +161,10 @@ _WITHIN: dict[tuple[str, str], str] = {
         "which it returns, after the call"
     ),
     ("OL101", "nn/modules/rnn.py"): (
-        f"not a PackedSequence, whose sizes the host reads: {_PADDED}; and for layers on CUDA "
+        f"{_UNPACKED}; and for layers on CUDA "
         "`dropout=0` with nn.Dropout between them, since cuDNN seeds its own on the host"
     ),
-    ("OL104", "nn/modules/rnn.py"): f"not a PackedSequence, whose sizes the host reads: {_PADDED}",
+    ("OL104", "nn/modules/rnn.py"): _UNPACKED,
 }
 """Code, and a file of torch whose own lines do what is refused, to the option that has it not do
 so."""

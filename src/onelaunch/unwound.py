@@ -85,19 +85,21 @@ class same_modes:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is None:
-            return
+        if kind is not None:
+            self._put_back(kind, traceback)
+
+    def _put_back(self, kind: type[BaseException], traceback: TracebackType | None) -> None:
         if not issubclass(kind, Exception):  # generators that it stopped end now, not when freed
             clear_frames(traceback)
         if sys.getprofile() is not self._profile:  # to set a profiler in C again would end it
             sys.setprofile(self._profile)
-        _put_back(
+        _restore(
             self._dispatch,
             _dispatch_modes(),
             lambda: _C._pop_torch_dispatch_stack(None),
             _C._push_on_torch_dispatch_stack,
         )
-        _put_back(
+        _restore(
             self._functions,
             _function_modes(),
             _C._pop_torch_function_stack,
@@ -125,15 +127,8 @@ class unwound(same_modes):
             for kind in _AUTOCAST
         ]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, traceback)
-        if kind is None:
-            return
+    def _put_back(self, kind: type[BaseException], traceback: TracebackType | None) -> None:
+        super()._put_back(kind, traceback)
         torch.set_grad_enabled(self._grad)
         while _saving_hooks() not in (self._hooks, None):
             _C._autograd._pop_saved_tensors_default_hooks()
@@ -158,7 +153,7 @@ def _saving_hooks() -> object:
     return _C._autograd._top_saved_tensors_default_hooks(False)
 
 
-def _put_back(
+def _restore(
     before: list[object],
     now: list[object],
     pop: Callable[[], object],

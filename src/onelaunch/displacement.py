@@ -9,6 +9,7 @@ of the padded tensor are numbered in their order, which is that of the tensor at
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,16 @@ MOVES = frozenset(
 )
 """Operations that pick elements by their places. Others keep the order of elements, or a flow says
 that they need their size to be what it is."""
+
+
+class Holds(Enum):
+    """Elements of a result, beside those that it holds at the real size."""
+
+    SAME = 0
+    PADDING = 1
+    """The same where it reads real ones, and padding in the place of others: what reads it is
+    followed, and what writes into it misses the real ones."""
+    OTHERS = 2
 
 
 class Picked(NamedTuple):
@@ -73,47 +84,56 @@ def displaced(
     real: Picked,
     kwargs: dict[str, Any],
     padded: Callable[[Any], Tensor],
-    certain: Callable[[Tensor], bool],
+    unsure: Callable[[Any], Tensor],
     told: bool,
-) -> list[bool] | None:
-    """For each result whether it holds other elements than at the real size; None where that is
-    not to be told, or cannot be otherwise.
+    results: int,
+) -> list[Holds] | None:
+    """Say what each result holds; None where it cannot be otherwise than at the real size.
 
     Args:
         padded: which elements of a tensor are padding.
-        certain: whether a tensor of places is the same at every call.
+        unsure: which of them may differ from call to call.
         told: whether its numbers are the same in either run.
+        results: how many there are.
     """
     data = _DATA.get(packet)
     places = [] if data is None else tensors([a for i, a in enumerate(args) if i not in data])
     inputs = tensors([a for i, a in enumerate(args) if data is None or i in data])
     shapes = list(_shapes(real.args))
-    if len(shapes) != len(inputs) or not all(map(certain, places)):
+    if len(shapes) != len(inputs) or any(bool(unsure(t).any()) for t in places):
         return None
     planes = [padded(t) for t in inputs]
-    behind = all(_behind(p, shape) for p, shape in zip(planes, shapes, strict=True))
-    if behind and not places and _plain(packet, args, real.args):
-        return None
-    grown = iter([_numbered(p, k) for k, p in enumerate(planes)])
-    less = [_counted(shape, k, planes[0].device) for k, shape in enumerate(shapes)]
-    if any(
-        int((~p).sum()) != n.numel() for p, n in zip(planes, less, strict=True)
-    ):  # real ones depend on padding as well
-        return None
-    rest = iter(less)
     device = planes[0].device
+    if not places and all(map(_behind, planes, shapes)) and _plain(packet, args, real.args):
+        return None
+    numbers: list[Tensor] = []
+    constants = False
+    for t, plane, shape in zip(inputs, planes, shapes, strict=True):
+        behind, count = _behind(plane, shape), int((~plane).sum())
+        if not behind and count == shape.numel():
+            numbers.append(_in_order(plane, len(numbers)))
+        elif behind or _behind(plane | ~unsure(t), shape):
+            constants = constants or not behind
+            numbers.append(_in_place(plane, shape, len(numbers)))
+        else:  # values show what becomes of constants, but not which elements are the real ones
+            return None if count > shape.numel() else [Holds.OTHERS] * results
+    grown = iter(numbers)
+    rest = iter([_counted(shape, k, device) for k, shape in enumerate(shapes)])
     try:
         after = _run(func, packet, args, kwargs, lambda t: next(grown), device)
         before = _run(func, packet, real.args, real.kwargs, lambda t: next(rest), device)
     except (RuntimeError, IndexError, ValueError):
         return None
-    return [not _alike(a, b, told) for a, b in zip(after, before, strict=False)]
+    found = [_held(a, b, told) for a, b in zip(after, before, strict=False)]
+    if constants and Holds.OTHERS in found:
+        return None
+    return found + [Holds.PADDING] * (results - len(found))  # more rows, each a result
 
 
 def _plain(packet: str, args: tuple[Any, ...], real: tuple[Any, ...]) -> bool:
     """Whether padding that is behind stays behind: the same places in either run, from the start
     on."""
-    if packet in ("split", "split_with_sizes"):
+    if packet in ("split", "split_with_sizes", "unbind"):
         return False
     mine, theirs = ([v for v in leaves(a) if isinstance(v, int)] for a in (args[1:], real[1:]))
     numbers = packet in ("select", "slice", "select_scatter", "slice_scatter", "select_copy")
@@ -157,12 +177,16 @@ def _shapes(value: Any) -> Iterator[torch.Size]:
 
 
 def _behind(padded: Tensor, real: torch.Size) -> bool:
-    """Whether what is padding is what lies beyond the real size."""
-    if padded.dim() != len(real):
+    """Whether all beyond the real size is padding, and so the rest is in its place."""
+    if padded.dim() != len(real) or any(n > m for n, m in zip(real, padded.shape, strict=True)):
         return False
-    beyond = torch.ones_like(padded)
-    beyond[tuple(slice(0, n) for n in real)] = False
-    return torch.equal(beyond, padded)
+    inside = padded.clone()
+    inside[_first(real)] = True
+    return bool(inside.all())
+
+
+def _first(shape: torch.Size) -> tuple[slice, ...]:
+    return tuple(slice(0, n) for n in shape)
 
 
 def _counted(shape: torch.Size, place: int, device: torch.device) -> Tensor:
@@ -171,33 +195,50 @@ def _counted(shape: torch.Size, place: int, device: torch.device) -> Tensor:
     return torch.arange(first, first + shape.numel(), device=device).reshape(shape)
 
 
-def _numbered(padded: Tensor, place: int) -> Tensor:
-    """`_counted` of those that are no padding."""
+def _in_place(padded: Tensor, real: torch.Size, place: int) -> Tensor:
+    """`_counted` of the real elements, which are where they are at the real size."""
+    numbers = torch.full(padded.shape, _PADDING, device=padded.device)
+    numbers[_first(real)] = _counted(real, place, padded.device)
+    return torch.where(padded, _PADDING, numbers)
+
+
+def _in_order(padded: Tensor, place: int) -> Tensor:
+    """`_counted` of the real elements, which are all that are no padding."""
     numbers = (~padded).flatten().cumsum(0).reshape(padded.shape) + (place << 40)
     return torch.where(padded, _PADDING, numbers)
 
 
-def _alike(after: Tensor, before: Tensor, told: bool) -> bool:
+def _held(after: Tensor, before: Tensor, told: bool) -> Holds:
+    if _alike(after, before, told, exact=True):
+        return Holds.SAME
+    return Holds.PADDING if _alike(after, before, told, exact=False) else Holds.OTHERS
+
+
+def _alike(after: Tensor, before: Tensor, told: bool, exact: bool) -> bool:
     """Whether the same elements are in the same order: one by one, or row by row, where rows of
-    padding hold constants too. Told the same numbers, an operation may take more at the end."""
+    padding hold constants too. Told the same numbers, an operation may take more at the end.
+
+    Args:
+        exact: whether padding in the place of another element is a difference.
+    """
     kept = after[after != _PADDING]
     if kept.shape == before.flatten().shape and torch.equal(kept, before.flatten()):
         return True
     if after.dim() != before.dim():
         return False
-    if told and _equal(after[tuple(slice(0, n) for n in before.shape)], before):
+    if told and _equal(after[_first(before.shape)], before, exact):
         return True
     for dim in range(after.dim()):
         if after.shape[dim] != before.shape[dim]:
             after = _rows(after, dim)
-    return _equal(after, before)
+    return _equal(after, before, exact)
 
 
-def _equal(after: Tensor, before: Tensor) -> bool:
-    """Whether two have the same elements, but for padding, which is followed elsewhere."""
+def _equal(after: Tensor, before: Tensor, exact: bool) -> bool:
     if after.shape != before.shape:
         return False
-    return bool(((after == before) | (after == _PADDING)).all())
+    same = after == before
+    return bool(same.all() if exact else (same | (after == _PADDING)).all())
 
 
 def _rows(t: Tensor, dim: int) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import os
 import sys
 import sysconfig
@@ -65,6 +66,7 @@ _LOOKS_UP = {
     nn.Module.__delattr__.__code__,
 }
 """Where the attribute of somebody's module is looked up; it is known already."""
+_IMPORTS = cast(Any, importlib)._bootstrap._find_and_load.__code__
 _ITERATED = ".0"
 """The argument of a comprehension or generator expression: an iterator."""
 _BACKWARDS = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
@@ -126,7 +128,7 @@ class FrameWatch:
         # The collector's callbacks run whenever there is garbage, and are not the callable's.
         self._unread = _LOOKS_UP | {getattr(fn, "__code__", None) for fn in gc.callbacks}
         self._importing: list[FrameType] = []
-        """Modules whose code runs for the first time: what that reads is no part of the run."""
+        """Imports under way: what finders read, and a module's own code, is no part of the run."""
         self._given: dict[int, dict[str, Any]] = {}
         """id of a frame -> the arguments that it was called with, if it replaces any."""
         self._results: dict[int, dict[int, list[object]]] = {}
@@ -163,7 +165,7 @@ class FrameWatch:
             if sys.getprofile() is self:
                 sys.setprofile(None)  # another thread's, which has outlived the run
             return
-        if frame.f_code.co_name == "<module>":
+        if frame.f_code is _IMPORTS or frame.f_code.co_name == "<module>":
             if event == "call":
                 self._importing.append(frame)
             elif event == "return" and frame in self._importing:

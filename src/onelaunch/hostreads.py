@@ -13,24 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.errors import CaptureError
 from onelaunch.refusals import BY_LIST, CHECKED, READS
 from onelaunch.unwound import FunctionMode
 
 
 class HostReads(FunctionMode):
-    """Hands every such read to `refuse`, while active.
+    """Hands every such read to `refuse`, while active; so too an index that is a list, of which
+    torch makes a tensor on the device behind the dispatcher.
 
     Args:
         owns: whether a tensor's memory is the device's.
-        refuse: called with what happened, and the tensor; raises.
+        refuse: called with a code, what happened, the tensor and what to write; raises.
         note: called with any other tensor that is read.
     """
 
     def __init__(
         self,
         owns: Callable[[Tensor], bool],
-        refuse: Callable[[str, Tensor], object],
+        refuse: Callable[[str, str, Tensor, str | None], object],
         note: Callable[[Tensor], object] = lambda t: None,
     ) -> None:
         super().__init__()
@@ -57,7 +57,8 @@ class HostReads(FunctionMode):
         read = READS.get(func)
         if read is not None and isinstance(args[0], Tensor):
             if self._owns(args[0]):
-                self._refuse(f"the host reads a tensor in a capture: {read}", args[0])
+                what = f"the host reads a tensor in a capture: {read}"
+                self._refuse("OL101", what, args[0], None)
             self._note(args[0])
         if func in CHECKED:
             self.calling = func
@@ -66,11 +67,9 @@ class HostReads(FunctionMode):
             finally:
                 self.calling = None
         if func in (Tensor.__getitem__, Tensor.__setitem__) and _is_by_list(args[1]):
-            try:
-                return func(*args, **(kwargs or {}))
-            except CaptureError as error:
-                error.fix = BY_LIST if error.code == "OL103" else error.fix
-                raise
+            if args[0].device.type != "cpu" and self._owns(args[0]):
+                what = "an index that is a list is copied to the device"
+                self._refuse("OL103", what, args[0], BY_LIST)
         if func is Tensor.__setitem__ and not isinstance(args[2], Tensor):
             self.assigning += 1
             try:
@@ -81,8 +80,11 @@ class HostReads(FunctionMode):
 
 
 def _is_by_list(index: Any) -> bool:
-    """Whether an index has a list in it, of which torch makes a tensor on the host."""
-    return any(isinstance(part, list) for part in (index if isinstance(index, tuple) else (index,)))
+    """Whether an index has a list of numbers in it; one of other things stands for a tuple."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(
+        isinstance(part, list) and part and all(isinstance(i, int) for i in part) for part in parts
+    )
 
 
 class _Unnoticed:

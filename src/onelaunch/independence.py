@@ -16,7 +16,7 @@ from torch import Tensor
 from onelaunch.alignment import Alignment, draws, reason_of
 from onelaunch.blame import DRAWN, MOVED, ONCE, Event, Finding, blamed
 from onelaunch.bounds import check_bounds
-from onelaunch.displacement import displaced
+from onelaunch.displacement import Holds, displaced
 from onelaunch.driver.operators import operator, tensors
 from onelaunch.flows.call import LEAST, Call
 from onelaunch.flows.table import flow_of
@@ -120,9 +120,10 @@ class Spread(TakingApart):
         look = Look(self._memory, old, inputs, real, self._kept)
         moved = self._moved(func, step, args, kwargs, real, look, reason is None)
         if moved is not None:
-            reason = MOVED if any(moved) else None
+            reason = MOVED if Holds.OTHERS in moved else None
         if not targets:
-            self._show(outputs, moved or [reason is not None] * len(outputs))
+            others = Holds.OTHERS if reason else Holds.SAME
+            self._show(outputs, moved or [others] * len(outputs))
         if targets and (reason or look.any):
             bits = self._bits(func, args, kwargs, outputs, reason, look, real)
             for number, (t, b) in enumerate(zip(outputs, bits, strict=True)):
@@ -173,27 +174,25 @@ class Spread(TakingApart):
         real: Step | None,
         look: Look,
         told: bool,
-    ) -> list[bool] | None:
-        """Which results of an operation that picks elements by place have others than in the run at
-        the real size; None where that is not to be told."""
+    ) -> list[Holds] | None:
+        """What the results of an operation hold that picks elements by place; None of others."""
         if real is None or real.picked is None or step.picked is None:
             return None
         if all(look.real(t) in (None, t.shape) for t in tensors(args)):
             return None
         unsure, padded = look.plane(UNKNOWN), look.plane(PADDED)
-        packet = packet_of(step.name)
+        packet, count = packet_of(step.name), len(step.outputs)
+        return displaced(func, packet, args, real.picked, kwargs, padded, unsure, told, count)
 
-        def certain(t: Tensor) -> bool:
-            return not bool(unsure(t).any())
-
-        return displaced(func, packet, args, real.picked, kwargs, padded, certain, told)
-
-    def _show(self, views: Sequence[Tensor], moved: Sequence[bool]) -> None:
+    def _show(self, views: Sequence[Tensor], held: Sequence[Holds]) -> None:
         """Mark views of other elements than in the run at the real size."""
         every = torch.tensor(ALL | SIZED | SKEWED, dtype=torch.uint8, device=self._memory.device)
-        for view, wrong in zip(views, moved, strict=False):
-            if wrong:
+        for view, holds in zip(views, held, strict=True):
+            if holds is Holds.OTHERS:
                 self._memory.put(view, every)
+            elif holds is Holds.PADDING:
+                bits = self._memory.of(view)
+                self._memory.put(view, every if bits is None else bits | SKEWED)
 
     def _bits(
         self,

@@ -208,9 +208,9 @@ class Observer(Watching):
         """A mode that refuses the host's reads of device memory."""
         return self._reads
 
-    def _refuse_read(self, what: str, t: Tensor) -> None:
+    def _refuse_read(self, code: str, what: str, t: Tensor, fix: str | None) -> None:
         self.wanted.add(self._storage(t))
-        error = refuse("OL101", what)
+        error = refuse(code, what, fix=fix)
         self.refused = self.refused or error
         raise error
 

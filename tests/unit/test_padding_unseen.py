@@ -55,6 +55,22 @@ def writes_one(x: Tensor) -> Tensor:
     return y
 
 
+def writes_the_last(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[-1] = 2.0
+    return y.exp().argmax(1)  # of equals: rounding changes it at any size
+
+
+def writes_the_last_of_all(x: Tensor) -> Tensor:
+    y = x.clone()
+    y.unbind()[-1].fill_(2.0)
+    return y.exp().argmax(1)
+
+
+def puts_the_last(x: Tensor) -> Tensor:
+    return x.select_scatter(x[-1] * 2, 0, -1).exp().argmax(1)
+
+
 def draws_apart(x: Tensor) -> Tensor:
     torch.rand(len(x))
     return x + torch.rand(6)
@@ -70,6 +86,9 @@ REFUSED: dict[str, Program] = {
     "mean of zeros": lambda x: (x * 0).mean(0),
     "the largest of what is zeroed": lambda x: (x * torch.zeros(len(x), 1)).amax(0) + x,
     "the last row": lambda x: x[-1] * 1,
+    "the last row written": writes_the_last,
+    "the last of all rows written": writes_the_last_of_all,
+    "the last row put": puts_the_last,
     "the last but one": lambda x: x[-2] * 1,
     "the last but three": lambda x: x[-4] * 1,
     "an index from the end": lambda x: x[torch.tensor([-2])] * 1,
@@ -135,6 +154,12 @@ def guided(x: Tensor) -> Tensor:
     return one + 3 * (other - one)
 
 
+def biased(x: Tensor) -> Tensor:
+    """A bias in rows of eights, as kernels of attention want it, cut again."""
+    n = x.shape[1]
+    return x + F.pad(x[..., 0], (0, 8 - n % 8))[:, :n, None]
+
+
 def decoded(x: Tensor) -> Tensor:
     new = torch.ones(len(x), 3, x.shape[2])
     return torch.cat([x, new], 1)[:, x.shape[1] :] * 2
@@ -142,6 +167,7 @@ def decoded(x: Tensor) -> Tensor:
 
 PASS: dict[str, tuple[Program, Buckets]] = {
     "two copies, apart again": (guided, Buckets(0, (4, 8))),
+    "a bias in eights": (biased, Buckets((0, 1), ((2, 6), (6, 12)))),
     "what was put behind": (decoded, Buckets(1, (4, 8))),
     "the last, put behind": (
         lambda x: torch.cat([x, torch.ones(len(x), 1, 4)], 1)[:, -1] * 2,

@@ -241,8 +241,8 @@ class Recorder(DispatchMode):
     def host_reads(self) -> HostReads:
         """Refuses the reads that no dispatcher sees."""
 
-        def refuse(what: str, t: Tensor) -> None:
-            raise self.refuse("OL101", what)
+        def refuse(code: str, what: str, t: Tensor, fix: str | None) -> None:
+            raise self.refuse(code, what, fix)
 
         return HostReads(lambda t: self.memory.owns((t,), {}), refuse)
 

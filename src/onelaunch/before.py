@@ -44,6 +44,9 @@ class Reached:
 
     def changed(self, before: Walk) -> tuple[Walk, list[Change]]:
         """The state after a run, and what the run has changed of that `before` it."""
+        if before.reads is self.reads and before.stands():
+            self._now = before
+            return before, []
         after = walk(self.roots, self.reads)
         found = changes(before, after)
         self._now = None if found else after  # what was changed will be put back

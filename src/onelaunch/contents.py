@@ -10,7 +10,7 @@ import sys
 import types
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from onelaunch.members import behind, functions_in, names_read
 from onelaunch.peek import MOST, attributes_of
 from onelaunch.reads import Owner, Reads, raise_uses
 from onelaunch.slots import (
+    MISSING,
     ScriptAttribute,
     Slot,
     arguments_of,
@@ -38,6 +39,29 @@ _UNWALKED = ("torch._", "torch.cuda", "torch.utils", "threading", "logging", "on
 MOST_BYTES = 1 << 14  # of a numpy array that is compared at each call, at 0.1 us for a KB
 
 
+class Untouched(NamedTuple):
+    """Attributes of a module that no code was seen to read or store: some 20 of each.
+
+    Attributes:
+        holder: the module's `__dict__`.
+        values: what they are.
+    """
+
+    name: str
+    module: nn.Module
+    holder: dict[str, object]
+    values: dict[str, object]
+    via: Slot | None
+
+    def slot(self, key: str) -> Slot:
+        """The place of one."""
+        return Slot("item", self.holder, key, f"{self.name}{key}", self.module, self.via)
+
+    def changed(self) -> bool:
+        """Whether another object is in one of them now."""
+        return any(self.holder.get(key, MISSING) is not old for key, old in self.values.items())
+
+
 class Contents:
     """What objects hold, as far as a callable was seen to read it; before it has run, all of it.
 
@@ -49,6 +73,8 @@ class Contents:
         self.reads = reads
         self.containers: dict[int, tuple[Any, str, int]] = {}
         """id -> (container, name, length), of lists, dicts, sets and deques."""
+        self.untouched: dict[int, Untouched] = {}
+        """id of a module's `__dict__` -> those of its attributes that nobody was seen to touch."""
         self._met: dict[int, list[object]] = {}
         """id of a container of which items were read, or stored -> their keys."""
         for container, key in () if reads is None else reads.items:
@@ -69,9 +95,11 @@ class Contents:
 
     def _use(self, owner: Owner | None, name: object) -> Use | None:
         """What becomes of an attribute; None where nobody was seen to touch it."""
-        if self.reads is None or (owner is not None and owner.opaque):
+        if self.reads is None:
             return Use.READ
-        return None if owner is None else owner.names.get(cast(str, name))
+        if owner is None:
+            return None
+        return Use.READ if owner.opaque else owner.names.get(cast(str, name))
 
     def of(
         self, name: str, value: object, via: Slot | None, use: Use = Use.READ
@@ -161,11 +189,17 @@ class Contents:
                 for key in cast(dict[str, object], entries):
                     yield Slot("item", entries, key, f"{prefix}{key}", module, via), Use.READ
         derived = _LISTED_ANEW if isinstance(module, nn.parallel.DistributedDataParallel) else ()
-        for key in list(attributes):
-            left_out = key in MODULE_DICTS or key in derived
-            if not (left_out or (self.reads is None and key in _NOT_READ)):
-                slot = Slot("item", attributes, key, f"{prefix}{key}", module, via)
-                yield slot, self._use(owner, key)
+        untouched: dict[str, object] = {}
+        for key, value in list(attributes.items()):
+            if key in MODULE_DICTS or key in derived or (self.reads is None and key in _NOT_READ):
+                continue
+            use = self._use(owner, key)
+            if use is None and not isinstance(value, Tensor):  # whose memory may be known otherwise
+                untouched[key] = value
+            else:
+                yield Slot("item", attributes, key, f"{prefix}{key}", module, via), use
+        if untouched:
+            self.untouched[id(attributes)] = Untouched(prefix, module, attributes, untouched, via)
         if isinstance(module, torch.jit.ScriptModule):
             yield from _of_script(prefix, module)
 

@@ -20,6 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, cast
 
@@ -129,6 +130,8 @@ class FrameWatch:
         self._unread = _LOOKS_UP | {getattr(fn, "__code__", None) for fn in gc.callbacks}
         self._importing: list[FrameType] = []
         """Imports under way: what finders read, and a module's own code, is no part of the run."""
+        self._codes: dict[int, _Code] = {}
+        """By id."""
         self._given: dict[int, dict[str, Any]] = {}
         """id of a frame -> the arguments that it was called with, if it replaces any."""
         self._results: dict[int, dict[int, list[object]]] = {}
@@ -161,61 +164,114 @@ class FrameWatch:
             self.reads.settle()
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event not in ("call", "return"):
+            return
         if not self._active:
             if sys.getprofile() is self:
                 sys.setprofile(None)  # another thread's, which has outlived the run
             return
-        if frame.f_code is _IMPORTS or frame.f_code.co_name == "<module>":
+        code = frame.f_code
+        known = self._codes.get(id(code)) or self._known(code)
+        if known.imports:
             if event == "call":
                 self._importing.append(frame)
-            elif event == "return" and frame in self._importing:
+            elif frame in self._importing:
                 self._importing.remove(frame)
         elif self._importing:
             return
         elif event == "call":
-            self._called(frame)
-        elif event == "return":
-            self._returned(frame, arg)
+            if known.tells:
+                self._told_by(known.code)
+            if not known.unread:
+                self._called(frame, known)
+        else:
+            self._returned(frame, known, arg)
 
-    def _called(self, frame: FrameType) -> None:
-        code = frame.f_code
+    def _known(self, code: types.CodeType) -> _Code:
+        machinery = is_machinery(code.co_filename)
+        known = _Code(code, machinery, machinery or code in self._unread)
+        self._codes[id(code)] = known
+        return known
+
+    def _told_by(self, code: types.CodeType) -> None:
+        """Note what a call of torch's tells by itself."""
         if code in _RUNS_BACKWARD:
             self.reads.backward = True
-        if code.co_name in _TAKE_FUNCTIONS and code.co_filename.startswith(_HIGHER_ORDER):
+        else:
             self.reads.takes_functions = code.co_name
-        if self._is_unread(frame):
+
+    def _called(self, frame: FrameType, known: _Code) -> None:
+        if known.is_unread(frame):
             return
-        self.reads.codes.add(code)
-        loads = loads_of(code)
-        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
-        replaced = [name for name in arguments if name in loads.assigned]
-        if replaced:
+        if not known.met:
+            known.meet()
+            self.reads.codes.add(known.code)
+        if known.replaced:
             values = frame.f_locals
-            given = {n: v for n in replaced if leads_on(v := values.get(n))}
+            given = {n: v for n in known.replaced if leads_on(v := values.get(n))}
             if given:
                 self._given[id(frame)] = given
-        if _ITERATED in arguments:  # at the end it is exhausted
+        if known.iterates:  # at the end it is exhausted
             iterated = went_through(frame.f_locals.get(_ITERATED))
             self._given.setdefault(id(frame), {})[_ITERATED] = iterated
 
-    def _returned(self, frame: FrameType, result: object) -> None:
-        code, parent = frame.f_code, frame.f_back
-        given = self._given.pop(id(frame), {})
-        results = self._results.pop(id(frame), {})
-        read = parent is not None and not is_machinery(parent.f_code.co_filename)
-        if parent is not None and read and leads_on(result):
-            at = self._results.setdefault(id(parent), {}).setdefault(parent.f_lasti, [])
-            if len(at) < MOST:
-                at.append(result)
-        if not self._is_unread(frame):
+    def _returned(self, frame: FrameType, known: _Code, result: object) -> None:
+        given = self._given.pop(id(frame), {}) if self._given else {}
+        results = self._results.pop(id(frame), {}) if self._results else {}
+        parent = frame.f_back
+        if parent is not None and leads_on(result):
+            caller = self._codes.get(id(parent.f_code)) or self._known(parent.f_code)
+            if not caller.machinery:
+                at = self._results.setdefault(id(parent), {}).setdefault(parent.f_lasti, [])
+                if len(at) < MOST:
+                    at.append(result)
+        if not known.unread and not known.is_unread(frame):
             with self._lock:
-                _Frame(self.reads, frame, loads_of(code), given, results).note()
+                _Frame(self.reads, frame, loads_of(known.code), given, results).note()
 
-    def _is_unread(self, frame: FrameType) -> bool:
-        code = frame.f_code
-        if is_machinery(code.co_filename) or code in self._unread or is_generated(frame):
-            return True
-        return _serves_machinery(frame)
+
+@dataclass(slots=True)
+class _Code:
+    """What is known of a function's code, whichever frame it runs in.
+
+    Attributes:
+        machinery: whether it is of the workings of the standard library, torch or onelaunch.
+        unread: whether none of its frames is read.
+        met: whether one of them was.
+        replaced: the arguments that it assigns anew.
+        iterates: whether it is a comprehension or a generator expression.
+        imports: whether it runs an import: a finder's search, or a module's own code.
+        tells: whether a call of it says something by itself.
+    """
+
+    code: types.CodeType
+    machinery: bool
+    unread: bool
+    met: bool = False
+    replaced: tuple[str, ...] = ()
+    iterates: bool = False
+    imports: bool = field(init=False)
+    tells: bool = field(init=False)
+    _told: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        file, name = self.code.co_filename, self.code.co_name
+        self.imports = self.code is _IMPORTS or name == "<module>"
+        takes = name in _TAKE_FUNCTIONS and file.startswith(_HIGHER_ORDER)
+        self.tells = takes or self.code in _RUNS_BACKWARD
+        self._told = file != "<string>" and not _keeps(file)
+
+    def is_unread(self, frame: FrameType) -> bool:
+        """Whether one frame is not read, which its caller may decide."""
+        return not self._told and (is_generated(frame) or _serves_machinery(frame))
+
+    def meet(self) -> None:
+        """Learn what its first frame is to be asked, and later ones."""
+        code, self.met = self.code, True
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
+        assigned = loads_of(code).assigned
+        self.replaced = tuple(name for name in arguments if name in assigned)
+        self.iterates = _ITERATED in arguments
 
 
 class _Joining(DispatchMode):
@@ -378,8 +434,11 @@ class _Frame:
         found = self._variables[name] = [
             values[name] for values in (self._given, self._locals) if name in values
         ]
-        if name not in self._loads.assigned:
+        loads = self._loads
+        if name not in loads.assigned:
             return found
+        if not found and name not in loads.gone and name not in loads.free:
+            return found  # what assigns it did not run
         seen = {id(v) for v in found}
         before = -1
         self._seeking += 1

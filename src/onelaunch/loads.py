@@ -31,6 +31,7 @@ class _Reader:
         self._loads: list[Load] = []
         self._found = Loads(
             free=frozenset(code.co_freevars) | frozenset(code.co_cellvars),
+            gone=frozenset(s.argval for s in self._steps if s.opname in _CLEARS),
             offsets=[step.offset for step in self._steps],
         )
         self._stored = {s.argval for s in self._steps if s.opname in _STORES}
@@ -388,6 +389,7 @@ _HANDLERS: dict[str, _Handler] = {
 
 # Numbers that are only counted.
 
+_CLEARS = ("DELETE_FAST", "DELETE_DEREF", "DELETE_NAME", "LOAD_FAST_AND_CLEAR")
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME")
 _CALLS = ("CALL", "PRECALL", "PUSH_NULL", "KW_NAMES")
 _PASSES = ("LOAD_", "SWAP", "COPY", "CACHE", "BINARY_SUBSCR", *_CALLS)

@@ -80,6 +80,8 @@ class Loads:
     """Objects any of whose attributes may be read: `vars(o)`."""
     free: frozenset[str] = frozenset()
     """The variables of functions around it, whose cells are places."""
+    gone: frozenset[str] = frozenset()
+    """Variables that may be without a value at the end though they had one."""
     offsets: list[int] = field(default_factory=list[int])
     """Where each instruction begins."""
 

@@ -54,6 +54,12 @@ def refuse_module(module: nn.Module) -> None:
             raise GraphError("OL130", _skipped(part), fix=_pair_fix(kind))
 
 
+def where_spread(reached: Callable[[], list[object]]) -> list[object]:
+    """What a callable reaches, where there are process groups: without, nobody asks, and it is not
+    looked for."""
+    return reached() if initialized() else []
+
+
 def refused_pair(reached: Iterable[object]) -> CaptureError | None:
     """Why a forward whose backward is outside the callable cannot be recorded, OL130; or None.
 

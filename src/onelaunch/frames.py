@@ -307,6 +307,7 @@ class _Frame:
         self._globals = frame.f_globals
         self._locals = frame.f_locals
         self._loads = loads
+        self._last = loads.reached(frame.f_lasti)
         self._given = given
         self._results = {loads.instruction(at): found for at, found in results.items()}
         self._variables: dict[str, list[object]] = {}
@@ -327,11 +328,13 @@ class _Frame:
             for value in self._variable(name):
                 self._attributes(value, uses)
         for place, use in loads.places.items():
-            self._noted(place, use)
+            if loads.begins[place] <= self._last:
+                self._noted(place, use)
         for symbol in loads.opaque:
             self._opaque(self._values(symbol))
         for call in loads.calls:
-            self._passed(call)
+            if call.offset <= self._last:
+                self._passed(call)
 
     def _attributes(self, value: object, uses: Mapping[str, Use]) -> None:
         if has_attributes(value):

@@ -261,7 +261,7 @@ class Graphed(Table, Generic[P, R]):
     def _refusal(self, signature: Signature, reached: Reached) -> CaptureError | None:
         """What forbids to capture a signature, as far as it shows before a capture."""
         if signature.warm == 0 and not self._entries:  # modules of several processes
-            values = reached.values()
+            values = distributed.where_spread(reached.values)
             signature.least = distributed.least_warmup(values)
             refused = distributed.refused_step(values)
             if refused is not None:
@@ -293,7 +293,7 @@ class Graphed(Table, Generic[P, R]):
             return result
         if wants_grad(driver, result, after, reached):
             signature.forward = True
-            refused = distributed.refused_pair(reached.values())
+            refused = distributed.refused_pair(distributed.where_spread(reached.values))
             if refused is not None:
                 self._refused(signature, refused)
             elif not torch.is_grad_enabled():
@@ -437,7 +437,7 @@ class Graphed(Table, Generic[P, R]):
             if any(e.spec == spec and e.captured.guard.check() for e in self._entries):
                 return
             self._drop_stale(spec, signature)
-            refused = distributed.refused_ahead(reached.values())
+            refused = distributed.refused_ahead(distributed.where_spread(reached.values))
             if refused is not None:
                 raise refused
             if len(self._entries) >= self.options.max_recordings:

@@ -58,6 +58,8 @@ class _Reader:
             else:
                 self._other(step)
             if step.opcode in _JUMPS and isinstance(step.argval, int):
+                if step.argval < step.offset:
+                    self._found.backward.append((step.offset, step.argval))
                 self._at.setdefault(step.argval, list(self._stack))
                 self._open = max(self._open, step.argval)
             if step.opname in _ENDS:

@@ -84,6 +84,18 @@ class Loads:
     """Variables that may be without a value at the end though they had one."""
     offsets: list[int] = field(default_factory=list[int])
     """Where each instruction begins."""
+    begins: dict[Symbol, int] = field(default_factory=dict[Symbol, int])
+    """place -> the first instruction that loads or stores it."""
+    backward: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Each jump to an earlier instruction, from where and to where, in their order."""
+
+    def reached(self, offset: int) -> int:
+        """The last instruction that may have run in a frame that ends at one."""
+        last = offset
+        for source, target in self.backward:
+            if target <= last < source:
+                last = source
+        return last
 
     def instruction(self, offset: int) -> int:
         """Where the instruction begins in which a frame is; its caches are part of it."""
@@ -111,6 +123,9 @@ def summed(found: Loads, loads: Iterable[Load]) -> Loads:
         elif place.kind == "attribute" and _is_argument(base, found):
             uses = found.arguments.setdefault(cast(Symbol, base).key, {})
         key = place if uses is found.places else place.key
+        if uses is found.places:
+            begins = load.place.offset
+            found.begins[place] = min(begins, found.begins.get(place, begins))
         use = Use.NONE if load.stores else load.use
         uses[key] = max(use, uses.get(key, Use.NONE))
     found.assigned = {name: [one(s) for s in symbols] for name, symbols in found.assigned.items()}

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from onelaunch.frames import is_installed, is_machinery
 from onelaunch.members import behind, functions_in, names_read
+from onelaunch.origins import is_installed, is_machinery
 from onelaunch.peek import MOST, attributes_of
 from onelaunch.reads import Owner, Reads, raise_uses
 from onelaunch.slots import (

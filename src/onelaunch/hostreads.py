@@ -66,10 +66,10 @@ class HostReads(FunctionMode):
                 return func(*args, **(kwargs or {}))
             finally:
                 self.calling = None
-        if func in (Tensor.__getitem__, Tensor.__setitem__) and _is_by_list(args[1]):
-            if args[0].device.type != "cpu" and self._owns(args[0]):
-                what = "an index that is a list is copied to the device"
-                self._refuse("OL103", what, args[0], BY_LIST)
+        indexes = func in (Tensor.__getitem__, Tensor.__setitem__) and _is_by_list(args[1])
+        if indexes and args[0].device.type != "cpu" and self._owns(args[0]):
+            what = "an index that is a list is copied to the device"
+            self._refuse("OL103", what, args[0], BY_LIST)
         if func is Tensor.__setitem__ and not isinstance(args[2], Tensor):
             self.assigning += 1
             try:

@@ -246,7 +246,7 @@ class Observer(Watching):
             found = refusal(func, args, kwargs)
             if found is not None:
                 self.wanted.add(self._storage(device[0]))
-                what = f"{_spoken(name)} needs the value of {named(device[0])}"
+                what = found.what or f"{_spoken(name)} needs the value of {named(device[0])}"
                 what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
                 raise refuse(found.code, what, fix=fix)
         target = kwargs.get("device")

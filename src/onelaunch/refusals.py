@@ -50,6 +50,8 @@ class Refusal:
     fix: str
     when: Callable[[Sequence[Any], dict[str, Any]], bool] | None = None
     """Refused only for such arguments; always if None."""
+    what: str | None = None
+    """What it does, where that is not to need the value of a tensor."""
 
 
 def _masked(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -73,6 +75,11 @@ def _unbounded(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     low = args[2] if len(args) > 2 else kwargs.get("min", 0)
     high = args[3] if len(args) > 3 else kwargs.get("max", 0)
     return low == high
+
+
+def _drops(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    dropout, training = args[11:13]
+    return training and dropout > 0
 
 
 REFUSALS: dict[str, Refusal] = {
@@ -110,6 +117,14 @@ REFUSALS: dict[str, Refusal] = {
     "aten::_index_put_impl_": Refusal("OL102", "torch.where(mask, values, x)", _masked_values),
     "aten::_to_sparse": Refusal("OL102", _FIXED),
     "aten::_pack_padded_sequence": Refusal("OL102", _PADDED),
+    # https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/cudnn/RNN.cpp
+    "aten::_cudnn_rnn": Refusal(
+        "OL106",
+        "`dropout=0`, and nn.Dropout between single layers",
+        _drops,
+        "the dropout of cuDNN's recurrent layers draws from a state of its own, which the host "
+        "makes anew after torch.manual_seed",
+    ),
 }
 """Operation (``aten::name`` for every overload, or ``aten::name.overload``) to its refusal."""
 
@@ -160,10 +175,7 @@ _WITHIN: dict[tuple[str, str], str] = {
         "torch.nn.utils.clip_grad_norm_(...) without `error_if_nonfinite=True`; look at the norm, "
         "which it returns, after the call"
     ),
-    ("OL101", "nn/modules/rnn.py"): (
-        f"{_UNPACKED}; and for layers on CUDA "
-        "`dropout=0` with nn.Dropout between them, since cuDNN seeds its own on the host"
-    ),
+    ("OL101", "nn/modules/rnn.py"): _UNPACKED,
     ("OL104", "nn/modules/rnn.py"): _UNPACKED,
 }
 """Code, and a file of torch whose own lines do what is refused, to the option that has it not do

@@ -38,8 +38,9 @@ class Slot(NamedTuple):
     def read(self) -> object:
         """What the slot holds, or `MISSING`; whatever a class of containers shows of itself."""
         holder = self.holder
-        if type(holder) is dict and self.kind == "item":  # nearly all of them
-            return cast(dict[Any, Any], holder).get(self.key, MISSING)
+        kind: type = type(holder)
+        if kind is dict and self.kind == "item":  # nearly all of them
+            return holder.get(self.key, MISSING)
         try:
             if self.kind == "cell":
                 return holder.cell_contents

@@ -27,8 +27,8 @@ from onelaunch.contents import (
     is_library_class,
     members_of,
 )
-from onelaunch.frames import is_installed
 from onelaunch.members import names_read
+from onelaunch.origins import is_installed
 from onelaunch.peek import attributes_of
 from onelaunch.reads import Reads
 from onelaunch.slots import (

@@ -500,3 +500,32 @@ def test_attributes_named_much_as_those_of_torch(device: torch.device, rand: Ran
             for i in range(4):
                 assert_same(fast(rand(i, 3)), model(rand(i, 3)))
     assert replays(fast) > 5
+
+
+def test_a_finder_of_modules_that_counts_what_it_is_asked(
+    rand: Rand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an import reads is no part of the call: pytest's own finder keeps such a cache."""
+
+    class Finder:
+        asked: dict[int, str] = {}  # noqa: RUF012
+
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name not in self.asked.values() or name == "not_there":
+                self.asked[len(self.asked)] = name
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+
+    def f(x: Tensor) -> Tensor:
+        try:
+            import not_there  # type: ignore[import-not-found]
+
+            return x * not_there.scale
+        except ImportError:
+            return x * 2
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(5):
+            assert_same(fast(rand(i, 3)), rand(i, 3) * 2)
+    assert replays(fast) == 4

@@ -161,3 +161,55 @@ def test_nothing_that_a_run_made_is_kept() -> None:
     reads = seen(fn)
     assert made[0]() is None
     assert not [owner for owner in reads.copy().owners.values() if owner.ref() is made[0]()]
+
+
+def left_early(root: Box, box: Box) -> Any:
+    if root is not box:
+        return root.boxes[0].first  # type: ignore[attr-defined]
+    return root.boxes[0].scale  # type: ignore[attr-defined]
+
+
+def left_a_loop(root: Box, box: Box) -> Any:
+    node = root
+    for i in range(3):
+        if i == 2:
+            return node.boxes[0].first  # type: ignore[attr-defined]
+        node.boxes[0].scale  # type: ignore[attr-defined]  # noqa: B018
+    return node.boxes[0].late  # type: ignore[attr-defined]
+
+
+def caught_late(root: Box, box: Box) -> Any:
+    try:
+        root.boxes[0].missing  # type: ignore[attr-defined]  # noqa: B018
+    except AttributeError:
+        box = root.boxes[0]  # type: ignore[attr-defined]
+        return box.scale  # type: ignore[attr-defined]
+    return root.boxes[0].late  # type: ignore[attr-defined]
+
+
+def deleted(root: Box, box: Box) -> Any:
+    part = root.boxes[0]  # type: ignore[attr-defined]
+    value = part.scale
+    del part
+    return value
+
+
+def never_set(root: Box, box: Box) -> Any:
+    if root is box:
+        part = root.boxes[0]  # type: ignore[attr-defined]
+    return None if root is not box else part.scale
+
+
+@pytest.mark.parametrize(
+    ("fn", "names"),
+    [
+        (left_early, {"first"}),
+        (left_a_loop, {"first", "scale"}),
+        (caught_late, {"missing", "scale"}),
+        (deleted, {"scale"}),
+        (never_set, set()),
+    ],
+)
+def test_what_did_not_run_is_not_read(fn: Any, names: set[str]) -> None:
+    box = Box(first=1, scale=2.0, late=3)
+    assert read_of(seen(fn, Box(boxes=[box]), Box()), box) == names

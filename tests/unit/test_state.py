@@ -171,6 +171,83 @@ def seen(root: Any) -> Walk:
     return walk([("f", root)], reads)
 
 
+def test_an_attribute_that_nobody_was_seen_to_touch_is_a_change() -> None:
+    net = Net()
+    net.late = 1
+    before = seen(net)
+    assert ("late",) not in {(slot.name,) for slot, _ in before.held.values()}
+    assert before.stands()
+    net.__dict__.update(late=2, later=3)  # as code in C may
+    assert not before.stands()
+    found = changes(before, walk([("f", net)], before.reads))
+    assert {c.slot.key: c.before for c in found} == {"late": 1, "later": MISSING}
+    restore(found)
+    assert net.late == 1
+    assert not hasattr(net, "later")
+
+
+class Other(Plain):
+    pass
+
+
+class Scaled(Plain):
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) * 2
+
+
+class Keeper(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.parts = [Plain(torch.ones(2))]
+        self.table = {"a": 1}
+        self.names = {"a"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x) if "a" in self.names else x
+        return self.parts[0](y) * self.table["a"] + helper(x)
+
+
+def helper(x: Tensor, scale: float = 2.0) -> Tensor:
+    return x * scale
+
+
+def replaced_code() -> Any:
+    return lambda x, scale=2.0: x - scale
+
+
+EDITS: dict[str, Callable[[Keeper], object]] = {
+    "a number": lambda net: net.table.update(a=2),
+    "a key": lambda net: net.table.update(b=2),
+    "an item": lambda net: net.parts.append(Plain(WEIGHT)),
+    "another object": lambda net: net.parts.__setitem__(0, Plain(WEIGHT)),
+    "a parameter": lambda net: setattr(net.layer, "bias", None),
+    "a gradient": lambda net: setattr(net.layer.weight, "grad", torch.ones(2, 2)),
+    "a hook": lambda net: net.layer.register_forward_hook(print),
+    "an attribute": lambda net: setattr(net.parts[0], "more", 1),
+    "a class": lambda net: setattr(net.parts[0], "__class__", Other),
+    "what a set holds": lambda net: (net.names.add("b"), net.names.remove("a")),
+    "a default": lambda net: setattr(helper, "__defaults__", (3.0,)),
+    "code": lambda net: setattr(helper, "__code__", replaced_code().__code__),
+    "a base class": lambda net: setattr(Other, "__bases__", (Scaled,)),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_walk_stands_until_something_changes(name: str) -> None:
+    net = Keeper()
+    if name == "a base class":
+        net.parts[0].__class__ = Other
+    found = seen(net)
+    assert found.stands()
+    kept = helper.__code__, helper.__defaults__, Other.__bases__
+    try:
+        EDITS[name](net)
+        assert not found.stands()
+    finally:
+        helper.__code__, helper.__defaults__, Other.__bases__ = kept
+
+
 def test_which_slots_are_read() -> None:
     found = seen(Plain(WEIGHT))
     by_name = {slot.name: slot for slot, _ in found.held.values()}

@@ -28,7 +28,8 @@ LAYERS = {
     ),
     "driver": ("driver",),
     "core": (
-        *("symbols", "loads", "members", "peek", "reads", "frames", "slots", "contents", "state"),
+        *("symbols", "loads", "members", "peek", "reads", "origins", "frames"),
+        *("slots", "contents", "state"),
         *("native", "guard"),
         *("known", "watching", "observe", "plan"),
         *("ledger", "hostvalues", "hostmemory"),

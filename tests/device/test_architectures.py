@@ -66,7 +66,9 @@ def test_architecture(
 ) -> None:
     fast = run(device, architecture)
     assert len(fast.recordings) == 1
-    assert replays(fast) == 3
+    # On CUDA it asks whether it is captured, and warms up once more where that is to be told.
+    asks = device.type == "cuda" and architecture.name == "opt"
+    assert replays(fast) == (2 if asks else 3)
     figures = {"kind": architecture.kind, "result": "as eager", "nodes": fast.recordings[0].nodes}
     with capsys.disabled():
         report("architectures.json", f"{device.type} {architecture.name}", figures)

@@ -216,7 +216,8 @@ def test_reset_leaves_others_and_gives_memory_back(driver) -> None:
     before = held()
     for _ in range(3):
         once()
-    assert held() == before
+    # Less, where what an earlier test left has gone meanwhile.
+    assert all(now <= then for now, then in zip(held(), before, strict=True))
 
 
 def test_random_numbers_are_those_of_eager(driver, pool) -> None:

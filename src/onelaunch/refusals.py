@@ -24,6 +24,7 @@ _INDEX = (
 )
 _PADDED = "pad, and mask the result"
 _UNPACKED = f"not a PackedSequence, whose sizes the host reads: {_PADDED}"
+_OWN_DROPOUT = "`dropout=0`, and nn.Dropout between single layers"
 _UNVALIDATED = (
     "no validation of values: torch.distributions.Normal(..., validate_args=False), or once for "
     "all torch.distributions.Distribution.set_default_validate_args(False)"
@@ -120,10 +121,10 @@ REFUSALS: dict[str, Refusal] = {
     # https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/cudnn/RNN.cpp
     "aten::_cudnn_rnn": Refusal(
         "OL106",
-        "`dropout=0`, and nn.Dropout between single layers",
+        _OWN_DROPOUT,
         _drops,
         "the dropout of cuDNN's recurrent layers draws from a state of its own, which the host "
-        "makes anew after torch.manual_seed",
+        "seeds anew after torch.manual_seed",
     ),
 }
 """Operation (``aten::name`` for every overload, or ``aten::name.overload``) to its refusal."""
@@ -175,7 +176,7 @@ _WITHIN: dict[tuple[str, str], str] = {
         "torch.nn.utils.clip_grad_norm_(...) without `error_if_nonfinite=True`; look at the norm, "
         "which it returns, after the call"
     ),
-    ("OL101", "nn/modules/rnn.py"): _UNPACKED,
+    ("OL101", "nn/modules/rnn.py"): f"{_UNPACKED}; and for layers on CUDA {_OWN_DROPOUT}",
     ("OL104", "nn/modules/rnn.py"): _UNPACKED,
 }
 """Code, and a file of torch whose own lines do what is refused, to the option that has it not do

@@ -96,17 +96,23 @@ class Reads:
     def settle(self) -> None:
         """Sum up, after a run, what was read of the instances of each class; and let go of what
         is held here alone, an object or a graph that the run made."""
-        for key, owner in list(self.owners.items()):
+        for owner in self.owners.values():
             value = owner.ref()
-            ours = isinstance(owner.ref, functools.partial)
-            # A node belongs to the graph of its run, which may last until a backward has run.
-            if ours and (isinstance(value, Node) or sys.getrefcount(value) <= _OURS_ALONE):
-                del self.owners[key]
             if value is None or isinstance(value, _APART):
                 continue
             kind = self.kinds.setdefault(_kind(value), Owner(_gone))
             raise_uses(kind.names, owner.names)
             kind.opaque |= owner.opaque
+        value, count = None, -1
+        ours = [k for k, owner in self.owners.items() if isinstance(owner.ref, functools.partial)]
+        while len(ours) != count:  # one that held another may have gone
+            count = len(ours)
+            for key in ours:
+                value = self.owners[key].ref()
+                # A node belongs to the graph of its run, which may last until a backward has run.
+                if isinstance(value, Node) or sys.getrefcount(value) <= _OURS_ALONE:
+                    del self.owners[key]
+            ours = [key for key in ours if key in self.owners]
 
     def exceeds(self, other: Reads, containers: set[int]) -> bool:
         """Whether more was read than is known in `other`, of what is still there; of items those

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from typing import Any
+import weakref
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -161,6 +162,32 @@ def test_nothing_that_a_run_made_is_kept() -> None:
     reads = seen(fn)
     assert made[0]() is None
     assert not [owner for owner in reads.copy().owners.values() if owner.ref() is made[0]()]
+
+
+class Inner(NamedTuple):
+    box: Any
+
+
+class Outer(NamedTuple):
+    inner: Inner
+    event: int
+
+
+def test_what_a_run_made_and_read_goes_with_it() -> None:
+    """Tuples take no weak reference: those that only what was read refers to are let go, also one
+    in another."""
+    boxes: list[weakref.ref[Box]] = []
+
+    def made() -> int:
+        box = Box(scale=1)
+        boxes.append(weakref.ref(box))
+        inner = Inner(box)
+        outer = Outer(inner, 2)
+        return inner.box.scale + outer.event  # type: ignore[attr-defined]
+
+    reads = seen(made)
+    assert boxes[0]() is None
+    assert not any(isinstance(value, Inner | Outer) for value in reads.living())
 
 
 def left_early(root: Box, box: Box) -> Any:

@@ -104,17 +104,19 @@ def displaced(
         return None
     planes = [padded(t) for t in inputs]
     device = planes[0].device
-    if not places and all(map(_behind, planes, shapes)) and _plain(packet, args, real.args):
+    behind = list(map(_behind, planes, shapes))
+    if not places and all(behind) and _plain(packet, args, real.args):
         return None
     numbers: list[Tensor] = []
     constants = False
-    for t, plane, shape in zip(inputs, planes, shapes, strict=True):
-        behind, count = _behind(plane, shape), int((~plane).sum())
-        if not behind and count == shape.numel():
-            numbers.append(_in_order(plane, len(numbers)))
-        elif behind or _behind(plane | ~unsure(t), shape):
-            constants = constants or not behind
-            numbers.append(_in_place(plane, shape, len(numbers)))
+    for k, (t, plane, shape) in enumerate(zip(inputs, planes, shapes, strict=True)):
+        if behind[k]:
+            numbers.append(_in_place(plane, shape, k))
+        elif (count := int((~plane).sum())) == shape.numel():
+            numbers.append(_in_order(plane, k))
+        elif _behind(plane | ~unsure(t), shape):
+            constants = True
+            numbers.append(_in_place(plane, shape, k))
         else:  # values show what becomes of constants, but not which elements are the real ones
             return None if count > shape.numel() else [Holds.OTHERS] * results
     grown = iter(numbers)

@@ -54,10 +54,10 @@ def refuse_module(module: nn.Module) -> None:
             raise GraphError("OL130", _skipped(part), fix=_pair_fix(kind))
 
 
-def where_spread(reached: Callable[[], list[object]]) -> list[object]:
-    """What a callable reaches, where there are process groups: without, nobody asks, and it is not
-    looked for."""
-    return reached() if initialized() else []
+def where_spread(reached: Callable[[], Iterable[object]]) -> list[object]:
+    """Give what a callable reaches to the functions below that ask of it: nothing, and without
+    looking for it, where there are no process groups."""
+    return list(reached()) if initialized() else []
 
 
 def refused_pair(reached: Iterable[object]) -> CaptureError | None:
@@ -66,7 +66,7 @@ def refused_pair(reached: Iterable[object]) -> CaptureError | None:
     Args:
         reached: what the callable reaches.
     """
-    for part in reached if initialized() else ():
+    for part in reached:
         kind = spread(part)
         if kind is not None:
             return CaptureError("OL130", _skipped(part), fix=_pair_fix(kind))
@@ -86,7 +86,7 @@ def refused_step(reached: Iterable[object]) -> CaptureError | None:
             why = "it reads on the host, in each backward, which parameters were used"
             fix = f"leave `{option}` out, where each parameter is used in each step"
             return CaptureError("OL130", what, why=why, fix=fix)
-    parts = [part for part in reached if spread(part) in _SHARDED] if initialized() else []
+    parts = [part for part in reached if spread(part) in _SHARDED]
     if not parts:
         return None
     what = f"`{type(parts[0]).__name__}` in a recording"
@@ -103,7 +103,7 @@ def refused_step(reached: Iterable[object]) -> CaptureError | None:
 def refused_ahead(reached: Iterable[object]) -> CaptureError | None:
     """Why a step over FSDP cannot be captured ahead of its first call, OL130; or None."""
     reached = list(reached)
-    sharded = [part for part in reached if spread(part) in _SHARDED] if initialized() else []
+    sharded = [part for part in reached if spread(part) in _SHARDED]
     if not sharded:
         return None
     what = f"`{type(sharded[0]).__name__}` in a recording that is captured ahead"
@@ -174,9 +174,9 @@ def is_unsharded(reached: Callable[[], Iterable[object]]) -> bool:
     A step from there gathers nothing, and frees memory that it found: it is run as it is, and
     leaves the parameters sharded for the next.
     """
-    if not initialized() or "torch.distributed.fsdp" not in sys.modules:
+    if "torch.distributed.fsdp" not in sys.modules:
         return False
-    parts = [part for part in reached() if spread(part) == "FSDP2"]
+    parts = [part for part in where_spread(reached) if spread(part) == "FSDP2"]
     return any(group.is_unsharded for part in parts for group in _groups(part))
 
 
@@ -224,8 +224,7 @@ shutdown = _Shutdown()
 
 def least_warmup(reached: Iterable[object]) -> int:
     """How many calls must come before a capture."""
-    found = reached if initialized() else ()
-    kinds = {spread(part) for part in found}
+    kinds = {spread(part) for part in reached}
     return DDP_WARMUP if "DDP" in kinds else FSDP_WARMUP if "FSDP2" in kinds else 0
 
 

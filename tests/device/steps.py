@@ -63,6 +63,20 @@ def training(
     return Training(model, [optimizer], step)
 
 
+def step_over(model: Any) -> Any:
+    """A whole step of training over a model."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 class Randomness:
     """The random state of one of two worlds."""
 

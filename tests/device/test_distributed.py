@@ -22,6 +22,7 @@ import onelaunch as ol
 from onelaunch import distributed
 
 from .drop_in import assert_same, random_tensor, replays
+from .steps import step_over
 
 
 @pytest.fixture
@@ -72,19 +73,6 @@ def test_what_a_collective_writes_is_known_to_be_written() -> None:
         for i in range(5):
             assert_same(fast(random_tensor(i, 3)), random_tensor(i, 3) + total)
     assert replays(fast) == 4
-
-
-def step_over(model: Any) -> Any:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
 
 
 def network() -> nn.Module:

@@ -20,6 +20,7 @@ from .drop_in import (
     replays,
 )
 from .models import Norms
+from .steps import step_over
 
 Rand = Callable[..., Tensor]
 
@@ -140,17 +141,7 @@ def test_policy_measure_trains_as_eager_does(device: torch.device, rand: Rand) -
 
     def world() -> Any:
         torch.manual_seed(0)
-        layer = torch.nn.Linear(4, 4).to(device)
-        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
-
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = layer(x).square().sum()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step, lambda i: (rand(i, 3, 4),)
+        return step_over(torch.nn.Linear(4, 4).to(device)), lambda i: (rand(i, 3, 4),)
 
     drop_in_worlds(
         world, calls=30, policy="measure", recordings=None, min_replays=0, mode=torch.enable_grad

@@ -10,7 +10,7 @@ import torch
 import tqdm
 from torch.utils import _python_dispatch
 
-from onelaunch.driver import emulated
+from onelaunch.driver.emulated import device as emulated
 
 # Threads of Inductor's and of its progress bars would stay; where others run, a number that is
 # drawn from NumPy may be theirs.

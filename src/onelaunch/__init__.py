@@ -1,16 +1,16 @@
 """onelaunch: a PyTorch callable as one CUDA-graph launch, right, and measured."""
 
+from onelaunch.api import graph
 from onelaunch.bench import Comparison, compare
-from onelaunch.buckets import Buckets
-from onelaunch.callables import make_graphed_callables
-from onelaunch.entry import graph
+from onelaunch.capture.recording import Recording
+from onelaunch.compat import make_graphed_callables
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
-from onelaunch.graphed import Graphed
-from onelaunch.optimizers import capturable
-from onelaunch.pool import Pool
+from onelaunch.optimizers.capturable import capturable
 from onelaunch.prefetch import prefetch
-from onelaunch.recording import Recording
-from onelaunch.stats import GraphStats, PoolStats, RecordingStats
+from onelaunch.runtime.graphed import Graphed
+from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.stats import GraphStats, PoolStats, RecordingStats
+from onelaunch.sizes.buckets import Buckets
 
 __all__ = [
     "Buckets",

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from onelaunch import distributed
-from onelaunch.bucketed import graphed
+from onelaunch.capture import distributed
 from onelaunch.errors import GraphError
-from onelaunch.graphed import Graphed
-from onelaunch.options import Options
-from onelaunch.pool import Pool
+from onelaunch.padding.bucketed import graphed
+from onelaunch.runtime.graphed import Graphed
+from onelaunch.runtime.options import Options
+from onelaunch.runtime.pool import Pool
 
 M = TypeVar("M", bound=nn.Module)
 

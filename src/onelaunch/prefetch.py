@@ -23,7 +23,7 @@ class Prefetch(Generic[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         batches = iter(self.loader)
         if self.device.type == "cuda":
-            from onelaunch.driver.cuda.ahead import copied_ahead
+            from onelaunch.driver.cuda.prefetch import copied_ahead
 
             return copied_ahead(batches, self.device, mapped)
         return (mapped(batch, lambda t: t.to(self.device)) for batch in batches)

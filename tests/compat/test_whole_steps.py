@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import onelaunch as ol
-from onelaunch.driver import emulated
+from onelaunch.driver.emulated import device as emulated
 from tests.device.drop_in import assert_same, random_tensor, replays
 
 STEPS = 10

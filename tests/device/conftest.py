@@ -18,7 +18,7 @@ from .drop_in import random_tensor
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Where the test's tensors live."""
     if request.param == "tape":
-        from onelaunch.driver import emulated
+        from onelaunch.driver.emulated import device as emulated
 
         emulated.install()
     elif request.param == "cuda" and not torch.cuda.is_available():

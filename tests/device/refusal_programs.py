@@ -34,7 +34,7 @@ class Env:
     def on(driver: str) -> Env:
         """Everything, on the device of `driver`."""
         if driver == "tape":
-            from onelaunch.driver import emulated
+            from onelaunch.driver.emulated import device as emulated
 
             emulated.install()
         device = torch.device(driver)

@@ -74,7 +74,7 @@ def on_cuda(name: str) -> Verdict:
 
 def on_tape(name: str) -> Verdict:
     """Capture one program with the tape's driver, after running it once."""
-    from onelaunch.driver.tape import TapeDriver
+    from onelaunch.driver.tape.driver import TapeDriver
 
     try:
         PROGRAMS[name](Env.on("tape"))

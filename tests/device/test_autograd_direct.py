@@ -264,7 +264,7 @@ def test_a_transposed_parameter_gets_a_gradient_of_its_layout(
 
 def test_no_several_processes(device: torch.device, rand: Rand, monkeypatch: Any) -> None:
     """DDP's hooks are on nodes where nothing shows them."""
-    from onelaunch import distributed
+    from onelaunch.capture import distributed
 
     model = Net(device)
     fast = ol.graph(model, warmup=1)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import onelaunch as ol
-from onelaunch import flight
+from onelaunch.autograd import node as flight
 
 from .drop_in import allocated, assert_same, replays
 from .training import Net, Optimized, Rand, train

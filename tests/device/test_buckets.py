@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch.rehearsal import Rehearsal
+from onelaunch.capture.dry_run import Rehearsal
 
 from .drop_in import assert_same, describe, replays
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch.backward import StaticGraph
+from onelaunch.autograd.backward import StaticGraph
 
 from .drop_in import assert_same, on_accelerators
 from .training import Rand, state_of

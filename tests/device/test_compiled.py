@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch.callee import Callee
+from onelaunch.capture.callee import Callee
 
 from .drop_in import assert_same, drop_in_worlds, on_accelerators, on_cpu_and_cuda, replays
 from .training import Rand

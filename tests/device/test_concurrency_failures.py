@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import onelaunch as ol
-from onelaunch.observe import Observer
+from onelaunch.watch.observer import Observer
 
 from .drop_in import allocated, assert_same, drop_in, random_tensor, replays
 

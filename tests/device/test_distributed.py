@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import onelaunch as ol
-from onelaunch import distributed
+from onelaunch.capture import distributed
 
 from .drop_in import assert_same, random_tensor, replays
 from .steps import step_over

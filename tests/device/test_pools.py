@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch import pool as pool_module
 from onelaunch.driver.select import select
+from onelaunch.runtime import pool as pool_module
 
 from .drop_in import Runs, allocated, assert_same, on_accelerators, on_cpu
 

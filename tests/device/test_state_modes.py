@@ -118,7 +118,7 @@ def test_policy_measure_keeps_the_faster_way(
         stats = fast.stats()
         return len(calls) + 100 * (stats.replays if faster == "eager" else stats.eager_calls)
 
-    monkeypatch.setattr("onelaunch.trial.perf_counter", clock)
+    monkeypatch.setattr("onelaunch.runtime.policy.perf_counter", clock)
     with torch.no_grad():
         for i in range(13):
             fast(rand(i, 5))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import onelaunch as ol
-from onelaunch.optimizers import watching_steps
+from onelaunch.optimizers.capturable import watching_steps
 
 from .drop_in import assert_same, on_accelerators
 from .steps import Randomness, Training, as_eager, batch, small_model

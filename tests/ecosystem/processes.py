@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from onelaunch.driver import emulated
+from onelaunch.driver.emulated import device as emulated
 
 from .harness import Program, play
 from .programs import FILES, programs

@@ -68,7 +68,7 @@ def main(
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.device == "tape":
-        from onelaunch.driver import emulated
+        from onelaunch.driver.emulated import device as emulated
 
         emulated.install()
     seeds = range(options.seed, options.seed + options.programs)

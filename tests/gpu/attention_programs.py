@@ -161,7 +161,7 @@ def sdpa(backend: str, dtype: str, p: str) -> None:
 def places() -> None:
     """Where each operator has its seeds, outside of a capture and in one, and how far it moves the
     generator on: `onelaunch.seeds` relies on the first."""
-    from onelaunch.seeds import seeds_of
+    from onelaunch.driver.attention_seeds import seeds_of
 
     aten = torch.ops.aten
     float32, half = torch.float32, torch.bfloat16

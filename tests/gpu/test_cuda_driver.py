@@ -10,10 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onelaunch.driver.cuda import (
-    CudaDriver,
-    capabilities,
-)
+from onelaunch.driver.cuda import CudaDriver, capabilities
 from onelaunch.driver.cuda.memory import CudaPool
 from tests.gpu.recorded import (
     DEVICE,

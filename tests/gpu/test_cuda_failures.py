@@ -6,14 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from onelaunch.driver.cuda import (
-    Capabilities,
-    graph,
-    memory,
-    order,
-    record,
-)
+from onelaunch.driver.cuda import Capabilities, graph, memory
+from onelaunch.driver.cuda import capture as record
 from onelaunch.driver.cuda import driver as driver_module
+from onelaunch.driver.cuda import streams as order
 from onelaunch.errors import CaptureError
 from tests.gpu.recorded import (
     DEVICE,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch import pool as pool_module
 from onelaunch.driver.cuda import CudaDriver
+from onelaunch.runtime import pool as pool_module
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda", 0)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.driver import Capture
-from onelaunch.driver.tape import TapeDriver, TapePool
+from onelaunch.driver.protocol import Capture
+from onelaunch.driver.tape.driver import TapeDriver, TapePool
 
 DRIVER = TapeDriver()
 

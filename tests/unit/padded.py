@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from onelaunch.before import Reached
-from onelaunch.buckets import Buckets
+from onelaunch.call.tree import flatten_call
+from onelaunch.capture.dry_run import Rehearsal
 from onelaunch.driver.select import select
-from onelaunch.padding import Proof, parameters, request
-from onelaunch.proving import prove
-from onelaunch.rehearsal import Rehearsal
-from onelaunch.tree import flatten_call
+from onelaunch.padding.pad import Proof, parameters, request
+from onelaunch.padding.proof import prove
+from onelaunch.sizes.buckets import Buckets
+from onelaunch.state.snapshot import Reached
 
 ROWS = Buckets(0, (4, 8))
 Program = Callable[..., Any]

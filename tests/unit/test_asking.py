@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from onelaunch.driver.asking import Asking
+from onelaunch.driver.capture_query import Asking
 
 asks = torch.cuda.is_current_stream_capturing
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onelaunch import tree
 from onelaunch.bench import ENGINES, byhand, compare, incumbents
 from onelaunch.bench.workload import Workload
+from onelaunch.call import tree
 
 QUICK = ("eager", "no_grad", "inference_mode", "torchscript", "torchscript-script")
 OURS = ("onelaunch", "onelaunch-rebind", "onelaunch-static", "onelaunch-compile")

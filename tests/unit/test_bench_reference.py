@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from onelaunch.bench.draws import DRAWS, draws
 from onelaunch.bench.reference import Case, judge, make_reference, relative_error
 from onelaunch.bench.workload import Workload
-from onelaunch.driver import emulated
+from onelaunch.driver.emulated import device as emulated
 
 
 def generator() -> torch.Generator:

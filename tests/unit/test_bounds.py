@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onelaunch.driver.cuda import memory
-from onelaunch.trace import Trace
+from onelaunch.padding.taint.trace import Trace
 
 X, BAD, GOOD = torch.rand(4, 5), torch.tensor([0, 7]), torch.tensor([0, 3])
 TOLD: dict[str, Callable[[Tensor], Any]] = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onelaunch.callee import Callee
+from onelaunch.capture.callee import Callee
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> tuple[Any, list[object]]:

@@ -12,11 +12,22 @@ import sys
 import pytest
 import torch
 
-from onelaunch.driver.cuda import CudaDriver, bundle, capabilities, nodes, rebind, rows
+from onelaunch.driver.cuda import (
+    CudaDriver,
+    capabilities,
+    nodes,
+    rebind,
+)
+from onelaunch.driver.cuda import (
+    copies as bundle,
+)
+from onelaunch.driver.cuda import (
+    ragged as rows,
+)
 from onelaunch.driver.cuda.memory import Ranges, bytes_of, region, resized, storage
 from onelaunch.driver.cuda.rebind import Span, Word, flipped, moving_words, poison
-from onelaunch.driver.driver import Varying
-from onelaunch.driver.resizes import watching_resizes
+from onelaunch.driver.protocol import Varying
+from onelaunch.driver.storage_resize import watching_resizes
 
 LEAN = """
 import sys

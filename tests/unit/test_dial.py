@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.dial import FORMS, CudaDial, patterns_of
-from onelaunch.driver.cuda.dial import places as places_in
-from onelaunch.driver.driver import Doubtful
-from onelaunch.hyperparameters import Book, Number, unmistakable
+from onelaunch.driver.cuda.scalars import FORMS, CudaDial, patterns_of
+from onelaunch.driver.cuda.scalars import places as places_in
+from onelaunch.driver.protocol import Doubtful
+from onelaunch.optimizers.traced_float import Book, Number, unmistakable
 
 
 @pytest.fixture(autouse=True)

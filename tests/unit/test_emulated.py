@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onelaunch.driver import arena, emulated
+from onelaunch.driver.emulated import arena
+from onelaunch.driver.emulated import device as emulated
 from onelaunch.errors import CaptureError
 from tests.unit.captured import DRIVER, Captured, Program, assert_same
 

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onelaunch.independence import Spread
-from onelaunch.shadow import PADDED, UNKNOWN
-from onelaunch.trace import Trace
+from onelaunch.padding.taint.mode import Spread
+from onelaunch.padding.taint.shadow import PADDED, UNKNOWN
+from onelaunch.padding.taint.trace import Trace
 from tests.unit.padded import proof
 
 Operation = Callable[..., Any]

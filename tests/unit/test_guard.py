@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from onelaunch import guard as guards
-from onelaunch.frames import FrameWatch
-from onelaunch.guard import StateGuard
-from onelaunch.native import Native, native
-from onelaunch.reads import Reads
-from onelaunch.spec import readers
-from onelaunch.state import MISSING, Slot, walk
+from onelaunch.call.spec import readers
+from onelaunch.frames.reads import Reads
+from onelaunch.frames.watch import FrameWatch
+from onelaunch.state import guard as guards
+from onelaunch.state.guard import StateGuard
+from onelaunch.state.native import Native, native
+from onelaunch.state.walk import MISSING, Slot, walk
 
 SCALE = [2.0]
 

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from examples.resnet import ResNet
-from onelaunch.agreement import close
-from onelaunch.buckets import Buckets
 from onelaunch.errors import CaptureError
-from onelaunch.independence import Spread
-from onelaunch.padding import Follow
-from onelaunch.trace import Trace
+from onelaunch.padding.compare import close
+from onelaunch.padding.pad import Follow
+from onelaunch.padding.taint.mode import Spread
+from onelaunch.padding.taint.trace import Trace
+from onelaunch.sizes.buckets import Buckets
 from tests.unit.padded import Program, proof
 
 
@@ -339,7 +339,7 @@ def test_rows_that_are_not_finite_are_compared_too(dtype: torch.dtype) -> None:
 
 
 def test_results_are_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onelaunch.agreement._PIECE", 3)
+    monkeypatch.setattr("onelaunch.padding.compare._PIECE", 3)
     x = torch.randn(4, 5)
     for index in range(x.numel()):
         other = x.clone()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from onelaunch.autograd.diagnose import explained
 from onelaunch.errors import CaptureError
-from onelaunch.keepers import explained
 
 REFUSED = CaptureError(
     "OL109", "CUDA error: operation would make the legacy stream depend on a capturing one"

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from onelaunch.frames import FrameWatch
-from onelaunch.loads import loads_of, only_counts
-from onelaunch.reads import Reads
-from onelaunch.symbols import Use
+from onelaunch.frames.loads import loads_of, only_counts
+from onelaunch.frames.reads import Reads
+from onelaunch.frames.stack import Use
+from onelaunch.frames.watch import FrameWatch
 
 
 def code_of(line: str) -> types.CodeType:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from onelaunch.native import _dicts_tell, native
+from onelaunch.state.native import _dicts_tell, native
 
 fresh = native.__wrapped__
 

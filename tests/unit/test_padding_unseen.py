@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch.buckets import Buckets
 from onelaunch.errors import CaptureError
-from onelaunch.padding import Follow
+from onelaunch.padding.pad import Follow
+from onelaunch.sizes.buckets import Buckets
 from tests.unit.padded import Program, proof
 
 ALIKE = {

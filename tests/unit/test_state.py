@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onelaunch.frames import FrameWatch
-from onelaunch.reads import Reads
-from onelaunch.state import MISSING, Change, Slot, Walk, changes, restore, walk
+from onelaunch.frames.reads import Reads
+from onelaunch.frames.watch import FrameWatch
+from onelaunch.state.walk import MISSING, Change, Slot, Walk, changes, restore, walk
 
 WEIGHT = torch.ones(2)
 PAIR = (torch.ones(1), 2)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onelaunch.driver import emulated
-from onelaunch.driver.driver import Capture, Released
+from onelaunch.driver.emulated import device as emulated
+from onelaunch.driver.protocol import Capture, Released
 from onelaunch.errors import CaptureError
 from tests.unit.captured import DRIVER, Captured, Program, assert_same, flat
 

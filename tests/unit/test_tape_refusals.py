@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onelaunch.driver import emulated
+from onelaunch.driver.emulated import device as emulated
 from onelaunch.errors import CaptureError
 from tests.unit.captured import DRIVER, Captured, Program, assert_same
 

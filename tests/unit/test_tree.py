@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onelaunch.tree import (
+from onelaunch.call.tree import (
     Constant,
     Container,
     Leaf,

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch import tree
 from onelaunch.bench.engine import Built, Mode, needs_cuda
 from onelaunch.bench.incumbents import warm
 from onelaunch.bench.workload import Workload
+from onelaunch.call import tree
 
 CODE = """\
 {statics}

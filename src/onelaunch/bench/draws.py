@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onelaunch import tree
 from onelaunch.bench.workload import Inputs, Workload, each_tensor, is_data, reals, resample, with_
+from onelaunch.call import tree
 
 Number = Callable[[Tensor, Tensor], Tensor]
 """From the numbers given and fresh ones like them, both float64, to those of a draw."""

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from onelaunch import tree
 from onelaunch.bench.engine import Built, Mode, needs_cuda
 from onelaunch.bench.workload import Workload, resample
+from onelaunch.call import tree
 
 WARM_CALLS = 4  # enough for compiled CUDA graphs: warm up, record, replay, replay
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from onelaunch.api import graph
 from onelaunch.bench.engine import Built, Mode
 from onelaunch.bench.workload import Workload
-from onelaunch.entry import graph
 
 WARM_CALLS = 3
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch import tree
 from onelaunch.bench.draws import DRAWS, Draw, draws, nudged
 from onelaunch.bench.workload import Inputs, Workload, clone, each_tensor, to_host, widen
+from onelaunch.call import tree
 from onelaunch.errors import GraphError, kind_of
 
 TOLERANCE = {

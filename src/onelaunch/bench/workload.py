@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from onelaunch import tree
+from onelaunch.call import tree
 
 T = TypeVar("T")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]

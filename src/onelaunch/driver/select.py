@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from onelaunch.driver.driver import Driver
+from onelaunch.driver.protocol import Driver
 
 DEVICES = ("cpu", "cuda", "tape")
 """The device types that have a driver."""
@@ -22,7 +22,7 @@ def driver_of(kind: str) -> Driver:
         from onelaunch.driver.cuda import CudaDriver
 
         return CudaDriver()
-    from onelaunch.driver.tape import TapeDriver
+    from onelaunch.driver.tape.driver import TapeDriver
 
     return TapeDriver()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from onelaunch.driver.cuda.order import bindings, capture_stream
+from onelaunch.driver.cuda.streams import bindings, capture_stream
 
 
 @contextlib.contextmanager

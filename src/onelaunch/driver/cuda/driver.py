@@ -13,19 +13,21 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from onelaunch.driver.cuda import bundle, memory, rows
+from onelaunch.call.dtensor import is_wrapped, local
+from onelaunch.call.spec import TensorSpec
+from onelaunch.driver.cuda import copies as bundle
+from onelaunch.driver.cuda import memory
+from onelaunch.driver.cuda import ragged as rows
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
+from onelaunch.driver.cuda.capture import record
 from onelaunch.driver.cuda.graph import CudaGraph
 from onelaunch.driver.cuda.memory import CudaPool
-from onelaunch.driver.cuda.order import bindings, capture_stream, device_index, new_stream
 from onelaunch.driver.cuda.rebind import rebind
-from onelaunch.driver.cuda.record import record
-from onelaunch.driver.cuda.rewind import CudaRewind
-from onelaunch.driver.driver import Capture, Graph, Pool, Region, Rewind
-from onelaunch.driver.resizes import watching_resizes
-from onelaunch.shards import is_wrapped, local
-from onelaunch.spec import TensorSpec
+from onelaunch.driver.cuda.saved_rng import CudaRewind
+from onelaunch.driver.cuda.streams import bindings, capture_stream, device_index, new_stream
+from onelaunch.driver.protocol import Capture, Graph, Pool, Region, Rewind
+from onelaunch.driver.storage_resize import watching_resizes
 
 T = TypeVar("T")
 

@@ -10,17 +10,18 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from onelaunch.driver.cuda import bundle, nodes
-from onelaunch.driver.cuda.bundle import Bundle, Bundled
+from onelaunch.call.spec import TensorSpec
+from onelaunch.driver.cuda import copies as bundle
+from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
-from onelaunch.driver.cuda.dial import CudaDial
+from onelaunch.driver.cuda.capture import Port, Recorded
+from onelaunch.driver.cuda.copies import Bundle, Bundled
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias, beside_captures
-from onelaunch.driver.cuda.order import bindings, random_order
-from onelaunch.driver.cuda.record import Port, Recorded
-from onelaunch.driver.cuda.rewind import CudaRewind
-from onelaunch.driver.cuda.rows import RowNode, point
-from onelaunch.driver.driver import Doubts, Released, Travel
-from onelaunch.spec import TensorSpec
+from onelaunch.driver.cuda.ragged import RowNode, point
+from onelaunch.driver.cuda.saved_rng import CudaRewind
+from onelaunch.driver.cuda.scalars import CudaDial
+from onelaunch.driver.cuda.streams import bindings, random_order
+from onelaunch.driver.protocol import Doubts, Released, Travel
 
 
 class Launch(Protocol):

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from onelaunch.call.dtensor import local
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
-from onelaunch.driver.cuda.order import Order, bindings, device_index
-from onelaunch.driver.driver import Region
-from onelaunch.shards import local
+from onelaunch.driver.cuda.streams import Order, bindings, device_index
+from onelaunch.driver.protocol import Region
 
 _GUARD_BYTES = 16
 """A multiple of every item size: operations that clone a whole storage, as `select_scatter` does,

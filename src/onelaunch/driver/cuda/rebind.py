@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.capture import Port, Recorded, Recorder, record
 from onelaunch.driver.cuda.graph import CopyEnd, CudaGraph, Direct
 from onelaunch.driver.cuda.memory import CudaPool, alias, bytes_of
-from onelaunch.driver.cuda.record import Port, Recorded, Recorder, record
 from onelaunch.errors import CaptureError
 
 if TYPE_CHECKING:
-    from onelaunch.driver.driver import Capture
+    from onelaunch.driver.protocol import Capture
 
 _KNOWN = frozenset({"KERNEL", "MEMCPY", "MEMSET", "EMPTY", "WAIT_EVENT", "EVENT_RECORD"})
 """Kinds of node whose addresses are all visible; with any other, nothing is rebound."""

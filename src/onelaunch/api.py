@@ -1,0 +1,191 @@
+"""`graph`, the one verb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, overload
+
+from torch import nn
+
+from onelaunch.errors import GraphError, kind_of
+from onelaunch.module import graph_module
+from onelaunch.padding.bucketed import graphed
+from onelaunch.runtime.graphed import Graphed
+from onelaunch.runtime.options import (
+    Gradients,
+    Inputs,
+    OnMismatch,
+    OnRefusal,
+    Options,
+    Outputs,
+    Policy,
+)
+from onelaunch.runtime.pool import Pool
+from onelaunch.sizes.buckets import Buckets
+
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=nn.Module)
+
+
+class _Decorator:
+    """What ``@ol.graph(...)`` applies."""
+
+    def __init__(self, options: Options, pool: Pool | None) -> None:
+        self._options = options
+        self._pool = pool
+
+    @overload
+    def __call__(self, fn: M) -> M: ...
+    @overload
+    def __call__(self, fn: Callable[P, R]) -> Graphed[P, R]: ...
+    def __call__(self, fn: Any) -> Any:
+        return _graphed(fn, self._options, self._pool)
+
+
+@overload
+def graph(
+    fn: None = None,
+    *,
+    warmup: int = 3,
+    outputs: Outputs = "fresh",
+    inputs: Inputs = "copy",
+    gradients: Gradients = "autograd",
+    compile: bool | str = False,
+    pool: Pool | None = None,
+    max_recordings: int = 64,
+    max_in_flight: int = 4,
+    on_mismatch: OnMismatch = "record",
+    on_refusal: OnRefusal = "raise",
+    policy: Policy = "always",
+    buckets: Buckets | None = None,
+) -> _Decorator: ...
+@overload
+def graph(
+    fn: M,
+    *,
+    warmup: int = 3,
+    outputs: Outputs = "fresh",
+    inputs: Inputs = "copy",
+    gradients: Gradients = "autograd",
+    compile: bool | str = False,
+    pool: Pool | None = None,
+    max_recordings: int = 64,
+    max_in_flight: int = 4,
+    on_mismatch: OnMismatch = "record",
+    on_refusal: OnRefusal = "raise",
+    policy: Policy = "always",
+    buckets: Buckets | None = None,
+) -> M: ...
+@overload
+def graph(
+    fn: Callable[P, R],
+    *,
+    warmup: int = 3,
+    outputs: Outputs = "fresh",
+    inputs: Inputs = "copy",
+    gradients: Gradients = "autograd",
+    compile: bool | str = False,
+    pool: Pool | None = None,
+    max_recordings: int = 64,
+    max_in_flight: int = 4,
+    on_mismatch: OnMismatch = "record",
+    on_refusal: OnRefusal = "raise",
+    policy: Policy = "always",
+    buckets: Buckets | None = None,
+) -> Graphed[P, R]: ...
+def graph(
+    fn: Any = None,
+    *,
+    warmup: int = 3,
+    outputs: Outputs = "fresh",
+    inputs: Inputs = "copy",
+    gradients: Gradients = "autograd",
+    compile: bool | str = False,
+    pool: Pool | None = None,
+    max_recordings: int = 64,
+    max_in_flight: int = 4,
+    on_mismatch: OnMismatch = "record",
+    on_refusal: OnRefusal = "raise",
+    policy: Policy = "always",
+    buckets: Buckets | None = None,
+) -> Any:
+    """The same callable, its device work as one launch.
+
+    The first `warmup` calls of a signature run `fn` itself; the next captures, and from then on
+    calls replay. A signature is everything that the captured kernels depend on: sizes, strides,
+    dtypes, devices, constants, modes of torch, and the state that `fn` reads (parameters by
+    address, flags, attributes); a call that fits no recording warms up and gets its own.
+
+    Args:
+        fn: a function, bound method or `nn.Module`; without it, a decorator is returned. A module
+            gives a module: an instance of a subclass of its class that shares its state.
+        warmup: calls of each signature that run eagerly first, on the stream that will capture.
+        outputs: ``"fresh"``: results are new memory, as in eager. ``"static"``: the captured
+            buffers themselves, overwritten by the next call of this or of another callable of the
+            pool; saves an allocation and a copy.
+        inputs: ``"copy"``: inputs are copied by nodes of the graph. ``"rebind"``: kernels read the
+            caller's memory where that is proven right, else as ``"copy"``.
+        gradients: in training, how parameters get theirs. ``"autograd"``: parameters are inputs of
+            the result's node, as in eager. ``"direct"``: `backward()` adds them to `.grad` itself,
+            which saves the engine's 3 us or so for each parameter; `torch.autograd.grad` and
+            ``backward(inputs=...)`` then find no way to a parameter, but for those with hooks.
+        compile: capture Inductor's kernels instead of eager's; ``"max-autotune"`` for its slow
+            search. On a device without CUDA graphs it has no effect.
+        pool: memory to share with other graphed callables; its own by default.
+        max_recordings: signatures beyond so many run eagerly, with one warning.
+        max_in_flight: in training, forwards of one signature that wait for their backward at the
+            same time; each holds a recording with its saved tensors. Beyond so many a call runs
+            eagerly, with one warning.
+        on_mismatch: ``"error"``: a signature other than the first one is a `ReplayError`.
+        on_refusal: what to do where `fn` cannot be captured: ``"raise"`` the `CaptureError`, or
+            run that signature ``"eager"`` with one warning.
+        policy: ``"measure"``: time the caller's own eager calls and replays, keep the faster.
+        buckets: sizes of a changing dimension that each get one recording; other sizes are padded
+            to the next, and the results cut back. See `Buckets`.
+
+    Returns:
+        A `Graphed`, or for a module its graphed twin. Both have `capture`, `recordings`,
+        `memory_bytes` and `reset`.
+
+    Raises:
+        GraphError: OL401, an option or callable of the wrong kind.
+        CaptureError: at the call that captures, if `fn` cannot be captured as written.
+
+    What a replay costs the host is in docs/benchmarks.md, for five models. Python effects of `fn`
+    (prints, counters) happen in warm-up and capture only.
+
+    Example:
+        >>> import torch, onelaunch as ol
+        >>> fast = ol.graph(torch.nn.Linear(4, 2).requires_grad_(False).eval())
+        >>> [tuple(fast(torch.ones(1, 4)).shape) for _ in range(5)][-1]
+        (1, 2)
+    """
+    options = Options(
+        warmup=warmup,
+        outputs=outputs,
+        inputs=inputs,
+        gradients=gradients,
+        compile=compile,
+        max_recordings=max_recordings,
+        max_in_flight=max_in_flight,
+        on_mismatch=on_mismatch,
+        on_refusal=on_refusal,
+        policy=policy,
+        buckets=buckets,
+    )
+    if pool is not None and not isinstance(pool, Pool):
+        raise GraphError("OL401", f"pool={pool!r}", fix="pool=ol.Pool(), or None")
+    return _Decorator(options, pool) if fn is None else _graphed(fn, options, pool)
+
+
+def _graphed(fn: Any, options: Options, pool: Pool | None) -> Any:
+    if isinstance(fn, nn.Module):
+        return graph_module(fn, options, pool)
+    if isinstance(fn, Graphed):
+        raise GraphError("OL401", f"{fn!r} is graphed already", fix="use it as it is")
+    if not callable(fn) or isinstance(fn, type):
+        shown = repr(fn)[:60]
+        fix = "pass a function, a bound method or a module"
+        raise GraphError("OL401", f"expected a callable, got {kind_of(fn)}: {shown}", fix=fix)
+    return graphed(fn, options, pool)

@@ -1,0 +1,311 @@
+"""One captured backward: from the gradients of a recording's results to those of its inputs."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from onelaunch.autograd.accumulate import laid_out
+from onelaunch.autograd.proxies import DENSE, MODIFIED, CapturedGraph, own_memory
+from onelaunch.call.dtensor import is_wrapped
+from onelaunch.call.spec import TensorSpec, lies_on
+from onelaunch.call.tree import flatten
+from onelaunch.driver.attention_seeds import SeedsOfCapture
+from onelaunch.driver.capture_query import Asking
+from onelaunch.driver.protocol import Capture, Driver, Graph, Pool, Rewind
+from onelaunch.driver.random_state import watching_seeds
+from onelaunch.errors import CaptureError
+from onelaunch.gc_pause import no_collection
+from onelaunch.state.slots import Slot, read_gradient
+from onelaunch.unwinding import unwound
+from onelaunch.watch.observer import Observer
+
+Gradients = Sequence[Tensor | None]
+
+_HANDED = "hand it to `checkpoint` as an argument, or to a backward by `ctx.save_for_backward`"
+_use_count: Callable[[int], int] = cast(Any, torch._C)._storage_Use_Count
+_set_versions: Callable[[tuple[Tensor, ...], tuple[int, ...]], None] = cast(
+    Any, torch._C
+)._autograd._unsafe_set_version_counter
+_SPARSE_EXTENT = 2
+
+
+class Edits(NamedTuple):
+    """What happened to a caller's tensors between a forward and its backward."""
+
+    changed: Collection[int]
+    """The storages, in the recording, of what was changed in place."""
+    moved: Sequence[tuple[Tensor, Tensor]]
+    """Tensors that the captured graph saved, and those that they stand for, where these were given
+    other memory: eager saves the tensor, and its backward reads what it has then."""
+
+
+@dataclass(slots=True)
+class StaticGraph:
+    """The autograd graph of a captured forward, whose saved tensors each replay fills anew."""
+
+    driver: Driver
+    device: torch.device
+    stream: object
+    outputs: list[Tensor]
+    inputs: list[Tensor]
+    direct: int
+    """How many of the inputs, the last, are leaves to whose `.grad` the backward adds itself."""
+    rewind: Rewind | None
+    """Of the forward."""
+    asking: Asking = field(default_factory=Asking)
+    """What the forward was told."""
+    rebound: list[Slot] = field(default_factory=list[Slot])
+    """Where each forward stores a tensor anew."""
+    kept: list[weakref.ref[Tensor]] = field(default_factory=list[Any])
+    """What `run` made, and does not return."""
+    turn: AbstractContextManager[object] = field(default_factory=nullcontext[None])
+    """Entered while anything runs or is captured on the stream, where others share it."""
+
+    def gradients(
+        self, grads: Gradients, wanted: Sequence[bool] | None = None
+    ) -> list[Tensor | None]:
+        """What eager's backward gives, computed by the operations of eager's backward; for all
+        inputs, or for those that are `wanted`."""
+        chosen = [(t, g) for t, g in zip(self.outputs, grads, strict=True) if g is not None]
+        places = [i for i in range(len(self.inputs)) if wanted is None or wanted[i]]
+        found: list[Tensor | None] = [None] * len(self.inputs)
+        if not places:
+            return found
+        with self.asking.answering():  # a checkpoint runs the forward once more
+            given = torch.autograd.grad(
+                [t for t, _ in chosen],
+                [self.inputs[i] for i in places],
+                [g for _, g in chosen],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        for place, g in zip(places, given, strict=True):
+            found[place] = g
+        return found
+
+    def edited(self, edits: Edits, grads: Gradients, wanted: Sequence[bool]) -> list[Tensor | None]:
+        """The gradients of some inputs as eager gives them, after edits since the forward.
+
+        Raises:
+            RuntimeError: torch's, where they depend on what was changed in place.
+        """
+        saved = CapturedGraph(self.outputs).saved()
+        if saved is None and edits.changed:  # a node that does not tell: take it that it needs all
+            raise RuntimeError(MODIFIED)
+        read = [t for t in saved or () if self._storage(t) in edits.changed]
+        before = [t._version for t in read]
+        here = [static.data for static, _ in edits.moved]
+        try:
+            for t in read:
+                torch.autograd.graph.increment_version(t)
+            for static, t in edits.moved:
+                static.data = t.data
+            return self.run(grads, wanted)
+        finally:
+            for (static, _), data in zip(edits.moved, here, strict=True):
+                static.data = data
+            _set_versions(tuple(read), tuple(before))
+
+    def run(self, grads: Gradients, wanted: Sequence[bool] | None = None) -> list[Tensor | None]:
+        """The gradients now, in memory of their own, operation by operation."""
+        observer = Observer(self.driver, self.device, refuse=False)
+        seeds = SeedsOfCapture(self.device, self.driver.capturing)
+
+        def backward() -> list[Tensor | None]:
+            taken: set[int] = set()
+            try:
+                with seeds, observer:
+                    found = self.gradients(grads, wanted)
+                    made = [
+                        None if g is None else own_memory(g, observer, self.driver, taken)
+                        for g in found
+                    ]
+                    return self.laid_out(made)
+            finally:
+                self.kept = list(observer.made_tensors)
+                observer.release()
+
+        with self.turn:
+            found = self.driver.warmup(backward, self.device, self.stream)
+        given = {self._storage(g) for g in found}
+        self.kept = [made for made in self.kept if self._storage(made()) not in given]
+        return found
+
+    def _storage(self, t: Tensor | None) -> int | None:
+        if t is None or t.layout is not torch.strided or is_wrapped(t):
+            return None
+        return self.driver.storage(t)
+
+    def stored(self) -> set[int | None]:
+        """The storages of tensors that a forward, or a backward run before, made and stored."""
+        values = [t for slot in self.rebound for t in flatten(slot.read()).tensors]
+        values += [t for made in self.kept if (t := made()) is not None]
+        return {self._storage(t) for t in values if lies_on(t, self.device)}
+
+    def laid_out(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
+        """Those of the leaves as `.grad` is to have them."""
+        first = len(gradients) - self.direct
+        pairs = zip(gradients[first:], self.inputs[first:], strict=True)
+        return gradients[:first] + [laid_out(g, leaf) for g, leaf in pairs]
+
+
+class Backward:
+    """A backward as one launch, for gradients of one kind.
+
+    Under `kept` the gradients it gives lie in memory that belongs to it and that nothing else
+    writes: no copy, as long as nobody holds those of the launch before.
+
+    Args:
+        grads: the gradients of the call under capture; later ones have the same layout.
+        pool: under `kept` a pool of its own, or that of a chain's backwards.
+    """
+
+    def __init__(self, static: StaticGraph, grads: Gradients, pool: Pool, *, kept: bool) -> None:
+        driver = static.driver
+        self._driver, self._device = driver, static.device
+        self._kept = kept
+        self.written: list[Tensor] = []
+
+        def body(capture: Capture) -> list[Tensor | None]:
+            statics = [None if g is None else _port(driver, capture, g) for g in grads]
+            capture.staged()
+            own = [t for t in statics if t is not None]
+            observer = Observer(driver, static.device, own)
+            seeds = watching_seeds(observer.refuse_seed)
+            taken: set[int] = set()
+            with unwound(), seeds, observer.host_reads(), observer:
+                found = observer.outcome(static.gradients, statics)
+                _refuse_sparse(found)
+                made = static.laid_out(
+                    [None if g is None else own_memory(g, observer, driver, taken) for g in found]
+                )
+            _refuse_accumulated(observer, driver)
+            for storage in observer.external.keys() & static.stored():
+                spec = TensorSpec.of(observer.external[storage][0])
+                what = f"a backward reads a tensor that the call has stored, {spec}"
+                raise CaptureError("OL105", what, fix=_HANDED)
+            self.written = [
+                t
+                for storage, t in observer.written.items()
+                if storage in observer.counted and not observer.known(t)
+            ]
+            if not kept:
+                for g in made:
+                    if g is not None:
+                        size = (_extent(driver, g),)
+                        capture.output(driver.alias(g, torch.uint8, size, (1,), 0))
+            return made if kept else [None if g is None else g.detach() for g in made]
+
+        self.graph: Graph
+        rewind = driver.rewind(static.device, after=static.rewind)
+        with static.turn, no_collection():
+            while True:
+                self.graph, made = driver.capture(
+                    body, pool, stream=static.stream, bundled=True, rewind=rewind
+                )
+                if rewind.done:
+                    break
+                self.graph.reset()
+            self._made = made if kept else []
+            self._targets = [] if kept else [None if g is None else _maker(driver, g) for g in made]
+            self._storages = [g.untyped_storage()._cdata for g in self._made if g is not None]
+            self._unused = self._counts()
+            if any(count > 1 for count in self._unused):
+                # What a cycle held would be missed later. All that the capture made is young.
+                gc.collect(0)
+                self._unused = self._counts()
+
+    def _counts(self) -> list[int]:
+        """How many tensors there are over each gradient's memory."""
+        return list(map(_use_count, self._storages))
+
+    def available(self) -> bool:
+        """Whether nobody holds the gradients that the launch before gave."""
+        return not self._kept or self._counts() == self._unused
+
+    def launched(self, grads: Gradients) -> list[Tensor | None] | None:
+        """`run`, or None while somebody holds the gradients that it would overwrite."""
+        return self.run(grads) if self.available() else None
+
+    def run(self, grads: Gradients) -> list[Tensor | None]:
+        """Launch. Raises `Released` where the recording was reset."""
+        sources = [g for g in grads if g is not None]
+        if self._kept:
+            self.graph.launch(sources, ())
+            found = [None if g is None else g.detach() for g in self._made]
+        else:
+            made = [None if make is None else make() for make in self._targets]
+            self.graph.launch(sources, [base for pair in made if pair for base in pair[:1]])
+            found = [None if pair is None else pair[1] for pair in made]
+        for t in self.written:
+            if not t.is_inference():
+                torch.autograd.graph.increment_version(t)
+        return found
+
+
+def _refuse_accumulated(observer: Observer, driver: Driver) -> None:
+    """Refuse a backward in which another gave a leaf its gradient."""
+    given: list[Tensor] = []
+    for t in [t for ts in observer.external.values() for t in ts if t.requires_grad and t.is_leaf]:
+        g = read_gradient(t)
+        if g is not None and (observer.made(g) or driver.storage(g) in observer.written):
+            given.append(t)
+            if observer.made(g):  # it had none, or what it had would have been added to
+                t.grad = None
+    if given:
+        what = f"a backward inside gives a leaf of shape {list(given[0].shape)} its gradient"
+        raise CaptureError("OL116", what)
+
+
+def _refuse_sparse(gradients: Gradients) -> None:
+    for g in gradients:
+        if g is not None and g.layout is not torch.strided:
+            raise CaptureError("OL109", f"a gradient of layout {g.layout}", fix=DENSE)
+
+
+def _port(driver: Driver, capture: Capture, g: Tensor) -> Tensor:
+    """An input port for a gradient, and the tensor that stands for it."""
+    extent = _extent(driver, g)
+    nbytes = g.numel() * g.element_size()
+    if extent > max(_SPARSE_EXTENT * nbytes, 512):
+        buffer = driver.empty(nbytes, g.device)
+        dense = torch.empty(g.shape, device="meta").stride()
+        static = driver.alias(buffer, g.dtype, g.shape, dense, 0)
+        capture.input(g, static, "copy")
+        return static
+    buffer = driver.empty(extent, g.device)
+    capture.input(g, buffer, "node")
+    return driver.alias(buffer, g.dtype, g.shape, g.stride(), 0)
+
+
+def _extent(driver: Driver, t: Tensor) -> int:
+    region = driver.region(t)
+    return region.stop - region.start
+
+
+def _maker(driver: Driver, g: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+    """What makes memory for a gradient like `g`: (what the launch fills, the gradient over it)."""
+    spec = TensorSpec.of(g)
+    if spec.dense:
+        allocate = driver.allocator(spec)
+
+        def whole() -> tuple[Tensor, Tensor]:
+            made = allocate()
+            return made, made
+
+        return whole
+    nbytes, device = _extent(driver, g), g.device
+
+    def strided() -> tuple[Tensor, Tensor]:
+        base = driver.empty(nbytes, device)
+        return base, driver.alias(base, spec.dtype, spec.shape, spec.stride, 0)
+
+    return strided

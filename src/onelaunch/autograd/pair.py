@@ -1,0 +1,358 @@
+"""A captured forward in autograd: one node, whose backward is another recording.
+
+The forward's own autograd graph is kept, with its saved tensors in memory of the recording. Each
+replay of the forward fills them anew, so that the ordinary backward over that graph gives this
+call's gradients. That is what the first backward of a kind runs, and its warm-up; from the second
+on it is one launch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from onelaunch.autograd.accumulate import Anchors
+from onelaunch.autograd.backward import Backward, Edits, Gradients, StaticGraph
+from onelaunch.autograd.chain import Launch, Link
+from onelaunch.autograd.components import Part, Share
+from onelaunch.autograd.node import Flight, Lease, Saved, launched, launched_directly
+from onelaunch.call.dtensor import is_wrapped
+from onelaunch.driver.protocol import Graph, Pool, Released, Travel
+from onelaunch.errors import CaptureError, GraphError, GraphWarning, let_go
+
+_C: Any = torch._C
+_hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
+_functorch: Callable[[], object] = _C._functorch.peek_interpreter_stack
+_EAGERLY = "the backward runs eagerly"
+_EAGER_FIRST = 1
+"""Backwards of a kind that run operation by operation before it is captured: its warm-up, in the
+thread and on the stream of its capture."""
+
+
+def packing() -> bool:
+    """Whether the caller's hooks want what a forward saves: `checkpoint` around a graphed module,
+    `save_on_cpu`. No replay saves anything, so that the callable itself runs."""
+    return torch.is_grad_enabled() and _hooks(True) is not None
+
+
+@dataclass(slots=True, eq=False)
+class _Kind:
+    """Backwards of one kind: gradients of one layout, in the same modes."""
+
+    fits: Callable[[], bool]
+    like: Callable[..., bool]
+    """Whether gradients have this layout."""
+    eager: int = 0
+    refused: bool = False
+    kept: Backward | None = None
+    launch: Callable[[Gradients], list[Tensor | None] | None] | None = None
+    """Of `kept`; it returns None where its memory is not to be written."""
+    copied: Backward | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Pair:
+    """What joins a captured forward to autograd.
+
+    Args:
+        static: the forward's autograd graph.
+        pool: of the forward.
+        new_pool: makes memory that no other recording uses.
+        make_room: sees to it that the pool that counts all this holds no more than it may; whether
+            it does.
+        results: the numbers of the results that come out of the node.
+        arguments: the numbers of the inputs that are inputs of the node.
+        parameters: the tensors of the callable's state that are inputs of the node, after those.
+        direct: leaves of the callable's state that are not; the backward adds to their `.grad`.
+        watched_inputs, watched, watched_results: what eager would have saved for the backward, so
+            that a change in place before it is an error: inputs by number, tensors of the
+            callable's state, results of the node by position.
+        saved: what of it eager saves as the very tensor, not as a view of it or its memory alone.
+        saves: whether the backward reads anything of the forward's.
+        raises: whether a backward that cannot be captured is an error.
+        link: what it shares with others that run before and after it.
+        shares: where results have no node in common, those that have; else none.
+    """
+
+    static: StaticGraph
+    pool: Pool
+    new_pool: Callable[[], Pool]
+    make_room: Callable[[], bool]
+    results: list[int]
+    arguments: list[int]
+    parameters: list[Tensor]
+    direct: list[Tensor]
+    watched_inputs: list[int]
+    watched: list[Tensor]
+    watched_results: list[int]
+    saved: Saved
+    saves: bool
+    raises: bool
+    watched_memory: list[int] = field(default_factory=list[int])
+    """The storages of the watched inputs and then of the watched tensors, in the recording."""
+    link: Link | None = None
+    shares: list[Share] = field(default_factory=list[Share])
+    lease: Lease = field(default_factory=Lease)
+    retired: bool = False
+    _anchors: Anchors = field(init=False)
+    _kinds: dict[object, list[_Kind]] = field(default_factory=lambda: cast(Any, {}))
+    _latest: _Kind | None = None
+    _warned: bool = False
+
+    def __post_init__(self) -> None:
+        device = self.static.device
+        self._anchors = Anchors(device, self.static.driver.stream_reader(device))
+
+    # The forward.
+
+    def take(self) -> Flight | None:
+        """The recording for one forward, or None while another is in flight. Atomic. None also
+        where hooks want what the forward saves."""
+        if _hooks(True) is not None:
+            return None
+        if not self.saves:
+            return Flight(None)
+        token = self.lease.take()
+        return None if token is None else Flight(token)
+
+    @property
+    def in_flight(self) -> bool:
+        return self.lease.taken
+
+    def attach(
+        self, flight: Flight, made: tuple[Tensor, ...], inputs: Sequence[Tensor], watched: Any
+    ) -> tuple[Tensor, ...]:
+        """The results of one launch, as results of a node of autograd."""
+        node = (self, flight, made, watched)
+        if not self.direct:
+            return launched(node, *inputs, *self.parameters)
+        anchor = self._anchors.of_this_stream()
+        return launched_directly(node, anchor, *inputs, *self.parameters)
+
+    def attacher(self) -> Callable[..., tuple[Tensor, ...]]:
+        """`attach`, which makes a node for each of the `shares` if there are any."""
+        if not self.shares:
+            return self.attach
+        count = len(self.results)
+        return partial(self._attach_parts, [Part(self, share, count) for share in self.shares])
+
+    def _attach_parts(
+        self,
+        parts: Sequence[Part],
+        flight: Flight,
+        made: tuple[Tensor, ...],
+        inputs: Sequence[Tensor],
+        watched: tuple[Tensor, ...],
+    ) -> tuple[Tensor, ...]:
+        results = list(made)
+        for part in parts:
+            node, wanted = part.of(flight, made, [*inputs, *self.parameters], watched)
+            if self.direct:
+                found = launched_directly(node, self._anchors.of_this_stream(), *wanted)
+            else:
+                found = launched(node, *wanted)
+            for place, t in zip(part.results, found, strict=True):
+                results[place] = t
+        return tuple(results)
+
+    # The backward.
+
+    def backward(self, grads: Gradients) -> list[Tensor | None]:
+        """The gradients of the node's inputs, from those of its results."""
+        kind = self._kind(grads)
+        if kind is None or kind.refused:
+            return self.static.run(grads)
+        if kind.launch is None:
+            if kind.eager < _EAGER_FIRST:
+                kind.eager += 1
+                return self.static.run(grads)
+            self._capture(kind, grads, kept=True)
+        found = self._launched(kind, grads)
+        return self.static.run(grads) if found is None else found
+
+    @property
+    def width(self) -> int:
+        """See `flight.Joined.width`."""
+        return len(self.arguments) + len(self.parameters)
+
+    def edited(
+        self,
+        changed: Sequence[int],
+        moved: Sequence[tuple[int, Tensor]],
+        grads: Gradients,
+        wanted: Sequence[bool],
+    ) -> list[Tensor | None]:
+        """See `flight.Joined.edited`."""
+        storages = {self.watched_memory[i] for i in changed}
+        alike: list[tuple[Tensor, Tensor]] = []
+        for static, t in [*self.saved.state, *((self.saved.inputs[i], t) for i, t in moved)]:
+            if (static.shape, static.dtype, static.device) == (t.shape, t.dtype, t.device):
+                alike.append((static, t))
+            else:  # padded to a bucket, or to part a leaf from its place in the captured graph
+                storages.add(self.static.driver.storage(static))
+        return self.static.edited(Edits(storages, alike), grads, wanted)
+
+    def capture_ahead(self) -> None:
+        """Capture the backward of one gradient for each result, laid out as the result is.
+
+        As all are, in the thread that the engine runs it in: what it finds there, the backwards to
+        come will find.
+        """
+        grads = [torch.zeros_like(t) for t in self.static.outputs]
+        kind = self._kind(grads)
+        if kind is not None and kind.launch is None:
+            kind.eager = _EAGER_FIRST
+            self._capture(kind, grads, kept=True, link=self.link)
+
+    def _kind(self, grads: Gradients) -> _Kind | None:
+        """The kind of these gradients, or None where no recording may stand for eager."""
+        if _C._len_torch_dispatch_stack() or torch.is_anomaly_enabled():
+            return None
+        latest = self._latest
+        if latest is not None and latest.fits() and latest.like(grads):
+            return latest
+        if _functorch() is not None:
+            return None
+        like = type(self.static.outputs[0])
+        for g in grads:
+            if g is not None and (
+                type(g) not in (Tensor, like)
+                or g.layout is not torch.strided
+                or g.is_conj()
+                or g.is_neg()
+                or is_wrapped(g)
+            ):
+                return None
+        key = tuple([None if g is None else (g.shape, g.stride(), g.dtype) for g in grads])
+        kinds = self._kinds.setdefault(key, [])
+        for kind in kinds:
+            if kind.fits():
+                self._latest = kind
+                return kind
+        kinds.append(_Kind(_C._dynamo.guards.GlobalStateGuard().check, _like(grads)))
+        return kinds[-1]
+
+    def _launched(self, kind: _Kind, grads: Gradients) -> list[Tensor | None] | None:
+        """The gradients by one launch; None where eager is to run."""
+        if kind.launch is None:
+            return None
+        try:
+            found = kind.launch(grads)
+            if found is not None:
+                return found
+            if kind.copied is None:  # somebody keeps the gradients of a launch before
+                self._capture(kind, grads, kept=False)
+            return None if kind.copied is None else kind.copied.run(grads)
+        except Released:
+            return None
+
+    def _capture(
+        self, kind: _Kind, grads: Gradients, *, kept: bool, link: Link | None = None
+    ) -> None:
+        """Capture a backward, if that can be now.
+
+        This may be the engine's thread, for which the holder of the lock may be waiting.
+        """
+        driver = self.static.driver
+        if self.retired or driver.capturing() or not driver.lock.acquire(blocking=False):
+            return
+        try:
+            pool = self.pool
+            if kept:
+                pool = self.new_pool() if link is None else link.backwards
+            with torch.no_grad():
+                backward = Backward(self.static, grads, pool, kept=kept)
+            if not self.make_room():
+                backward.graph.reset()
+                kind.refused = True
+                self._warn(GraphError("OL304", "no room for it in the pool").warning(_EAGERLY))
+            elif kept:
+                kind.kept = backward
+                kind.launch = backward.launched if link is None else link.backward(backward)
+            else:
+                kind.copied = backward
+        except CaptureError as error:
+            let_go(error)
+            if self.raises:
+                raise
+            kind.refused = True
+            self._warn(error.warning(_EAGERLY, "OL306"))
+        finally:
+            driver.lock.release()
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(text, GraphWarning, stacklevel=2)
+
+    def backwards(self) -> list[Backward]:
+        """Those that were captured."""
+        kinds = [kind for kinds in self._kinds.values() for kind in kinds]
+        return [b for kind in kinds for b in (kind.kept, kind.copied) if b is not None]
+
+    def retire(self) -> None:
+        """Free the backward recordings. A flight that is under way runs its backward eagerly."""
+        self.retired = True
+        for backward in self.backwards():
+            backward.graph.reset()
+        self._kinds.clear()
+        self._latest = None
+
+
+def _like(grads: Gradients) -> Callable[[Gradients], bool]:
+    """Whether gradients have the type and layout of these: 0.3 us for one."""
+    given = [g for g in grads if g is not None]
+    which = [g is not None for g in grads]
+    if len({id(g) for g in given}) < len(given):
+        return lambda grads: False  # the guard refuses the same tensor twice
+    check = _C._dynamo.guards.TensorGuards(
+        *given, dynamic_dims_sizes=None, dynamic_dims_strides=None
+    ).check
+
+    def like(grads: Gradients) -> bool:
+        return [g is not None for g in grads] == which and check(
+            *[g for g in grads if g is not None]
+        )
+
+    return like
+
+
+class ForwardGraph:
+    """The forward's `Graph`, which takes the backward along."""
+
+    def __init__(self, graph: Graph, pair: Pair) -> None:
+        self._graph = graph
+        self._pair = pair
+        self.travels: tuple[Travel, ...] = graph.travels
+        launch: Launch = graph.launch
+        self.launch = launch if pair.link is None else pair.link.forward(pair.lease, launch)
+        self.settle = graph.settle
+        self.dial = graph.dial
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes of the forward."""
+        return self._graph.nodes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the forward and of the backwards that were captured."""
+        backwards = sum(b.graph.memory_bytes for b in self._pair.backwards())
+        return self._graph.memory_bytes + backwards
+
+    @property
+    def driver_bytes(self) -> int:
+        """See `Graph.driver_bytes`."""
+        backwards = sum(b.graph.driver_bytes for b in self._pair.backwards())
+        return self._graph.driver_bytes + backwards
+
+    def reset(self) -> None:
+        """See `Graph.reset`."""
+        self._graph.reset()
+        self._pair.retire()

@@ -1,0 +1,267 @@
+"""What must be equal for a replay to be legal.
+
+A `CallSpec` is hashable and says, of one call, everything that the captured kernels were chosen by
+and that the call path can see: the tree of arguments with its constants, the tensors, which of them
+overlap, and the modes of torch in force. What the callable reads behind the arguments' back
+(parameters, attributes) is not here: see `state`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.call.tree import Container, Tree
+
+_C: Any = torch._C
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a kernel may have been chosen by, of one tensor."""
+
+    kind: type
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    conj: bool
+    neg: bool
+    inference: bool
+
+    @staticmethod
+    def of(t: Tensor) -> TensorSpec:
+        return TensorSpec(
+            type(t),
+            tuple(t.shape),
+            t.stride(),
+            t.dtype,
+            t.device,
+            t.requires_grad,
+            t.is_conj(),
+            t.is_neg(),
+            t.is_inference(),
+        )
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} on {self.device}"
+
+    @property
+    def extent_bytes(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        if 0 in self.shape:
+            return 0
+        last = sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
+    @property
+    def dense(self) -> bool:
+        """Whether the elements fill one run of memory, so that a memcpy can carry them."""
+        if 0 in self.shape:
+            return True
+        expected = 1
+        for stride, size in sorted(zip(self.stride, self.shape, strict=True)):
+            if size == 1:
+                continue
+            if stride != expected:
+                return False
+            expected *= size
+        return True
+
+
+MODES: tuple[tuple[str, Callable[[], object]], ...] = (
+    ("inference mode", torch.is_inference_mode_enabled),
+    ("cudnn.enabled", _C._get_cudnn_enabled),
+    ("cudnn.benchmark", _C._get_cudnn_benchmark),
+    ("cudnn.deterministic", _C._get_cudnn_deterministic),
+    ("cudnn.allow_tf32", _C._get_cudnn_allow_tf32),
+    ("flash attention", _C._get_flash_sdp_enabled),
+    ("memory-efficient attention", _C._get_mem_efficient_sdp_enabled),
+    ("math attention", _C._get_math_sdp_enabled),
+    ("cuDNN attention", _C._get_cudnn_sdp_enabled),
+    ("mkldnn", _C._get_mkldnn_enabled),
+)
+"""The modes that `GlobalStateGuard` does not cover. 0.03 to 0.07 us each to read."""
+
+
+def modes() -> tuple[object, ...]:
+    """The modes in force, those of torch's `GlobalStateGuard` first, as its own text."""
+    guard: Any = _C._dynamo.guards.GlobalStateGuard()
+    return (guard.__getstate__(), *(read() for _, read in MODES))
+
+
+def readers() -> list[tuple[Callable[[], object], object]]:
+    """How to see at a later call that these modes are in force: functions, and what each returns.
+
+    All but the default device, which costs more to read and is compared where it was set. The same
+    modes give the same functions.
+    """
+    now: Any = _C._dynamo.guards.GlobalStateGuard()
+    guard = _guards.setdefault(now.__getstate__(), now)
+    if not guard.check():  # its text leaves something out
+        guard = now
+    return [(guard.check, True), *((read, read()) for _, read in MODES)]
+
+
+_guards: dict[str, Any] = {}
+"""Torch's guard of each combination of modes that was captured, by its text."""
+
+
+def ambient() -> str | None:
+    """What in the surroundings makes a replay meaningless, or None where nothing does.
+
+    Under any of these the callable itself runs: the tracer, transform or mode that surrounds the
+    call wants to see its operations.
+    """
+    if torch.compiler.is_compiling():
+        return "torch.compile is tracing"
+    if _C._len_torch_dispatch_stack():
+        return "a torch dispatch mode is active"
+    if _C._len_torch_function_stack() and not _only_default_device():
+        return "a torch function mode is active"
+    if _C._functorch.peek_interpreter_stack() is not None:
+        return "a functorch transform is active"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward-mode AD is active"
+    if torch.is_anomaly_enabled():
+        return "anomaly mode is on"
+    if _C._get_tracing_state() is not None:
+        return "torch.jit is tracing"
+    return None
+
+
+def _only_default_device() -> bool:
+    """`torch.set_default_device` is a function mode too; it is part of the signature."""
+    if _C._len_torch_function_stack() != 1:
+        return False
+    return type(_C._get_function_stack_at(0)).__name__ == "DeviceContext"
+
+
+def default_device() -> torch.device:
+    """The default device, cheap where none was set."""
+    return torch.get_default_device() if _C._len_torch_function_stack() else _CPU
+
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpec:
+    """The signature of one call."""
+
+    tree: Tree
+    tensors: tuple[TensorSpec, ...]
+    overlaps: tuple[tuple[int, int, int], ...]
+    """(i, j, bytes): tensor j starts so many bytes after tensor i, and they share memory."""
+    modes: tuple[object, ...]
+    device: torch.device
+
+    def __str__(self) -> str:
+        return ", ".join(str(t) for t in self.tensors) or "no tensors"
+
+    def __repr__(self) -> str:  # one of all fields would fill the screen
+        return f"<CallSpec {self}>"
+
+    def difference(self, other: CallSpec, paths: Sequence[str]) -> tuple[str, str]:
+        """Where `other` differs, and how: ``("args[0], dim 1", "captured 8, got 9")``."""
+        for mine, theirs, path in zip(self.tensors, other.tensors, paths, strict=False):
+            if mine == theirs:
+                continue
+            if len(mine.shape) == len(theirs.shape) and mine.dtype == theirs.dtype:
+                for dim, (a, b) in enumerate(zip(mine.shape, theirs.shape, strict=True)):
+                    if a != b:
+                        return f"{path}, dim {dim}", f"captured {a}, got {b}"
+            for field in TensorSpec.__slots__:
+                a, b = getattr(mine, field), getattr(theirs, field)
+                if a != b:
+                    return f"{path}.{field}", f"captured {a}, got {b}"
+        if self.tree != other.tree:
+            return _tree_difference(self.tree, other.tree, "")
+        if self.overlaps != other.overlaps:
+            return "arguments", "they share memory in another way than the captured ones"
+        for name, a, b in zip(
+            ("autocast, grad mode or matmul precision", *(name for name, _ in MODES)),
+            self.modes,
+            other.modes,
+            strict=True,
+        ):
+            if a != b and isinstance(a, str) and isinstance(b, str):  # that of torch's guard
+                return _state_difference(name, a, b)
+            if a != b:
+                return name, f"captured {a}, got {b}"
+        return "default device", f"captured {self.device}, got {other.device}"
+
+
+def _state_difference(name: str, mine: str, theirs: str) -> tuple[str, str]:
+    """Which of the modes in the text of torch's `GlobalStateGuard` differs."""
+    try:
+        captured, got = json.loads(mine), json.loads(theirs)
+    except ValueError:  # it is no interface of torch's
+        return name, f"captured {mine}, got {theirs}"
+    for key, value in captured.items():
+        if value != got.get(key):
+            if key == "autocast_state":
+                return _autocast_difference(value, got[key])
+            return str(key).replace("_", " "), f"captured {value}, got {got.get(key)}"
+    return name, f"captured {mine}, got {theirs}"
+
+
+_AUTOCASTS = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuseone", "mps")
+"""The devices of a `GlobalStateGuard`'s autocast, in its order."""
+_SPOKEN = {True: "on", False: "off", 5: "float16", 6: "float32", 15: "bfloat16"}
+
+
+def _autocast_difference(captured: dict[str, Any], got: dict[str, Any]) -> tuple[str, str]:
+    """Which device's autocast differs: whether it is on, else its dtype, else its cache."""
+    for key in ("enabled", "dtype"):
+        for kind, a, b in zip(_AUTOCASTS, captured.get(key, ()), got.get(key, ()), strict=False):
+            if a != b:
+                return (
+                    f"autocast on {kind}",
+                    f"captured {_SPOKEN.get(a, a)}, got {_SPOKEN.get(b, b)}",
+                )
+    return "autocast", f"captured {captured}, got {got}"
+
+
+def _tree_difference(mine: Tree, theirs: Tree, path: str) -> tuple[str, str]:
+    if not isinstance(mine, Container) or not isinstance(theirs, Container):
+        return path, f"captured {mine!r}, got {theirs!r}"
+    if mine.kind is not theirs.kind or len(mine.children) != len(theirs.children):
+        return path, (
+            f"captured {mine.kind.__name__} of {len(mine.children)}, "
+            f"got {theirs.kind.__name__} of {len(theirs.children)}"
+        )
+    if mine.keys != theirs.keys:
+        return path, f"captured keys {list(mine.keys)}, got {list(theirs.keys)}"
+    for index, (a, b) in enumerate(zip(mine.children, theirs.children, strict=True)):
+        if a != b:
+            named = len(mine.keys) == len(mine.children) and mine.kind not in (tuple, list)
+            step = f"[{mine.keys[index]!r}]" if named else f"[{index}]"
+            place = path + step if path else ("args", "kwargs")[index]
+            return _tree_difference(a, b, place)
+    return path, "the same"
+
+
+def has_strides(t: Tensor) -> bool:
+    """Whether a tensor is memory with sizes and strides; a nested one says that it is strided."""
+    return t.layout is torch.strided and not t.is_nested
+
+
+def lies_on(t: Tensor, device: torch.device) -> bool:
+    """Whether a tensor is plain memory of a device of this kind."""
+    return t.layout is torch.strided and t.device.type == device.type
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a new tensor of this shape."""
+    stride, step = [0] * len(shape), 1
+    for dim in reversed(range(len(shape))):
+        stride[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(stride)

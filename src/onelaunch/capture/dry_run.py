@@ -1,0 +1,99 @@
+"""Runs of a callable without the call happening: to warm it up, and to show what padding does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onelaunch.call.tree import Flat, Tree, flatten, unflatten
+from onelaunch.driver.protocol import Driver
+from onelaunch.driver.select import preserved_random_state
+from onelaunch.errors import CaptureError
+from onelaunch.state.slots import gradient_of
+from onelaunch.state.snapshot import Reached, held_by
+from onelaunch.state.walk import Change
+from onelaunch.watch.observer import Observer
+
+
+@dataclass(slots=True)
+class Effects:
+    """What a run does. The run is to happen under `observer`.
+
+    Attributes:
+        found: the slots that it changed; known, and put back, after it.
+    """
+
+    observer: Observer
+    found: list[Change] = field(default_factory=list[Change])
+
+
+@contextmanager
+def taken_back(
+    driver: Driver, device: torch.device, inputs: Sequence[Tensor], reached: Reached
+) -> Generator[Effects]:
+    """Around a run on `inputs`, which puts everything back as it was."""
+    here = [t for t in inputs if t.device.type == device.type]
+    before = reached.walk()
+    held = held_by(driver, device, before)
+    effects = Effects(Observer(driver, device, here, held=held, save=True, refuse="later"))
+    with preserved_random_state(device):
+        try:
+            yield effects
+        finally:
+            effects.observer.restore()
+            _, effects.found = reached.changed(before)
+            for change in reversed(effects.found):
+                change.slot.write(change.before)
+            # The tensors of a backward keep AccumulateGrad nodes on this stream.
+            effects.observer.release()
+
+
+def refuse_lasting(found: Sequence[Change]) -> None:
+    """Refuse what a run made that a capture ahead of the first call would have to leave behind.
+
+    Raises:
+        CaptureError: OL110, the callable stores something in Python state.
+    """
+    lasting = [c for c in found if c.slot.key is not gradient_of]
+    if lasting:
+        names = ", ".join(f"`{c.slot.name}`" for c in lasting[:3])
+        raise CaptureError("OL110", f"the callable rebinds {names}")
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """Runs a callable at any size.
+
+    Args:
+        fn: the callable, as the user wrote it.
+        reached: the state that it reaches.
+        tree: of the arguments.
+        ahead: whether this is instead of a first call, which nothing may have to come from.
+    """
+
+    driver: Driver
+    device: torch.device
+    fn: Callable[..., Any]
+    reached: Reached
+    tree: Tree
+    ahead: bool = False
+
+    def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
+        """Run on these tensors; the result, flattened. Everything is put back as it was."""
+        args, kwargs = unflatten(self.tree, list(inputs))
+        undone = taken_back(self.driver, self.device, inputs, self.reached)
+        with undone as effects, torch.no_grad(), mode or nullcontext(), effects.observer:
+            result = self.driver.warmup(lambda: self.fn(*args, **kwargs), self.device)
+        if self.ahead:
+            refuse_lasting(effects.found)
+        for change in effects.found:
+            if isinstance(change.before, Tensor) or isinstance(change.after, Tensor):
+                what = f"`{change.slot.name}` is given a tensor of the padded size"
+                raise CaptureError("OL140", what, fix="return the tensor instead of storing it")
+        return flatten(result, "result", objects=True)

@@ -1,0 +1,315 @@
+"""What of a capture is autograd's business, where the results of the callable require grad."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from onelaunch.autograd.accumulate import takes_directly
+from onelaunch.autograd.backward import StaticGraph
+from onelaunch.autograd.chain import Chain, Link
+from onelaunch.autograd.components import Share
+from onelaunch.autograd.node import Saved
+from onelaunch.autograd.pair import Pair
+from onelaunch.autograd.proxies import (
+    VIEWS,
+    CapturedGraph,
+    NoHooks,
+    StandIns,
+    is_pure_view,
+    refuse_backward_hooks,
+)
+from onelaunch.autograd.streams import spare_streams, take_stream
+from onelaunch.call.spec import lies_on
+from onelaunch.capture.io_plan import Inputs, Outputs, own, unique
+from onelaunch.driver.protocol import Driver, Rewind
+from onelaunch.driver.protocol import Pool as DevicePool
+from onelaunch.driver.refusals import refuse
+from onelaunch.errors import CaptureError
+from onelaunch.runtime.pool import Pool
+from onelaunch.state.guard import StateGuard
+from onelaunch.state.slots import Slot
+from onelaunch.state.walk import Walk
+from onelaunch.watch.observer import Observer
+
+
+class _Seen(NamedTuple):
+    """What a backward will read, and whether anything; see `Pair.watched_inputs`."""
+
+    inputs: list[int]
+    watched: list[Tensor]
+    results: list[int]
+    saves: bool
+    saved: list[Tensor] | None
+    """The tensors of the captured graph themselves, or None where a node does not tell."""
+
+
+class BackwardInside(Exception):
+    """The callable ran a backward itself, or made a leaf for one."""
+
+
+@dataclass(slots=True)
+class Forward:
+    """The autograd side of one capture.
+
+    Args:
+        shared: where its memory is counted. What a forward saves for its backward must outlive
+            every launch in between, so that it has device pools of its own.
+        top: the module that is graphed; hooks on it run outside.
+        raises: whether a backward that cannot be captured is an error.
+        direct: whether the backward may write the gradients of parameters itself.
+        chain: the callables that run before and after it, with which it shares memory.
+    """
+
+    driver: Driver
+    device: torch.device
+    shared: Pool
+    top: object
+    raises: bool
+    direct: bool
+    chain: Chain | None = None
+    pool: DevicePool = field(init=False)
+    stream: object = field(init=False)
+    """Of this recording, or its chain, alone; eager backwards over the captured graph run on it
+    too."""
+    rewind: Rewind | None = None
+    """Of the capture."""
+    holders: set[int] = field(default_factory=lambda: cast(set[int], set()))
+    _stand_ins: StandIns | None = None
+    _pair: Pair | None = None
+    _link: Link | None = None
+
+    def __post_init__(self) -> None:
+        self._link = self.chain and self.chain.on(self.driver, self.device)
+        if self._link is not None:
+            self.pool, self.stream = self._link.forwards, self._link.stream
+            return
+        self.pool = self.shared.apart(self.driver, self.device)
+        self.stream = take_stream(self.driver, self.device)
+        # Whatever works on the stream, a capture or a backward, keeps the pool.
+        spare = spare_streams(self.driver, self.device)
+        weakref.finalize(self.pool, spare.append, self.stream).atexit = False
+
+    @property
+    def pair(self) -> Pair:
+        assert self._pair is not None
+        return self._pair
+
+    @contextmanager
+    def around(self, before: Walk, hidden: Sequence[Slot]) -> Generator[None]:
+        """While the callable runs: stand-ins for what requires grad, and no hooks."""
+        values = [(slot.name, value) for slot, value in before.held.values()]
+        modules = [(name, m) for name, m in values if isinstance(m, nn.Module)]
+        refuse_backward_hooks((name, m) for name, m in modules if m is not self.top)
+        self._stand_ins = StandIns(before, self.device, hidden)
+        with NoHooks(), self._stand_ins:
+            try:
+                yield
+            except RuntimeError as error:
+                if "a leaf Variable that requires grad" not in str(error):
+                    raise
+                raise refuse("OL113", "a tensor that requires grad is changed in place") from error
+
+    def real(self, t: Tensor) -> Tensor:
+        """The tensor that `t` stands for in the capture, or `t` itself."""
+        assert self._stand_ins is not None
+        return self._stand_ins.real(t)
+
+    def settle(
+        self, observer: Observer, results: list[Tensor], arguments: Sequence[Tensor], plan: Inputs
+    ) -> None:
+        """Name the callable's own tensors again, in results and in what was observed.
+
+        Raises:
+            BackwardInside: a gradient was accumulated in the run.
+        """
+        assert self._stand_ins is not None
+        for t, spec in zip(arguments, plan.specs, strict=False):
+            if t.requires_grad != spec.requires_grad or t.grad_fn is not None:
+                raise refuse("OL113", f"an argument, {spec}, is changed in place")
+        if self._stand_ins.accumulated() or any(t.grad is not None for t in arguments):
+            raise BackwardInside
+        self._stand_ins.settle(observer)
+        results[:] = map(self.real, results)
+
+    def plan(
+        self,
+        outputs: Outputs,
+        results: Sequence[Tensor],
+        inputs: Inputs,
+        observer: Observer,
+        held: dict[int, list[Tensor]],
+    ) -> None:
+        """Class the results by how they meet autograd, and keep the graph of those that do."""
+        numbers = _through_node(self.driver, outputs, results)
+        made = [results[number] for number in numbers]
+        graph = CapturedGraph(made)
+        graph.refuse_unfit()
+        self.holders = graph.held()
+        assert self._stand_ins is not None
+        reached = {id(t) for t in graph.leaves}
+        arguments = [i for i, t in enumerate(inputs.statics) if id(t) in reached]
+        stand_ins = [pair for pair in self._stand_ins.pairs() if id(pair[0]) in reached]
+        reached -= {id(inputs.statics[i]) for i in arguments} | {id(s) for s, _ in stand_ins}
+        lost = next((t for t in graph.leaves if id(t) in reached), None)
+        if lost is not None and observer.made(lost):
+            raise BackwardInside
+        if lost is not None:
+            raise CaptureError("OL114", f"a tensor of shape {list(lost.shape)} requires grad")
+        stand_ins.sort(key=lambda pair: self.direct and takes_directly(pair[1]))
+        direct = [real for _, real in stand_ins if self.direct and takes_directly(real)]
+        leaves = [inputs.statics[i] for i in arguments] + [s for s, _ in stand_ins]
+        ours = len(leaves) - len(direct)
+        static = StaticGraph(
+            self.driver, self.device, self.stream, made, leaves, len(direct), self.rewind
+        )
+        link = self._link
+        if link is not None:
+            static.turn = link.lock
+        pair = Pair(
+            static=static,
+            pool=self.pool,
+            new_pool=partial(self.shared.apart, self.driver, self.device),
+            make_room=partial(self.shared.keep_within, self.pool),
+            results=numbers,
+            arguments=arguments,
+            parameters=[real for _, real in stand_ins[: len(stand_ins) - len(direct)]],
+            direct=direct,
+            watched_inputs=[],
+            watched=[],
+            watched_results=[],
+            saved=Saved([], {}, lambda: True),
+            saves=True,
+            raises=self.raises,
+            link=link,
+        )
+        seen = self._seen(graph, made, inputs, observer, held)
+        pair.watched_inputs, pair.watched, pair.watched_results, pair.saves = seen[:4]
+        pair.saved = self._saved(graph, seen, inputs, observer)
+        memory = [inputs.statics[i] for i in seen.inputs] + seen.watched
+        pair.watched_memory = list(map(self.driver.storage, memory))
+        groups = graph.groups(made) if link is None else []  # torch's callables are one node each
+        for group in groups if len(groups) > 1 else ():
+            of = [made[place] for place in group]
+            inside = CapturedGraph(of)
+            part = self._seen(inside, of, inputs, observer, held)
+            reached, own = {id(t) for t in inside.leaves}, {id(t) for t in part.watched}
+            watched = [i in part.inputs for i in pair.watched_inputs]
+            watched += [id(t) in own for t in pair.watched]
+            pair.shares.append(
+                Share(
+                    results=group,
+                    inputs=[i for i, t in enumerate(leaves[:ours]) if id(t) in reached],
+                    watched=[place for place, wanted in enumerate(watched) if wanted],
+                    watched_results=part.results,
+                    saves=part.saves,
+                )
+            )
+        self._pair = pair
+
+    def _seen(
+        self,
+        graph: CapturedGraph,
+        made: Sequence[Tensor],
+        inputs: Inputs,
+        observer: Observer,
+        held: dict[int, list[Tensor]],
+    ) -> _Seen:
+        """What eager would save of the caller's tensors, and of the results."""
+        saved = graph.saved()
+        region = self.driver.region
+        saves = True
+        if saved is None:  # a node that does not tell: take it that everything is saved
+            storages = {region(t).storage for t in (*inputs.statics, *made) if self._here(t)}
+            storages |= set(held)
+        else:
+            storages = {region(t).storage for t in saved if self._here(t)}
+            saves = bool(saved or graph.packs or graph.spoiled) or any(
+                isinstance(node, torch.autograd.function.BackwardCFunction) for node in graph.nodes
+            )
+        # What the forward writes without counting it (the statistics of a BatchNorm) is saved
+        # as well, and may change before the backward.
+        storages -= observer.written.keys() - observer.counted
+        external = {s: ts for s, ts in observer.external.items() if s in storages and s in held}
+        return _Seen(
+            inputs=[
+                i
+                for i, static in enumerate(inputs.statics)
+                if self._here(static)
+                and region(static).storage in storages
+                and not inputs.tensors[i].is_inference()
+            ],
+            watched=unique([t for ts in external.values() for t in ts if not t.is_inference()]),
+            results=[i for i, t in enumerate(made) if region(t).storage in storages],
+            saves=saves,
+            saved=saved,
+        )
+
+    def _saved(
+        self, graph: CapturedGraph, seen: _Seen, inputs: Inputs, observer: Observer
+    ) -> Saved:
+        """What eager saves as the very tensor, where it may be given other memory."""
+        assert self._stand_ins is not None
+        # What hooks packed (checkpointing) reads again all that the forward has read.
+        every = seen.saved is None or graph.packs
+        found = {id(t) for t in seen.saved or ()}
+        read = {id(t) for ts in observer.external.values() for t in ts} if every else set[int]()
+        state = [(s, t) for s, t in self._stand_ins.pairs() if id(s) in found or id(t) in read]
+        of_inputs = {
+            place: inputs.statics[i]
+            for place, i in enumerate(seen.inputs)
+            if every or id(inputs.statics[i]) in found
+        }
+        if graph.spoiled:
+            return Saved(state, of_inputs, lambda: False)
+        with torch.no_grad():  # a leaf may be frozen meanwhile
+            return Saved(state, of_inputs, StateGuard((), [t for _, t in state]).check)
+
+    def _here(self, t: Tensor) -> bool:
+        return lies_on(t, self.device) and bool(t.numel())
+
+
+def _through_node(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> list[int]:
+    """The results that come out of the node. Views of the caller's memory, and views of such
+    results, are made outside of it, so that autograd sees them as views."""
+    chosen: list[int] = []
+    for number, (output, t) in enumerate(zip(outputs.made, results, strict=True)):
+        if not output.spec.requires_grad:
+            continue
+        if output.source in ("view", "held view") and not is_pure_view(t):
+            output.source, output.is_view = "own", False
+            own(driver, outputs, output, t)
+        if output.source != "own":
+            continue
+        base = _base(t, results, outputs)
+        if base is None:
+            output.is_view = False
+            chosen.append(number)
+            continue
+        output.source, output.index = "own view", base
+        output.offset = 0
+        if t.numel():
+            output.offset = driver.region(t).start - driver.region(results[base]).start
+    return chosen
+
+
+def _base(t: Tensor, results: Sequence[Tensor], outputs: Outputs) -> int | None:
+    """The number of the result that `t` is a view of."""
+    if not t._is_view():
+        return None
+    for number, other in enumerate(results):
+        if other is t._base and outputs.made[number].source == "own" and other.grad_fn is not None:
+            node: Any = t.grad_fn
+            while node is not None and node is not other.grad_fn:
+                if node.name() not in VIEWS:
+                    return None
+                node = node.next_functions[0][0]
+            return None if node is None else number
+    return None

@@ -1,0 +1,354 @@
+"""How the tensors of a call reach a recording, and how its results reach the caller.
+
+Inputs that share memory share one buffer, laid out as the caller's memory is, so that every overlap
+and every stride is as the callable saw it. Results are classed by whose memory they are: the
+caller's (an argument or a view of one), somebody's that outlives the call (a parameter), or the
+recording's own, which each call copies to fresh memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from onelaunch.call.spec import TensorSpec, contiguous_stride
+from onelaunch.driver.protocol import Capture, Driver, Region, Travel, Varying
+from onelaunch.driver.refusals import refuse
+from onelaunch.errors import CaptureError
+from onelaunch.padding.pad import Follow
+from onelaunch.watch.observer import Observer
+
+_SPARSE_EXTENT = 2
+"""A memcpy carries the gaps of a strided tensor too; above so many times its own bytes,
+a strided `copy_` before the launch moves less."""
+
+
+class Unfit(Exception):
+    """A tensor that a port of varying size cannot carry, so that the call is padded before it."""
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Inputs that share memory, and the buffer that stands for it."""
+
+    members: list[int]
+    region: Region
+    travel: Travel
+    buffer: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Inputs:
+    """The inputs of a recording, by number: arguments first, then tensors read from slots."""
+
+    tensors: list[Tensor]
+    specs: list[TensorSpec]
+    travels: list[str]
+    groups: list[Group]
+    statics: list[Tensor] = field(default_factory=lambda: cast(list[Tensor], []))
+    varying: dict[int, Varying] = field(default_factory=dict[int, Varying])
+    """The inputs that may be smaller in a call than in the recording."""
+
+    def give_by_value(self, numbers: Collection[int]) -> None:
+        """Give these numbers of the host's to the callable as they are."""
+        self.groups = [g for g in self.groups if g.members[0] not in numbers]
+        for index in numbers:
+            self.travels[index] = "host"
+
+    def release(self) -> None:
+        """Let go of the recording's memory."""
+        self.statics = []
+        for group in self.groups:
+            group.buffer = None
+
+
+def plan_inputs(
+    driver: Driver, tensors: Sequence[Tensor], device: torch.device, pinned: set[int]
+) -> Inputs:
+    """Decide how each input travels.
+
+    Args:
+        tensors: the tensors of the call under capture.
+        device: the recording's device.
+        pinned: storages that the callable also reaches by address; an argument there is read where
+            it is, and the recording fits only calls with that very memory.
+    """
+    travels: list[str] = []
+    groups: list[Group] = []
+    for index, t in enumerate(tensors):
+        if t.device.type != device.type:
+            travels.append("fill" if t.dim() == 0 else "host")
+            if t.dim() == 0:
+                groups.append(Group([index], Region(-1 - index, 0, t.element_size()), "fill"))
+            continue
+        if t.device != device:
+            raise CaptureError("OL109", f"tensors on {device} and on {t.device} in one call")
+        region = driver.region(t)
+        if region.storage in pinned:
+            travels.append("address")
+            continue
+        travels.append("node")
+        _join(groups, index, region)
+    for group in groups:
+        if group.travel == "node" and len(group.members) == 1:
+            t = tensors[group.members[0]]
+            nbytes = t.numel() * t.element_size()
+            if group.region.stop - group.region.start > max(_SPARSE_EXTENT * nbytes, 512):
+                group.travel = "copy"
+                travels[group.members[0]] = "copy"
+    return Inputs(list(tensors), [TensorSpec.of(t) for t in tensors], travels, groups)
+
+
+def staged_bytes(driver: Driver, tensors: Sequence[Tensor], device: torch.device) -> list[int]:
+    """The bytes of each buffer that stands for inputs, as far as that is known before a capture."""
+    here = [t for t in tensors if t.device == device and t.layout is torch.strided]
+    groups = plan_inputs(driver, here, device, set()).groups
+    return [group.region.stop - group.region.start for group in groups]
+
+
+def _join(groups: list[Group], index: int, region: Region) -> None:
+    """Add an input to the groups, merging all that it overlaps, and what the union overlaps."""
+    joined = Group([index], region, "node")
+    while True:
+        other = next((g for g in groups if g.region.overlaps(joined.region)), None)
+        if other is None:
+            groups.append(joined)
+            return
+        groups.remove(other)
+        union = Region(
+            region.storage,
+            min(joined.region.start, other.region.start),
+            max(joined.region.stop, other.region.stop),
+        )
+        joined = Group(sorted(joined.members + other.members), union, "node")
+
+
+def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device) -> list[Tensor]:
+    """Make the buffers, add the input ports, and return what the callable gets for each input."""
+    statics: list[Tensor] = list(inputs.tensors)
+    alone = {group.members[0] for group in inputs.groups if len(group.members) == 1}
+    for index in inputs.varying:
+        if inputs.travels[index] != "node" or index not in alone:
+            raise Unfit
+        inputs.travels[index] = "pad"
+    for group in inputs.groups:
+        first = group.members[0]
+        if group.travel == "fill":
+            example = inputs.tensors[first]
+            buffer = driver.empty(example.element_size(), device)
+            static = driver.alias(buffer, example.dtype, (), (), 0)
+            capture.input(example, static, "fill")
+            statics[first] = static
+            group.buffer = buffer
+            continue
+        nbytes = group.region.stop - group.region.start
+        group.buffer = buffer = driver.empty(nbytes, device)
+        for member in group.members:
+            t = inputs.tensors[member]
+            offset = driver.region(t).start - group.region.start
+            statics[member] = _static(driver, buffer, t, offset)
+        example = inputs.tensors[first]
+        if group.travel == "copy":
+            capture.input(example, statics[first], "copy")
+        elif first in inputs.varying:
+            group.travel = "pad"
+            capture.input(example, buffer, "pad", 0, inputs.varying[first])
+        else:
+            displacement = driver.region(example).start - group.region.start
+            capture.input(example, buffer, "node", displacement)
+    capture.staged()
+    inputs.statics = statics
+    return statics
+
+
+def _static(driver: Driver, buffer: Tensor, t: Tensor, offset: int) -> Tensor:
+    """A tensor over the buffer that the callable cannot tell from `t`."""
+    with torch.inference_mode(t.is_inference()), torch.no_grad():
+        static = driver.alias(buffer, t.dtype, t.shape, t.stride(), offset)
+        if t.is_conj():
+            static = torch._conj(static)
+        if t.is_neg():
+            static = torch._neg_view(static)
+    if isinstance(t, torch.nn.Parameter):
+        return torch.nn.Parameter(static, requires_grad=t.requires_grad)
+    return static.requires_grad_(t.requires_grad) if t.requires_grad else static
+
+
+Source = Literal["argument", "view", "held", "held view", "own", "own view", "host constant"]
+
+
+@dataclass(slots=True)
+class Output:
+    """One tensor of the result.
+
+    `source` says whose memory it is: the very `argument` number `index`, a `view` of it, a tensor
+    that lives elsewhere (`held`) or a view of one, the recording's `own`, a view of the result
+    number `index` (`own view`: of one that comes out of a node of autograd), or a `host constant`.
+    `offset` is in bytes, from the first element of what it views, or from its group's start.
+    """
+
+    source: Source
+    spec: TensorSpec
+    index: int = -1
+    offset: int = 0
+    tensor: Tensor | None = None
+    is_view: bool = False
+    follows: tuple[Follow, ...] = ()
+    """The dimensions that follow the real sizes of a bucketed call."""
+    lasts: bool = False
+    """It is the recording's own memory, not copied, which each replay writes."""
+    spent: bool = False
+    """It requires grad, by a graph whose backward the callable itself has run."""
+
+
+@dataclass(slots=True)
+class OwnGroup:
+    """Results that share one storage of the recording: copied as one run of bytes."""
+
+    storage: int
+    start: int
+    stop: int
+    example: Tensor
+
+
+@dataclass(slots=True)
+class Outputs:
+    """The results of a recording, each tensor object once."""
+
+    made: list[Output] = field(default_factory=lambda: cast(list[Output], []))
+    groups: list[OwnGroup] = field(default_factory=lambda: cast(list[OwnGroup], []))
+    numbers: dict[int, int] = field(default_factory=lambda: cast(dict[int, int], {}))
+    """id of a tensor -> its place in `made`."""
+
+
+def plan_outputs(
+    driver: Driver,
+    results: Sequence[Tensor],
+    inputs: Inputs,
+    observer: Observer,
+    device: torch.device,
+    held: dict[int, list[Tensor]],
+    lasting: set[int],
+) -> Outputs:
+    """Class every tensor of the results.
+
+    Args:
+        results: the tensors that the callable returned or stored.
+        held: storage -> tensors that exist outside the recording.
+        lasting: ids of those that stay the recording's own memory, for each replay to write.
+    """
+    plan = Outputs()
+    statics = {id(s): i for i, s in enumerate(inputs.statics)}
+    storages: dict[int, int] = {}
+    for index, static in enumerate(inputs.statics):
+        if inputs.travels[index] not in ("host", "address"):
+            storages.setdefault(driver.storage(static), index)
+    for t in results:
+        if id(t) in plan.numbers:
+            continue
+        plan.numbers[id(t)] = len(plan.made)
+        spec = TensorSpec.of(t)
+        if id(t) in statics:
+            plan.made.append(Output("argument", spec, statics[id(t)]))
+        elif t.device.type != device.type:
+            if not observer.host.is_constant(t):
+                raise refuse("OL104", f"a result, {spec}, is on the host and varies")
+            plan.made.append(Output("host constant", spec, tensor=t.clone()))
+        elif driver.storage(t) in observer.seeds:
+            what = f"a result, {spec}, is the seed of a backward, which eager has on the host"
+            raise refuse("OL104", what, fix="return the result of the operator alone")
+        else:
+            output = _place(driver, t, spec, inputs, storages, held)
+            if output.source == "own" and id(t) in lasting:
+                output = Output("held", spec, tensor=t, lasts=True)
+            plan.made.append(output)
+    for output, t in zip(plan.made, unique(results), strict=True):
+        if output.source == "own":
+            own(driver, plan, output, t)
+    return plan
+
+
+def unique(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Each tensor object once, in the order in which they come first."""
+    return list({id(t): t for t in tensors}.values())
+
+
+def _place(
+    driver: Driver,
+    t: Tensor,
+    spec: TensorSpec,
+    inputs: Inputs,
+    storages: dict[int, int],
+    held: dict[int, list[Tensor]],
+) -> Output:
+    region = driver.region(t)
+    if region.storage in storages:
+        first = storages[region.storage]
+        # Views are made from an input of the same dtype where there is one: a plain as_strided.
+        index = next(
+            (
+                i
+                for i, static in enumerate(inputs.statics)
+                if inputs.travels[i] in ("node", "copy", "fill", "pad")
+                and driver.storage(static) == region.storage
+                and static.dtype == t.dtype
+            ),
+            first,
+        )
+        offset = region.start - driver.region(inputs.statics[index]).start if t.numel() else 0
+        return Output("view", spec, index, offset, is_view=t._is_view())
+    if region.storage in held:
+        for other in held[region.storage]:
+            if other is t:
+                return Output("held", spec, tensor=t)
+        base = held[region.storage][0]
+        offset = region.start - driver.region(base).start if t.numel() else 0
+        return Output("held view", spec, offset=offset, tensor=base, is_view=t._is_view())
+    return Output("own", spec, is_view=t._is_view())
+
+
+def varying_group(plan: Outputs, index: int) -> Varying | None:
+    """How much of the group of results number `index` a call gets; None for all of it.
+
+    Raises:
+        Unfit: they are views of each other, or not contiguous.
+    """
+    group = plan.groups[index]
+    members = [o for o in plan.made if o.source == "own" and o.index == index]
+    follows = next((o.follows for o in members if o.follows), ())
+    if not follows:
+        return None
+    spec = members[0].spec
+    whole = spec.dense and spec.extent_bytes == group.stop - group.start
+    plain = whole and not (members[0].is_view or spec.conj or spec.neg)
+    dims = tuple(sorted(f.dim for f in follows))
+    contiguous = spec.stride == contiguous_stride(spec.shape)
+    if len(members) > 1 or not plain or not contiguous or len(dims) > 2:
+        raise Unfit
+    if any(f.more < 0 for f in follows):  # no rows at all are no rows to copy
+        raise Unfit
+    return Varying(spec.shape, spec.dtype, dims, (None,) * len(dims))
+
+
+def own(driver: Driver, plan: Outputs, output: Output, t: Tensor) -> None:
+    """Put a result into the group of its storage."""
+    region = driver.region(t)
+    for index, group in enumerate(plan.groups):
+        if group.storage == region.storage:
+            output.index = index
+            if not t.numel():
+                return
+            if region.start < group.start:
+                for other in plan.made:
+                    if other.source == "own" and other.index == index and other is not output:
+                        other.offset += group.start - region.start
+                group.start, group.example = region.start, t
+            group.stop = max(group.stop, region.stop)
+            output.offset = region.start - group.start
+            return
+    output.index = len(plan.groups)
+    plan.groups.append(OwnGroup(region.storage, region.start, region.stop, t))

@@ -1,0 +1,140 @@
+"""What each replay has to store: tensors that a call replaces, and numbers that it moves on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from onelaunch.call.spec import lies_on
+from onelaunch.call.tree import Constant, flatten, is_plain
+from onelaunch.capture.recording import StateOutput
+from onelaunch.driver.protocol import Driver
+from onelaunch.errors import CaptureError
+from onelaunch.frames.stack import Use
+from onelaunch.state.slots import gradient_of
+from onelaunch.state.walk import MISSING, Change, Slot, Walk, is_replaced
+from onelaunch.watch.observer import Observer
+
+
+def recurrent(
+    driver: Driver,
+    device: torch.device,
+    found: Sequence[Change],
+    hidden: Sequence[Slot],
+    observer: Observer,
+    results: Sequence[Tensor],
+) -> list[Slot]:
+    """Slots whose old tensor was read, returned or moved to another slot, and which hold a new
+    one now: recurrent state."""
+    known = {slot.id for slot in hidden}
+    passed = [*results, *(t for change in found for t in flatten(change.after).tensors)]
+    used = {driver.storage(t) for t in passed if lies_on(t, device)}
+    used |= observer.external.keys()
+    return [
+        change.slot
+        for change in found
+        if isinstance(change.before, Tensor)
+        and change.slot.id not in known
+        and lies_on(change.before, device)
+        and driver.storage(change.before) in used
+    ]
+
+
+def rebound(
+    found: Sequence[Change],
+    before: Walk,
+) -> Iterator[tuple[Slot, object]]:
+    """The slots that each replay has to write, with what the capture put there.
+
+    Raises:
+        CaptureError: OL105, a tensor where no replay can write it; OL118, modules change places.
+    """
+    modules = {id(value) for _, value in before.held.values() if isinstance(value, nn.Module)}
+    holders = {id(slot.holder) for slot, _ in before.held.values()}
+    holders |= set(before.containers)
+    leaves = {id(t) for _, t in before.tensors()}
+    for slot, old, new in found:
+        if slot.key is gradient_of and id(slot.holder) in leaves:
+            yield slot, new
+            continue
+        if id(slot.holder) not in holders:
+            continue  # a new container: rebuilt as a whole where its own slot is
+        tensors = flatten(new).tensors if new is not MISSING else []
+        if id(old) in modules and id(new) in modules and before.is_read(slot):
+            what = f"the callable puts another module that it has into `{slot.name}`"
+            raise CaptureError("OL118", what, fix=_BY_NUMBER)
+        if not tensors and not isinstance(old, Tensor):
+            continue  # a Python effect: it is not repeated
+        grown = old is MISSING and not isinstance(slot.holder, dict)
+        if new is MISSING or grown or isinstance(slot.holder, tuple):
+            name = slot.name.rpartition("[")[0] if slot.name.endswith("]") else slot.name
+            what = f"`{name}` {'lost' if new is MISSING else 'got'} a tensor in the call"
+            fix = "return the tensor, and append it after the call" if grown else None
+            raise CaptureError("OL105", what, fix=fix)
+        yield slot, new
+
+
+_BY_NUMBER = (
+    "leave modules where they are and choose one by a number, `self.layers[self.turn]`: each value "
+    "has a recording"
+)
+
+
+def moved_on(found: Sequence[Change], before: Walk) -> list[StateOutput]:
+    """What each replay stores of numbers, flags and the like, that the callable stores.
+
+    One that it only counts up is counted up from where it is then; of the others the recording
+    serves calls that find them as it did (`relied.relied_on`), and leaves them as its call did.
+    """
+    changed = {change.slot.id: change for change in found}
+    places = {change.slot.id: change.slot for change in found}
+    places |= {slot.id: slot for slot, _ in before.held.values() if before.use(slot) is Use.NONE}
+    outputs: list[StateOutput] = []
+    for key, slot in places.items():
+        change = changed.get(key)
+        value = slot.read() if change is None else change.after
+        use = before.use(slot)
+        if use is None or not is_unchanging(value) or isinstance(slot.holder, tuple):
+            continue
+        if change is not None and not (change.before is MISSING or is_unchanging(change.before)):
+            continue
+        step = None
+        if use is Use.GROWS and change is not None:
+            if type(change.before) is not int or type(value) is not int:
+                continue
+            step = value - change.before
+        outputs.append(StateOutput(slot, Constant(value), (), step))
+    return outputs
+
+
+def is_unchanging(value: object) -> bool:
+    """Whether a value is all that it is for ever: a number, a string, a tuple of such."""
+    if type(value) is tuple:
+        return all(map(is_unchanging, value))
+    return is_plain(value)
+
+
+def grown(found: Sequence[Change], before: Walk) -> tuple[str, ...]:
+    """The containers that the callable only adds to, which no replay does.
+
+    Raises:
+        CaptureError: OL118, it also reads one that grows or shrinks at each call.
+    """
+    names: dict[str, None] = {}
+    ways = {id(value): slot for slot, value in before.held.values()}
+    replaced = {change.slot.id for change in found}
+    for change in found:
+        container = before.containers.get(id(change.slot.holder))
+        came_or_went = change.before is MISSING or change.after is MISSING
+        if container is None or not came_or_went or flatten(change.after).tensors:
+            continue
+        way = ways.get(id(container[0]))
+        if way is not None and (way.id in replaced or is_replaced(way, replaced)):
+            continue  # a new one takes its place
+        if way is None or before.is_read(way):
+            what = f"the callable changes the length of `{container[1]}`, which it reads"
+            raise CaptureError("OL118", what, fix="keep what grows outside of the callable")
+        names[container[1]] = None
+    return tuple(names)

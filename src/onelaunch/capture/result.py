@@ -1,0 +1,227 @@
+"""What a run of a callable under capture found, and what becomes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from onelaunch.autograd.freed import is_spent
+from onelaunch.autograd.pair import ForwardGraph
+from onelaunch.call.spec import lies_on, readers
+from onelaunch.call.tree import Tree
+from onelaunch.capture import distributed
+from onelaunch.capture.forward import Forward
+from onelaunch.capture.guarded import hooked_leaves, relied_on
+from onelaunch.capture.hooks import hooks_inside
+from onelaunch.capture.io_plan import Inputs, Outputs, unique, varying_group
+from onelaunch.capture.recording import Captured, NeedsGrad, StateOutput
+from onelaunch.driver.protocol import Capture, Driver, Graph
+from onelaunch.errors import CaptureError
+from onelaunch.optimizers.capturable import parameters_of
+from onelaunch.optimizers.scalars import Dials
+from onelaunch.optimizers.steps import Steps
+from onelaunch.state.guard import StateGuard
+from onelaunch.state.host_values import slots_of
+from onelaunch.state.snapshot import Before
+from onelaunch.state.walk import Change, Slot, Walk, restore
+from onelaunch.watch.observer import Observer
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run of the body found."""
+
+    result: Any = None
+    inputs: Inputs | None = None
+    outputs: Outputs | None = None
+    tree: Tree | None = None
+    numbers: tuple[int, ...] = ()
+    state: list[StateOutput] = field(default_factory=lambda: cast(list[StateOutput], []))
+    found: list[Change] = field(default_factory=lambda: cast(list[Change], []))
+    after: Walk | None = None
+    lasting: list[Tensor] = field(default_factory=lambda: cast(list[Tensor], []))
+    """Gradients that each replay writes where they are."""
+    again: list[Slot] = field(default_factory=lambda: cast(list[Slot], []))
+    """Slots that turned out to be inputs: the run is to be repeated with them as such."""
+    steps: Steps = field(default_factory=Steps)
+    grown: tuple[str, ...] = ()
+    """See `rebinding.grown`."""
+
+
+def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int]:
+    """The groups of inputs that the callable wrote into."""
+    return [
+        index
+        for index, group in enumerate(plan.groups)
+        if group.buffer is not None and driver.storage(group.buffer) in observer.written
+    ]
+
+
+def output_ports(
+    driver: Driver,
+    capture: Capture,
+    plan: Inputs,
+    outputs: Outputs,
+    observer: Observer,
+    static: bool,
+) -> None:
+    """Results to fresh memory, and written inputs back to where they came from.
+
+    Args:
+        static: whether the results stay in the recording's own memory.
+    """
+    for index, group in enumerate(() if static else outputs.groups):
+        size = (group.stop - group.start,)
+        buffer = driver.alias(group.example, torch.uint8, size, (1,), 0)
+        capture.output(buffer, 0, varying_group(outputs, index))
+    for index in written_groups(driver, plan, observer):
+        group = plan.groups[index]
+        if group.travel == "fill":
+            raise CaptureError("OL104", "a 0-dim host argument is written")
+        assert group.buffer is not None
+        example = plan.tensors[group.members[0]]
+        displacement = driver.region(example).start - group.region.start
+        if group.travel == "copy":
+            displacement = 0
+        capture.output(group.buffer, displacement)
+
+
+def captured_of(
+    graph: Graph,
+    statics: list[Tensor],
+    run: Run,
+    hidden: list[Slot],
+    before: Before,
+    observer: Observer,
+    driver: Driver,
+    device: torch.device,
+    dials: Dials,
+    forward: Forward | None,
+    watched: bool,
+    static_outputs: bool,
+    started: float,
+) -> Captured:
+    """What the call path needs of a capture that succeeded.
+
+    Args:
+        hidden: slots whose tensors are inputs.
+        watched: whether the operations of the run were seen; those of compiled code are not.
+        started: when the capture began, by `time.perf_counter`.
+    """
+    assert run.inputs is not None
+    assert run.outputs is not None
+    assert run.tree is not None
+    # The slots are as before the call until a launch rebinds them.
+    rebound = {state.slot.id for state in run.state}
+    restore(change for change in run.found if change.slot.id in rebound)
+    pinned = [
+        t for t, how in zip(run.inputs.tensors, run.inputs.travels, strict=True) if how == "address"
+    ]
+    external = [t for tensors in observer.external.values() for t in tensors]
+    inputs = {slot.id for slot in hidden}
+    rebound |= inputs
+    slots = relied_on(before.walk, run.found, rebound, inputs, observer, driver, device)
+    slots += slots_of(observer.host.read_state(), before.walk.tensors())
+    external += [value for _, value in slots if isinstance(value, Tensor)]
+    writes = _writes(observer, driver, device)
+    if watched:  # of compiled code no step is seen
+        slots = run.steps.relied_on(slots, before.walk, writes)
+    unmoved = [t for t in unique([*external, *pinned]) if lies_on(t, device)]
+    if forward is None:
+        leaves = hooked_leaves(before.walk, run.found, slots)
+    else:
+        leaves = forward.pair.direct
+    modes = [*readers(), *([(distributed.initialized, False)] if forward and leaves else [])]
+    asks = before.walk.asks("requires_grad")
+    guard = StateGuard(slots, unmoved, _sized(run, before), modes, leaves, asks)
+    written = [t for t in observer.written.values() if not observer.known(t)]
+    bumped = [t for t in written if driver.storage(t) in observer.counted]
+    written_inputs, bumped_inputs = _written_inputs(driver, run.inputs, observer)
+    run.inputs.release()
+    for own in run.outputs.groups:
+        own.example = own.example.new_empty(0) if not static_outputs else own.example
+    pair = None
+    if forward is not None:
+        pair = forward.pair
+        graph, statics = ForwardGraph(graph, pair), []
+    optimizers = run.steps.optimizers if watched else _stepped(before.walk, writes)
+    roots = before.reached.roots
+    return Captured(
+        driver=driver,
+        device=device,
+        graph=graph,
+        inputs=run.inputs,
+        hidden=list(hidden),
+        outputs=run.outputs,
+        tree=run.tree,
+        numbers=run.numbers,
+        state=run.state,
+        guard=guard,
+        written=written,
+        written_inputs=written_inputs,
+        bumped=bumped,
+        bumped_inputs=bumped_inputs,
+        draws=observer.draws,
+        dials=dials,
+        values=observer.host.read_arguments(),
+        optimizers=optimizers,
+        statics=statics,
+        lasting=run.lasting,
+        untraced=guard.untraced([t for t in external if not any(t is p for p in pinned)]),
+        hooks=hooks_inside(roots, before.walk, run.found, optimizers, forward is not None),
+        moves=tuple(
+            s.slot.name for s in run.state if not s.numbers and before.walk.is_read(s.slot)
+        ),
+        grown=run.grown,
+        seconds=time.perf_counter() - started,
+        pair=pair,
+    )
+
+
+def _sized(run: Run, before: Before) -> list[Any]:
+    """The containers whose sizes count, with what names them."""
+    # A scheduler writes to the groups at each step, and each would be looked into again then.
+    groups = {id(group) for o in run.steps.optimizers for group in o.param_groups}
+    replaced = {change.slot.id for change in run.found}
+    every = before.walk.sized(replaced)
+    sized = {id(c): (c, names) for c, names in every if id(c) not in groups}
+    return list(sized.values())
+
+
+def _written_inputs(
+    driver: Driver, plan: Inputs, observer: Observer
+) -> tuple[list[int], list[int]]:
+    """The inputs that the callable wrote into, and those whose version counters eager advances."""
+    written: list[int] = []
+    counted: list[int] = []
+    for index in written_groups(driver, plan, observer):
+        group = plan.groups[index]
+        written += group.members
+        if group.buffer is not None and driver.storage(group.buffer) in observer.counted:
+            counted += group.members
+    return sorted(written), sorted(counted)
+
+
+def _writes(observer: Observer, driver: Driver, device: torch.device) -> Callable[[Tensor], bool]:
+    return lambda t: lies_on(t, device) and driver.storage(t) in observer.written
+
+
+def _stepped(before: Walk, writes: Callable[[Tensor], bool]) -> list[Optimizer]:
+    """The optimizers of compiled code that step: those whose parameters it wrote."""
+    found = {id(o): o for _, o in before.held.values() if isinstance(o, Optimizer)}
+    return [o for o in found.values() if any(map(writes, parameters_of(o)))]
+
+
+def mark_spent(outputs: Outputs, results: Sequence[Tensor]) -> None:
+    """Tell results whose backward has run inside from those whose gradients are still wanted."""
+    for t in results:
+        output = outputs.made[outputs.numbers[id(t)]]
+        output.spent = output.source == "own" and is_spent(t)
+        if output.source == "own" and output.spec.requires_grad and not output.spent:
+            raise NeedsGrad

@@ -1,0 +1,496 @@
+"""How a call is captured."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from onelaunch.autograd.diagnose import explained
+from onelaunch.autograd.proxies import stand_in_for
+from onelaunch.call.tree import Flat, Same, Tree, flatten, given, unflatten
+from onelaunch.capture import distributed
+from onelaunch.capture.callee import Callee
+from onelaunch.capture.checks import (
+    afterthought,
+    inspect_arguments,
+    refuse_gradients,
+    refuse_opaque,
+    refuse_parts,
+    refuse_uncovered,
+)
+from onelaunch.capture.forward import BackwardInside, Forward
+from onelaunch.capture.io_plan import (
+    Inputs,
+    Outputs,
+    Unfit,
+    plan_inputs,
+    plan_outputs,
+    stage,
+    unique,
+)
+from onelaunch.capture.rebound import grown, moved_on, rebound, recurrent
+from onelaunch.capture.recording import Captured, NeedsGrad, StateOutput
+from onelaunch.capture.result import Run, captured_of, mark_spent, output_ports
+from onelaunch.driver.capture_query import Asking
+from onelaunch.driver.protocol import Capture, Driver, Graph, Rewind, Varying
+from onelaunch.driver.protocol import Pool as DevicePool
+from onelaunch.driver.random_state import (
+    HostGenerators,
+    seeded_once,
+    seeding_line_of,
+    watching_seeds,
+)
+from onelaunch.errors import CaptureError, let_go
+from onelaunch.optimizers.capturable import lasting, noting_steps
+from onelaunch.optimizers.steps import Steps, every_key
+from onelaunch.optimizers.trials import Turnable
+from onelaunch.padding.pad import Follow
+from onelaunch.state.gradients import lasting_gradients
+from onelaunch.state.slots import gradient_of
+from onelaunch.state.snapshot import Before, Reached
+from onelaunch.state.walk import Slot
+from onelaunch.unwinding import unwound
+from onelaunch.watch.compiled import Known, places
+from onelaunch.watch.ledger import Difference, Ledger, moved, optimizers_in, refuse_drawn
+from onelaunch.watch.observer import Observer
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Captures one call.
+
+    Args:
+        callee: the callable, and what it was seen to read.
+        fn: what runs in the capture.
+        pool: where the recording's memory comes from, and goes back to.
+        apart: makes memory that no other recording uses.
+        reached: the state that `fn` reaches.
+        forward: where the results require grad: what of the capture is autograd's business.
+        earlier: the operations of the run before, with which those of this one are compared.
+        strict: whether to refuse if they differ.
+        known: for code whose operations cannot be watched (Inductor's): what a watched eager run
+            of the same call read and wrote.
+    """
+
+    driver: Driver
+    device: torch.device
+    pool: DevicePool
+    apart: Callable[[], DevicePool]
+    callee: Callee
+    fn: Callable[..., Any]
+    reached: Reached
+    static_outputs: bool
+    rebind: bool
+    earlier: Ledger | None = None
+    strict: bool = False
+    asking: Asking = field(default_factory=Asking)
+    known: Known | None = None
+    forward: Forward | None = None
+    varying: Mapping[int, Varying] = field(default_factory=dict[int, Varying])
+    """Arguments that may be smaller in a call than here."""
+    follows: Sequence[tuple[Follow, ...]] = ()
+    """For each tensor of the result the dimensions that follow their sizes."""
+    _turnable: Turnable = field(default_factory=Turnable)
+    _outlasted: bool = False
+    """Whether an attempt showed an optimizer that outlives it and was not known to."""
+    _rewind: Rewind | None = None
+    _by_value: set[int] = field(default_factory=set[int])
+    """Numbers of the host's that the callable reads on the host."""
+    _filled: dict[int, int] = field(default_factory=dict[int, int])
+    """storage -> the number of the host's that is brought there; of the attempt that is under way.
+    """
+    _observers: list[Observer] = field(default_factory=list[Observer])
+    """Of the attempt that is under way."""
+
+    def record(self, tree: Tree, tensors: Sequence[Tensor]) -> Captured:
+        """Capture the call ``fn(*args, **kwargs)`` whose flattened form is given.
+
+        Nothing that the capture did remains, whether it succeeds or not, apart from the Python
+        effects of running `fn` once.
+        """
+        # Torch imports Dynamo when a dispatch mode first runs: 1 s, which is no part of a capture.
+        importlib.import_module("torch._dynamo")
+        started = time.perf_counter()
+        if self.known is None:
+            self._rewind = self.driver.rewind(self.device)
+        if self.forward is not None:
+            self.forward.rewind = self._rewind
+        hidden: list[Slot] = []
+        while True:
+            try:
+                captured = self._attempt(tree, tensors, hidden, started)
+            except (NeedsGrad, BackwardInside) as error:
+                let_go(error)
+                raise
+            except CaptureError as error:
+                let_go(error)
+                if self._wanted_by_host():
+                    continue
+                better = explained(error, [t for _, t in self.reached.walk().tensors()])
+                if better is error:
+                    raise
+                raise better from error
+            finally:
+                self._release()
+            if captured is not None:
+                return captured
+
+    def _wanted_by_host(self) -> bool:
+        """Whether what was refused is the value of an argument that the host can give: a number
+        that was brought to the device. The next attempt leaves it where it is."""
+        found = {
+            index
+            for observer in self._observers
+            for storage, index in self._filled.items()
+            if storage in observer.wanted
+        }
+        self._by_value |= found
+        return bool(found)
+
+    def _release(self) -> None:
+        # They hold themselves, and views that keep AccumulateGrad nodes on this stream.
+        while self._observers:
+            self._observers.pop().release()
+
+    def _attempt(
+        self, tree: Tree, tensors: Sequence[Tensor], hidden: list[Slot], started: float
+    ) -> Captured | None:
+        """One capture; None if it is to be repeated, with more `hidden` inputs, less turnable, or
+        knowing more of the random numbers."""
+        before = Before.of(self.driver, self.device, self.reached)
+        hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
+        pinned = set(before.held) - {self.driver.storage(t) for t in hidden_tensors}
+        kept, lasts = self._turnable.kept(before.walk), lasting(optimizers_in(before.walk))
+        steps = Steps(kept, self.device.type == "cuda", self._turnable.seed, lasts)
+        run = Run(steps=steps)
+        plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
+        plan.varying = dict(self.varying)
+        plan.give_by_value(self._by_value)
+        try:
+            generators = before.generators(tree)
+
+            def body(capture: Capture) -> list[Tensor]:
+                self._run(capture, plan, tree, hidden, before, run)
+                assert run.outputs is not None
+                kept = run.result if self.static_outputs or self.forward else ()
+                return [*kept, *run.lasting]
+
+            stream = self.forward and self.forward.stream
+            graph, statics = self.driver.capture(
+                body,
+                self.pool,
+                generators,
+                stream,
+                bundled=not self.rebind,
+                rewind=self._rewind,
+            )
+        except BaseException as error:
+            ours = isinstance(error, CaptureError | NeedsGrad | BackwardInside | Unfit)
+            try:
+                distributed.abandon_step(value for _, value in before.walk.held.values())
+            finally:
+                before.undo(run.found, again=ours)
+                plan.release()  # frames of the traceback refer to it for good
+            raise
+        rewind = self._rewind
+        if run.again or (rewind and not rewind.done):
+            graph.reset()
+            before.undo(run.found)
+            hidden.extend(run.again)
+            return None
+        if self.pool.written_by_others(run.lasting):
+            # A launch of an earlier recording would overwrite the gradients that this one leaves.
+            graph.reset()
+            before.undo(run.found)
+            self.pool = self.apart()
+            return None
+        if run.steps.outlasting() and not self._outlasted:
+            self._outlasted = True  # a callable that makes and keeps another is not asked twice
+            graph.reset()
+            before.undo(run.found)
+            return None
+        holders = self.forward.holders if self.forward else ()
+        (observer,) = self._observers
+        error = afterthought(before, observer, run, plan, holders)
+        if error is not None:
+            graph.reset()
+            before.undo(run.found)
+            raise error
+        turned = self._turnable.turned(self.driver, self.device, self.pool, run.steps, graph)
+        if turned is None:
+            graph.reset()
+            before.undo(run.found)
+            return None
+        alike = observer.ledger is None or observer.ledger.difference is None
+        if self.rebind and alike and not run.found and not (rewind and rewind.used):
+            graph = self._rebound_inputs(graph, plan, tree, before, observer, generators)
+        captured = captured_of(
+            graph,
+            statics[: len(statics) - len(run.lasting)],
+            run,
+            hidden,
+            before,
+            observer,
+            self.driver,
+            self.device,
+            dials=turned,
+            forward=self.forward,
+            watched=self.known is None,
+            static_outputs=self.static_outputs,
+            started=started,
+        )
+        captured.ledger = observer.ledger
+        captured.reads_more = self.callee.read_more(self.reached, before.walk, run.found)
+        captured.differs = self._unexplained(captured, before, run, observer)
+        if self.strict and captured.differs is not None:
+            graph.reset()
+            before.undo(run.found)
+            raise captured.differs.refusal()
+        return captured
+
+    def _unexplained(
+        self, captured: Captured, before: Before, run: Run, observer: Observer
+    ) -> Difference | None:
+        """How the run differed from the one before it, unless what is guarded did: then there is
+        a recording for each."""
+        if self.earlier is None or observer.ledger is None or captured.moves:
+            return None
+        # Whether there was a gradient decides what a call does, though it leaves another.
+        own = {change.slot.id for change in run.found if change.slot.key is not gradient_of}
+        if any(self.earlier.values.get(i) != value for i, value in captured.values.items()):
+            return None
+        kept = {*before.walk.held, *self.earlier.held} - own
+        guarded = [(slot.id, value) for slot, value in captured.guard.held() if slot.id in kept]
+        guarded += [(slot.id, slot) for slot in captured.hidden if slot.id not in self.earlier.held]
+        return None if moved(self.earlier, guarded) else observer.ledger.difference
+
+    def _rebound_inputs(
+        self,
+        graph: Graph,
+        plan: Inputs,
+        tree: Tree,
+        before: Before,
+        observer: Observer,
+        generators: Sequence[torch.Generator],
+    ) -> Graph:
+        """Have kernels read the inputs where the caller has them, as far as that is proven.
+
+        The callable is captured again for it, so it must have no Python effects of its own.
+        """
+        pinned = {self.driver.storage(t) for ts in before.held.values() for t in ts}
+
+        def body(capture: Capture) -> None:
+            fresh = plan_inputs(self.driver, plan.tensors, self.device, pinned)
+            steps = Steps(every_key, self.device.type == "cuda")
+            again = replace(before, held=dict(before.held))
+            self._run(capture, fresh, tree, [], again, Run(steps=steps))
+
+        state = [t for t in observer.written.values() if not observer.known(t)]
+        try:
+            return self.driver.rebind(graph, body, self.pool, state, generators)
+        except CaptureError:
+            return graph  # it works as it is: the inputs are copied
+
+    def _run(
+        self,
+        capture: Capture,
+        plan: Inputs,
+        tree: Tree,
+        hidden: list[Slot],
+        before: Before,
+        run: Run,
+    ) -> None:
+        """The body: bring the inputs in, run the callable, take the outputs out."""
+        statics = self._staged(capture, plan, hidden)
+        arguments = statics[: len(statics) - len(hidden)]
+        observer = self._observer(plan, statics, hidden, before)
+        args, kwargs = unflatten(tree, list(arguments))
+        places = [t.data_ptr() for t in arguments]
+        if self.forward is None and torch.is_grad_enabled():
+            refuse_gradients(tree, (args, kwargs), arguments, plan, read=True)
+        generators = HostGenerators(before.values(tree))
+        result = self._called(args, kwargs, plan, hidden, before, run, observer, generators)
+        self.driver.join(distributed.side_streams(v for _, v in before.walk.held.values()))
+        inspect_arguments(tree, (args, kwargs), arguments, plan)
+        refuse_gradients(tree, (args, kwargs), arguments, plan, read=False)
+        if places != [t.data_ptr() for t in arguments]:
+            raise CaptureError("OL107", "an argument was given other memory")
+        # What the callable has, and may return or store as it is; `follows` counts its tensors too.
+        known = {} if self.follows else before.objects() | given(tree, (args, kwargs))
+        flat = flatten(result, "result", objects=True, known=known)
+        if self.forward is not None:
+            self.forward.settle(observer, flat.tensors, arguments, plan)
+        refuse_opaque(flat.tree)
+        run.after, run.found = self.reached.changed(before.walk)
+        run.steps.refuse_schedule(run.found)
+        run.again = recurrent(self.driver, self.device, run.found, hidden, observer, flat.tensors)
+        refuse_parts([cast(Tensor, slot.read()) for slot in run.again], (), ())
+        if run.again:
+            run.outputs = Outputs()
+            run.result = []
+            return
+        for storage, tensors in observer.external.items():
+            before.held.setdefault(storage, []).extend(tensors)
+        outputs = self._taken(plan, flat, known, hidden, before, run, observer)
+        output_ports(self.driver, capture, plan, outputs, observer, self.static_outputs)
+
+    def _staged(self, capture: Capture, plan: Inputs, hidden: Sequence[Slot]) -> list[Tensor]:
+        """What the callable gets for each input; the hidden ones are put where it reads them."""
+        statics = stage(self.driver, capture, plan, self.device)
+        numbers = [i for i, how in enumerate(plan.travels) if how == "fill"]
+        self._filled = {self.driver.storage(statics[i]): i for i in numbers}
+        if self.forward is not None:
+            for index, how in enumerate(plan.travels):
+                if how == "address":
+                    statics[index] = stand_in_for(statics[index])
+        for slot, static in zip(hidden, statics[len(statics) - len(hidden) :], strict=True):
+            slot.write(static)
+        return statics
+
+    def _observer(
+        self, plan: Inputs, statics: Sequence[Tensor], hidden: Sequence[Slot], before: Before
+    ) -> Observer:
+        device = [
+            static
+            for static, how in zip(statics, plan.travels, strict=True)
+            if how not in ("host", "address")
+        ]
+        displaced = [
+            static
+            for static, t in zip(statics, plan.tensors, strict=True)
+            if any(static is d for d in device) and t.storage_offset() != static.storage_offset()
+        ]
+        made = Observer(self.driver, self.device, device, displaced=displaced, held=before.held)
+        if self.known is None:
+            count = len(statics) - len(hidden)
+            inputs = list(zip(plan.tensors[:count], statics[:count], strict=True))
+            stand = zip(hidden, statics[count:], strict=True)
+            slots = {self.driver.storage(static): slot.name for slot, static in stand}
+            made.ledger = Ledger(self.driver, self.device, inputs, before.walk, slots, self.earlier)
+        made.host.give({i: t for i, t in enumerate(statics) if plan.travels[i] == "host"})
+        self._observers.append(made)
+        return made
+
+    def _called(
+        self,
+        args: Any,
+        kwargs: Any,
+        plan: Inputs,
+        hidden: Sequence[Slot],
+        before: Before,
+        run: Run,
+        observer: Observer,
+        generators: HostGenerators,
+    ) -> Any:
+        """The callable, run and watched."""
+        if self.known is not None:
+            result = self.fn(*args, **kwargs)
+            refuse_drawn(generators, self.fn, observer.ledger)
+            now = places(plan.tensors, ((slot.name, t) for slot, t in before.walk.tensors()))
+            observer.adopt(self.known, dict(now), plan.tensors, plan.statics)
+            return result
+        around = nullcontext() if self.forward is None else self.forward.around(before.walk, hidden)
+        watch = self.callee.watch()
+        seeds = watching_seeds(
+            observer.refuse_seed,
+            reads=self.forward is not None,
+            draw=observer.refuse_draw,
+            frames=watch,
+        )
+        stepping = run.steps.watched(observer)
+        reads = observer.host_reads()
+        assert observer.ledger is not None
+        asking, numbers = self.asking.answering(), noting_steps(observer.ledger)
+        with (
+            unwound(),
+            self._seeds_kept(observer),
+            seeds,
+            stepping,
+            numbers,
+            reads,
+            around,
+            asking,
+            nullcontext() if watch is None else watch.told(),
+            observer,
+        ):
+            result = observer.outcome(self.fn, *args, **kwargs)
+        self.callee.saw(watch)
+        refuse_drawn(generators, self.fn, observer.ledger)
+        observer.ledger.finish()
+        return result
+
+    def _taken(
+        self,
+        plan: Inputs,
+        flat: Flat,
+        known: Mapping[int, Same],
+        hidden: Sequence[Slot],
+        before: Before,
+        run: Run,
+        observer: Observer,
+    ) -> Outputs:
+        """Plan how the results reach the caller, and what it stored reaches its slots."""
+        stored = list(rebound(run.found, before.walk))
+        trees = [flatten(value, slot.name, known=known) for slot, value in stored]
+        if self.forward is not None:
+            for part in trees:
+                part.tensors[:] = map(self.forward.real, part.tensors)
+        every = [*flat.tensors, *(t for part in trees for t in part.tensors)]
+        run.inputs = plan
+        refuse_parts(every, stored, {id(t) for ts in before.held.values() for t in ts})
+        lasting: set[int] = set()
+        if self.forward is None:
+            lasting = lasting_gradients(self.driver, stored, flat.tensors, hidden, self.device)
+        run.outputs = outputs = plan_outputs(
+            self.driver, every, plan, observer, self.device, before.held, lasting
+        )
+        run.lasting = [o.tensor for o in outputs.made if o.tensor is not None and o.lasts]
+        if self.forward is not None:
+            self.forward.plan(outputs, unique(every), plan, observer, before.held)
+        else:
+            mark_spent(outputs, every)
+        numbers = outputs.numbers
+        for t, follows in zip(flat.tensors, self.follows, strict=False):
+            output = outputs.made[numbers[id(t)]]
+            output.follows = follows
+            if follows and output.source not in ("own", "argument"):
+                raise Unfit
+        run.tree, run.numbers = flat.tree, tuple(numbers[id(t)] for t in flat.tensors)
+        run.state = [
+            StateOutput(slot, part.tree, tuple(numbers[id(t)] for t in part.tensors))
+            for (slot, _), part in zip(stored, trees, strict=True)
+        ]
+        own = {state.slot.id for state in run.state}
+        run.state += [s for s in moved_on(run.found, before.walk) if s.slot.id not in own]
+        if self.forward is not None:
+            self.forward.pair.static.asking = self.asking
+            self.forward.pair.static.rebound = [slot for slot, _ in stored]
+        assert run.after is not None
+        covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
+        refuse_uncovered(before.walk, run.after, covered, observer, self.device)
+        run.grown = grown(run.found, before.walk)
+        kept = {id(t) for t in run.lasting}
+        run.result = [t for t in unique(every) if id(t) not in kept]
+        return outputs
+
+    def _seeds_kept(self, observer: Observer) -> AbstractContextManager[None]:
+        if self.device.type != "cuda":
+            return nullcontext()  # the tape compares the state that it records
+
+        def refusal() -> CaptureError:
+            place = seeding_line_of(self.fn)
+            what = "`torch.manual_seed`, or the like, in a capture"
+            return CaptureError("OL106", what, where=str(place) if place else None)
+
+        def redraw() -> None:
+            for draw in observer.draws:
+                draw()
+
+        return seeded_once(refusal, redraw)

@@ -1,0 +1,177 @@
+"""`make_graphed_callables`: torch's interface, this library's recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from onelaunch.autograd.ahead import capture_backward, rehearse_backward
+from onelaunch.autograd.chain import Chain
+from onelaunch.call.tree import flatten
+from onelaunch.capture.io_plan import unique
+from onelaunch.errors import GraphError
+from onelaunch.runtime.graphed import Graphed
+from onelaunch.runtime.options import Options
+from onelaunch.runtime.pool import Pool
+
+_POOLS: dict[object, Pool] = {}
+"""The pools that stand for torch's pool ids."""
+
+
+def make_graphed_callables(
+    callables: Any,
+    sample_args: tuple[Any, ...],
+    num_warmup_iters: int = 3,
+    allow_unused_input: bool = False,
+    pool: Pool | tuple[int, int] | None = None,
+    *,
+    sample_kwargs: Any = None,
+) -> Any:
+    """Graph functions and modules ahead of time, as `torch.cuda.make_graphed_callables` does.
+
+    It takes what torch's takes and raises where torch's raises, so that a program written for the
+    one runs with the other. What differs is what torch's gets wrong: a call that the sample does
+    not fit gets a recording of its own, statistics and random state are not advanced by the
+    capture, gradients accumulate, and outputs are the caller's.
+
+    Args:
+        callables: a function or module, or a tuple of them, in the order in which they run. Those
+            of a tuple share memory, which is worth it in that order; in another they are as right,
+            but need recordings of their own besides.
+        sample_args: the arguments of a call, any values; for a tuple of callables a tuple of those.
+        num_warmup_iters: calls of each other signature that run eagerly before its capture.
+        allow_unused_input: otherwise an argument that requires grad and gets none is an error.
+        pool: where the memory is counted: an `ol.Pool`, or what `torch.cuda.graph_pool_handle()`
+            returned, or a `torch.cuda.MemPool`.
+        sample_kwargs: the keyword arguments of a call; for a tuple of callables a tuple of those.
+
+    Returns:
+        For a function its graphed form. For a module the module itself, its `forward` replaced.
+        For a tuple a tuple.
+
+    Raises:
+        GraphError: OL401, under an autocast with its cache on, or a module with hooks or with
+            buffers that require grad, or samples that do not match the callables.
+        CaptureError: a callable or its backward cannot be captured as written.
+
+    Costs two runs of each callable and its backward, of which nothing remains. Backwards are
+    captured for one gradient of each result that requires grad, laid out as the result is; other
+    gradients (expanded, or of some results only) have a recording from their second time on.
+
+    Example:
+        >>> import torch, onelaunch as ol
+        >>> model = torch.nn.Linear(4, 2)
+        >>> fast = ol.make_graphed_callables(model, (torch.ones(3, 4),))
+        >>> fast is model, tuple(fast(torch.zeros(3, 4)).shape)
+        (True, (3, 2))
+    """
+    if _autocast_caches(sample_args):
+        what = "make_graphed_callables under an autocast that caches weights"
+        fix = "torch.autocast(..., cache_enabled=False) around the call, or call it outside"
+        raise GraphError("OL401", what, fix=fix)
+    several = isinstance(callables, tuple)
+    chosen = cast(tuple[Any, ...], callables if several else (callables,))
+    args = cast(tuple[Any, ...], sample_args if several else (sample_args,))
+    kwargs = sample_kwargs if several and sample_kwargs is not None else (sample_kwargs,)
+    if several and sample_kwargs is None:
+        kwargs = (None,) * len(chosen)
+    args = args[: len(chosen)]  # torch's ignores more of them
+    _check(chosen, args, kwargs)
+    shared = _pool(pool)
+    chain = Chain(shared.apart)
+    options = Options(warmup=max(1, num_warmup_iters))
+    made = [_graphed(fn, options, shared) for fn in chosen]
+    modules = [(fn, g) for fn, g in zip(chosen, made, strict=True) if isinstance(fn, nn.Module)]
+    before = [(fn, vars(fn).get("forward")) for fn, _ in modules]
+    try:
+        for fn, graphed in modules:  # first: a recording relies on the attributes as they are
+            fn.forward = graphed
+        for fn, graphed, arguments, named in zip(chosen, made, args, kwargs, strict=True):
+            wanting = _wanting(fn, (arguments, named or {}))
+            then = partial(_rehearsed, wanting=wanting, allow_unused_input=allow_unused_input)
+            graphed.capture_in(chain, tuple(arguments), named or {}, then)
+        for graphed in reversed(made):
+            if graphed.newest_pair is not None:
+                capture_backward(graphed.newest_pair)
+    except BaseException:  # of the callables, or Ctrl-C: no module keeps another forward
+        for fn, forward in before:
+            del fn.forward
+            if forward is not None:
+                fn.forward = forward
+        raise
+    results = [
+        fn if isinstance(fn, nn.Module) else graphed
+        for fn, graphed in zip(chosen, made, strict=True)
+    ]
+    return tuple(results) if several else results[0]
+
+
+def _autocast_caches(samples: Any) -> bool:
+    """Whether what runs would be under an autocast that keeps the weights that it casts."""
+    kinds = {"cuda", *(t.device.type for t in flatten(samples).tensors)} & {"cuda", "cpu"}
+    return torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, kinds))
+
+
+def _check(chosen: Sequence[Any], args: Sequence[Any], kwargs: Sequence[Any]) -> None:
+    if len(args) != len(chosen) or len(kwargs) != len(chosen):
+        counts = f"{len(chosen)} callables, {len(args)} sample_args, {len(kwargs)} sample_kwargs"
+        raise GraphError("OL401", counts, fix="one tuple of arguments for each callable")
+    for fn, arguments, named in zip(chosen, args, kwargs, strict=True):
+        if not isinstance(arguments, tuple | list) or not isinstance(named, Mapping | None):
+            what = f"sample_args {type(arguments).__name__}, sample_kwargs {type(named).__name__}"
+            raise GraphError("OL401", what, fix="a tuple of arguments, and a dict of named ones")
+        if not isinstance(fn, nn.Module):
+            continue
+        name = type(fn).__name__
+        if fn._backward_hooks or fn._forward_hooks or fn._forward_pre_hooks:
+            fix = "register hooks after make_graphed_callables"
+            raise GraphError("OL401", f"{name} has hooks", fix=fix)
+        if any(b.requires_grad for b in fn.buffers()):
+            fix = "make it a parameter: only parameters may be trained"
+            raise GraphError("OL401", f"a buffer of {name} requires grad", fix=fix)
+
+
+def _wanting(fn: Any, arguments: Any) -> list[Tensor]:
+    """The arguments and parameters that require grad."""
+    parameters = fn.parameters() if isinstance(fn, nn.Module) else ()
+    return unique([t for t in (*flatten(arguments).tensors, *parameters) if t.requires_grad])
+
+
+def _rehearsed(result: Any, wanting: Sequence[Tensor], allow_unused_input: bool) -> None:
+    """Warm up the backward. Raise where something that requires grad gets none."""
+    unused = rehearse_backward(result, wanting)
+    if unused and not allow_unused_input:
+        what = f"{len(unused)} of {len(wanting)} tensors that require grad are not used"
+        raise GraphError("OL401", what, fix="make_graphed_callables(..., allow_unused_input=True)")
+
+
+def _pool(given: Any) -> Pool:
+    if given is None:
+        return Pool()
+    if isinstance(given, Pool):
+        return given
+    return _POOLS.setdefault(getattr(given, "id", given), Pool())
+
+
+def _graphed(fn: Any, options: Options, pool: Pool) -> Graphed[..., Any]:
+    if isinstance(fn, nn.Module):
+        return Graphed(_Forward(fn), options, pool, root=("", fn))
+    return Graphed(fn, options, pool)
+
+
+class _Forward:
+    """A module's forward as it is now: its attribute is about to be replaced.
+
+    A copy of the module copies this with it, and so runs on its own parameters.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._forward: Callable[..., Any] = module.forward
+        self.__name__ = type(module).__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)

@@ -1,0 +1,411 @@
+"""What an ATen operation does to memory, read off its schema."""
+
+# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import BuiltinFunctionType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.dispatch import only_modes
+from onelaunch.unwinding import DispatchMode
+
+
+def imagined() -> bool:
+    """Whether operations are of tensors without memory: DTensor looks up that way how to split one
+    that it has not seen before. They are no work of the device, and leave nothing to repeat."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+Step = Callable[[], object]
+
+distributed: Any = getattr(torch._C, "_distributed_c10d", None)
+"""Torch's bindings of collectives; a build may lack them, and then has no collectives either."""
+
+_BINDINGS: Any = (torch, vars(torch._C)["_nn"])
+_KEY = torch._C.DispatchKey
+_IMPLICIT = "CompositeImplicitAutograd"
+
+# Results of these hold whatever the memory held: there is nothing to repeat.
+_UNDEFINED = frozenset(
+    f"aten::{name}"
+    for name in (
+        "empty.memory_format",
+        "empty_strided",
+        "empty_like",
+        "empty_permuted",
+        "new_empty",
+        "new_empty_strided",
+    )
+)
+
+# Written without the schema saying so: operation to (argument of `training`, what it writes).
+_UNDECLARED_WRITES = {
+    "aten::native_batch_norm": (5, (3, 4)),
+    "aten::cudnn_batch_norm": (5, (3, 4)),
+    "aten::rrelu_with_noise": (4, (1,)),
+    "fsdp::all_gather_copy_in": (2, (1,)),  # if there is anything to copy
+}
+
+# Their ``out=`` form resizes the result to the unreduced loss on the way, and warns.
+_RESIZING = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"),
+        "binary_cross_entropy",
+    )
+)
+
+_FUNCTIONAL_ONLY = _RESIZING | _UNDECLARED_WRITES.keys()
+
+# Methods that call exactly the operation of their name, when their other arguments are tensors.
+_IN_PLACE = frozenset(
+    f"aten::{name}"
+    for name in ("add_.Tensor", "sub_.Tensor", "mul_.Tensor", "div_.Tensor", "copy_", "relu_")
+)
+
+# Numbers that describe a tensor, not what is in its memory.
+_DESCRIPTIONS = frozenset(
+    {
+        "aten::is_same_size",
+        "aten::is_set_to",
+        "aten::is_pinned",
+        "aten::result_type",
+        "aten::can_cast",
+        "aten::_fused_sdp_choice",
+        "aten::_nnpack_available",
+        "aten::_debug_has_internal_overlap",
+        "aten::_has_compatible_shallow_copy_type",
+    }
+)
+
+
+class Operator:
+    """One ATen overload, and how to repeat a call of it at fixed addresses.
+
+    Attributes:
+        func: the overload, called during the capture.
+        bound: the same in C++, without Python's share of the dispatch.
+        label: what to call it in a message.
+        composite: it is made of other operations, which are recorded instead.
+        describes: its numbers are about metadata, so that they are no host read.
+        outs: its arguments for the memory of its results.
+        idle: there is nothing to repeat: metadata only, or memory left undefined.
+        wraps: its result is of another class, and of the argument's memory.
+        collective: it goes to other processes, and gives something to wait for.
+    """
+
+    def __init__(self, func: torch._ops.OpOverload) -> None:
+        self.func = func
+        self.name = func.name()
+        functional = func.namespace == "_c10d_functional"
+        self.bound: Callable[..., Any] = _waiting(func._op) if functional else func._op
+        self.label = self.name.replace("::", ".").removeprefix("aten.").removesuffix(".default")
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        whole = has_kernel(self.name, "CPU") or has_kernel(self.name, "CUDA")
+        self.composite = has_kernel(self.name, _IMPLICIT) and not whole
+        self.describes = self.name in _DESCRIPTIONS or func.namespace == "prim"
+        self.idle = torch.Tag.inplace_view in func.tags or self.name in _UNDEFINED
+        self.random = torch.Tag.nondeterministic_seeded in func.tags
+        self.is_constant = self.name == "aten::lift_fresh"
+        self._arguments = func._schema.arguments
+        self.outs = [a.name for a in self._arguments if a.is_out]
+        self._writes = [
+            (i, a.name)
+            for i, a in enumerate(self._arguments)
+            if a.alias_info is not None and a.alias_info.is_write
+        ]
+        self.wraps = self.name == "_c10d_functional::_wrap_tensor_autograd"
+        self.collective = func.namespace == "c10d"
+        # Gloo's reduce-scatter copies its result, by operations of torch, in each wait for it.
+        self._finishes_late = self.collective and "reduce_scatter" in self.name
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the overload; what it gives to wait for adds no operation to a recording."""
+        result = self.func(*args, **kwargs)
+        if not self._finishes_late:
+            return result
+        wait(result)
+        done = distributed.FakeWork().boxed()
+        return mapped(result, lambda v: done if isinstance(v, torch.ScriptObject) else v)
+
+    def decomposed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a composite operation by its C++, for a mode to see what it is made of.
+
+        A mode gets it whole in inference mode, where no autograd takes it apart before. Not by
+        `decompose`, which prefers torch's references in Python, and those give other bits. And not
+        below the views' key, as a mode is called: a view made there does not require grad where
+        eager's does, and some products ask that to choose how to multiply.
+        """
+        included = torch._C._dispatch_tls_local_include_set()
+        excluded = torch._C._dispatch_tls_local_exclude_set()
+        with torch._C._ForceDispatchKeyGuard(included, excluded.remove(_KEY.ADInplaceOrView)):
+            return self.func._op_dk(_KEY.CompositeImplicitAutograd, *args, **kwargs)
+
+    def in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
+        """A call that writes the arguments it wrote in the capture, and gives nothing fresh."""
+        if self.collective:
+            return Collective(self.bound, args, kwargs)
+        fast = self.name in _IN_PLACE and all(isinstance(value, Tensor) for value in args)
+        call = getattr(Tensor, self.func.overloadpacket.__name__) if fast else self.bound
+        return functools.partial(call, *args, **kwargs)
+
+    def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+        """The tensors among the arguments that the call writes."""
+        found = self.declared(args, kwargs)
+        if self.collective and self.name.partition(".")[0].endswith("_"):
+            # Their schemas declare no writes; each writes its first argument.
+            found += tensors(args[0])
+        training, indices = _UNDECLARED_WRITES.get(self.name, (0, ()))
+        if indices and len(args) > training and args[training]:
+            found += [args[i] for i in indices if args[i] is not None]
+        return found
+
+    def declared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Those that the schema names, and whose version counters the call advances."""
+        found: list[Tensor] = []
+        for i, name in self._writes:
+            found += tensors(args[i] if i < len(args) else kwargs.get(name))
+        return found
+
+    @functools.cached_property
+    def _into(self) -> list[tuple[Callable[..., Any], list[str]]]:
+        """What may write the results to given memory, with its arguments for them; fastest first.
+
+        Python's own binding of an operation takes about half the time of the overload's.
+        """
+        packet = self.func.overloadpacket
+        inputs = [(a.name, str(a.type)) for a in self._arguments]
+        for name in packet.overloads():
+            candidate = getattr(packet, name)
+            if torch.Tag.generated in candidate.tags:
+                continue  # it calls the functional one, and copies
+            arguments = candidate._schema.arguments
+            outs = [a.name for a in arguments if a.is_out]
+            if outs and [(a.name, str(a.type)) for a in arguments if not a.is_out] == inputs:
+                found = [getattr(m, packet.__name__, None) for m in _BINDINGS]
+                bindings = [b for b in found if isinstance(b, BuiltinFunctionType)]
+                one = [(b, ["out"]) for b in bindings if len(outs) == 1]
+                return [*one, (candidate._op, outs)]
+        return []
+
+    def into(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        targets: list[Tensor],
+        results: list[Tensor],
+    ) -> Step | None:
+        """A call that writes `targets`, if a trial gives the bits of `results`; else None."""
+        if self.random or self._writes or self.name in _FUNCTIONAL_ONLY:
+            return None
+        args = self._numbers_as_tensors(args, results[0].dtype)
+        for call, names in self._into:
+            if len(names) != len(targets):
+                return None
+            trial = [poisoned_like(t) for t in results]
+            try:
+                call(*args, **kwargs, **dict(zip(names, trial, strict=True)))
+            except (RuntimeError, TypeError):  # a call that takes less than the functional one
+                continue
+            if all(map(same_bits, trial, results)):
+                outs = dict(zip(names, targets, strict=True))
+                return functools.partial(call, *args, **kwargs, **outs)
+        return None
+
+    def quickest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        """Python's own binding, if with these arguments it leads to this overload; else `bound`."""
+        for module in _BINDINGS:
+            binding = getattr(module, self.func.overloadpacket.__name__, None)
+            if isinstance(binding, BuiltinFunctionType):
+                seen = _Reached(self.func, args, kwargs)
+                with contextlib.suppress(_Stop, TypeError, RuntimeError), only_modes(), seen:
+                    binding(*args, **kwargs)
+                if seen.same:
+                    return binding
+        return self.bound
+
+    def _numbers_as_tensors(self, args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        # torch makes such a tensor at each call, which takes 2 to 4 us. In these types the kernel
+        # computes with the number rounded to the type of the result; in others not always.
+        if dtype not in (torch.float32, torch.float64) or len(args) < 2:
+            return args
+        if any(t.dtype is not dtype for t in tensors(args)):
+            return args
+        return tuple(
+            torch.tensor(value, dtype=dtype, device="cpu")
+            if isinstance(value, (int, float)) and str(argument.type) == "Tensor"
+            else value
+            for value, argument in zip(args, self._arguments, strict=False)
+        )
+
+
+class _Stop(Exception):
+    pass
+
+
+class _Reached(DispatchMode):
+    """Stops before the first operation, having looked whether it is this one."""
+
+    def __init__(
+        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        super().__init__()
+        self._func = func
+        self._given = list(leaves((args, kwargs)))
+        self._shape = len(args), list(kwargs)
+        self.same = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = list(leaves((args, kwargs)))
+        self.same = (
+            func is self._func
+            and (len(args), list(kwargs)) == self._shape
+            and len(given) == len(self._given)
+            and all(map(_same, given, self._given))
+        )
+        raise _Stop
+
+
+def _same(a: object, b: object) -> bool:
+    return a is b or (type(a) is type(b) and not isinstance(a, Tensor) and repr(a) == repr(b))
+
+
+class Collective:
+    """A call that goes to other processes; it waits until that has happened, for what it writes is
+    read next.
+
+    It holds the process group, whose threads must have ended before the interpreter does.
+    """
+
+    alive: ClassVar[weakref.WeakSet[Collective]] = weakref.WeakSet()
+
+    def __init__(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._call: tuple[Any, ...] = (call, args, kwargs)
+        self.alive.add(self)
+
+    def __call__(self) -> None:
+        call, args, kwargs = self._call
+        wait(call(*args, **kwargs))
+
+    @classmethod
+    def release(cls) -> None:
+        """Let go of every process group; none of the calls can be repeated after that."""
+        for step in list(cls.alive):
+            step._call = ()
+
+
+atexit.register(Collective.release)
+
+
+def wait(result: Any) -> None:
+    """Wait for what a collective returned."""
+    for value in leaves(result):
+        if isinstance(value, torch.ScriptObject):
+            distributed.Work.unbox(value).wait()
+
+
+def _waiting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A functional collective and the wait for its results, which are copied at once."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        for t in tensors(result):
+            torch.ops._c10d_functional.wait_tensor(t)
+        return result
+
+    return called
+
+
+@functools.cache
+def operator(func: torch._ops.OpOverload) -> Operator:
+    """The analysis of an overload, made once."""
+    return Operator(func)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What the arguments or results of an operation hold, lists opened."""
+    if isinstance(value, (list, tuple)):
+        for v in value:
+            yield from leaves(v)
+    elif isinstance(value, dict):
+        for v in value.values():
+            yield from leaves(v)
+    else:
+        yield value
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors among the arguments or results of an operation."""
+    found: list[Tensor] = []
+    _gather(value, found)
+    return found
+
+
+def _gather(value: Any, found: list[Tensor]) -> None:
+    """`leaves`, without generators in each other: it runs several times for each operation."""
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            _gather(v, found)
+    elif isinstance(value, dict):
+        for v in value.values():
+            _gather(v, found)
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with each leaf changed."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(v, change) for v in value)
+    if isinstance(value, dict):
+        return {k: mapped(v, change) for k, v in value.items()}
+    return change(value)
+
+
+def poisoned_like(t: Tensor) -> Tensor:
+    """Memory of the layout of `t` in which every byte is 0xFF: NaN in every float format."""
+    poisoned = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu")
+    storage_bytes(poisoned).fill_(0xFF)
+    return poisoned
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two host tensors of one shape and dtype agree bit for bit."""
+    if a.shape != b.shape or a.stride() != b.stride() or a.dtype != b.dtype:
+        return False
+    return torch.equal(_bits(a), _bits(b))
+
+
+def _bits(t: Tensor) -> Tensor:
+    if t.is_complex():
+        t = torch.view_as_real(t)
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.itemsize]
+    return t.view(integer) if t.dim() else t.reshape(1).view(integer)
+
+
+def storage_bytes(t: Tensor) -> Tensor:
+    """All the bytes of the storage of host tensor `t`, as uint8 of shape (n,)."""
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(t.untyped_storage())  # pyright: ignore
+
+
+def copy_bits(target: Tensor, source: Tensor) -> None:
+    """`target.copy_(source)`, also where elements of `target` share memory by a stride of 0."""
+    for dim, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dim] > 1:
+            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+    target.copy_(source)

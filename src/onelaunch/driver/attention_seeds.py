@@ -1,0 +1,72 @@
+"""Seeds that an operator hands to its backward.
+
+Memory-efficient attention keeps the seed of its dropout, and the place in the stream of random
+numbers, for its backward: on the host in eager, where its backward reads them there, and on the
+device in a capture, where no host may. To read those of a capture on the host ends the process.
+
+Flash and cuDNN attention keep theirs on the device always; dropout itself keeps the mask.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onelaunch.unwinding import DispatchMode
+
+_FAMILY = "efficient_attention"
+
+
+class Seeds(NamedTuple):
+    """The arguments and results of an operator, by place, that eager has on the host."""
+
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+@functools.cache
+def seeds_of(func: torch._ops.OpOverload) -> Seeds:
+    """The seeds among what an operator takes and gives."""
+    schema = func._schema
+    if _FAMILY not in schema.name:
+        return Seeds((), ())
+    named = [[value.name for value in values] for values in (schema.arguments, schema.returns)]
+    return Seeds(
+        *(tuple(i for i, name in enumerate(names) if name.startswith("philox_")) for names in named)
+    )
+
+
+def given_seeds(func: torch._ops.OpOverload, result: Any) -> list[Tensor]:
+    """Those of a result."""
+    return [result[i] for i in seeds_of(func).results]
+
+
+class SeedsOfCapture(DispatchMode):
+    """Around an eager run over the autograd graph of a capture, whose seeds are on the device.
+
+    An operator is given them on the host, where it reads them outside of a capture. What a part of
+    the forward gives that runs again (a checkpoint) is on the device, as it was in the capture:
+    checkpoints compare.
+
+    Args:
+        device: of the capture.
+        capturing: whether somebody is recording this run too.
+    """
+
+    def __init__(self, device: torch.device, capturing: Callable[[], bool]) -> None:
+        super().__init__()
+        self._device = device
+        self._capturing = capturing
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        arguments, results = seeds_of(func)
+        if not (arguments or results) or self._capturing():
+            return func(*args, **kwargs)
+        args = tuple(t.cpu() if i in arguments else t for i, t in enumerate(args))
+        found: Sequence[Any] = func(*args, **kwargs)
+        return tuple(t.to(self._device) if i in results else t for i, t in enumerate(found))

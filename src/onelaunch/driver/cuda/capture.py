@@ -1,0 +1,346 @@
+"""One stream capture, and the way back from a failed one."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.caches import no_shared_caches
+from onelaunch.driver.cuda.capabilities import capabilities
+from onelaunch.driver.cuda.copies import MOST_BYTES, Bundle, Copy, bundles
+from onelaunch.driver.cuda.memory import CudaPool, borrowed
+from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
+from onelaunch.driver.cuda.saved_rng import CudaRewind
+from onelaunch.driver.cuda.streams import anything, bindings, capture_stream, random_order
+from onelaunch.driver.protocol import Travel, Varying
+from onelaunch.errors import CaptureError, GraphError, let_go
+from onelaunch.gc_pause import no_collection
+from onelaunch.source import user_frame
+
+T = TypeVar("T")
+
+
+@dataclass
+class Port:
+    """A way in or out of a recording.
+
+    Attributes:
+        address, nbytes: the recording's end of it.
+        displacement: bytes between the start of what travels and the caller's first element.
+        dtype: of the caller's tensor; of no use for an output.
+        travel: how the bytes travel.
+        node: the memcpy node; 0 where there is none.
+        buffer: the recording's memory, where a launch needs it as a tensor; not kept allocated, for
+            each launch brings its bytes anew.
+        rows: the node of a port of varying size.
+        bundle: the node that it shares with others, and its place in it.
+    """
+
+    address: int
+    nbytes: int
+    displacement: int
+    dtype: torch.dtype
+    travel: Travel
+    node: int = 0
+    buffer: Tensor | None = None
+    rows: RowNode | None = None
+    bundle: tuple[Bundle, int] | None = None
+
+
+@dataclass
+class Recorder:
+    """The ports of a recording under capture; what a body sees as `Capture`.
+
+    Attributes:
+        bundled: whether small ports may share a node.
+        examples: the source of each input port, as it was given.
+        held: memory that must not be given away before the capture ends.
+    """
+
+    index: int
+    bundled: bool = False
+    inputs: list[Port] = field(default_factory=list[Port])
+    outputs: list[Port] = field(default_factory=list[Port])
+    examples: list[Tensor] = field(default_factory=list[Tensor])
+    held: list[Tensor] = field(default_factory=list[Tensor])
+    _waiting: list[tuple[Port, Copy]] = field(default_factory=list[tuple[Port, Copy]])
+    _staged: bool = False
+
+    def input(
+        self,
+        source: Tensor,
+        buffer: Tensor,
+        travel: Travel,
+        displacement: int = 0,
+        varying: Varying | None = None,
+    ) -> None:
+        """See `Capture.input`. Where the bindings are missing, ``"node"`` becomes ``"copy"``."""
+        port = Port(buffer.data_ptr(), buffer.nbytes, displacement, source.dtype, travel)
+        if varying is not None:
+            stream = bindings._cuda_getCurrentRawStream(self.index)
+            port.rows = grown(source.data_ptr(), port.address, varying, self.index, stream)
+        elif travel != "node":
+            port.buffer = borrowed(buffer)
+        elif not capabilities().memcpy_nodes:
+            port.travel, port.buffer = "copy", borrowed(buffer)
+        elif port.nbytes:
+            self._copy(port, port.address, source.data_ptr() - displacement)
+        self.inputs.append(port)
+        self.examples.append(source)
+        self.held.append(buffer)
+
+    def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
+        """See `Capture.output`."""
+        assert self._staged or not self.bundled, "the inputs would be brought in with the outputs"
+        port = Port(buffer.data_ptr(), buffer.nbytes, displacement, buffer.dtype, "node")
+        if varying is not None:
+            stream = bindings._cuda_getCurrentRawStream(self.index)
+            elsewhere = torch.empty_like(buffer)
+            port.rows = shrunk(port.address, elsewhere.data_ptr(), varying, self.index, stream)
+        elif not capabilities().memcpy_nodes:
+            port.travel, port.buffer = "copy", borrowed(buffer)
+        elif port.nbytes:
+            # Captured towards other memory of the pool: a copy onto itself might be left out.
+            elsewhere = torch.empty_like(buffer)
+            self._copy(port, elsewhere.data_ptr(), port.address)
+        self.outputs.append(port)
+        self.held.append(buffer)
+
+    def staged(self) -> None:
+        """See `Capture.staged`. At the end of a capture the same for the outputs."""
+        self._staged = True
+        stream = bindings._cuda_getCurrentRawStream(self.index)
+        copies = [copy for _, copy in self._waiting]
+        if len(copies) > 1:
+            made = bundles(copies, self.index, stream)
+            for (port, _), bundle in zip(self._waiting, made, strict=True):
+                port.bundle = bundle
+        else:
+            for port, copy in self._waiting:
+                self._copy_node(port, copy)
+        self._waiting.clear()
+
+    def _copy(self, port: Port, target: int, source: int) -> None:
+        copy = Copy(target, source, port.nbytes)
+        if self.bundled and port.nbytes <= MOST_BYTES:
+            self._waiting.append((port, copy))
+        else:
+            self._copy_node(port, copy)
+
+    def _copy_node(self, port: Port, copy: Copy) -> None:
+        stream = bindings._cuda_getCurrentRawStream(self.index)
+        nodes.copy(*copy, stream)
+        port.node = nodes.latest(stream)
+
+
+@dataclass
+class Recorded:
+    """A finished capture, not yet instantiated."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Port]
+    outputs: list[Port]
+    examples: list[Tensor]
+    driver_bytes: int
+
+
+def record(
+    body: Callable[[Recorder], T],
+    pool: CudaPool,
+    generators: Sequence[torch.Generator],
+    stream: torch.cuda.Stream | None = None,
+    bundled: bool = False,
+    rewind: CudaRewind | None = None,
+) -> tuple[Recorded, T]:
+    """Capture what `body` does on `stream`, or the capture stream of the device; nothing runs.
+
+    Args:
+        bundled: whether small ports may share a node; `body` then calls `Capture.staged`.
+
+    Raises:
+        CaptureError: OL109 for what CUDA refuses under capture, OL111 out of memory.
+        BaseException: of the body itself, unchanged.
+    """
+    index = pool.index
+    stream = stream or capture_stream(index)
+    anything(index)  # while memory can still be had outside the pool
+    recorder = Recorder(index, bundled)
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    for generator in generators:
+        graph.register_generator_state(generator)
+    if rewind is not None:
+        rewind.prepare(graph)
+    rewinding = contextlib.nullcontext if rewind is None else rewind.capturing
+    order = random_order(index)
+    caller = torch.cuda.current_stream(index)
+    # A launch that draws random numbers waits until the capture is over: beginning it overwrites
+    # the tensors that such a launch reads.
+    with torch.cuda.device(index), order.lock, no_collection(), no_shared_caches(index):
+        if caller.cuda_stream != order.last:
+            order.move(caller.cuda_stream)
+        stream.wait_stream(caller)
+        try:
+            with torch.cuda.stream(stream):
+                pool_id = _begin(graph, pool, stream, generators)
+                try:
+                    with rewinding():
+                        result, driver_bytes = _run(body, recorder, graph, stream)
+                except BaseException:  # of the callable, or Ctrl-C: the stream is still capturing
+                    _recover(graph, stream, pool_id, generators)
+                    raise
+        finally:
+            caller.wait_stream(stream)
+            if order.marked:
+                order.mark()
+    ports = recorder.inputs, recorder.outputs, recorder.examples
+    return Recorded(graph, *ports, driver_bytes), result
+
+
+def _begin(
+    graph: torch.cuda.CUDAGraph,
+    pool: CudaPool,
+    stream: torch.cuda.Stream,
+    generators: Sequence[torch.Generator],
+) -> Any:
+    others = pool.listed()  # none of them is freed before the id is in use
+    with pool.guard:
+        pool_id: Any = pool.open()
+        try:
+            graph.capture_begin(pool=pool_id, capture_error_mode="thread_local")
+        except RuntimeError:
+            _forget(graph, stream, pool_id, generators)
+            raise
+    del others
+    return pool_id
+
+
+def _run(
+    body: Callable[[Recorder], T],
+    recorder: Recorder,
+    graph: torch.cuda.CUDAGraph,
+    stream: torch.cuda.Stream,
+) -> tuple[T, int]:
+    try:
+        result = body(recorder)
+        torch.cuda.set_stream(stream)  # the body may have left another one
+        recorder.staged()
+        _end(graph)
+        driver_bytes = _instantiate(graph, recorder.index)
+    except RuntimeError as error:
+        explained = _explain(error)
+        if explained is None:
+            raise
+        # The frames of the original hold tensors of the pool; the message has what they tell.
+        let_go(error)
+        raise explained from error
+    finally:
+        recorder.held.clear()
+    return result, driver_bytes
+
+
+def _instantiate(graph: torch.cuda.CUDAGraph, index: int) -> int:
+    """Make the executable; returns the bytes that the driver took for it, in steps of 2 MiB.
+
+    What others take or free on the device meanwhile is counted in.
+    """
+    before, _ = torch.cuda.mem_get_info(index)
+    graph.instantiate()
+    after, _ = torch.cuda.mem_get_info(index)
+    return max(0, before - after)
+
+
+def _end(graph: torch.cuda.CUDAGraph) -> None:
+    with warnings.catch_warnings():
+        # A recording of views alone has no nodes, and is right.
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty", category=UserWarning)
+        graph.capture_end()
+
+
+_leaked: list[torch.cuda.CUDAGraph] = []
+
+
+def _recover(
+    graph: torch.cuda.CUDAGraph,
+    stream: torch.cuda.Stream,
+    pool_id: Any,
+    generators: Sequence[torch.Generator],
+) -> None:
+    """End the capture so that stream, allocator and generators go on as before."""
+    torch.cuda.set_stream(stream)
+    try:
+        _end(graph)
+    except RuntimeError:
+        # Either it had ended already, or CUDA has ended it and refused its graph, and PyTorch
+        # stopped there: its allocator and generators still believe in the capture.
+        if _ended(graph):
+            pass
+        elif capabilities().memcpy_nodes:
+            # Let PyTorch's own way out end a capture that is good.
+            nodes.begin_capture(stream.cuda_stream)
+            anything(stream.device_index).zero_()
+            _end(graph)
+        else:
+            _forget(graph, stream, pool_id, generators)
+            return
+    graph.reset()
+
+
+def _forget(
+    graph: torch.cuda.CUDAGraph,
+    stream: torch.cuda.Stream,
+    pool_id: Any,
+    generators: Sequence[torch.Generator],
+) -> None:
+    """Leave a capture that PyTorch neither began nor ended to the last."""
+    with contextlib.suppress(RuntimeError):  # the allocator may not have got to know of it
+        bindings._cuda_endAllocateToPool(stream.device_index, pool_id)
+    _leaked.append(graph)  # the allocator of pinned memory keeps a pointer to it
+    _capture_nothing(stream, generators)
+
+
+def _ended(graph: torch.cuda.CUDAGraph) -> bool:
+    try:
+        graph.pool()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _capture_nothing(stream: torch.cuda.Stream, generators: Sequence[torch.Generator]) -> None:
+    """A small capture that succeeds tells the generators that no capture is under way."""
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    graph.capture_begin(capture_error_mode="thread_local")
+    anything(stream.device_index).zero_()
+    graph.capture_end()
+    graph.reset()
+
+
+_REFUSAL = re.compile(
+    r"when stream is capturing|during capture|CUDA graph capture|cudaErrorStreamCapture"
+    r"|StreamCaptureStatus|capture mode|capturing stage|capture sequence|capturing stream"
+    r"|capturing blocking stream|uncaptured work"
+)
+
+
+def _explain(error: RuntimeError) -> CaptureError | None:
+    """The CaptureError for what the device refused; None for errors of other origin."""
+    if isinstance(error, GraphError):
+        return None
+    place = user_frame(error.__traceback__)
+    where = None if place is None else str(place)
+    message = str(error).partition("\n")[0]
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return CaptureError("OL111", message, where=where)
+    if _REFUSAL.search(str(error)):
+        return CaptureError("OL109", message, where=where)
+    return None

@@ -1,0 +1,146 @@
+"""Numbers in the arguments of recorded kernels: finding them, and writing others there."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from onelaunch.driver.cuda import nodes
+from onelaunch.driver.protocol import Doubtful, Doubts
+
+Form = Callable[[float], bytes]
+"""How a kernel holds a number: its own bytes, its negative's or its reciprocal's."""
+
+
+def _single(value: float) -> bytes:
+    return bytes(ctypes.c_float(value))
+
+
+def _double(value: float) -> bytes:
+    return bytes(ctypes.c_double(value))
+
+
+def _over(value: float) -> float:
+    return 1 / value if value else math.copysign(math.inf, value)
+
+
+def _rounded(value: float) -> float:
+    return ctypes.c_float(value).value
+
+
+FORMS: tuple[Form, ...] = (
+    _double,
+    _single,
+    lambda v: _double(-v),
+    lambda v: _single(-v),
+    lambda v: _double(_over(v)),
+    lambda v: _single(_over(_rounded(v))),
+    lambda v: _single(_over(v)),
+)
+"""The first that fits counts. The last two agree for most numbers, though not for those that stand
+in for an optimizer's; where they agree for what was computed from these, torch's way goes first: it
+divides by a number of the host's by multiplying with the reciprocal of that number rounded."""
+
+
+class _Place(NamedTuple):
+    number: int
+    form: Form
+    word: ctypes.Array[ctypes.c_char]
+    """The bytes in place."""
+    offset: int
+    """Of them in their block."""
+
+
+class CudaDial:
+    """The places in an executable graph that hold some numbers; see `Dial`.
+
+    Raises:
+        Doubtful: what looks like one of the numbers may be half an address.
+    """
+
+    def __init__(
+        self,
+        raw: tuple[int, int],
+        lock: AbstractContextManager[Any],
+        numbers: Sequence[float],
+        believed: Doubts = frozenset(),
+    ) -> None:
+        graph, executable = raw
+        self._lock = lock
+        self._setters: list[nodes.Setter] = []
+        self._places: list[_Place] = []
+        patterns = patterns_of(numbers)
+        doubts: set[tuple[int, ...]] = set()
+        for index, node in enumerate(nodes.handles(graph)):
+            if nodes.kind(node) != "KERNEL":
+                continue
+            kernel = nodes.KernelNode.read(node)
+            if kernel is None or kernel.name.startswith(nodes.OWN):
+                continue
+            found: list[_Place] = []
+            for number, block in enumerate(kernel.blocks):
+                for place, doubtful in places(block, patterns):
+                    at = (index, number, place.offset, place.number)
+                    if doubtful and at not in believed:
+                        doubts.add(at)
+                    found.append(place)
+            if found:
+                self._places += found
+                self._setters.append(kernel.setter(executable))
+        if doubts:
+            raise Doubtful(frozenset(doubts))
+        self.found = frozenset(place.number for place in self._places)
+
+    def write(self, numbers: Sequence[float]) -> None:
+        """See `Dial.write`."""
+        with self._lock:
+            for number, form, word, _ in self._places:
+                word.raw = form(numbers[number])
+            nodes.apply(self._setters)
+
+
+class Patterns(NamedTuple):
+    """The bytes to look for, and the first 4 of each as a number."""
+
+    whole: dict[bytes, tuple[int, Form]]
+    first: frozenset[int]
+
+
+def patterns_of(numbers: Sequence[float]) -> Patterns:
+    """What to look for to find some numbers."""
+    whole: dict[bytes, tuple[int, Form]] = {}
+    for form in FORMS:
+        for index, number in enumerate(numbers):
+            if number:
+                whole.setdefault(form(number), (index, form))
+    return Patterns(whole, frozenset(memoryview(p).cast("I")[0] for p in whole))
+
+
+def places(block: ctypes.Array[ctypes.c_char], patterns: Patterns) -> Iterator[tuple[_Place, bool]]:
+    """Where a block of arguments holds one of the patterns, in steps of 4 bytes; and whether that
+    is in doubt: with the 4 bytes after it, one is the address of device memory. These bytes may be
+    padding, with what the stack held before."""
+    content = block.raw
+    # Most blocks hold none, and there are a million words in the kernels of a large model.
+    if patterns.first.isdisjoint(memoryview(content)[: len(content) // 4 * 4].cast("I")):
+        return
+    offset = 0
+    while offset + 4 <= len(content):
+        wide, narrow = content[offset : offset + 8], content[offset : offset + 4]
+        size = 8 if wide in patterns.whole and len(wide) == 8 else 4
+        found = patterns.whole.get(wide if size == 8 else narrow)
+        if found is not None:
+            word = (ctypes.c_char * size).from_buffer(block, offset)
+            yield _Place(*found, word, offset), size == 4 and _is_address(content, offset)
+            offset += size
+        else:
+            offset += 4
+
+
+def _is_address(content: bytes, offset: int) -> bool:
+    """Whether 4 bytes may be the lower half of an address."""
+    word = content[offset : offset + 8]
+    return offset % 8 == 0 and len(word) == 8 and nodes.is_address(int.from_bytes(word, "little"))

@@ -1,0 +1,132 @@
+"""What torch offers as ``torch.tape`` once the emulated device is installed, as ``torch.cuda`` is.
+
+Everything is synchronous, so streams and events order nothing; they are here to be refused where a
+capture refuses them on CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.tape.recorder import recording
+
+
+def _wait(what: str) -> None:
+    recorder = recording()
+    if recorder is not None:
+        raise recorder.refuse("OL109", f"{what} waits for the device, during a capture.")
+
+
+def _set_random(what: str) -> None:
+    recorder = recording()
+    if recorder is not None:
+        raise recorder.refuse("OL106", f"{what} was called during a capture.")
+
+
+class Event:
+    """A point in a stream that is always in the past."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.enable_timing = enable_timing
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Mark this moment."""
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Nothing to wait for."""
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from here to `end`: everything takes no time."""
+        _wait("Event.elapsed_time")
+        return 0.0
+
+    def query(self) -> bool:
+        """Whether the moment is in the past: always."""
+        _wait("Event.query")
+        return True
+
+    def synchronize(self) -> None:
+        """Wait on the host; refused during a capture."""
+        _wait("Event.synchronize")
+
+
+class Stream:
+    """A queue of work that is always empty."""
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Nothing to wait for."""
+
+    def wait_event(self, event: Event) -> None:
+        """Nothing to wait for."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Mark this moment."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        """Whether the queue is empty: always."""
+        _wait("Stream.query")
+        return True
+
+    def synchronize(self) -> None:
+        """Wait on the host; refused during a capture."""
+        _wait("Stream.synchronize")
+
+
+class Module:
+    """The functions that torch looks up on a device's module, and those that programs call."""
+
+    Stream = Stream
+    Event = Event
+
+    def __init__(self) -> None:
+        self._stream = Stream()
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """For `torch.autocast`, which checkpointing enters whether it is on or not."""
+        return [torch.bfloat16, torch.float16]
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Refused during a capture; else torch seeds the CPU's generator, which serves here."""
+        _set_random("manual_seed_all")
+
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        _set_random("set_rng_state")
+        torch.set_rng_state(state)
+
+    def synchronize(self, device: Any = None) -> None:
+        """Wait for the device; refused during a capture."""
+        _wait("synchronize")
+
+    def current_stream(self, device: Any = None) -> Stream:
+        return self._stream
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Generator[None]:
+        """Select a stream, which changes nothing."""
+        yield

@@ -1,0 +1,229 @@
+"""The tape: a driver that records ATen operations, and repeats them at the same addresses.
+
+It runs on any machine, over plain CPU tensors or over the emulated device of `emulated`, and gives
+the contract of `driver` without a GPU. It is not fast in the way a CUDA graph is: a launch calls
+each recorded operation from Python.
+"""
+
+# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from onelaunch.call.dtensor import local
+from onelaunch.call.spec import TensorSpec
+from onelaunch.driver.dispatch import no_functions, raw
+from onelaunch.driver.emulated import device as emulated
+from onelaunch.driver.emulated.storage import NAME, apart, tensor_over
+from onelaunch.driver.protocol import Capture, Graph, Pool, Region, Rewind
+from onelaunch.driver.tape.graph import TapeGraph, TapePool
+from onelaunch.driver.tape.ports import Ports
+from onelaunch.driver.tape.recorder import Recorder, recording, recording_with
+from onelaunch.driver.tape.saved_rng import TapeRewind
+from onelaunch.errors import CaptureError
+from onelaunch.source import user_frame
+from onelaunch.unwinding import unwound
+
+T = TypeVar("T")
+
+_EXCLUSIVE = threading.RLock()
+
+
+class TapeDriver:
+    """Records and replays on the CPU; see `driver.Driver` for what each method promises."""
+
+    name = "tape"
+    lock = _EXCLUSIVE
+
+    def region(self, t: Tensor) -> Region:
+        """The bytes that `t` touches, as addresses of this process."""
+        t = local(t)
+        start = t.data_ptr()
+        storage = t.untyped_storage()._cdata
+        if t.numel() == 0:
+            return Region(storage, start, start)
+        last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+        return Region(storage, start, start + (last + 1) * t.itemsize)
+
+    def storage(self, t: Tensor) -> int:
+        """See `Driver.storage`."""
+        return local(t).untyped_storage()._cdata
+
+    def alias(
+        self,
+        base: Tensor,
+        dtype: torch.dtype,
+        size: Sequence[int],
+        stride: Sequence[int],
+        offset: int,
+    ) -> Tensor:
+        """A tensor over the storage of `base`; see `Driver.alias`."""
+        base = local(base)
+        storage = base.untyped_storage()
+        first, rest = divmod(int(base.storage_offset()) * base.itemsize + offset, dtype.itemsize)
+        if rest:
+            raise ValueError(f"{offset} bytes into {base.shape} is no multiple of {dtype}")
+        if isinstance(base, emulated.TapeTensor):
+            return tensor_over(emulated.TapeTensor, storage, dtype, size, stride, first)
+        with raw(), no_functions():
+            return torch.empty(0, dtype=dtype, device="cpu").set_(
+                storage, first, tuple(size), tuple(stride)
+            )
+
+    def empty(self, nbytes: int, device: torch.device) -> Tensor:
+        """uint8 memory of shape (nbytes,); torch aligns it to 64 bytes."""
+        if device.type == NAME:
+            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+        recorder = recording()
+        with raw(), no_functions():
+            block = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+            return block if recorder is None else recorder.memory.place(block)
+
+    def allocator(self, spec: TensorSpec) -> Callable[[], Tensor]:
+        """See `Driver.allocator`."""
+        return functools.partial(
+            torch.empty_strided, spec.shape, spec.stride, dtype=spec.dtype, device=spec.device
+        )
+
+    def sized_allocator(
+        self, spec: TensorSpec
+    ) -> Callable[[tuple[int, ...], tuple[int, ...]], Tensor]:
+        """See `Driver.sized_allocator`."""
+        return functools.partial(torch.empty_strided, dtype=spec.dtype, device=spec.device)
+
+    def varies(self, device: torch.device) -> bool:
+        """Always."""
+        return True
+
+    def capturing(self) -> bool:
+        """Whether this thread is inside the body of a capture."""
+        return recording() is not None
+
+    @contextmanager
+    def exclusive(self) -> Generator[None]:
+        """One warm-up or capture at a time in the process; re-entrant in a thread."""
+        with _EXCLUSIVE:
+            yield
+
+    def new_pool(self, device: torch.device, beside: Pool | None = None) -> TapePool:
+        """A pool without recordings; all launches of a thread are in order."""
+        return TapePool(device)
+
+    def stream_reader(self, device: torch.device) -> Callable[[], int]:
+        """Always 0: there is one stream."""
+        return int
+
+    def join(self, streams: Sequence[object]) -> None:
+        """Nothing: there is one stream."""
+
+    def new_stream(self, device: torch.device) -> object:
+        """None: there is one stream."""
+        return None
+
+    def warmup(self, run: Callable[[], T], device: torch.device, stream: object = None) -> T:
+        """Run: there is one stream."""
+        return run()
+
+    def foresee(
+        self, run: Callable[[], T], device: torch.device, staged: Sequence[int]
+    ) -> tuple[T, int]:
+        """See `Driver.foresee`; plain CPU memory is not watched."""
+        if device.type != NAME:
+            return run(), 0
+        with apart() as arena:
+            buffers = [arena.allocate(nbytes) for nbytes in staged]
+            result = run()
+            del buffers
+        nbytes = arena.reserved_bytes
+        arena.trim()
+        return result, nbytes
+
+    def rewind(self, device: torch.device, after: Rewind | None = None) -> TapeRewind:
+        """See `Driver.rewind`."""
+        assert after is None or isinstance(after, TapeRewind)
+        return TapeRewind(device, after)
+
+    def capture(
+        self,
+        body: Callable[[Capture], T],
+        pool: Pool,
+        generators: Sequence[torch.Generator] = (),
+        stream: object = None,
+        bundled: bool = False,
+        rewind: Rewind | None = None,
+    ) -> tuple[TapeGraph, T]:
+        """Record what `body` does; see `Driver.capture`."""
+        assert isinstance(pool, TapePool)
+        assert rewind is None or isinstance(rewind, TapeRewind)
+        if recording() is not None:
+            raise CaptureError("OL109", "A capture was begun during a capture.")
+        with pool.lock:
+            pool.capturing = True
+            pool.earlier = pool.arena.ranges() if pool.arena is not None and pool.graphs() else []
+            try:
+                return self._record(body, pool, generators, rewind)
+            except torch.OutOfMemoryError as error:
+                raise CaptureError("OL111", str(error)) from error
+            finally:
+                pool.capturing = False
+                pool.trim()
+
+    def _record(
+        self,
+        body: Callable[[Capture], T],
+        pool: TapePool,
+        generators: Sequence[torch.Generator],
+        rewind: TapeRewind | None,
+    ) -> tuple[TapeGraph, T]:
+        memory = pool.memory()
+        recorder = Recorder(memory, generators)
+        ports = Ports(recorder)
+        result: T | None = None
+        torch.clear_autocast_cache()
+        try:
+            rewinding = nullcontext() if rewind is None else rewind.capturing(recorder)
+            with unwound(), recording_with(recorder), rewinding:
+                result = body(ports)
+        except Exception as error:
+            if recorder.refused is None:
+                if isinstance(error, NotImplementedError) and "HigherOrderOperator" in str(error):
+                    raise _unknown_operator(error) from error
+                raise
+        finally:
+            torch.clear_autocast_cache()
+            recorder.restore()
+        if recorder.refused is not None:  # whatever the body made of it
+            raise recorder.refused
+        return TapeGraph(pool, memory, ports, recorder), cast(T, result)
+
+    def rebind(
+        self,
+        graph: Graph,
+        body: Callable[[Capture], object],
+        pool: Pool,
+        state: Sequence[Tensor],
+        generators: Sequence[torch.Generator] = (),
+    ) -> Graph:
+        """`graph` itself: the copies of a tape cost little beside its calls."""
+        return graph
+
+    def synchronize(self, device: torch.device) -> None:
+        """Nothing: a launch has run when it returns."""
+
+
+def _unknown_operator(error: NotImplementedError) -> CaptureError:
+    place = user_frame(error.__traceback__)
+    return CaptureError(
+        "OL109",
+        "A higher-order operator was called, whose branches a recording would fix.",
+        where=str(place) if place else None,
+    )

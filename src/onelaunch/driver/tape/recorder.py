@@ -1,0 +1,263 @@
+"""Records the ATen operations of a body, and prepares each to run again on the same addresses.
+
+A body runs once, for real, under a dispatch mode. What comes out is a list of calls with their
+arguments bound: a view is no call at all (its address is fixed), an in-place operation is called
+on the same memory, and any other is called through its ``out=`` overload where a trial has shown
+that to give the same bits, else called and its result copied, or handed on (see `handing`).
+"""
+
+# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from onelaunch.call.dtensor import stands_for_another
+from onelaunch.driver.aten import Operator, Step, imagined, leaves, mapped, operator, tensors
+from onelaunch.driver.host_reads import HostReads
+from onelaunch.driver.random_state import RandomState, seeding_line, unwatched, watching_seeds
+from onelaunch.driver.refusals import refusal
+from onelaunch.driver.storage_resize import resize, watching_resizes
+from onelaunch.driver.tape.calls import Call
+from onelaunch.errors import CaptureError, kind_of
+from onelaunch.source import Place, user_frame
+from onelaunch.unwinding import DispatchMode
+
+
+class Memory(Protocol):
+    """Where the recorded tensors live: ordinary host memory, or an emulated device."""
+
+    def owns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call with these arguments runs on the device that is being recorded."""
+        ...
+
+    def run(
+        self, recorder: Recorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run one operation on tensors of the device: `Recorder.call` with host tensors."""
+        ...
+
+    def fixed(self, t: Tensor) -> Tensor:
+        """A host tensor over the same bytes as host tensor `t`, for use at every replay."""
+        ...
+
+    def place(self, t: Tensor, defined: bool = True) -> Tensor:
+        """The fresh host tensor `t`, at the address where every replay will write it.
+
+        Its values need not be kept where they are not `defined` (by `torch.empty`).
+        """
+        ...
+
+    def external(self, t: Tensor) -> Tensor | None:
+        """All the bytes around host tensor `t` if they existed before the capture, else None."""
+        ...
+
+    def made(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a recorded operation made this memory."""
+        ...
+
+
+class _Here(threading.local):
+    recorder: Recorder | None = None
+
+
+_here = _Here()
+
+
+def recording() -> Recorder | None:
+    """The recorder of the capture whose body this thread is running, or None."""
+    return _here.recorder
+
+
+@contextmanager
+def recording_with(recorder: Recorder) -> Generator[None]:
+    """Record what runs in the context: its operations, and its reads on the host."""
+    _here.recorder = recorder
+    try:
+        seeds, resizes = watching_seeds(recorder.refuse_seed), watching_resizes(recorder.resize)
+        with seeds, resizes, recorder.host_reads(), recorder:
+            yield
+        recorder.finish()
+    finally:
+        _here.recorder = None
+
+
+class Recorder(DispatchMode):
+    """The dispatch mode of one capture.
+
+    Args:
+        memory: the device being recorded.
+        generators: random state to watch and restore, besides the default generator.
+    """
+
+    def __init__(self, memory: Memory, generators: Sequence[torch.Generator]) -> None:
+        super().__init__()
+        self.memory = memory
+        self.steps: list[Step] = []
+        self.calls: list[Call] = []
+        self.written: set[int] = set()
+        """The storages that a call wrote which did not make them."""
+        self.refused: CaptureError | None = None
+        self.random = RandomState(generators)
+        self._saved: dict[int, tuple[Tensor, Tensor]] = {}
+        self._resized: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._line: Place | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(map(stands_for_another, types)):
+            return NotImplemented  # its own dispatch comes back with this process's parts
+        if imagined():
+            return func(*args, **kwargs)
+        with unwatched(), torch._C.DisableTorchFunction():
+            line = user_frame()
+            self._watch_random(line)
+            self._line = line
+            wraps = operator(func).wraps
+            if wraps or func.namespace == "profiler" or not self.memory.owns(args, kwargs):
+                result = func(*args, **kwargs)
+            else:
+                result = self._on_the_device(func, args, kwargs)
+            self.random.settle()
+            return result
+
+    def _on_the_device(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        op = operator(func)
+        why = refusal(func, args, kwargs)
+        if why is not None:
+            raise self.refuse(why.code, f"`{op.label}` was called during a capture.", why.fix)
+        if op.composite:
+            with self:
+                return op.decomposed(args, kwargs)
+        return self.memory.run(self, op, args, kwargs)
+
+    def call(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run `op` on host tensors, and record it.
+
+        Returns:
+            What the operation returned, its fresh results where every replay will write them.
+        """
+        if op.is_constant:
+            return self._constant(args[0])
+        written = op.written(args, kwargs)
+        addresses = [t.untyped_storage().data_ptr() for t in written]
+        for t in written:
+            self.save(t)
+            self.written.add(t.untyped_storage()._cdata)
+        result = op.run(args, kwargs)
+        for t, address in zip(written, addresses, strict=True):
+            if t.untyped_storage().data_ptr() != address and self.memory.external(t) is not None:
+                raise self.refuse("OL107", f"`{op.label}` moved the memory of a caller's tensor.")
+        self._check(op, result)
+        known = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
+        results = tensors(result)
+        fresh = [i for i, t in enumerate(results) if t.untyped_storage()._cdata not in known]
+        placed = {id(results[i]): self.memory.place(results[i], not op.idle) for i in fresh}
+        if not op.idle and (fresh or written or not results):
+            targets = {i: self.memory.fixed(placed[id(results[i])]) for i in fresh}
+            call = Call(op, mapped(args, self._fixed), mapped(kwargs, self._fixed), targets)
+            call.position = len(self.steps)
+            self.steps.append(call.first_step(result))
+            if fresh or call.numbers():
+                self.calls.append(call)
+        return mapped(result, lambda t: placed.get(id(t), t))
+
+    def _fixed(self, value: Any) -> Any:
+        return self.memory.fixed(value) if isinstance(value, Tensor) else value
+
+    def _constant(self, value: Tensor) -> Tensor:
+        # `torch.tensor(...)`, made by the host: a replay must find it as it was made.
+        value = self.memory.place(value)
+        self.steps.append(functools.partial(self.memory.fixed(value).copy_, value.clone()))
+        return value
+
+    def save(self, t: Tensor) -> None:
+        """Remember the memory of `t`, about to be written, unless it is the recording's own."""
+        around = self.memory.external(t)
+        if t.untyped_storage()._cdata in self._resized:
+            return
+        if around is not None and around.numel():
+            self._saved.setdefault(around.data_ptr(), (around, around.clone()))
+
+    def resize(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Record that the body resizes a storage, as FSDP does to free a parameter and to have it
+        again."""
+        if storage.device.type != "cpu":
+            return  # the emulated device's memory has no such method
+        if self.memory.made(storage):
+            raise self.refuse("OL107", "a tensor made in the call is given other memory")
+        if storage._cdata not in self._resized:
+            with _disable_current_modes():
+                self._resized[storage._cdata] = storage, storage.clone()
+        self.steps.append(functools.partial(resize, storage, nbytes))
+
+    def restore(self) -> None:
+        """Put memory and random state back to what they were before the capture."""
+        for storage, before in self._resized.values():
+            if storage.nbytes() != before.nbytes():
+                resize(storage, before.nbytes())
+            storage.copy_(before)
+        # Latest first: two storages may share memory, and the first copy is the true one.
+        for around, saved in reversed(self._saved.values()):
+            around.copy_(saved)
+        self.random.restore()
+
+    def refuse(self, code: str, what: str, fix: str | None = None) -> CaptureError:
+        """The error to raise; kept, so that a body that swallows it is refused all the same."""
+        place = user_frame() or self._line  # the engine's threads have no frame of the user
+        error = CaptureError(code, what, where=str(place) if place else None, fix=fix)
+        self.refused = self.refused or error
+        return error
+
+    def refuse_seed(self, method: str) -> CaptureError:
+        """The error for a call of `method` of a generator."""
+        return self.refuse("OL106", f"A generator's `{method}` was called during a capture.")
+
+    def finish(self) -> None:
+        """Raise what was refused, if the body swallowed it or no operation came after it."""
+        self._watch_random(None)
+        if self.refused is not None:
+            raise self.refused
+
+    def host_reads(self) -> HostReads:
+        """Refuses the reads that no dispatcher sees."""
+
+        def refuse(code: str, what: str, t: Tensor, fix: str | None) -> None:
+            raise self.refuse(code, what, fix)
+
+        return HostReads(lambda t: self.memory.owns((t,), {}), refuse)
+
+    def _watch_random(self, line: Place | None) -> None:
+        if self.random.moved():
+            self.random.settle()
+            place = seeding_line(self._line, line)
+            what = "A random generator was seeded, or its state set, during a capture."
+            self.refused = self.refused or CaptureError(
+                "OL106", what, where=str(place) if place else None
+            )
+            raise self.refused
+
+    def _check(self, op: Operator, result: Any) -> None:
+        for value in leaves(result):
+            if isinstance(value, Tensor):
+                if value.is_nested:
+                    raise self.refuse("OL109", f"`{op.label}` gave a nested tensor.")
+                if value.layout is not torch.strided or value.is_quantized:
+                    what = f"`{op.label}` gave a tensor of layout {value.layout}."
+                    raise self.refuse("OL109", what)
+            elif value is not None and not op.describes and not op.collective:
+                if isinstance(value, (bool, int, float, complex)):
+                    raise self.refuse("OL101", f"`{op.label}` gave a number to the host.")
+                what = f"`{op.label}` gave {kind_of(value)}, which cannot be replayed."
+                raise self.refuse("OL109", what)

@@ -1,1 +1,0 @@
-"""How what a padded row holds spreads through one ATen operation."""

@@ -1,0 +1,451 @@
+"""What the code of a function loads, and of which object: a symbol for each value on its stack.
+
+`self.opt.step` is the attribute `step` of the attribute `opt` of the variable `self`, and of
+nothing else that has a `step`. `frames` gives the symbols their values when the function has run.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterable
+
+from onelaunch.frames.stack import UNKNOWN, Load, Loads, Symbol, Use, bare, summed
+
+
+@functools.lru_cache(maxsize=16384)
+def loads_of(code: types.CodeType) -> Loads:
+    """Read a function's code. Costs about 10 us for each of its lines, once."""
+    return _Reader(code).read()
+
+
+class _Reader:
+    """Follows the stack through a function's instructions, in their order."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        self._steps = list(dis.get_instructions(code))
+        self._stack: list[Symbol] = []
+        self._at: dict[int, list[Symbol]] = {}
+        self._loads: list[Load] = []
+        self._found = Loads(
+            free=frozenset(code.co_freevars) | frozenset(code.co_cellvars),
+            gone=frozenset(s.argval for s in self._steps if s.opname in _CLEARS),
+            offsets=[step.offset for step in self._steps],
+        )
+        self._stored = {s.argval for s in self._steps if s.opname in _STORES}
+        self._stores_items = any(s.opname == "STORE_SUBSCR" for s in self._steps)
+        self._open = 0
+        """Where the last branch ends that was met: what lies before may not run."""
+        self._counting: dict[int, Symbol] = {}
+        self._stores: set[Symbol] = set()
+        self._unescaped: dict[int, int] = {}
+        """id of a symbol -> its load, of those of which only items by known keys were taken yet."""
+        self._indexed: set[int] = set()
+        """ids of symbols of which an item was taken, or stored."""
+        self._loaded: set[Symbol] = set()
+        self._settled: set[Symbol] = set()
+        """The places that have been stored by then, in any case, before any load."""
+
+    def read(self) -> Loads:
+        for index, step in enumerate(self._steps):
+            if step.offset in self._at:
+                self._merge(self._at.pop(step.offset))
+            handler = _HANDLERS.get(step.opname)
+            if handler is not None:
+                handler(self, step, index)
+            else:
+                self._other(step)
+            if step.opcode in _JUMPS and isinstance(step.argval, int):
+                if step.argval < step.offset:
+                    self._found.backward.append((step.offset, step.argval))
+                self._at.setdefault(step.argval, list(self._stack))
+                self._open = max(self._open, step.argval)
+            if step.opname in _ENDS:
+                self._stack = []
+        for number, known in self._counting.items():
+            if known not in self._stores:
+                self._loads[number] = Load(self._loads[number].place)
+        for number in self._unescaped.values():
+            place = self._loads[number].place
+            if id(place) in self._indexed:
+                self._loads[number] = Load(place, Use.ITEMS)
+        return summed(self._found, self._loads)
+
+    def _merge(self, other: list[Symbol]) -> None:
+        if not self._stack:
+            self._stack = list(other)
+        elif len(self._stack) == len(other):
+            for a, b in zip(self._stack, other, strict=True):
+                if a is not b:
+                    self._unescaped.pop(id(a), None)
+                    self._unescaped.pop(id(b), None)
+            self._stack = [
+                a if a is b else Symbol("either", parts=(a, b))
+                for a, b in zip(self._stack, other, strict=True)
+            ]
+
+    def _pop(self, indexed: bool = False) -> Symbol:
+        symbol = self._stack.pop() if self._stack else UNKNOWN
+        if indexed:
+            self._indexed.add(id(symbol))
+        else:
+            self._unescaped.pop(id(symbol), None)
+        return symbol
+
+    def _pops(self, count: int) -> list[Symbol]:
+        return [self._pop() for _ in range(count)][::-1]
+
+    def _other(self, step: dis.Instruction) -> None:
+        """An instruction whose result is nobody's place."""
+        effect = dis.stack_effect(step.opcode, step.arg, jump=False)
+        self._pops(max(0, -effect))
+        if effect > 0:
+            self._stack += [UNKNOWN] * effect
+        elif self._stack and not step.opname.startswith(_KEEPS):
+            self._stack[-1] = UNKNOWN
+
+    def _note(self, place: Symbol, index: int) -> None:
+        items = place.kind == "item"
+        grows = self._stores_items if items else place.key in self._stored
+        use, known = Use.READ, bare(place)
+        self._loaded.add(known)
+        if known in self._settled:
+            use = Use.NONE
+        elif self._steps[index + 1].argval in _GROWING:
+            use = Use.GROWS
+        elif grows and _only_counts(self._steps, index, place.key, items=items):
+            use = Use.GROWS  # if it is the very place that is stored
+            self._counting[len(self._loads)] = known
+        self._loads.append(Load(place, use))
+        if use is Use.READ:
+            self._unescaped[id(place)] = len(self._loads) - 1
+
+    def _store(self, place: Symbol, step: dis.Instruction) -> None:
+        self._loads.append(Load(place, stores=True))
+        known = bare(place)
+        self._stores.add(known)
+        if step.offset >= self._open and known not in self._loaded:
+            self._settled.add(known)
+
+    # The instructions that matter, by what they load.
+
+    def constant(self, step: dis.Instruction, index: int) -> None:
+        self._stack.append(Symbol("constant", key=step.argval))
+
+    def variable(self, step: dis.Instruction, index: int) -> None:
+        names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        for name in names:
+            symbol = Symbol("variable", key=name)
+            self._stack.append(symbol)
+            if name in self._found.free and "CLOSURE" not in step.opname:
+                self._note(symbol, index)
+
+    def store_variable(self, step: dis.Instruction, index: int) -> None:
+        names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        for position, name in enumerate(names):
+            if position and step.opname == "STORE_FAST_LOAD_FAST":
+                self._stack.append(Symbol("variable", key=name))
+                continue
+            self._found.assigned.setdefault(name, []).append(self._pop())
+            if name in self._found.free and step.opname == "STORE_DEREF":
+                self._store(Symbol("variable", key=name), step)
+
+    def global_(self, step: dis.Instruction, index: int) -> None:
+        symbol = Symbol("global", key=step.argval)
+        null = step.opname == "LOAD_GLOBAL" and (step.arg or 0) & 1
+        self._note(symbol, index)
+        if null and sys.version_info < (3, 13):
+            self._stack += [UNKNOWN, symbol]
+        elif null:
+            self._stack += [symbol, UNKNOWN]
+        else:
+            self._stack.append(symbol)
+
+    def store_global(self, step: dis.Instruction, index: int) -> None:
+        self._pop()
+        self._store(Symbol("global", key=step.argval), step)
+
+    def attribute(self, step: dis.Instruction, index: int) -> None:
+        base = self._pop()
+        method = step.opname == "LOAD_METHOD" or (
+            sys.version_info >= (3, 12) and (step.arg or 0) & 1
+        )
+        symbol = self._attribute(base, step.argval, step.offset, index)
+        self._stack += [symbol, base] if method else [symbol]
+
+    def _attribute(self, base: Symbol, name: str, offset: int, index: int) -> Symbol:
+        if name == "__dict__":
+            following = self._steps[index + 1 : index + 2]
+            if not (following and following[0].opname == "LOAD_CONST"):
+                self._found.opaque.append(base)
+            return Symbol("namespace", base)
+        symbol = Symbol("attribute", base, name, offset=offset)
+        self._note(symbol, index)
+        return symbol
+
+    def super_attribute(self, step: dis.Instruction, index: int) -> None:
+        *_, base = self._pops(3)
+        symbol = self._attribute(base, step.argval, step.offset, index)
+        self._stack += [symbol, base] if (step.arg or 0) & 1 else [symbol]
+
+    def store_attribute(self, step: dis.Instruction, index: int) -> None:
+        base = self._pop()
+        self._pop()
+        self._store(Symbol("attribute", base, step.argval), step)
+
+    def item(self, step: dis.Instruction, index: int) -> None:
+        key = self._pop()
+        base = self._pop(indexed=key.kind == "constant")
+        if base.kind == "namespace" and key.kind == "constant" and base.base is not None:
+            symbol = Symbol("attribute", base.base, key.key, offset=step.offset)
+        else:
+            symbol = Symbol("item", base, parts=(key,), offset=step.offset)
+        self._note(symbol, index)
+        self._stack.append(symbol)
+
+    def contains(self, step: dis.Instruction, index: int) -> None:
+        """`"scale" in layer.__dict__`, or in `vars(layer)`."""
+        key, place = self._pops(2)
+        if place.kind == "call" and place.base and place.base.key == "vars" and place.parts:
+            place = Symbol("namespace", place.parts[0])
+        if place.kind == "namespace" and key.kind == "constant" and place.base is not None:
+            self._note(Symbol("attribute", place.base, key.key), index)
+        self._stack.append(UNKNOWN)
+
+    def store_item(self, step: dis.Instruction, index: int) -> None:
+        key = self._pop()
+        base = self._pop(indexed=key.kind == "constant")
+        self._pop()
+        if base.kind == "namespace" and key.kind == "constant" and base.base is not None:
+            place = Symbol("attribute", base.base, key.key)
+        else:
+            place = Symbol("item", base, parts=(key,))
+        self._store(place, step)
+
+    def nothing(self, step: dis.Instruction, index: int) -> None:
+        """Leave the stack as it is: an iterator, too, stands for what it goes through."""
+
+    def next_(self, step: dis.Instruction, index: int) -> None:
+        base = self._stack[-1] if self._stack else UNKNOWN
+        # At the end it pops the iterator; from 3.12 the instruction there does, and one thing more.
+        after = [*self._stack, UNKNOWN] if sys.version_info >= (3, 12) else self._stack[:-1]
+        self._at.setdefault(step.argval, after)
+        self._stack.append(Symbol("element", base, offset=step.offset))
+
+    def unpack(self, step: dis.Instruction, index: int) -> None:
+        base = self._pop()
+        count = step.arg or 0
+        if base.kind == "parts" and len(base.parts) == count:
+            self._stack += base.parts[::-1]
+        else:
+            self._stack += [Symbol("element", base, offset=step.offset)] * count
+
+    def matched(self, step: dis.Instruction, index: int) -> None:
+        """`case Layer(scale=scale)`, or by position, where the class says which attributes."""
+        base, _, names = self._pops(3)
+        if step.arg:
+            self._found.opaque.append(base)
+        keys: tuple[str, ...] = names.key if isinstance(names.key, tuple) else ()
+        found = [self._attribute(base, key, step.offset, index) for key in keys]
+        self._stack.append(Symbol("parts", parts=(*[UNKNOWN] * (step.arg or 0), *found)))
+
+    def parts(self, step: dis.Instruction, index: int) -> None:
+        self._stack.append(Symbol("parts", parts=tuple(self._pops(step.arg or 0))))
+
+    def append(self, step: dis.Instruction, index: int) -> None:
+        """One more part, of a comprehension: it is below the iterators of its loops."""
+        self._extend(step.arg or 1, self._pops(2 if step.opname == "MAP_ADD" else 1))
+
+    def extended(self, step: dis.Instruction, index: int) -> None:
+        """`[*layers]`"""
+        more = Symbol("element", self._pop(), offset=step.offset)
+        self._extend(step.arg or 1, [more])
+
+    def _extend(self, place: int, more: Iterable[Symbol]) -> None:
+        if len(self._stack) < place:
+            return
+        old = self._stack[-place]
+        new = Symbol("parts", parts=(*(old.parts if old.kind == "parts" else (old,)), *more))
+        for stack in (self._stack, *self._at.values()):  # where a comprehension's loops end, too
+            stack[:] = [new if symbol is old else symbol for symbol in stack]
+
+    def copy(self, step: dis.Instruction, index: int) -> None:
+        place = step.arg or 1
+        known = len(self._stack) >= place
+        self._stack.append(self._stack[-place] if known else UNKNOWN)
+
+    def swap(self, step: dis.Instruction, index: int) -> None:
+        place = step.arg or 1
+        if len(self._stack) >= place:
+            stack = self._stack
+            stack[-1], stack[-place] = stack[-place], stack[-1]
+
+    def imported(self, step: dis.Instruction, index: int) -> None:
+        level, _ = self._pops(2)
+        self._stack.append(Symbol("module", key=step.argval, parts=(level,), offset=step.offset))
+
+    def imported_from(self, step: dis.Instruction, index: int) -> None:
+        base = self._stack[-1] if self._stack else UNKNOWN
+        self._stack.append(self._attribute(base, step.argval, step.offset, index))
+
+    def call(self, step: dis.Instruction, index: int) -> None:
+        if step.opname == "CALL_KW":
+            self._pop()
+        given = self._pops((step.arg or 0) + 2)
+        self._called(given[:2], given[2:], step.offset)
+
+    def call_spread(self, step: dis.Instruction, index: int) -> None:
+        count = 3 + ((step.arg or 0) & 1)
+        given = self._pops(count)
+        self._called(given[:2], given[2:], step.offset)
+
+    def _called(self, front: list[Symbol], given: Iterable[Symbol], offset: int) -> None:
+        # Of the two one is the callable; the other nothing, or the object whose method it is.
+        first, second = front
+        known = [s for s in front if s.kind != "unknown"]
+        if len(known) == 2:
+            function, given = first, (second, *given)
+        else:
+            function = known[0] if known else UNKNOWN
+        symbol = Symbol("call", function, parts=tuple(given), offset=offset)
+        self._found.calls.append(symbol)
+        self._stack.append(symbol)
+
+
+_GROWING = frozenset({"append", "extend", "appendleft", "add", "update", "insert"})
+"""Methods by which a container grows."""
+_KEEPS = (
+    "POP",
+    "STORE",
+    "DELETE",
+    "NOP",
+    "RESUME",
+    "CACHE",
+    "PRECALL",
+    "KW_NAMES",
+    "JUMP",
+    "END_FOR",
+    "LIST_",
+)
+"""Instructions after which what is on top of the stack is what it was."""
+_JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+_ENDS = frozenset(
+    (
+        "RETURN_VALUE",
+        "RETURN_CONST",
+        "RAISE_VARARGS",
+        "RERAISE",
+        "JUMP_FORWARD",
+        "JUMP_BACKWARD",
+        "JUMP_BACKWARD_NO_INTERRUPT",
+        "INTERPRETER_EXIT",
+    )
+)
+
+_Handler = Callable[[_Reader, dis.Instruction, int], None]
+_HANDLERS: dict[str, _Handler] = {
+    **dict.fromkeys(("LOAD_CONST", "LOAD_SMALL_INT"), _Reader.constant),
+    **dict.fromkeys(
+        (
+            "LOAD_FAST",
+            "LOAD_FAST_CHECK",
+            "LOAD_FAST_AND_CLEAR",
+            "LOAD_FAST_LOAD_FAST",
+            "LOAD_FAST_BORROW",
+            "LOAD_FAST_BORROW_LOAD_FAST_BORROW",
+            "LOAD_DEREF",
+            "LOAD_CLASSDEREF",
+            "LOAD_CLOSURE",
+        ),
+        _Reader.variable,
+    ),
+    **dict.fromkeys(
+        ("STORE_FAST", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST", "STORE_DEREF"),
+        _Reader.store_variable,
+    ),
+    **dict.fromkeys(("LOAD_GLOBAL", "LOAD_NAME"), _Reader.global_),
+    **dict.fromkeys(("STORE_GLOBAL", "STORE_NAME"), _Reader.store_global),
+    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD"), _Reader.attribute),
+    "LOAD_SUPER_ATTR": _Reader.super_attribute,
+    "STORE_ATTR": _Reader.store_attribute,
+    "BINARY_SUBSCR": _Reader.item,
+    "STORE_SUBSCR": _Reader.store_item,
+    "CONTAINS_OP": _Reader.contains,
+    **dict.fromkeys(("GET_ITER", "GET_YIELD_FROM_ITER", "PRECALL", "KW_NAMES"), _Reader.nothing),
+    "FOR_ITER": _Reader.next_,
+    "UNPACK_SEQUENCE": _Reader.unpack,
+    "MATCH_CLASS": _Reader.matched,
+    **dict.fromkeys(("BUILD_TUPLE", "BUILD_LIST", "BUILD_SET"), _Reader.parts),
+    **dict.fromkeys(("LIST_EXTEND", "SET_UPDATE"), _Reader.extended),
+    **dict.fromkeys(("LIST_APPEND", "SET_ADD", "MAP_ADD"), _Reader.append),
+    "COPY": _Reader.copy,
+    "SWAP": _Reader.swap,
+    "IMPORT_NAME": _Reader.imported,
+    "IMPORT_FROM": _Reader.imported_from,
+    **dict.fromkeys(("CALL", "CALL_KW"), _Reader.call),
+    "CALL_FUNCTION_EX": _Reader.call_spread,
+}
+
+
+# Numbers that are only counted.
+
+_CLEARS = ("DELETE_FAST", "DELETE_DEREF", "DELETE_NAME", "LOAD_FAST_AND_CLEAR")
+_STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME")
+_CALLS = ("CALL", "PRECALL", "PUSH_NULL", "KW_NAMES")
+_PASSES = ("LOAD_", "SWAP", "COPY", "CACHE", "BINARY_SUBSCR", *_CALLS)
+"""What may lie between a read and the store of an assignment such as `n += k`."""
+
+
+def _only_counts(
+    steps: list[dis.Instruction],
+    start: int,
+    name: str,
+    *,
+    items: bool = False,
+    operators: tuple[str, ...] = ("+", "+=", "-="),
+) -> bool:
+    """Whether what is read at `start` is but one term of the number that is stored there next.
+
+    Args:
+        items: whether it is an item of a container; else an attribute or variable of this name.
+        operators: what may be computed with it; any where it is empty.
+    """
+    above, computed = 1, not operators
+    for i in range(start + 1, len(steps)):
+        step = steps[i]
+        above += dis.stack_effect(step.opcode, step.arg, jump=False)
+        if step.opname.startswith("CALL") and above < 2:  # it is an argument
+            return False
+        if items and step.opname == "STORE_SUBSCR":
+            return computed and above <= 0 and steps[i - 1].opname.startswith("SWAP")
+        if not items and step.opname in _STORES:
+            return computed and above <= 0 and step.argval == name
+        if step.opname.startswith("BINARY_OP"):
+            if operators and step.argrepr not in operators:
+                return False
+            computed = True
+        elif not step.opname.startswith(_PASSES):
+            return False
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def only_counts(code: types.CodeType, name: str) -> bool:
+    """Whether code does nothing with a number of this name but compute the next one: `n += 1`."""
+    steps = list(dis.get_instructions(code))
+    for i, step in enumerate(steps):
+        if _reads(step, name) and not _only_counts(steps, i, name, operators=()):
+            return False
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return all(only_counts(c, name) for c in inner)
+
+
+def _reads(step: dis.Instruction, name: str) -> bool:
+    """Whether an attribute or variable of this name is read. A method is no number."""
+    if step.argval != name or not step.opname.startswith("LOAD_"):
+        return False
+    if step.opname == "LOAD_ATTR" and sys.version_info >= (3, 12):
+        return not (step.arg or 0) & 1
+    return not step.opname.startswith(("LOAD_METHOD", "LOAD_CLOSURE", "LOAD_CONST", "LOAD_FAST"))

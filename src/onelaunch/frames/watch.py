@@ -1,0 +1,483 @@
+"""What the Python code of a run loads, and of which objects: seen in the frames that it ran in.
+
+Every function that runs, in whatever package, is watched by the interpreter's profile hook. When it
+returns, what its instructions load (see `loads`) is looked up from the values of its variables. So
+methods of objects made in the call, partials, enumerations and classes of libraries are seen as
+anything else is, and what merely has the name of something that was read is not.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import sys
+import threading
+import types
+import weakref
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from onelaunch.frames.loads import loads_of
+from onelaunch.frames.origins import TORCH, is_generated, is_machinery, keeps, serves_machinery
+from onelaunch.frames.peek import (
+    BUILTIN,
+    MOST,
+    attributes_of,
+    class_member,
+    elements,
+    globals_named,
+    has_attributes,
+    items,
+    leads_on,
+    peek,
+    went_through,
+)
+from onelaunch.frames.reads import Reads, raise_uses
+from onelaunch.frames.stack import UNKNOWN, Loads, Symbol, Use
+from onelaunch.gc_pause import no_collection
+from onelaunch.unwinding import DispatchMode
+
+_LOOKS_UP = {
+    nn.Module.__getattr__.__code__,
+    nn.Module.__setattr__.__code__,
+    nn.Module.__delattr__.__code__,
+}
+"""Where the attribute of somebody's module is looked up; it is known already."""
+_IMPORTS = cast(Any, importlib)._bootstrap._find_and_load.__code__
+_ITERATED = ".0"
+"""The argument of a comprehension or generator expression: an iterator."""
+_BACKWARDS = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
+_HIGHER_ORDER = (TORCH + "_higher_order_ops", TORCH + "nn/attention/flex_attention.py")
+_TAKE_FUNCTIONS = frozenset({"flex_attention", "cond", "while_loop", "scan", "associative_scan"})
+_RUNS_BACKWARD = {cast(types.FunctionType, fn).__code__ for fn in _BACKWARDS}
+
+
+class FrameWatch:
+    """Notes in `reads` what the functions read that run while it is active."""
+
+    def __init__(self, reads: Reads) -> None:
+        self.reads = reads
+        self._active = False
+        # The collector's callbacks run whenever there is garbage, and are not the callable's.
+        self._unread = _LOOKS_UP | {getattr(fn, "__code__", None) for fn in gc.callbacks}
+        self._importing: list[FrameType] = []
+        """Imports under way: what finders read, and a module's own code, is no part of the run."""
+        self._codes: dict[int, _Code] = {}
+        """By id."""
+        self._given: dict[int, dict[str, Any]] = {}
+        """id of a frame -> the arguments that it was called with, if it replaces any."""
+        self._results: dict[int, dict[int, list[object]]] = {}
+        """id of a frame -> what Python code called by each of its instructions returned."""
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def watching(self) -> Generator[None]:
+        """Around a run, in this thread. Slows it down by some 50 us for each function that runs."""
+        before = sys.getprofile()
+        with no_collection(), self.told():
+            sys.setprofile(self)
+            try:
+                yield
+            finally:
+                if sys.getprofile() is self:
+                    sys.setprofile(before)
+
+    @contextmanager
+    def told(self) -> Generator[None]:
+        """Around a run of which somebody else's hook tells this."""
+        self._active = True
+        try:
+            with _Joining(self) if torch.is_grad_enabled() else nullcontext():
+                yield
+        finally:
+            self._active = False
+            self._given.clear()  # another thread may keep this as its hook
+            self._results.clear()
+            self.reads.settle()
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event not in ("call", "return"):
+            return
+        if not self._active:
+            if sys.getprofile() is self:
+                sys.setprofile(None)  # another thread's, which has outlived the run
+            return
+        code = frame.f_code
+        known = self._codes.get(id(code)) or self._known(code)
+        if known.imports:
+            if event == "call":
+                self._importing.append(frame)
+            elif frame in self._importing:
+                self._importing.remove(frame)
+        elif self._importing:
+            return
+        elif event == "call":
+            if known.tells:
+                self._told_by(known.code)
+            if not known.unread:
+                self._called(frame, known)
+        else:
+            self._returned(frame, known, arg)
+
+    def _known(self, code: types.CodeType) -> _Code:
+        machinery = is_machinery(code.co_filename)
+        known = _Code(code, machinery, machinery or code in self._unread)
+        self._codes[id(code)] = known
+        return known
+
+    def _told_by(self, code: types.CodeType) -> None:
+        """Note what a call of torch's tells by itself."""
+        if code in _RUNS_BACKWARD:
+            self.reads.backward = True
+        else:
+            self.reads.takes_functions = code.co_name
+
+    def _called(self, frame: FrameType, known: _Code) -> None:
+        if known.is_unread(frame):
+            return
+        if not known.met:
+            known.meet()
+            self.reads.codes.add(known.code)
+        if known.replaced:
+            values = frame.f_locals
+            given = {n: v for n in known.replaced if leads_on(v := values.get(n))}
+            if given:
+                self._given[id(frame)] = given
+        if known.iterates:  # at the end it is exhausted
+            iterated = went_through(frame.f_locals.get(_ITERATED))
+            self._given.setdefault(id(frame), {})[_ITERATED] = iterated
+
+    def _returned(self, frame: FrameType, known: _Code, result: object) -> None:
+        given = self._given.pop(id(frame), {}) if self._given else {}
+        results = self._results.pop(id(frame), {}) if self._results else {}
+        parent = frame.f_back
+        if parent is not None and leads_on(result):
+            caller = self._codes.get(id(parent.f_code)) or self._known(parent.f_code)
+            if not caller.machinery:
+                at = self._results.setdefault(id(parent), {}).setdefault(parent.f_lasti, [])
+                if len(at) < MOST:
+                    at.append(result)
+        if not known.unread and not known.is_unread(frame):
+            with self._lock:
+                _Frame(self.reads, frame, loads_of(known.code), given, results).note()
+
+
+@dataclass(slots=True)
+class _Code:
+    """What is known of a function's code, whichever frame it runs in.
+
+    Attributes:
+        machinery: whether it is of the workings of the standard library, torch or onelaunch.
+        unread: whether none of its frames is read.
+        met: whether one of them was.
+        replaced: the arguments that it assigns anew.
+        iterates: whether it is a comprehension or a generator expression.
+        imports: whether it runs an import: a finder's search, or a module's own code.
+        tells: whether a call of it says something by itself.
+    """
+
+    code: types.CodeType
+    machinery: bool
+    unread: bool
+    met: bool = False
+    replaced: tuple[str, ...] = ()
+    iterates: bool = False
+    imports: bool = field(init=False)
+    tells: bool = field(init=False)
+    _told: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        file, name = self.code.co_filename, self.code.co_name
+        self.imports = self.code is _IMPORTS or name == "<module>"
+        takes = name in _TAKE_FUNCTIONS and file.startswith(_HIGHER_ORDER)
+        self.tells = takes or self.code in _RUNS_BACKWARD
+        self._told = file != "<string>" and not keeps(file)
+
+    def is_unread(self, frame: FrameType) -> bool:
+        """Whether one frame is not read, which its caller may decide."""
+        return not self._told and (is_generated(frame) or serves_machinery(frame))
+
+    def meet(self) -> None:
+        """Learn what its first frame is to be asked, and later ones."""
+        code, self.met = self.code, True
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
+        assigned = loads_of(code).assigned
+        self.replaced = tuple(name for name in arguments if name in assigned)
+        self.iterates = _ITERATED in arguments
+
+
+class _Joining(DispatchMode):
+    """Has other threads watched that work for this one: autograd's, for a device."""
+
+    def __init__(self, watch: FrameWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # Dynamo compiles what runs meanwhile
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if sys.getprofile() is None:
+            sys.setprofile(self._watch)
+        return func(*args, **(kwargs or {}))
+
+
+class _Frame:
+    """One function that has run: the values of its symbols."""
+
+    def __init__(
+        self,
+        reads: Reads,
+        frame: FrameType,
+        loads: Loads,
+        given: Mapping[str, Any],
+        results: Mapping[int, list[object]],
+    ) -> None:
+        self._reads = reads
+        self._code = frame.f_code
+        self._globals = frame.f_globals
+        self._locals = frame.f_locals
+        self._loads = loads
+        self._last = loads.reached(frame.f_lasti)
+        self._given = given
+        self._results = {loads.instruction(at): found for at, found in results.items()}
+        self._variables: dict[str, list[object]] = {}
+        self._seeking = 0
+        """How many variables are being followed, whose values are not all known yet."""
+        self._known: dict[int, list[object]] = {}
+        """id of a symbol -> its values."""
+
+    def note(self) -> None:
+        """Note all that the function's code loads and stores."""
+        reads, loads = self._reads, self._loads
+        if (self._code, id(self._globals)) not in reads.noted:
+            reads.noted.add((self._code, id(self._globals)))
+            raise_uses(reads.of_globals(self._globals), loads.globals)
+            inside = {(self._code, name): use for name, use in loads.variables.items()}
+            raise_uses(reads.variables, inside)
+        for name, uses in loads.arguments.items():
+            for value in self._variable(name):
+                self._attributes(value, uses)
+        for place, use in loads.places.items():
+            if loads.begins[place] <= self._last:
+                self._noted(place, use)
+        for symbol in loads.opaque:
+            self._opaque(self._values(symbol))
+        for call in loads.calls:
+            if call.offset <= self._last:
+                self._passed(call)
+
+    def _attributes(self, value: object, uses: Mapping[str, Use]) -> None:
+        if has_attributes(value):
+            raise_uses(self._reads.owner(value).names, uses)
+            inside = attributes_of(value) or ()
+            others = {name: use for name, use in uses.items() if name not in inside}
+            if others:  # its class has them
+                raise_uses(self._reads.owner(type(value)).names, others)
+
+    def _noted(self, place: Symbol, use: Use) -> None:
+        if place.kind == "attribute":
+            for value in self._values(place.base):
+                self._attributes(value, {place.key: use})
+        elif place.kind == "item":
+            (key,) = place.parts
+            keys = [k for k in self._values(key) if type(k) in (int, str, bool, float)]
+            for value in self._values(place.base) if keys else ():
+                if isinstance(value, dict | list | deque | types.MappingProxyType):
+                    raise_uses(
+                        self._reads.items, dict.fromkeys([(id(value), k) for k in keys], use)
+                    )
+
+    def _passed(self, call: Symbol) -> None:
+        """What code that is not read may do with the objects that it is given."""
+        if self._is_made_by_c(call.base):
+            self._opaque(v for part in call.parts for v in self._values(part))
+        for function in self._values(call.base):
+            if function is vars or function is dir:
+                self._opaque(v for part in call.parts for v in self._values(part))
+            elif (function is getattr or function is hasattr) and len(call.parts) > 1:
+                self._looked_up(call.parts[0], call.parts[1])
+            elif getattr(function, "__module__", None) in _READS_ALL:
+                self._opaque(v for part in call.parts for v in self._values(part))
+
+    def _is_made_by_c(self, function: Symbol | None) -> bool:
+        """Whether what is called is an object whose class is C's: `attrgetter("scale")(layer)`."""
+        if function is None or function.kind != "call":
+            return False
+        made = [v for v in self._values(function.base) if isinstance(v, type)]
+        return any(map(_is_called_by_c, made))
+
+    def _looked_up(self, base: Symbol, name: Symbol) -> None:
+        names = [n for n in self._values(name) if type(n) is str]
+        for value in self._values(base):
+            if not has_attributes(value):
+                continue
+            if not names:
+                self._reads.owner(value).opaque = True
+            for n in names:
+                self._reads.owner(value).names[n] = Use.READ
+
+    def _opaque(self, values: Iterable[object]) -> None:
+        for value in values:
+            if has_attributes(value) and not isinstance(value, _NOT_OPAQUE):
+                self._reads.owner(value).opaque = True
+
+    # Values of symbols.
+
+    def _values(self, symbol: Symbol | None) -> list[object]:
+        """What a symbol may have stood for. Runs no code of the user's."""
+        symbol = symbol or UNKNOWN
+        if symbol.kind == "variable":
+            return self._variable(symbol.key)
+        if id(symbol) in self._known:
+            return self._known[id(symbol)]
+        found = self._sought(symbol)
+        if not self._seeking:
+            self._known[id(symbol)] = found
+        return found
+
+    def _sought(self, symbol: Symbol) -> list[object]:
+        kind = symbol.kind
+        found: list[object] = list(self._results.get(symbol.offset, ()))
+        if kind == "constant":
+            found.append(symbol.key)
+        elif kind == "global":
+            found += globals_named(self._globals, symbol.key)
+        elif kind == "attribute":
+            found += [v for o in self._values(symbol.base) for v in peek(o, symbol.key)]
+        elif kind == "namespace":
+            found += _namespaces(self._values(symbol.base))
+        elif kind in ("item", "element"):
+            keys = [v for part in symbol.parts for v in self._values(part)]
+            inside = self._values(symbol.base)
+            found += [v for o in inside for v in items(o, keys)]
+            if symbol.base and symbol.base.kind in _MADE:  # of that its items are what is known
+                found += filter(leads_on, inside)
+        elif kind in ("parts", "either"):
+            found += [v for part in symbol.parts for v in self._values(part)]
+        elif kind == "call":
+            found += self._returned(symbol)
+        elif kind == "module":
+            found += self._module(symbol)
+        return found[:MOST]
+
+    def _variable(self, name: str) -> list[object]:
+        """Its values at the call and at the end, and all that are assigned in between."""
+        if name in self._variables:
+            return self._variables[name]
+        found = self._variables[name] = [
+            values[name] for values in (self._given, self._locals) if name in values
+        ]
+        loads = self._loads
+        if name not in loads.assigned:
+            return found
+        if not found and name not in loads.gone and name not in loads.free:
+            return found  # what assigns it did not run
+        seen = {id(v) for v in found}
+        before = -1
+        self._seeking += 1
+        while before < len(found) < MOST:
+            before = len(found)
+            for symbol in self._loads.assigned[name]:
+                for value in self._values(symbol):
+                    if id(value) not in seen and (leads_on(value) or type(value) in (str, int)):
+                        seen.add(id(value))
+                        found.append(value)
+        self._seeking -= 1
+        return found
+
+    def _returned(self, call: Symbol) -> list[object]:
+        """What a call may have given: of code that is not read, something of what it was given."""
+        found: list[object] = []
+        for function in self._values(call.base):
+            if function is getattr and len(call.parts) > 1:
+                names = [n for n in self._values(call.parts[1]) if type(n) is str]
+                objects = self._values(call.parts[0])
+                found += [v for o in objects for n in names for v in peek(o, n)]
+                found += [v for o in objects for v in _held(o)] if not names else []
+                found += [v for default in call.parts[2:] for v in self._values(default)]
+            elif function is vars and len(call.parts) == 1:
+                found += _namespaces(self._values(call.parts[0]))
+            elif function is type and len(call.parts) == 1:
+                found += map(type, self._values(call.parts[0]))
+            elif isinstance(function, weakref.ref):
+                found.append(cast(Any, weakref.ref.__call__(function)))
+            elif _is_unread(function):
+                given = [v for part in call.parts for v in self._values(part)]
+                found += [v for v in given if leads_on(v)]
+                found += [v for v in map(elements, given) for v in v if leads_on(v)]
+        if self._is_made_by_c(call.base):
+            given = [v for part in call.parts for v in self._values(part)]
+            found += [v for o in given for v in (*_held(o), *elements(o)) if leads_on(v)]
+        return found
+
+    def _module(self, symbol: Symbol) -> list[object]:
+        level = next((v for v in self._values(symbol.parts[0]) if type(v) is int), 0)
+        name: str = symbol.key
+        if level:
+            package = self._globals.get("__package__") or ""
+            package = package.rsplit(".", level - 1)[0] if level > 1 else package
+            name = f"{package}.{name}".strip(".")
+        # `import a.b` gives `a`, and `from a.b import c` the module `a.b`.
+        found = [sys.modules.get(name), sys.modules.get(name.partition(".")[0])]
+        return [module for module in found if module is not None]
+
+
+_MADE = ("call", "parts", "either")
+"""Symbols of containers that the code itself makes, or has made."""
+_NOT_OPAQUE = (types.ModuleType, types.FunctionType, type, nn.Module, dict, list, tuple, deque)
+"""What code that is not read is given without reading its attributes one by one."""
+
+
+def _is_unread(function: object) -> bool:
+    """Whether what is called is no Python code that would be seen."""
+    if isinstance(function, types.MethodType):
+        function = function.__func__
+    if isinstance(function, types.FunctionType):
+        return is_machinery(function.__code__.co_filename)
+    if id(function) in _HARMLESS:
+        return False
+    if isinstance(function, type):
+        return id(function) in BUILTIN or function.__module__ in ("itertools", "collections")
+    if isinstance(function, functools.partial):
+        return _is_unread(cast(functools.partial[object], function).func)
+    # An object that C calls: `operator.attrgetter("scale")`.
+    return isinstance(function, _OF_C) or _is_called_by_c(type(function))
+
+
+def _namespaces(values: Iterable[object]) -> list[object]:
+    found = [attributes_of(v) for v in values if not isinstance(v, type | Tensor)]
+    return [namespace for namespace in found if namespace is not None]
+
+
+def _held(value: object) -> Iterable[object]:
+    """What an object's attributes hold, of which any may be read."""
+    return list((attributes_of(value) or {}).values()) if has_attributes(value) else ()
+
+
+def _is_called_by_c(kind: type) -> bool:
+    return isinstance(class_member(kind, "__call__"), types.WrapperDescriptorType)
+
+
+_READS_ALL = frozenset(
+    {"copy", "copyreg", "dataclasses", "inspect", "json", "operator", "pickle", "_pickle", "pprint"}
+)
+"""Modules whose functions read the attributes of whatever they are given."""
+_OF_C = (
+    *(types.BuiltinFunctionType, types.MethodWrapperType),
+    *(types.MethodDescriptorType, types.WrapperDescriptorType),
+)
+
+
+_HARMLESS = set(
+    map(id, (isinstance, issubclass, callable, id, len, type, hasattr, getattr, super, hash))
+)

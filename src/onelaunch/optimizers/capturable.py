@@ -1,0 +1,326 @@
+"""Optimizers that step inside a callable: which can be captured, and how to make them so."""
+
+# What a thread keeps for those that run its backwards has no public name.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from numbers import Real
+from types import FrameType
+from typing import Any, TypeGuard, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from onelaunch.driver.refusals import refuse
+from onelaunch.errors import CaptureError, GraphError, kind_of
+from onelaunch.watch.ledger import Ledger
+
+Stepper = TypeVar("Stepper", bound=Optimizer)
+
+_OUTSIDE = "graph the forward and backward, and call `optimizer.step()` after it"
+_NEVER: dict[str, tuple[str, str]] = {
+    "LBFGS": (
+        "evaluates its closure as often as a line search on the host decides",
+        "graph the closure instead: once before the loop `closure = ol.graph(closure)`, then "
+        "`optimizer.step(closure)`",
+    ),
+    "SparseAdam": (
+        "takes sparse gradients, whose sizes depend on data",
+        "dense gradients (`sparse=False`) and `torch.optim.Adam(..., fused=True)`",
+    ),
+    "Adafactor": ("counts its steps on the host", _OUTSIDE),
+}
+"""Optimizers of torch that no option makes capturable: why, and what to write instead."""
+
+_READS_STEPS = ("Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "Adagrad")
+"""Optimizers that compute with the number of their steps: on the host, without an option."""
+
+_FUSED = ("Adam", "AdamW", "Adagrad")
+"""Those of them with a fused step, which keeps the number on the device; on CUDA not Adagrad's."""
+
+
+def why_not(optimizer: Optimizer) -> tuple[str, str] | None:
+    """What in an optimizer's step a capture cannot repeat, and the line to write; None if nothing.
+
+    Knows the optimizers of torch. For others the capture itself tells.
+    """
+    kind = type(optimizer).__name__
+    if not is_of_torch(optimizer):
+        return None
+    if kind in _NEVER:
+        what, fix = _NEVER[kind]
+        return f"torch.optim.{kind} {what}", fix
+    for group in optimizer.param_groups:
+        host = all(p.device.type == "cpu" for p in group["params"])
+        if group.get("fused") or (group.get("capturable") and not host):
+            continue
+        if kind == "SGD" and isinstance(group["lr"], Tensor):
+            fix = "torch.optim.SGD(..., fused=True), or a number: it may change at each call"
+            return "torch.optim.SGD reads a learning rate that is a tensor on the host", fix
+        if kind in _READS_STEPS or ("capturable" in group and not host):
+            return f"torch.optim.{kind} counts its steps on the host", _line(kind, group)
+    return None
+
+
+def _line(kind: str, group: dict[str, Any]) -> str:
+    where = {p.device.type for p in group["params"]}
+    if "capturable" in group and where != {"cpu"}:
+        option = "capturable=True"
+    elif _fuses(kind, where):
+        option = "fused=True"
+    else:
+        place = "CUDA" if "cuda" in where else "a CPU"
+        return f"on {place} {_OUTSIDE}, or take torch.optim.Adam(..., fused=True)"
+    return f"torch.optim.{kind}(..., {option}), or `ol.capturable(optimizer)` before the first call"
+
+
+def _fuses(kind: str, where: Collection[str]) -> bool:
+    """Whether an optimizer that counts has a fused step on these kinds of devices."""
+    return kind in _FUSED and not (kind == "Adagrad" and "cuda" in where)
+
+
+def refusal(optimizer: Optimizer) -> CaptureError | None:
+    """The error for an optimizer that is about to step in a callable; None if it may."""
+    found = why_not(optimizer)
+    if found is not None:
+        return refuse("OL120", found[0], fix=found[1])
+    if _is_scaled(optimizer):
+        kind = type(optimizer).__name__
+        fix = f"torch.optim.{kind}(..., fused=True)"
+        if "fused" not in optimizer.defaults:
+            fix = "call `scaler.step(optimizer)` after the callable"
+        return refuse("OL121", f"GradScaler.step with torch.optim.{kind}", fix=fix)
+    return None
+
+
+def _is_scaled(optimizer: Optimizer) -> bool:
+    """Whether a GradScaler that steps this optimizer has read on the host whether to."""
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    frame: FrameType | None = _caller()
+    while frame is not None:
+        if frame.f_code is torch.amp.GradScaler._maybe_opt_step.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _caller() -> FrameType | None:
+    return sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+
+
+StepHook = Callable[[Optimizer], None]
+
+
+@contextmanager
+def watching_steps(before: StepHook, after: StepHook | None = None) -> Generator[None]:
+    """Call `before` and `after` around every optimizer step of this thread, and of backwards that
+    it runs: those step in threads of autograd's, where a hook on a parameter has them step."""
+    watch = object()
+
+    def pre(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if watch in _watches():
+            before(optimizer)
+
+    def post(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if after is not None and watch in _watches():
+            after(optimizer)
+
+    watches = _own_watches()
+    watches.append(watch)
+    handles = [register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)]
+    try:
+        yield
+    finally:
+        watches.remove(watch)
+        for handle in handles:
+            handle.remove()
+
+
+_outlasting: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""Those that were seen to outlive a call, though nothing that it reaches leads to them."""
+
+
+def outlasting(passing: Iterable[weakref.ref[Optimizer]]) -> list[Optimizer]:
+    """After a run: those that outlive it, of some that it stepped and did not reach before.
+
+    An optimizer is in a cycle with itself, so that one which was dropped takes a collection, 0.1 s
+    of it.
+    """
+    gc.collect()
+    found = [optimizer for optimizer in (ref() for ref in passing) if optimizer is not None]
+    _outlasting.update(found)
+    return found
+
+
+def lasting(reached: Collection[int]) -> Callable[[Optimizer], bool]:
+    """Whether an optimizer outlives the call, as far as that is known before: the ids of those that
+    it reaches."""
+    return lambda optimizer: id(optimizer) in reached or optimizer in _outlasting
+
+
+def noting_steps(ledger: Ledger) -> AbstractContextManager[None]:
+    """Around a run: tell its ledger of the optimizers that step and that outlive it."""
+    lasts = lasting(ledger.optimizers)
+
+    def before(optimizer: Optimizer) -> None:
+        ledger.steps += lasts(optimizer)
+
+    def after(optimizer: Optimizer) -> None:
+        ledger.steps -= lasts(optimizer)
+
+    return watching_steps(before, after)
+
+
+_WATCHES = "onelaunch.optimizers.capturable.watching_steps"
+
+
+_kept: list[list[object]] = []
+"""Those of every thread, each twice: torch 2.11 takes no reference to what it keeps for a thread,
+and gives one back as the thread ends."""
+
+
+def _watches() -> Sequence[object]:
+    """The contexts that this thread is in, or the one whose backward it runs: of what a thread of
+    Python has, autograd brings its modes along, and what is kept under such a name."""
+    return torch._C._get_obj_in_tls(_WATCHES) if torch._C._is_key_in_tls(_WATCHES) else ()
+
+
+def _own_watches() -> list[object]:
+    """`_watches` of a thread that is no engine's, to add to."""
+    if not torch._C._is_key_in_tls(_WATCHES):
+        made: list[object] = []
+        _kept.extend((made, made))
+        torch._C._stash_obj_in_tls(_WATCHES, made)
+    return torch._C._get_obj_in_tls(_WATCHES)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether this is a number of Python or of numpy, and no flag."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_of_torch(optimizer: Optimizer) -> bool:
+    """Whether its step is torch's own."""
+    return type(optimizer).__module__.startswith("torch.optim")
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """What an optimizer steps."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def settle(optimizer: Optimizer) -> None:
+    """Tell torch not to warn that a capturable optimizer steps in a warm-up, uncaptured."""
+    vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True
+
+
+class Options:
+    """The options of optimizers that are constants of a recording, watched for changes.
+
+    Args:
+        optimizers: those that step in the recorded call.
+        turned: (id of a group, key) of what each call reads.
+    """
+
+    def __init__(
+        self, optimizers: Sequence[Optimizer], turned: Collection[tuple[int, object]]
+    ) -> None:
+        self._groups = [(type(o).__name__, group) for o in optimizers for group in o.param_groups]
+        self._turned = turned
+        self._values = self._read()
+        self._changes = 0
+
+    def _read(self) -> dict[tuple[int, str, str], object]:
+        return {
+            (id(group), key, kind): value
+            for kind, group in self._groups
+            for key, value in group.items()
+            if (id(group), key) not in self._turned and (is_number(value) or type(value) is tuple)
+        }
+
+    def restless(self) -> str | None:
+        """The name of an option that changed before this call and before the last, or None.
+
+        To be asked at each call that no recording fits.
+        """
+        now = self._read()
+        changed = [place for place, value in now.items() if self._values.get(place) != value]
+        self._values = now
+        self._changes = self._changes + 1 if changed else 0
+        if self._changes < 2:
+            return None
+        _, key, kind = changed[0]
+        return f"`{key}` of {kind}"
+
+
+def capturable(optimizer: Stepper) -> Stepper:
+    """Make an optimizer of torch capturable, in place: its options, and the state that it has.
+
+    On an accelerator: `capturable=True` in every group that knows it (Adagrad does not, and is
+    refused on CUDA), and the state and a tensor learning rate moved from the host to the
+    parameters' device. On a CPU `fused=True`. SGD, Muon, and whatever can be captured already, stay
+    as they are. The values of the state do not change; the steps that follow are those of the new
+    options, whose results may differ from the old ones' in the last bits.
+
+    Args:
+        optimizer: with or without state.
+
+    Returns:
+        `optimizer` itself.
+
+    Raises:
+        CaptureError: OL120, no option makes this optimizer capturable.
+        GraphError: OL401, not an optimizer.
+
+    Example:
+        >>> import torch, onelaunch as ol
+        >>> layer = torch.nn.Linear(2, 2)
+        >>> optimizer = ol.capturable(torch.optim.Adam(layer.parameters()))
+        >>> optimizer.param_groups[0]["fused"]  # on a CPU
+        True
+    """
+    if not isinstance(optimizer, Optimizer):
+        what = f"expected an optimizer, got {kind_of(optimizer)}"
+        raise GraphError("OL401", what, fix="ol.capturable(torch.optim.Adam(...))")
+    kind = type(optimizer).__name__
+    if kind in _NEVER:
+        what, fix = _NEVER[kind]
+        raise CaptureError("OL120", f"torch.optim.{kind} {what}", fix=fix)
+    for group in optimizer.param_groups:
+        _convert(optimizer, kind, group)
+    refused = why_not(optimizer)
+    if refused is not None:
+        raise CaptureError("OL120", refused[0], fix=refused[1])
+    settle(optimizer)
+    return optimizer
+
+
+def _convert(optimizer: Optimizer, kind: str, group: dict[str, Any]) -> None:
+    where = {p.device.type for p in group["params"]}
+    if where <= {"cpu"} or kind == "Adagrad":
+        if _fuses(kind, where) and not group.get("fused"):
+            group["fused"], group["foreach"] = True, None
+            optimizer.defaults.update(fused=True, foreach=None)
+            vars(optimizer)["_step_supports_amp_scaling"] = kind != "Adagrad"
+    elif "capturable" in group:
+        group["capturable"] = optimizer.defaults["capturable"] = True
+    lr = group.get("lr")
+    for p in group["params"]:
+        if isinstance(lr, Tensor) and lr.device != p.device:
+            group["lr"] = lr = lr.to(p.device)
+        state = optimizer.state.get(p, {})
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.device != p.device:
+                state[key] = value.to(p.device)

@@ -1,0 +1,376 @@
+"""Which numbers of an optimizer a recording can turn, tried on parameters of a few elements."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from onelaunch.driver.protocol import Capture, Doubtful, Doubts, Driver, Graph, Pool
+from onelaunch.driver.select import preserved_random_state
+from onelaunch.errors import CaptureError
+from onelaunch.optimizers.capturable import is_of_torch, parameters_of, settle
+from onelaunch.optimizers.scalars import Dials, Reached, dials
+from onelaunch.optimizers.steps import Place, Steps, every_key, keys_read, places_of
+from onelaunch.optimizers.traced_float import unmistakable
+from onelaunch.state.walk import Walk
+
+_SEEDS = 4
+"""Sets of stand-ins that are tried: one may look like half an address, or like another number."""
+
+_ELEMENTS = 4096
+_LARGEST = 4
+"""Elements of a parameter of a trial; along each dimension where it has more."""
+
+_FAR = 0.61
+"""What the numbers of a trial are turned by: as far as a result must show it, a sign too."""
+
+
+def _has_places(steps: Steps, optimizer: Optimizer) -> bool:
+    groups = {id(group) for group in optimizer.param_groups}
+    return any(group in groups for group, _, _ in steps.places)
+
+
+@dataclass(slots=True)
+class _Doubted:
+    """Places that were in doubt, and those that are no more, because two stand-ins were there."""
+
+    seen: Doubts = frozenset()
+    believed: Doubts = frozenset()
+
+    def add(self, doubt: Doubtful) -> None:
+        self.believed |= self.seen & doubt.places
+        self.seen = doubt.places
+
+
+@dataclass(slots=True)
+class Turnable:
+    """Which numbers a recording's optimizers can turn, kept from one attempt to the next."""
+
+    known: dict[int, tuple[frozenset[str], Reached]] = field(default_factory=lambda: cast(Any, {}))
+    """id of an optimizer -> see `constants`."""
+    seed: int = 0
+    """Of the numbers that stand in for the optimizers'."""
+    _held: dict[int, Optimizer] = field(default_factory=lambda: cast(Any, {}))
+    """Those that are known, so that no other takes an id."""
+    _before: Steps | None = None
+    """Of the capture before, while that is to be told."""
+    _doubts: _Doubted = field(default_factory=lambda: _Doubted())
+
+    def kept(self, before: Walk) -> Callable[[Optimizer], frozenset[str]]:
+        """For each optimizer the keys whose numbers stay constants, as far as it is known."""
+
+        def kept(optimizer: Optimizer) -> frozenset[str]:
+            known = self.known.get(id(optimizer))
+            return keys_read(before, optimizer) if known is None else known[0]
+
+        return kept
+
+    def turned(
+        self, driver: Driver, device: torch.device, pool: Pool, steps: Steps, graph: Graph
+    ) -> Dials | None:
+        """What turns the numbers of the optimizers that stepped; None if the capture is to be
+        repeated, because some of them turned out to be constants."""
+        if not steps.places:
+            return Dials.none()
+        agree = True
+        for optimizer in steps.optimizers:
+            if id(optimizer) not in self.known:
+                kept = steps.kept(optimizer)
+                stepped = steps.stepped[id(optimizer)]
+                found = constants(driver, device, pool, optimizer, stepped, kept, self.seed)
+                self._learn(optimizer, *found)
+                agree = agree and found[0] == kept
+        if not agree:
+            return None
+        turned = None
+        try:
+            turned = dials(steps, graph, self._doubts.believed)
+        except Doubtful as doubt:
+            self._doubts.add(doubt)
+        if turned is not None and turned.current():
+            known = [(o, self.known[id(o)][1]) for o in steps.optimizers]
+            if all(expected <= turned.reached((o,)) for o, expected in known):
+                return turned if self._seen_twice(steps) else None
+        self.seed += 1
+        if self.seed < _SEEDS:
+            return None
+        for optimizer in steps.optimizers:
+            self._learn(optimizer, every_key(optimizer))
+        return None
+
+    def _learn(
+        self, optimizer: Optimizer, constants: frozenset[str], reached: Reached = frozenset()
+    ) -> None:
+        self.known[id(optimizer)] = constants, reached
+        self._held[id(optimizer)] = optimizer
+
+    def _seen_twice(self, steps: Steps) -> bool:
+        """Whether the numbers of optimizers that are not torch's are all known to the step: two
+        captures tell. Where they are not, they are constants from now on."""
+        own = [o for o in steps.optimizers if not is_of_torch(o) and _has_places(steps, o)]
+        if not own or (self._before is not None and self._before.agree(steps)):
+            return True
+        if self._before is not None:
+            for optimizer in own:
+                self._learn(optimizer, every_key(optimizer))
+        self._before = None if self._before else steps
+        self.seed += 1
+        return False
+
+
+def constants(
+    driver: Driver,
+    device: torch.device,
+    pool: Pool,
+    optimizer: Optimizer,
+    stepped: Sequence[Tensor],
+    kept: Collection[str],
+    seed: int = 0,
+) -> tuple[frozenset[str], Reached]:
+    """The keys, `kept` among them, whose numbers a recording of such an optimizer cannot turn; and
+    where the others are in its groups.
+
+    The others were tried: a recorded step of a small optimizer of this kind, its numbers turned, is
+    eager's bit for bit. It is not where the step computes with a number in ways that cannot be
+    followed (`math.sqrt`, a tensor made of one). Where the class is not torch's, some kernel must
+    hold each number that the step reads, too. Costs a small capture, and one more for each key
+    where not all can be turned.
+    """
+    keys = {place.key for group in optimizer.param_groups for place in places_of(group, kept)}
+    reads, cuda = _Reads(), device.type == "cuda"
+
+    def tried(without: Collection[str]) -> Reached | None:
+        doubts = _Doubted()
+        for copied in (False, True):  # some make their state where they are made
+            for more in range(_SEEDS):
+                steps = Steps(lambda _: frozenset({*kept, *without}), cuda, seed + more)
+                try:
+                    trial = _miniature(optimizer, stepped, device, reads, copied)
+                    with preserved_random_state(device):
+                        return _proven(driver, device, pool, trial, steps, reads, doubts.believed)
+                except CaptureError:
+                    return None
+                except Doubtful as doubt:
+                    doubts.add(doubt)
+                except Exception:  # noqa: BLE001  the class may take no parameters but its own
+                    break
+        return None
+
+    left: set[str] = set()
+    reached = tried(())
+    if reached is None:
+        left = {key for key in keys if tried(keys - {key}) is None}
+        reached = tried(left)
+    if reached is None:
+        return frozenset({*kept, *keys}), frozenset()
+    if not is_of_torch(optimizer):
+        # A result may hide what a number does, as a sign does.
+        counted = {id(p) for p in stepped}
+        left |= {
+            place.key
+            for i, group in enumerate(optimizer.param_groups)
+            if any(id(p) in counted for p in group["params"])
+            for place in places_of(group, {*kept, *left})
+            if (i, place.key) in reads.keys and (i, place.key, place.item) not in reached
+        }
+    return frozenset({*kept, *left}), frozenset(at for at in reached if at[1] not in left)
+
+
+@dataclass(slots=True)
+class _Reads:
+    """What the step of a trial reads of its groups: (number of the group, key)."""
+
+    keys: set[tuple[int, str]] = field(default_factory=lambda: cast(Any, set()))
+    stepping: bool = False
+
+    def step(self, trial: Optimizer) -> None:
+        self.stepping = True
+        try:
+            trial.step()
+        finally:
+            self.stepping = False
+
+
+class _Noting(dict[str, Any]):
+    """A group of a trial that notes what its step reads."""
+
+    def __init__(self, group: dict[str, Any], index: int, reads: _Reads) -> None:
+        super().__init__(group)
+        self._reads, self._index = reads, index
+
+    def _note(self, key: str) -> None:
+        if self._reads.stepping:
+            self._reads.keys.add((self._index, key))
+
+    def __getitem__(self, key: str) -> Any:
+        self._note(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._note(key)
+        return super().get(key, default)
+
+    def __iter__(self) -> Iterator[str]:
+        for key in super().__iter__():
+            self._note(key)
+            yield key
+
+    def keys(self) -> Any:
+        return [*self]
+
+    def values(self) -> Any:
+        return [self[key] for key in self]
+
+    def items(self) -> Any:
+        return [(key, self[key]) for key in self]
+
+
+def _proven(
+    driver: Driver,
+    device: torch.device,
+    pool: Pool,
+    trial: Optimizer,
+    steps: Steps,
+    reads: _Reads,
+    believed: Doubts,
+) -> Reached | None:
+    settle(trial)
+
+    def twice() -> None:
+        reads.step(trial)
+        reads.step(trial)
+
+    driver.warmup(twice, device)
+    tensors = _tensors(trial)
+    saved = [t.detach().clone() for t in tensors]
+
+    def body(capture: Capture) -> None:
+        steps.before(trial)
+        try:
+            reads.step(trial)
+        finally:
+            steps.restore()
+
+    graph, _ = driver.capture(body, pool)
+    try:
+        found = dials(steps, graph, believed)
+        if found is None or not _turn(found, [place for place, _ in steps.places.values()]):
+            return None
+        graph.launch((), ())
+        turned = [t.detach().clone() for t in tensors]
+        _put_back(tensors, saved)
+        driver.warmup(trial.step, device)
+        return found.reached((trial,)) if all(map(_same, turned, tensors)) else None
+    finally:
+        graph.reset()
+
+
+def _turn(dials: Dials, places: Sequence[Place]) -> bool:
+    """Give a trial other numbers, as far from its own as lets the step take the same way."""
+    numbers, generator = [float(place.read()) for place in places], random.Random(2)
+    for times in (_FAR, 1):
+        for place, number in zip(places, numbers, strict=True):
+            _write(place, unmistakable(times * number, generator))
+        if dials.current():
+            return True
+    return False
+
+
+def _miniature(
+    optimizer: Optimizer,
+    stepped: Sequence[Tensor],
+    device: torch.device,
+    reads: _Reads,
+    copied: bool,
+) -> Optimizer:
+    """An optimizer of the same class and options over parameters of its own, like those of
+    `stepped`: by now the callable may have dropped their gradients.
+
+    Args:
+        copied: with a state like that of the optimizer, instead of none.
+    """
+    counted = {id(p) for p in stepped}
+    trial = object.__new__(type(optimizer))
+    kept = {"param_groups", "state"}
+    vars(trial).update({k: v if k in kept else _own(v) for k, v in vars(optimizer).items()})
+    vars(trial).pop("step", None)  # a scheduler's wrapper, bound to the original
+    for name, value in vars(optimizer).items():
+        if name.endswith("_hooks"):
+            vars(trial)[name] = type(value)()
+    vars(trial)["state"] = defaultdict(dict)
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def like(t: Tensor) -> torch.nn.Parameter:
+        made = torch.nn.Parameter(_random(t, generator).to(device))
+        made.grad = _random(t, generator).to(device)
+        return made
+
+    groups: list[dict[str, Any]] = []
+    for index, group in enumerate(optimizer.param_groups):
+        kinds = {(p.dtype, p.dim()): p for p in group["params"] if id(p) in counted}
+        made = [like(p) for p in kinds.values()]
+        others = {key: _own(value) for key, value in group.items() if key != "params"}
+        groups.append(_Noting({**others, "params": made}, index, reads))
+        for p, parameter in zip(kinds.values(), made, strict=True) if copied else ():
+            for key, value in optimizer.state.get(p, {}).items():
+                part = _part(value) if isinstance(value, Tensor) else copy.deepcopy(value)
+                cast(Any, trial).state[parameter][key] = part
+    vars(trial)["param_groups"] = groups
+    return trial
+
+
+def _own(value: Any) -> Any:
+    """Tensors apart from the optimizer's, which the trial would write."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) in (list, tuple):
+        return type(value)(map(_own, value))
+    if type(value) is dict:
+        return {key: _own(part) for key, part in cast(dict[Any, Any], value).items()}
+    return value
+
+
+def _shape(t: Tensor) -> list[int]:
+    return list(t.shape) if t.numel() <= _ELEMENTS else [min(n, _LARGEST) for n in t.shape]
+
+
+def _part(t: Tensor) -> Tensor:
+    return t.detach()[tuple(slice(0, n) for n in _shape(t))].clone()
+
+
+def _random(t: Tensor, generator: torch.Generator) -> Tensor:
+    shape = _shape(t)
+    return torch.randn(shape, generator=generator, device="cpu").to(t.dtype)
+
+
+def _tensors(optimizer: Optimizer) -> list[Tensor]:
+    params = parameters_of(optimizer)
+    states = [s for p in params for s in optimizer.state[p].values() if isinstance(s, Tensor)]
+    return [*params, *states, *(p.grad for p in params if p.grad is not None)]
+
+
+def _put_back(tensors: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for t, before in zip(tensors, saved, strict=True):
+            t.copy_(before)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.equal(a.detach().cpu(), b.detach().cpu()))
+
+
+def _write(place: Place, value: float) -> None:
+    if place.item is None:
+        place.group[place.key] = value
+    else:
+        parts = list(place.group[place.key])
+        parts[place.item] = value
+        place.group[place.key] = tuple(parts)

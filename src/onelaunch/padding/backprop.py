@@ -1,0 +1,58 @@
+"""A callable with its backward, to show what padding does to gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.autograd.proxies import CapturedGraph
+from onelaunch.call.tree import flatten
+from onelaunch.capture.io_plan import unique
+
+
+class Backprop:
+    """The gradients that a callable's real rows send back, as its result.
+
+    The first call is at the real size: later ones send back the same from the rows that it had, and
+    0 from all others.
+
+    Args:
+        fn: the callable.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+        self._shapes: list[torch.Size] = []
+        self._parameters: list[Tensor] | None = None
+        self.inputs: list[Tensor] = []
+        """The arguments that the next call is to find gradients of."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+        with torch.enable_grad():
+            results = flatten(self._fn(*args, **kwargs), "result", objects=True).tensors
+            roots = [t for t in results if t.requires_grad]
+            if self._parameters is None:
+                self._shapes = [t.shape for t in roots]
+                given = {id(t) for t in self.inputs}
+                self._parameters = [
+                    t for t in unique(CapturedGraph(roots).leaves) if id(t) not in given
+                ]
+            wanted = [*self.inputs, *self._parameters]
+            if not roots or not wanted:
+                return []
+            sent = [
+                _sent(t, s, i) for i, (t, s) in enumerate(zip(roots, self._shapes, strict=True))
+            ]
+            return list(torch.autograd.grad(roots, wanted, sent, materialize_grads=True))
+
+
+def _sent(t: Tensor, real: torch.Size, seed: int) -> Tensor:
+    """What a result is given to send back: random numbers for its real rows."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    random = torch.randn(real, generator=generator, device="cpu").to(t.device, t.dtype)
+    sent = torch.zeros_like(t)
+    sent[tuple(slice(0, n) for n in real)] = random
+    return sent

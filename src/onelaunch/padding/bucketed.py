@@ -1,0 +1,399 @@
+"""`graph(f, buckets=...)`: one recording for each bucket, for calls of all sizes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from threading import get_ident
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+
+from onelaunch.autograd.pair import packing
+from onelaunch.call.ambient import surrounded
+from onelaunch.call.spec import CallSpec
+from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
+from onelaunch.capture.dry_run import Rehearsal
+from onelaunch.capture.io_plan import Unfit
+from onelaunch.capture.recording import Bucket, Captured
+from onelaunch.driver.protocol import Driver, Padded, Varying
+from onelaunch.errors import GraphError, ReplayError
+from onelaunch.padding.chunks import Pieces, joined, pieces
+from onelaunch.padding.compare import Known
+from onelaunch.padding.pad import (
+    Follow,
+    Proof,
+    Request,
+    check_named,
+    parameters,
+    request,
+    resized,
+    varying,
+)
+from onelaunch.padding.padded_call import Job, Way, reader, refuse_shared, unread
+from onelaunch.padding.proof import prove
+from onelaunch.replay.call_path import MISS
+from onelaunch.runtime.graphed import Graphed
+from onelaunch.runtime.options import Options
+from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.signature import Overlaps, foreign
+from onelaunch.runtime.stats import GraphStats
+from onelaunch.runtime.table import Attempt, Entry
+from onelaunch.sizes.buckets import Buckets, Sizes, histogram, padding, rows, shown, volume
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def graphed(
+    fn: Callable[P, R],
+    options: Options,
+    pool: Pool | None = None,
+    root: tuple[str, object] | None = None,
+) -> Graphed[P, R]:
+    """The graphed callable for these options."""
+    return (Graphed if options.buckets is None else Bucketed)(fn, options, pool, root)
+
+
+@dataclass(slots=True)
+class Calls:
+    """How many calls had one size: those of callers, and pieces of larger ones."""
+
+    made: int = 0
+    pieces: int = 0
+
+
+class Bucketed(Graphed[P, R]):
+    """A callable with one recording for each bucket of sizes. Made by `graph`.
+
+    A call runs at the smallest bucket that holds it: its arguments grow to that size, and of its
+    results the real rows are returned. The first calls of a bucket run eagerly at their own size.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        options: Options,
+        pool: Pool | None = None,
+        root: tuple[str, object] | None = None,
+    ) -> None:
+        assert options.buckets is not None
+        count = volume(tuple(len(sizes) for sizes in options.buckets.sizes))
+        most = max(options.max_recordings, count)
+        super().__init__(fn, replace(options, max_recordings=most), pool, root)
+        self._buckets: Buckets = options.buckets
+        check_named(self._buckets, fn, self._name)
+        self._names = parameters(fn)
+        self._by_size: dict[Sizes, Calls] = {}
+        self._ways: dict[Sizes, tuple[Calls, list[Callable[..., Any]]]] = {}
+        self._indexed: object = None
+        self._read_sizes: Callable[..., Sizes] = unread
+        self._job: Job | None = None
+        self._raises = options.on_refusal == "raise"
+        self._pieces = Pieces(self._buckets, self._callee, 4 * most, self._raises)
+        self._known = Known()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if surrounded():
+            return self.fn(*args, **kwargs)
+        if self._indexed is self._entries:
+            try:
+                way = self._ways.get(self._read_sizes(args, kwargs))
+            except (LookupError, AttributeError, TypeError):  # a call of another form
+                way = None
+            if way is not None:
+                for call in way[1]:
+                    result = call(args, kwargs)
+                    if result is not MISS:
+                        way[0].made += 1
+                        return result
+        return self._miss(args, kwargs)
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        flat = flatten_call(args, kwargs)
+        driver, device = self._callee.where(flat)
+        if driver.capturing() or foreign(flat.tensors) is not None or packing():
+            return self.fn(*args, **kwargs)
+        try:
+            call = request(self._buckets, flat, self._names)
+        except GraphError as error:
+            if self._raises or error.code != "OL402":
+                raise
+            return self._unbucketed(error, args, kwargs)
+        self._count(call.sizes).made += 1
+        bucket = self._buckets.choose(call.sizes)
+        if 0 in call.sizes:
+            self._counts.eager_calls += 1
+            return self.fn(*args, **kwargs)
+        if bucket is None:
+            return self._above(driver, device, call, flat, args, kwargs)
+        with driver.exclusive():
+            for path in self._paths(bucket):  # recorded by another thread in the meantime?
+                result = path(args, kwargs)
+                if result is not MISS:
+                    self._index(call, flat)
+                    return result
+            before, self._job = self._job, Job(call, flat, bucket)
+            try:
+                result = self._advance(driver, device, self._job.padded(), args, kwargs)
+            finally:
+                self._job = before
+            if result is MISS:
+                self._enter_eager()
+        return self._eager(args, kwargs) if result is MISS else result
+
+    def _count(self, sizes: Sizes) -> Calls:
+        return self._by_size.setdefault(sizes, Calls())
+
+    def _index(self, call: Request, flat: Flat) -> None:
+        """Let calls of these sizes find their recordings without being taken apart."""
+        entries = self._entries
+        if self._indexed is not entries:
+            self._ways, self._indexed = {}, entries
+            self._read_sizes = reader(call, flat)
+        bucket = self._buckets.choose(call.sizes)
+        assert bucket is not None
+        ways = self._paths(bucket)
+        if self.options.policy == "always":  # a recording on trial changes its call path
+            self._ways[call.sizes] = self._count(call.sizes), ways
+
+    def _paths(self, bucket: Sizes) -> list[Callable[..., Any]]:
+        """The call paths of a bucket's recordings: those that take arguments as they are first."""
+        entries = [e for e in self._entries if _serves(e, bucket)]
+        others = [e.captured.bucket.way for e in entries if e.captured.bucket is not None]
+        return [*(e.call for e in entries), *(way for way in others if way is not None)]
+
+    def _above(
+        self,
+        driver: Driver,
+        device: torch.device,
+        call: Request,
+        flat: Flat,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> R:
+        """A call above the largest bucket."""
+        size, largest = shown(call.sizes), shown(self._buckets.largest)
+        what = f"`{self._name}` was called with size {size}, above {largest}"
+        if self._buckets.overflow == "error":
+            raise ReplayError("OL210", what)
+        places = [
+            i
+            for i, (n, b) in enumerate(zip(call.sizes, self._buckets.largest, strict=True))
+            if n > b
+        ]
+        fix = None
+        if self._buckets.overflow == "chunk" and len(places) > 1:
+            dims = " and ".join(str(self._buckets.dim[place]) for place in places)
+            fix = f"add a larger size: pieces are cut along one dimension, and {dims} are above"
+        elif self._buckets.overflow == "chunk":
+            with driver.exclusive():
+                proof = self._pieces.proof(driver, device, call, flat, places[0])
+            if isinstance(proof, Proof):
+                return self._in_pieces(proof, call, flat, places[0])
+            if proof is not None:
+                return self._unbucketed(proof, args, kwargs)
+            what = f"{what}, with more than {len(self._pieces)} signatures"
+            fix = "add a larger size, or pass the varying value as a tensor"
+        return self._unbucketed(GraphError("OL310", what, fix=fix), args, kwargs)
+
+    def _unbucketed(self, error: GraphError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Run a call that no bucket serves as it is, with a warning."""
+        self._warn(error.code, error.warning("such calls run eagerly"))
+        self._counts.eager_calls += 1
+        return self.fn(*args, **kwargs)
+
+    def _in_pieces(self, proof: Proof, call: Request, flat: Flat, place: int) -> R:
+        """The call in pieces of the largest bucket, and the results put together."""
+        parts: list[Flat] = []
+        for sizes, args, kwargs in pieces(call, flat, place, self._buckets.largest[place]):
+            part = cast(Any, self)(*args, **kwargs)
+            counted = self._count(sizes)
+            counted.made, counted.pieces = counted.made - 1, counted.pieces + 1
+            parts.append(flatten(part, "result", objects=True))
+        return joined(parts, proof, place)
+
+    # What `Graphed` asks on the way to a recording.
+
+    def _rehearse(self, attempt: Attempt, then: Callable[[Any], object]) -> None:
+        """Warm up without a call: by the runs of the proof, where they show all that is wanted."""
+        job = self._job
+        assert job is not None
+        exact = self._buckets.smallest(job.bucket) == job.bucket  # which nothing has to be shown of
+        if exact or self._pool.max_bytes or self.options.compile or torch.is_grad_enabled():
+            super()._rehearse(attempt, then)
+            return
+        self._prove(attempt, job)
+        attempt.signature.threads.add(get_ident())
+
+    def _prove(self, attempt: Attempt, job: Job) -> None:
+        rehearsal = Rehearsal(
+            attempt.driver, attempt.device, self._run, attempt.reached, job.flat.tree, job.ahead
+        )
+        forward = attempt.signature.forward
+        job.proof = prove(
+            rehearsal, self._buckets, job.call, job.flat, job.bucket, self._known, forward
+        )
+        job.proven = True
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        """The callable, for a proof: the first of its runs tells what it reads."""
+        run = functools.partial(self.fn, *args, **kwargs)
+        return self._callee.watched(run)() if self._callee.reads is None else run()
+
+    def _record(self, attempt: Attempt) -> Entry | None:
+        job, signature = self._job, attempt.signature
+        assert job is not None
+        if not job.proven:
+            self._prove(attempt, job)
+        refuse_shared(job.proof, job.flat)
+        # Autograd has to see the padding and the cut: its node is of the bucket's size.
+        job.varying = {} if signature.forward else self._grown_inside(attempt, job)
+        try:
+            return super()._record(attempt)
+        except Unfit:
+            job.varying = {}
+            return super()._record(attempt)
+
+    def _grown_inside(self, attempt: Attempt, job: Job) -> dict[int, Varying]:
+        """How the recording takes each padded argument from the caller's memory; none where it
+        cannot, and torch's operations pad before it."""
+        driver, device, tensors = attempt.driver, attempt.device, job.padded().tensors
+        wanted = {
+            index: varying(t, how)
+            for index, (t, how) in enumerate(zip(tensors, job.call.padded, strict=True))
+            if how is not None
+        }
+        fitting = {index: v for index, v in wanted.items() if v is not None}
+        least = self._buckets.smallest(job.bucket)
+        if (
+            len(fitting) < len(wanted)
+            or least == job.bucket
+            or job.proof.written
+            or self.options.inputs == "rebind"
+            or any(t.requires_grad for t in tensors)
+            or Overlaps(driver)(*(t for t in tensors if t.device.type == device.type))
+            or not driver.varies(device)
+        ):
+            return {}
+        return fitting
+
+    def _varying_arguments(self) -> dict[int, Varying]:
+        assert self._job is not None
+        return self._job.varying
+
+    def _followed(self) -> Sequence[tuple[Follow, ...]]:
+        assert self._job is not None
+        return self._job.proof.follows if self._job.varying else ()
+
+    def _call_of(
+        self, captured: Captured, spec: CallSpec, instead: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
+        job = self._job
+        assert job is not None
+        least = self._buckets.smallest(job.bucket)
+        places = {index: _places(job.call.padded[index]) for index in job.varying}
+        captured.bucket = Bucket(job.bucket, least, places)
+        call = super()._call_of(captured, spec, instead)
+        if least == job.bucket:
+            return call
+        way = Way(call, self._buckets, self._names, job)
+        captured.bucket.way = way if job.varying else None
+        return call if job.varying else way
+
+    def _alike(self) -> Sequence[Any]:
+        assert self._job is not None
+        bucket = self._job.bucket
+        return [entry for entry in self._entries if _serves(entry, bucket)]
+
+    # What users ask of it.
+
+    def capture(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Record the bucket of this call ahead of time; see `Graphed.capture`.
+
+        Raises:
+            ReplayError: OL210, the call is larger than every bucket.
+            CaptureError: it cannot be captured; OL140 where padding would change a result.
+        """
+        flat = flatten_call(args, kwargs)
+        driver, _ = self._callee.where(flat)
+        call = request(self._buckets, flat, self._names)
+        bucket = self._buckets.choose(call.sizes)
+        if bucket is None or 0 in call.sizes:
+            raise ReplayError("OL210", f"no bucket for size {shown(call.sizes)}")
+        with driver.exclusive():
+            before, self._job = self._job, Job(call, flat, bucket, ahead=True)
+            try:
+                args, kwargs = unflatten(flat.tree, self._job.padded().tensors)
+                super().capture(*args, **kwargs)
+            finally:
+                self._job = before
+
+    def capture_all(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Record every bucket ahead of time, the largest first, so that one pool serves them best.
+
+        Args:
+            args, kwargs: an example of a call, of any size but 0; its rows are repeated as needed.
+
+        Shows a progress bar with the seconds and bytes so far where there is a terminal. Costs for
+        each bucket the capture and two runs, at its smallest size and its own, which show that
+        padding changes nothing; two more for the first, and one to warm up in grad mode, with
+        `compile`, or in a pool with `max_bytes`.
+        """
+        flat = flatten_call(args, kwargs)
+        call = request(self._buckets, flat, self._names)
+        if 0 in call.sizes:
+            raise GraphError("OL401", "the example has no rows", fix="one of 1 row or more")
+        every = list(self._buckets.largest_first())
+        # 0.1 s to import, for whoever asks for a progress bar.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        started = time.perf_counter()
+        progress = Progress(*columns, console=console)
+        # Where nothing is shown, rich leaves an empty line.
+        with progress if console.is_terminal else contextlib.nullcontext():
+            task = progress.add_task(self._name, total=len(every))
+            for bucket in every:
+                tensors = [
+                    t if how is None else resized(t, how, bucket)
+                    for t, how in zip(flat.tensors, call.padded, strict=True)
+                ]
+                some, named = unflatten(flat.tree, tensors)
+                cast(Any, self).capture(*some, **named)
+                if not progress.disable:  # the bytes cost a walk over the allocator's blocks
+                    seconds, size = time.perf_counter() - started, self.memory_bytes
+                    text = f"{self._name}: {seconds:.1f} s, {size / 1e6:.1f} MB"
+                    progress.update(task, advance=1, description=text)
+
+    def stats(self) -> GraphStats:
+        """What the recordings hold, what the calls were, and which sizes they had."""
+        counts = list(self._by_size.items())
+        made = {sizes: count.made for sizes, count in counts}
+        run = {sizes: count.made + count.pieces for sizes, count in counts}
+        share, (_, computed) = padding(self._buckets, run), rows(self._buckets, run)
+        found = super().stats()
+        return replace(found, sizes=histogram(made), padding=share, bucket_rows=computed)
+
+    def reset(self) -> None:
+        """Free every recording and forget every signature and count; see `Graphed.reset`."""
+        super().reset()
+        self._by_size.clear()
+        self._pieces.clear()
+        self._ways, self._indexed = {}, None
+
+
+def _serves(entry: Any, bucket: Sizes) -> bool:
+    served = entry.captured.bucket
+    return served is not None and served.sizes == bucket
+
+
+def _places(how: Padded | None) -> tuple[int, ...]:
+    """The bucketed dimensions that those of an argument follow, in the argument's order."""
+    assert how is not None
+    return tuple(place for _, place in sorted(zip(how.dims, how.places, strict=True)))

@@ -1,0 +1,113 @@
+"""A call above the largest bucket, in pieces of that size."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.call.spec import CallSpec
+from onelaunch.call.tree import Flat, is_plain, unflatten
+from onelaunch.capture.callee import Callee
+from onelaunch.capture.dry_run import Rehearsal
+from onelaunch.driver.protocol import Driver, Padded
+from onelaunch.errors import CaptureError
+from onelaunch.padding.pad import Proof, Request, each_once, resized
+from onelaunch.padding.proof import prove_pieces
+from onelaunch.runtime.signature import spec_of
+from onelaunch.sizes.buckets import Buckets, Sizes
+from onelaunch.state.guard import StateGuard
+from onelaunch.state.walk import Walk
+
+
+class Pieces:
+    """What is known of calls in pieces, by their signatures.
+
+    Args:
+        most: for so many signatures it is found out.
+        raises: whether a refusal is raised, and sought anew at the next call; or kept.
+    """
+
+    def __init__(self, buckets: Buckets, callee: Callee, most: int, raises: bool) -> None:
+        self._buckets = buckets
+        self._callee = callee
+        self._most = most
+        self._raises = raises
+        self._proofs: dict[CallSpec, tuple[StateGuard, Proof | CaptureError]] = {}
+
+    def __len__(self) -> int:
+        return len(self._proofs)
+
+    def clear(self) -> None:
+        """Forget every signature."""
+        self._proofs.clear()
+
+    def proof(
+        self, driver: Driver, device: torch.device, call: Request, flat: Flat, place: int
+    ) -> Proof | CaptureError | None:
+        """That a call may be cut into pieces along the bucketed dimension number `place`, or why it
+        may not; None where there are too many signatures to find out.
+
+        Raises:
+            CaptureError: OL140, it may not.
+        """
+        largest = self._buckets.largest
+        example = [
+            t if how is None else resized(t, how, largest)
+            for t, how in zip(flat.tensors, call.padded, strict=True)
+        ]
+        spec = spec_of(driver, flat._replace(tensors=example), device)
+        guard, known = self._proofs.get(spec, (None, None))
+        if guard is not None and guard.check():
+            return known
+        if guard is None and len(self._proofs) >= self._most:
+            return None
+        reached = self._callee.reached(flat)
+        guard = _guard(reached.walk())
+        rehearsal = Rehearsal(driver, device, self._callee.fn, reached, flat.tree)
+        try:
+            found: Proof | CaptureError = prove_pieces(rehearsal, self._buckets, call, flat, place)
+        except CaptureError as error:
+            if self._raises:
+                raise
+            found = copy.copy(error)  # without the frames, which hold tensors
+        self._proofs[spec] = guard, found
+        return found
+
+
+def _guard(state: Walk) -> StateGuard:
+    """Of the flags and numbers that may lead the callable another way."""
+    held = [(slot, value) for slot, value in state.held.values() if state.is_read(slot)]
+    return StateGuard([pair for pair in held if is_plain(pair[1])], [])
+
+
+def pieces(
+    call: Request, flat: Flat, place: int, step: int
+) -> Iterator[tuple[Sizes, tuple[Any, ...], dict[str, Any]]]:
+    """The sizes, arguments and keyword arguments of each piece: `step` rows, and those left over.
+    Their tensors are views."""
+    size = call.sizes[place]
+    for start in range(0, size, step):
+        count = min(step, size - start)
+        rows = partial(_rows, place=place, start=start, count=count)
+        args, kwargs = unflatten(flat.tree, each_once(flat.tensors, call.padded, rows))
+        yield (*call.sizes[:place], count, *call.sizes[place + 1 :]), args, kwargs
+
+
+def joined(parts: Sequence[Flat], proof: Proof, place: int) -> Any:
+    """The results of all pieces as one; its tensors are new memory."""
+    whole: list[Tensor] = []
+    for number in range(len(parts[0].tensors)):
+        dim = next(f.dim for f in proof.follows[number] if f.place == place)
+        whole.append(torch.cat([part.tensors[number] for part in parts], dim))
+    return unflatten(parts[0].tree, whole)
+
+
+def _rows(t: Tensor, how: Padded | None, place: int, start: int, count: int) -> Tensor:
+    """So many rows of an argument, from one on, if it follows that bucketed dimension."""
+    dim = None if how is None else how.dim_of(place)
+    return t if dim is None else t.narrow(dim, start, count)

@@ -1,0 +1,150 @@
+"""Whether results at two sizes agree: in their values, their layout, and how their sizes follow."""
+
+from __future__ import annotations
+
+import operator as operators
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.aten import operator, tensors
+from onelaunch.padding.pad import Follow
+from onelaunch.padding.taint.bounds import check_bounds
+from onelaunch.sizes.buckets import Sizes
+from onelaunch.watch.operations import TakingApart
+
+
+def line(dim: int, place: int, sizes: dict[Sizes, int]) -> Follow | None:
+    """The line through these sizes of a dimension, if it depends on that one bucketed size."""
+    by_size: dict[int, int] = {}
+    for bucketed, size in sizes.items():
+        if by_size.setdefault(bucketed[place], size) != size:
+            return None
+    (first, low), *_, (last, high) = sorted(by_size.items()) * (2 if len(by_size) == 1 else 1)
+    if first == last or (high - low) % (last - first):
+        return None
+    scale = (high - low) // (last - first)
+    more = low - scale * first
+    if scale < 1 or any(scale * n + more != size for n, size in by_size.items()):
+        return None
+    return Follow(dim, place, scale, more)
+
+
+def same_layout(t: Tensor, stride: Sequence[int]) -> bool:
+    pairs = zip(t.shape, t.stride(), stride, strict=True)
+    return t.numel() == 0 or all(n == 1 or a == b for n, a, b in pairs)
+
+
+Form = tuple[object, ...]
+
+
+class Followed(NamedTuple):
+    """A bucket that was followed at both of its ends.
+
+    Attributes:
+        follows: how its results follow the size.
+        shapes: at each size that was run, those of all operations.
+    """
+
+    bucket: Sizes
+    follows: list[tuple[Follow, ...]]
+    shapes: dict[Sizes, tuple[int, ...]]
+
+    def on_lines(self, shapes: dict[Sizes, tuple[int, ...]]) -> bool:
+        """Whether those of another bucket follow the size as they do in this one."""
+        points = {**self.shapes, **shapes}
+        if len({len(found) for found in points.values()}) > 1:
+            return False  # an operation for each row
+        for sizes in set(zip(*points.values(), strict=True)):
+            found = dict(zip(points, sizes, strict=True))
+            places = range(len(self.bucket))
+            if len(set(sizes)) > 1 and not any(line(0, place, found) for place in places):
+                return False
+        return True
+
+
+@dataclass(slots=True)
+class Known:
+    """The buckets of a callable that were followed, by the form of their runs. A smaller one of the
+    same form runs at its smallest size alone, a second and third point of the same lines."""
+
+    followed: dict[Form, Followed] = field(default_factory=dict[Form, Followed])
+
+    def larger(self, form: Form | None, bucket: Sizes) -> Followed | None:
+        """A bucket of this form that is larger in every dimension."""
+        found = None if form is None else self.followed.get(form)
+        fits = found is not None and all(map(operators.ge, found.bucket, bucket))
+        return found if fits else None
+
+
+_PIECE = 2**20
+"""Elements that are compared at once, in 20 bytes of the device's memory each."""
+_SAMPLE = 2**14
+"""Elements of which the usual magnitude of a result is taken."""
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether two results are the same but for rounding, element by element; integers exactly.
+    Waits for the device once.
+
+    Kernels of another size round differently, and TF32 and bfloat16 do so much; what this is to
+    find is far beyond that. Where a sum cancels, rounding is that of what was summed, so that an
+    element may differ by a share of what is usual in its result as well.
+    """
+    if not a.numel():
+        return True
+    if not (a.is_floating_point() or a.is_complex()):
+        return bool((a == b).all())
+    if a.is_complex():
+        a, b = (torch.view_as_real(t.resolve_conj()) for t in (a, b))
+    tolerance = rounding(a)
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    least = min(8 * torch.finfo(a.dtype).eps, tolerance**2)
+    usual = 4 * tolerance * _usual(b.detach().to(wide)) + least
+    pieces = [t.detach().reshape(-1).split(_PIECE) for t in (a, b)]
+    same = [_agree(x.to(wide), y.to(wide), tolerance, usual) for x, y in zip(*pieces, strict=True)]
+    return bool(torch.stack(same).all())
+
+
+def rounding(t: Tensor) -> float:
+    """What kernels of other sizes may differ by, relative to what they compute with."""
+    if t.dtype in (torch.float64, torch.complex128):
+        return 1e-6
+    if t.dtype in (torch.float32, torch.complex64):
+        return 1e-2 if t.device.type == "cuda" else 1e-3  # TF32
+    return 0.1
+
+
+def _usual(t: Tensor) -> Tensor:
+    """The median magnitude of elements that are not 0, 0-dim."""
+    flat = t.reshape(-1)[:: -(-t.numel() // _SAMPLE)].abs()
+    found = torch.where((flat > 0) & flat.isfinite(), flat, torch.nan).nanmedian()
+    return torch.where(found.isnan(), 0, found)
+
+
+def _agree(a: Tensor, b: Tensor, tolerance: float, usual: Tensor) -> Tensor:
+    finite = torch.isfinite(b)
+    near = (a - b).abs() <= tolerance * torch.where(finite, b.abs(), 0) + usual
+    return ((near & finite) | (a == b) | (a.isnan() & b.isnan())).all()
+
+
+class Jitter(TakingApart):
+    """A run with rounding errors larger than any kernel's: an integer that it does not change may
+    not change with the kernel either."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator("cpu").manual_seed(seed)
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        check_bounds(operator(func).label.partition(".")[0], args)
+        result = func(*args, **kwargs)
+        given = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
+        for t in tensors(result):
+            if t.is_floating_point() and t.untyped_storage()._cdata not in given and t.numel():
+                noise = torch.randn(t.shape, generator=self._generator, device="cpu")
+                t.mul_((1 + rounding(t) / 4 * noise.to(t.dtype)).to(t.device))
+        return result

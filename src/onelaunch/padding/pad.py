@@ -1,0 +1,327 @@
+"""Tensors to the size of a bucket, and results back to the size that was asked for."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onelaunch.call.tree import Flat, Tree
+from onelaunch.driver.protocol import Padded, Varying
+from onelaunch.driver.rows import first_rows, grow
+from onelaunch.errors import GraphError
+from onelaunch.sizes.buckets import Buckets, Key, Number, Sizes
+
+
+class Request(NamedTuple):
+    """A call, as buckets see it.
+
+    Attributes:
+        sizes: of the bucketed dimensions.
+        padded: for each tensor how it is padded, or None.
+    """
+
+    sizes: Sizes
+    padded: tuple[Padded | None, ...]
+
+
+def parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The names by which positional arguments can be named; none where nothing tells."""
+    return tuple(p.name for p in _signature(fn) or () if p.kind in _POSITIONAL)
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _signature(fn: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    try:
+        called = fn.forward if isinstance(fn, torch.nn.Module) else fn
+        return list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):  # a callable of C
+        return None
+
+
+def check_named(buckets: Buckets, fn: Callable[..., Any], name: str) -> None:
+    """Refuse what is said of arguments that `fn` cannot have, as far as its signature tells.
+
+    Raises:
+        GraphError: OL401, naming the parameters that there are.
+    """
+    found = _signature(fn)
+    kinds = {p.kind for p in found or ()}
+    several = found is None or inspect.Parameter.VAR_POSITIONAL in kinds
+    others = found is None or inspect.Parameter.VAR_KEYWORD in kinds
+    names = [p.name for p in found or () if not p.kind.name.startswith("VAR_")]
+    count = len(parameters(fn))
+    for option, said in (("dims", buckets.dims), ("pad", buckets.pad)):
+        for key in said:
+            if isinstance(key, int):
+                known = several or 0 <= key < count
+            elif "[" in key:
+                known = key.startswith(("args[", "kwargs["))
+            else:
+                known = others or key in names
+            if not known:
+                what = f"`{name}` has no argument {key!r}, which {option} names"
+                why = f"its parameters are {', '.join(names) or 'not known'}"
+                close = [] if "[" in str(key) else difflib.get_close_matches(str(key), names, 1)
+                fix = f"{option}={{{close[0]!r}: ...}}" if close else None
+                fix = fix or "the name of a parameter, a position from 0, or \"args[0]['x']\""
+                raise GraphError("OL401", what, why=why, fix=fix)
+
+
+def check_outputs(buckets: Buckets, results: Sequence[Tensor]) -> None:
+    """Refuse what is said of results, or of dimensions of them, that there are not.
+
+    Raises:
+        GraphError: OL401.
+    """
+    fix = "outputs={0: 0}: the dimension of each tensor in the result, by its number from 0"
+    for number, dims in buckets.outputs.items():
+        if not 0 <= number < len(results):
+            what = f"outputs names result {number}, of {len(results)} that there are"
+            raise GraphError("OL401", what, fix=fix)
+        shape = list(results[number].shape)
+        for dim in dims:
+            if dim is not None and dim >= len(shape):
+                what = f"outputs names dimension {dim} of result {number}, which is {shape}"
+                raise GraphError("OL401", what, fix=fix)
+
+
+def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
+    """Which tensors of a call are padded in which dimensions, and to what sizes they come.
+
+    A tensor whose dimensions are not stated is padded where it has the bucketed dimension and the
+    size of the others; one of size 1 there is broadcast, and left as it is.
+
+    Raises:
+        GraphError: OL402, the arguments do not agree on a size; OL401, one cannot hold what is to
+            fill its padding.
+    """
+    stated = [_stated(buckets.dims, path, names) for path in flat.paths]
+    fills = [_stated(buckets.pad, path, names) for path in flat.paths]
+    _check_fills(flat, fills)
+    sizes: list[int] = []
+    grown: list[list[tuple[int, int, Number | None]]] = [[] for _ in flat.tensors]
+    for place, default in enumerate(buckets.dim):
+        found = [
+            _dims_of(t, default if given is None else given[place])
+            for t, given in zip(flat.tensors, stated, strict=True)
+        ]
+        size = _common(flat, stated, found, place)
+        sizes.append(size)
+        for t, dims, fill, mine in zip(flat.tensors, found, fills, grown, strict=True):
+            value = None if fill is None else fill[place]
+            mine += [(dim, place, value) for dim in dims if t.shape[dim] == size]
+    padded = tuple(
+        Padded(*(tuple(part) for part in zip(*mine, strict=True))) if mine else None
+        for mine in grown
+    )
+    return Request(tuple(sizes), padded)
+
+
+def _check_fills(flat: Flat, fills: Sequence[tuple[Number | None, ...] | None]) -> None:
+    for path, t, values in zip(flat.paths, flat.tensors, fills, strict=True):
+        for value in values or ():
+            if value is not None and not _holds(t.dtype, value):
+                what = f"pad fills `{path}`, which is {t.dtype}, with {value!r:.40}"
+                raise GraphError("OL401", what, fix=f"a number that {t.dtype} can hold")
+
+
+@functools.lru_cache(1024)
+def _holds(dtype: torch.dtype, value: Number) -> bool:
+    """Whether a tensor of this type can be filled with a number, and then has that value but for
+    rounding."""
+    if dtype == torch.bool:
+        return value in (0, 1)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # torch takes no others
+        return False
+    if dtype.is_floating_point or dtype.is_complex:
+        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
+    limits = torch.iinfo(dtype)
+    return math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max
+
+
+def _dims_of(t: Tensor, given: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The dimensions that a tensor has of those given."""
+    dims = () if given is None else (given,) if isinstance(given, int) else tuple(given)
+    return tuple(dim for dim in dims if dim < t.dim())
+
+
+def _common(
+    flat: Flat, stated: Sequence[object], dims: Sequence[tuple[int, ...]], place: int
+) -> int:
+    """The size that all arguments agree on."""
+    named = [
+        (path, t.shape[dim], given is not None)
+        for path, t, mine, given in zip(flat.paths, flat.tensors, dims, stated, strict=True)
+        for dim in mine
+    ]
+    if not named:
+        fix = 'name the dimension of each argument: Buckets(..., dims={"x": 0})'
+        raise GraphError("OL402", f"no argument has the bucketed dimension {place}", fix=fix)
+    lead = next((n for n in named if n[2]), None) or next((n for n in named if n[1] != 1), named[0])
+    for path, size, given in named:
+        if size != lead[1] and (given or size != 1):
+            what = f"`{lead[0]}` has {lead[1]} rows and `{path}` {size}"
+            fix = f'if it is not padded: Buckets(..., dims={{"{path}": None}})'
+            raise GraphError("OL402", what, fix=fix)
+    return lead[1]
+
+
+def _stated(
+    mapping: Mapping[Key, tuple[Any, ...]], path: str, names: Sequence[str]
+) -> tuple[Any, ...] | None:
+    """What is said of an argument, by path, position, parameter or the name of a keyword."""
+    if not mapping:
+        return None
+    if path in mapping:
+        return mapping[path]
+    root, _, rest = path.partition("[")
+    step = rest.partition("]")[0]
+    if root == "kwargs":
+        name = step.strip("'\"")
+        if name in mapping:
+            return mapping[name]
+        return mapping.get(names.index(name)) if name in names else None
+    position = int(step)
+    if position in mapping:
+        return mapping[position]
+    return mapping.get(names[position]) if position < len(names) else None
+
+
+def dense_stride(t: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a dense tensor of another shape, its dimensions in the order of those of `t`,
+    as an elementwise operation would make it."""
+    order = list(range(t.dim()))
+    if not t.is_contiguous():
+        order.sort(key=lambda d: -t.stride(d))
+        if t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last):
+            order = [0, 2, 3, 1]
+    stride, step = [0] * t.dim(), 1
+    for dim in reversed(order):
+        stride[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(stride)
+
+
+def bucket_shape(t: Tensor, padded: Padded, bucket: Sizes) -> list[int]:
+    """The shape of an argument at the size of the bucket."""
+    shape = list(t.shape)
+    for dim, place in zip(padded.dims, padded.places, strict=True):
+        shape[dim] = bucket[place]
+    return shape
+
+
+def pad(t: Tensor, padded: Padded, bucket: Sizes) -> Tensor:
+    """`t` with rows added up to the size of the bucket; `t` itself where there are none to add.
+
+    The result is new memory, dense in the order of the dimensions of `t`. Under autograd nothing
+    flows back from the added rows.
+    """
+    shape = bucket_shape(t, padded, bucket)
+    if shape == list(t.shape):
+        return t
+    if torch.is_grad_enabled() and t.requires_grad:
+        return _appended(t, padded, bucket)
+    made = t.new_empty(0).new_empty_strided(shape, dense_stride(t, shape))
+    with torch.no_grad():
+        grow(made, t, padded.dims, padded.fill)
+    return made
+
+
+def _appended(t: Tensor, padded: Padded, bucket: Sizes) -> Tensor:
+    for dim, place, value in zip(padded.dims, padded.places, padded.fill, strict=True):
+        size = bucket[place]
+        if t.shape[dim] == size:
+            continue
+        row = t.detach().narrow(dim, t.shape[dim] - 1, 1)
+        row = row if value is None else torch.full_like(row, value)
+        shape = list(t.shape)
+        shape[dim] = size - t.shape[dim]
+        t = torch.cat([t, row.expand(shape)], dim)
+    return t
+
+
+def each_once(
+    tensors: Sequence[Tensor],
+    padded: Sequence[Padded | None],
+    change: Callable[[Tensor, Padded | None], Tensor],
+) -> list[Tensor]:
+    """Each tensor changed; one that is given twice stays one."""
+    made: dict[tuple[int, Padded | None], Tensor] = {}
+    for t, how in zip(tensors, padded, strict=True):
+        if (id(t), how) not in made:
+            made[id(t), how] = change(t, how)
+    return [made[id(t), how] for t, how in zip(tensors, padded, strict=True)]
+
+
+def resized(t: Tensor, padded: Padded, sizes: Sizes) -> Tensor:
+    """An example of another size: rows of `t` as they come, and again from the first on."""
+    shape = bucket_shape(t, padded, sizes)
+    made = t.detach()
+    for dim in padded.dims:
+        rows = torch.arange(shape[dim], device=t.device) % max(t.shape[dim], 1)
+        made = made.index_select(dim, rows)
+    return made.new_empty(0).new_empty_strided(shape, dense_stride(t, shape)).copy_(made)
+
+
+def varying(t: Tensor, padded: Padded) -> Varying | None:
+    """How the driver is to grow an argument to `t`; None where it cannot."""
+    pairs = sorted(zip(padded.dims, padded.fill, strict=True), key=lambda pair: pair[0])
+    values = {value for _, value in pairs if value is not None}
+    if not t.is_contiguous() or len(pairs) > 2 or len(values) > 1 or t.itemsize > 8:
+        return None
+    dims, fill = zip(*pairs, strict=True)
+    return Varying(tuple(t.shape), t.dtype, dims, fill)
+
+
+class Follow(NamedTuple):
+    """A dimension of a result that is ``scale * size + more``, of bucketed dimension `place`."""
+
+    dim: int
+    place: int
+    scale: int
+    more: int
+
+
+@dataclass(slots=True)
+class Proof:
+    """How the results at a bucket's size are taken back to a real one.
+
+    Attributes:
+        follows: for each tensor of the result, the dimensions that follow the sizes.
+        written: the padded arguments that the callable writes into.
+        tree: of the result.
+    """
+
+    follows: list[tuple[Follow, ...]] = field(default_factory=list[tuple[Follow, ...]])
+    written: tuple[int, ...] = ()
+    tree: Tree | None = None
+
+
+def cut_shape(shape: Sequence[int], follows: Sequence[Follow], sizes: Sizes) -> list[int]:
+    """The shape of a result at the sizes that were asked for."""
+    found = list(shape)
+    for f in follows:
+        found[f.dim] = f.scale * sizes[f.place] + f.more
+    return found
+
+
+def cut(t: Tensor, follows: Sequence[Follow], sizes: Sizes) -> Tensor:
+    """The real rows of a result, laid out as eager would; `t` itself where all are real."""
+    shape = cut_shape(t.shape, follows, sizes)
+    if shape == list(t.shape):
+        return t
+    part = first_rows(t, shape)
+    if torch.is_grad_enabled() and t.requires_grad:
+        return part.clone(memory_format=torch.preserve_format)
+    made = t.new_empty(0).new_empty_strided(shape, dense_stride(t, shape))
+    return made.copy_(part)

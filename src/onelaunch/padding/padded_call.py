@@ -1,0 +1,122 @@
+"""A call around a recording of its bucket: arguments grown before, results cut after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
+from onelaunch.capture.io_plan import unique
+from onelaunch.driver.protocol import Varying
+from onelaunch.driver.rows import first_rows
+from onelaunch.driver.select import select
+from onelaunch.errors import CaptureError, GraphError
+from onelaunch.padding.pad import Proof, Request, cut, each_once, pad, request
+from onelaunch.replay.call_path import MISS
+from onelaunch.runtime.signature import Overlaps
+from onelaunch.sizes.buckets import Buckets, Sizes
+
+
+@dataclass(slots=True)
+class Job:
+    """A call on its way to a recording."""
+
+    call: Request
+    flat: Flat
+    bucket: Sizes
+    proof: Proof = field(default_factory=Proof)
+    proven: bool = False
+    ahead: bool = False
+    """Whether no warm-up ran at the call's own size."""
+    varying: dict[int, Varying] = field(default_factory=dict[int, Varying])
+    """The arguments that the recording itself grows."""
+
+    def padded(self) -> Flat:
+        """The call at the size of its bucket."""
+        grown = each_once(
+            self.flat.tensors,
+            self.call.padded,
+            lambda t, how: t if how is None else pad(t, how, self.bucket),
+        )
+        return self.flat._replace(tensors=grown)
+
+
+class Way:
+    """The call path of a bucket: grow the arguments, run, return the real rows."""
+
+    __slots__ = ("_buckets", "_exact", "_job", "_names")
+
+    def __init__(
+        self, exact: Callable[..., Any], buckets: Buckets, names: Sequence[str], job: Job
+    ) -> None:
+        self._exact = exact
+        self._buckets = buckets
+        self._names = names
+        # The example's memory goes; what matters is its form.
+        self._job = Job(job.call, job.flat._replace(tensors=[]), job.bucket, job.proof)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        job = self._job
+        flat = flatten_call(args, kwargs)
+        if flat.tree != job.flat.tree:
+            return MISS
+        try:
+            call = request(self._buckets, flat, self._names)
+        except GraphError:
+            return MISS
+        if call.padded != job.call.padded or self._buckets.choose(call.sizes) != job.bucket:
+            return MISS
+        grown = Job(call, flat, job.bucket).padded().tensors
+        some, named = unflatten(flat.tree, list(grown))
+        result = self._exact(some, named)
+        if result is MISS or call.sizes == job.bucket:
+            return result
+        refuse_shared(job.proof, flat)
+        for index in job.proof.written:
+            real = flat.tensors[index]
+            real.copy_(first_rows(grown[index], real.shape))
+        return self._cut(result, call.sizes, flat.tensors, grown)
+
+    def _cut(
+        self, result: Any, sizes: Sizes, given: Sequence[Tensor], grown: Sequence[Tensor]
+    ) -> Any:
+        parts = flatten(result, "result", objects=True)
+        own = {id(g): t for g, t in zip(grown, given, strict=True)}
+        cuts = [
+            own[id(t)] if id(t) in own else cut(t, follows, sizes)
+            for t, follows in zip(parts.tensors, self._job.proof.follows, strict=True)
+        ]
+        return unflatten(parts.tree, cuts)
+
+
+def refuse_shared(proof: Proof, flat: Flat) -> None:
+    """Padding makes copies of arguments, which share no memory as the arguments may."""
+    if not proof.written:
+        return
+    driver, _ = select(flat.tensors)
+    shared = Overlaps(driver)(*unique(flat.tensors))
+    if shared:
+        what = f"`{flat.paths[shared[0][0]]}` is written, and shares memory with another argument"
+        raise CaptureError("OL140", what, fix="pass a `.clone()`")
+
+
+def unread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
+    """`reader`, before there was a call."""
+    raise LookupError("no call was seen yet")
+
+
+def reader(call: Request, flat: Flat) -> Callable[..., Sizes]:
+    """Reads the sizes of a call of the same form, 0.1 us each."""
+    found: list[str] = []
+    for place in range(len(call.sizes)):
+        for path, how in zip(flat.paths, call.padded, strict=True):
+            dim = None if how is None else how.dim_of(place)
+            if dim is not None:
+                found.append(f"{path}.shape[{dim}]")
+                break
+    names: dict[str, Any] = {}
+    exec(f"def read(args, kwargs): return ({', '.join(found)},)", names)
+    return names["read"]

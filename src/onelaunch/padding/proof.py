@@ -1,0 +1,471 @@
+"""Whether a callable may be run at a padded size, and how its results are cut back.
+
+It is run at real sizes and at the bucket's, on state that is put back: values are compared with
+those at the real size, under random inputs and under the caller's; the trace of every operation
+says whether real rows depend on padded ones where values do not show it; and shapes at two sizes
+say which dimension of a result follows which bucketed one. A proof is of one bucket: of the next
+only how results follow the sizes is taken over, where its own runs agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onelaunch.call.tree import Flat
+from onelaunch.capture.dry_run import Rehearsal
+from onelaunch.driver.protocol import Padded
+from onelaunch.errors import CaptureError
+from onelaunch.padding.backprop import Backprop
+from onelaunch.padding.compare import Followed, Form, Jitter, Known, close, line, same_layout
+from onelaunch.padding.pad import (
+    Follow,
+    Proof,
+    Request,
+    check_outputs,
+    cut_shape,
+    dense_stride,
+    each_once,
+    resized,
+)
+from onelaunch.padding.samples import Samples
+from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, Finding
+from onelaunch.padding.taint.mode import Spread
+from onelaunch.padding.taint.trace import Step, Trace, form, reach
+from onelaunch.sizes.buckets import Buckets, Sizes, shown
+
+_ROUNDED = 3
+"""Runs with rounding errors, of which an integer has to survive each."""
+_REPEATED = "leave out pad={...} of that argument: padding repeats the last real row then"
+_UNDRAWN = "call `.eval()`, set dropout to 0, or say `independent=True`"
+# Of size 1 a transposed tensor is contiguous, and torch takes other operations for those.
+_ALONE = "a bucket of its own for size 1, where torch may take other operations: sizes=(1, ...)"
+
+
+def prove(
+    rehearsal: Rehearsal,
+    buckets: Buckets,
+    call: Request,
+    flat: Flat,
+    bucket: Sizes,
+    known: Known | None = None,
+    gradients: bool = False,
+) -> Proof:
+    """Show that padding to `bucket` changes no real row, and learn how to cut.
+
+    Args:
+        call: how the arguments in `flat`, of any size of that bucket, are padded.
+        gradients: whether it is captured with its backward.
+
+    Raises:
+        CaptureError: OL140, naming the operation, its line and the result.
+    """
+    proving = _Proving(rehearsal, buckets, call, flat, bucket, known or Known())
+    proof = proving.prove()
+    if gradients:
+        proving.check_gradients()
+    return proof
+
+
+def prove_pieces(
+    rehearsal: Rehearsal, buckets: Buckets, call: Request, flat: Flat, place: int
+) -> Proof:
+    """Show that a call may be cut into pieces along the bucketed dimension number `place`.
+
+    Rows before a cut must not depend on those behind it, which padding shows, nor the other way.
+
+    Raises:
+        CaptureError: OL140, naming the operation, its line and the result.
+    """
+    for path, how in zip(flat.paths, call.padded, strict=True):
+        if how is not None and how.places.count(place) > 1:
+            what = f"`{path}` has rows and columns, which cannot be cut into pieces"
+            raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
+    proving = _Proving(rehearsal, buckets, call, flat, buckets.largest)
+    proof = proving.prove()
+    if not proof.follows:  # of one bucket with one size
+        proof.follows = proving.unpadded()
+    for number, follows in enumerate(proof.follows):
+        if not any((f.place, f.scale, f.more) == (place, 1, 0) for f in follows):
+            what = f"result {number} has no rows of its own for each piece"
+            raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
+    proving.check_pieces(proof, place)
+    return proof
+
+
+@dataclass(slots=True)
+class _Proving:
+    rehearsal: Rehearsal
+    buckets: Buckets
+    call: Request
+    flat: Flat
+    bucket: Sizes
+    known: Known = field(default_factory=Known)
+    results: dict[Sizes, Flat] = field(default_factory=dict[Sizes, Flat])
+    written: set[int] = field(default_factory=set[int])
+    form: Form | None = None
+    """Of the run at the smallest size, where nothing is asserted."""
+    slight: bool = False
+    """Whether at the smallest size less may happen than at larger ones."""
+    shapes: dict[Sizes, tuple[int, ...]] = field(default_factory=dict[Sizes, tuple[int, ...]])
+
+    def prove(self) -> Proof:
+        least = self.buckets.smallest(self.bucket)
+        most = tuple(max(b - 1, n) for b, n in zip(self.bucket, least, strict=True))
+        if least == self.bucket:  # only ever called at that size
+            return Proof()
+        padded, larger = self._random_pair(least), None
+        if self.buckets.independent:
+            if most != least:
+                self.results[most] = self._real(most, None)
+        else:
+            larger = self.known.larger(self.form, self.bucket)
+            if larger is not None and self.slight and not larger.on_lines(self.shapes):
+                larger = None
+            if larger is None:
+                padded = self._pair(most)
+        for sizes in self._corners(least):
+            if sizes not in self.results:
+                self.results[sizes] = self._real(sizes, None)
+        proof = self._cuts(padded)
+        if self.form is None:
+            return proof
+        if larger is None:
+            self.known.followed[self.form] = Followed(self.bucket, proof.follows, self.shapes)
+        elif larger.follows != proof.follows:
+            return self._cuts(self._pair(most))  # unlike the larger bucket's: look closer
+        return proof
+
+    def _corners(self, least: Sizes) -> list[Sizes]:
+        """Sizes that are the bucket's in one dimension and the smallest in the others: they tell
+        which of several sizes a dimension follows."""
+        mixed = [i for i, (n, b) in enumerate(zip(least, self.bucket, strict=True)) if n < b]
+        ends = list(enumerate(zip(least, self.bucket, strict=True)))
+        corners = [tuple(b if i == place else n for i, (n, b) in ends) for place in mixed]
+        return corners if len(mixed) > 1 else []
+
+    def _inputs(self, sizes: Sizes) -> list[Tensor]:
+        return each_once(
+            self.flat.tensors,
+            self.call.padded,
+            lambda t, how: t.detach().clone() if how is None else resized(t, how, sizes),
+        )
+
+    def _real(
+        self,
+        sizes: Sizes,
+        mode: TorchDispatchMode | None,
+        inputs: Sequence[Tensor] | None = None,
+        padded: bool = False,
+    ) -> Flat:
+        """A run at these sizes, of rows of the caller's where nothing else is given."""
+        try:
+            given = self._inputs(sizes) if inputs is None else inputs
+            return self.rehearsal.run(given, mode or Trace())
+        except CaptureError:
+            raise
+        except Exception as error:
+            at = f"padded to {shown(self.bucket)}" if padded else f"at size {shown(sizes)}"
+            what = f"the callable fails {at}: {error}"
+            fix = "leave out the buckets that serve such sizes"
+            raise CaptureError("OL140", what, fix=fix) from error
+
+    def _samples(self, random: bool, positive: bool = False) -> Samples:
+        return Samples(self.flat.tensors, self.call.padded, self.bucket, random, positive)
+
+    def _random_pair(self, sizes: Sizes) -> Flat:
+        """`_pair` on random numbers; on the caller's where it takes numbers of another kind."""
+        try:
+            return self._pair(sizes, random=True)
+        except CaptureError as error:
+            if error.__cause__ is None:
+                raise
+        return self._pair(sizes)
+
+    def _pair(self, sizes: Sizes, random: bool = False) -> Flat:
+        """Run at `sizes`, and padded from there, and compare. The padded result."""
+        samples, trace = self._samples(random), Trace()
+        inputs = samples.real(sizes)
+        grown = samples.grown(inputs)  # before a run may write into them
+        real = self._real(sizes, trace, inputs)
+        self.results[sizes] = real
+        if self.buckets.independent:
+            return self._real(sizes, None, grown, padded=True)
+        spread, padded = self._padded(grown, inputs, trace.steps, sizes)
+        if self.form is None:
+            self.form = (form(trace.steps), self.call.padded)
+            self.slight = self._is_slight(trace.steps, sizes)
+            followed = {} if spread is None else {self.bucket: _shapes(spread.steps)}
+            self.shapes = {sizes: _shapes(trace.steps), **followed}
+        if padded.tree != real.tree:
+            what = "a result that is not a tensor changes with the size"
+            raise CaptureError("OL140", what, fix="return tensors, or ask the tensor for its size")
+        for number, (big, small) in enumerate(zip(padded.tensors, real.tensors, strict=True)):
+            self._check_result(spread, number, big, small, sizes, grown, samples)
+        return padded
+
+    def _padded(
+        self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step], sizes: Sizes
+    ) -> tuple[Spread | None, Flat]:
+        """The padded run, and what was followed through it; None where it was followed from the
+        smallest size on, has the same operations, and all of them had something to do."""
+        if self.form == (form(steps), self.call.padded) and not self.slight:
+            return None, self._real(sizes, None, grown, padded=True)
+        spread = self._marked(grown, real, steps)
+        padded = self._real(sizes, spread, grown, padded=True)
+        self._check_run(spread, grown, sizes)
+        return spread, padded
+
+    def _is_slight(self, steps: Sequence[Step], sizes: Sizes) -> bool:
+        """Whether at these sizes an operation finds nothing, one row, or less than it reaches."""
+        least = min(n for n, b in zip(sizes, self.bucket, strict=True) if n < b)
+        return (
+            least == 1
+            or any(0 in shape for s in steps for shape in (*s.inputs, *s.outputs))
+            or (max(map(reach, steps), default=0) >= least)
+        )
+
+    def _marked(
+        self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step]
+    ) -> Spread:
+        spread = Spread(self.rehearsal.device, steps)
+        for t, small, how in zip(grown, real, self.call.padded, strict=True):
+            if how is None:
+                spread.vary(t)
+                continue
+            outside = torch.ones(t.shape, dtype=torch.bool, device="cpu")
+            outside[tuple(slice(0, n) for n in small.shape)] = False
+            # What is filled with a constant is padding, but of a value that every call has.
+            spread.mark(t, outside, _unknown(outside, small, how))
+        return spread
+
+    def _check_run(self, spread: Spread, grown: Sequence[Tensor], sizes: Sizes) -> None:
+        apart = spread.finish()
+        if apart is not None:
+            alone = any(n == 1 < b for n, b in zip(sizes, self.bucket, strict=True))
+            fix = _ALONE if alone and apart.reason == DIVERGES else None
+            raise self._refusal("the callable", apart, fix=fix)
+        kept = spread.written()
+        if kept:
+            raise self._refusal("a tensor that the callable keeps", spread.blame(kept[0]))
+        for index, (t, how) in enumerate(zip(grown, self.call.padded, strict=True)):
+            if how is not None and spread.mutated(t):
+                self.written.add(index)
+
+    def _check_result(
+        self,
+        spread: Spread | None,
+        number: int,
+        big: Tensor,
+        small: Tensor,
+        sizes: Sizes,
+        grown: Sequence[Tensor],
+        samples: Samples,
+    ) -> None:
+        name = f"result {number}"
+        if any(big is t for t in grown):
+            return
+        if big.dim() != small.dim() or any(
+            s > b for b, s in zip(big.shape, small.shape, strict=True)
+        ):
+            what = f"{name} is {list(small.shape)} at size {shown(sizes)} and {list(big.shape)}"
+            raise CaptureError("OL140", f"{what} padded to {shown(self.bucket)}")
+        real = tuple(slice(0, n) for n in small.shape)
+        if spread is not None:
+            if spread.depends(big, real):
+                raise self._refusal(name, spread.blame(big))
+            if big.shape != small.shape and not spread.made(big):
+                what = f"{name} is a view of an argument or parameter, and follows the size"
+                raise CaptureError("OL140", what, fix="return a `.clone()`")
+        if close(big[real], small):
+            return
+        if not self._rounded(number, big[real], small, samples.real(sizes), sizes):
+            found = None if spread is None else spread.blame(big)
+            what = f"{name} has other real rows padded to {shown(self.bucket)}"
+            what += f", last by `{found.name}`" if found else ""
+            where = str(found.place) if found and found.place else None
+            raise CaptureError("OL140", what, where=where)
+
+    def _rounded(
+        self, number: int, big: Tensor, small: Tensor, inputs: Sequence[Tensor], sizes: Sizes
+    ) -> bool:
+        """Whether integers differ only where rounding changes them too, as an argmax of equals."""
+        if small.is_floating_point() or small.is_complex():
+            return False
+        differ = big != small
+        for seed in range(_ROUNDED):
+            given = [t.clone() for t in inputs]
+            try:
+                other = self._real(sizes, Jitter(seed), given).tensors[number]
+            except CaptureError:
+                return False
+            if other.shape != small.shape:
+                return False
+            differ = differ & (other == small)
+        return not bool(differ.any())
+
+    def check_gradients(self) -> None:
+        """Refuse where a backward finds other gradients at the bucket's size: NaN where a constant
+        that fills the padding has no derivative, times the 0 that comes from there."""
+        least = self.buckets.smallest(self.bucket)
+        filled = any(
+            how is not None and how.fill != (None,) * len(how.fill) for how in self.call.padded
+        )
+        if self.buckets.independent or least == self.bucket or not filled:
+            return
+        for positive in (False, True):
+            samples, run = self._samples(True, positive), Backprop(self.rehearsal.fn)
+            real = samples.real(least)
+            grown = samples.grown(real)
+            proving = replace(self, rehearsal=replace(self.rehearsal, fn=run))
+            try:
+                small = proving._real(least, None, self._leaves(real, run))
+            except CaptureError as error:
+                if error.__cause__ is None:
+                    raise
+                return  # random numbers are not of the kind that it takes
+            big = proving._real(least, None, self._leaves(grown, run), padded=True)
+            for a, b in zip(big.tensors, small.tensors, strict=True):
+                if not close(a[tuple(slice(0, n) for n in b.shape)], b):
+                    what = f"a gradient of shape {list(b.shape)} depends on what fills the padding"
+                    raise CaptureError("OL140", what, fix=_REPEATED)
+
+    def _leaves(self, tensors: Sequence[Tensor], run: Backprop) -> Sequence[Tensor]:
+        """Let a backward find gradients of the arguments that callers want gradients of."""
+        asked = zip(tensors, self.flat.tensors, strict=True)
+        run.inputs = [made.requires_grad_() for made, given in asked if given.requires_grad]
+        return tensors
+
+    def unpadded(self) -> list[tuple[Follow, ...]]:
+        """Which dimensions follow the sizes of a bucket that needs no padding."""
+        sizes = [self.bucket]
+        sizes += [
+            tuple(b + (i == place) for i, b in enumerate(self.bucket))
+            for place in range(len(self.bucket))
+        ]
+        for each in sizes:
+            self.results[each] = self._real(each, None)
+        shapes = {s: [t.shape for t in r.tensors] for s, r in self.results.items()}
+        count = len(self.results[self.bucket].tensors)
+        return [self._found(i, {s: each[i] for s, each in shapes.items()}) for i in range(count)]
+
+    def check_pieces(self, proof: Proof, place: int) -> None:
+        """Refuse where rows depend on those before them, or pieces are more than their rows."""
+        size = max(self.bucket[place], 2)
+        half = size // 2
+        trace = Trace()
+        whole = tuple(size if i == place else b for i, b in enumerate(self.bucket))
+        rest = tuple(size - half if i == place else b for i, b in enumerate(self.bucket))
+        self._real(rest, trace)
+        inputs = self._inputs(whole)
+        spread = Spread(self.rehearsal.device, trace.steps)
+        for t, how in zip(inputs, self.call.padded, strict=True):
+            dim = None if how is None else how.dim_of(place)
+            if dim is None:
+                spread.vary(t)
+                continue
+            before = torch.zeros(t.shape, dtype=torch.bool, device="cpu")
+            before.narrow(dim, 0, half).fill_(True)
+            spread.mark(t, before, torch.ones_like(before))
+        result = self._real(whole, spread, inputs)
+        repeated = spread.changed() or spread.random
+        if repeated is not None:
+            raise self._refusal("the callable", repeated, "being cut into pieces")
+        if self.buckets.independent:
+            return
+        self._check_run(spread, inputs, whole)
+        for number, t in enumerate(result.tensors):
+            dim = next(f.dim for f in proof.follows[number] if f.place == place)
+            if spread.depends(t, (*[slice(None)] * dim, slice(half, None))):
+                raise self._refusal(f"result {number}", spread.blame(t))
+
+    def _refusal(
+        self, what: str, found: Finding, on: str | None = None, fix: str | None = None
+    ) -> CaptureError:
+        reason = found.reason or "it brings rows together"
+        on = on or f"padding to {shown(self.bucket)}"
+        fix = _UNDRAWN if reason == DRAWN else fix
+        return CaptureError(
+            "OL140",
+            f"{what} depends on {on}, by `{found.name}`: {reason}",
+            where=str(found.place) if found.place else None,
+            fix=fix,
+        )
+
+    def _cuts(self, padded: Flat) -> Proof:
+        """Which dimensions of each result follow which size, as all runs say."""
+        proof = Proof(tree=padded.tree, written=tuple(sorted(self.written)))
+        check_outputs(self.buckets, padded.tensors)
+        self.results[self.bucket] = padded
+        for number, big in enumerate(padded.tensors):
+            stated = self.buckets.outputs.get(number)
+            shapes = {sizes: r.tensors[number].shape for sizes, r in self.results.items()}
+            if stated is None:
+                follows = self._found(number, shapes)
+            else:
+                follows = tuple(
+                    Follow(dim, place, 1, big.shape[dim] - self.bucket[place])
+                    for place, dim in enumerate(stated)
+                    if dim is not None
+                )
+            proof.follows.append(follows)
+            self._check_cut(number, follows)
+        return proof
+
+    def _found(self, number: int, shapes: dict[Sizes, torch.Size]) -> tuple[Follow, ...]:
+        whole = shapes[self.bucket]
+        found: list[Follow] = []
+        for dim, size in enumerate(whole):
+            if all(shape[dim] == size for shape in shapes.values()):
+                continue
+            for place in range(len(self.bucket)):
+                follow = line(dim, place, {s: shape[dim] for s, shape in shapes.items()})
+                if follow is not None:
+                    found.append(follow)
+                    break
+            else:
+                what = f"dimension {dim} of result {number} follows the sizes in no simple way"
+                raise CaptureError("OL140", what, fix="keep the bucketed dimensions apart")
+        return tuple(found)
+
+    def _check_cut(self, number: int, follows: tuple[Follow, ...]) -> None:
+        """A result has the shape that the cut gives; what is cut must be a tensor of its own, laid
+        out as a new one is."""
+        for sizes, result in self.results.items():
+            t = result.tensors[number]
+            big = self.results[self.bucket].tensors[number]
+            shape = cut_shape(big.shape, follows, sizes)
+            if list(t.shape) != shape:
+                what = f"result {number} is {list(t.shape)} at size {shown(sizes)}, not {shape}"
+                fix = "state it: Buckets(..., outputs={...})"
+                if number in self.buckets.outputs:
+                    fix = f"leave {number} out of outputs={{...}}: it is found out"
+                raise CaptureError("OL140", what, fix=fix)
+            if not follows:
+                continue
+            if not same_layout(t, dense_stride(big, shape)):
+                what = f"result {number} is a view with gaps, {list(t.stride())}"
+                raise CaptureError("OL140", what, fix="return `.contiguous()`")
+            others = [o for i, o in enumerate(result.tensors) if i != number]
+            storage = t.untyped_storage()._cdata
+            if any(o.untyped_storage()._cdata == storage for o in others if o is not t):
+                what = f"result {number} shares memory with another result"
+                raise CaptureError("OL140", what, fix="return a `.clone()`")
+
+
+def _shapes(steps: Sequence[Step]) -> tuple[int, ...]:
+    return tuple(n for s in steps for shape in (*s.inputs, *s.outputs) for n in shape)
+
+
+def _unknown(outside: Tensor, small: Tensor, how: Padded) -> Tensor:
+    """All that another call may hold: what is real or repeats it, not where a constant is."""
+    where = torch.ones_like(outside)
+    for dim, value in zip(how.dims, how.fill, strict=True):
+        if value is not None:
+            real = small.shape[dim]
+            where.narrow(dim, real, where.shape[dim] - real).fill_(False)
+    return where

@@ -1,0 +1,120 @@
+"""What a callable is run on to show what padding does: the caller's rows, and values of no call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.protocol import Padded
+from onelaunch.driver.rows import first_rows
+from onelaunch.padding.pad import bucket_shape, dense_stride, resized
+from onelaunch.sizes.buckets import Sizes
+
+_USUAL = 1e4
+"""What is larger hides scores, or stands for infinity, and stays what it is."""
+
+
+class Samples:
+    """Arguments at a real size, and the same grown to a bucket with other rows than the last.
+
+    Args:
+        tensors: of a call.
+        padded: how each is padded.
+        random: whether floats are random numbers in the range of the caller's, so that zeros, ones
+            and equal rows hide nothing. Integers and booleans stay the caller's in any case: they
+            may be places, of which others need not exist; and so does a mask of 0 and 1.
+        positive: whether those are positive where the caller's need not be.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        padded: Sequence[Padded | None],
+        bucket: Sizes,
+        random: bool = False,
+        positive: bool = False,
+    ) -> None:
+        self._padded = padded
+        self._bucket = bucket
+        self._keys = [(id(t), how) for t, how in zip(tensors, padded, strict=True)]
+        self._whole: dict[tuple[int, Padded | None], Tensor] = {}
+        for seed, (t, how, key) in enumerate(zip(tensors, padded, self._keys, strict=True)):
+            if key not in self._whole:
+                made = t.detach().clone() if how is None else resized(t, how, bucket)
+                draws = random and not _is_mask(made, how)
+                self._whole[key] = drawn(made, seed, positive) if draws else made
+
+    def real(self, sizes: Sizes) -> list[Tensor]:
+        """New tensors of these sizes, no larger than the bucket; one that is given twice is one."""
+        made = {key: self._cut(key, sizes) for key in self._whole}
+        return [made[key] for key in self._keys]
+
+    def grown(self, real: Sequence[Tensor]) -> list[Tensor]:
+        """New tensors at the size of the bucket, which begin with `real`; those that are not
+        padded are new as well."""
+        made: dict[tuple[int, Padded | None], Tensor] = {}
+        for key, t in zip(self._keys, real, strict=True):
+            if key not in made:
+                whole, how = self._whole[key], key[1]
+                made[key] = whole.clone() if how is None else _filled(whole, t, how)
+        return [made[key] for key in self._keys]
+
+    def _cut(self, key: tuple[int, Padded | None], sizes: Sizes) -> Tensor:
+        whole, how = self._whole[key], key[1]
+        if how is None:
+            return whole.clone()
+        shape = bucket_shape(whole, how, sizes)
+        made = whole.new_empty(0).new_empty_strided(shape, dense_stride(whole, shape))
+        return made.copy_(first_rows(whole, shape))
+
+
+def _filled(whole: Tensor, real: Tensor, how: Padded) -> Tensor:
+    """What lies beyond the real size, filled with a constant where one is stated."""
+    made = whole.clone()
+    for place, (dim, value) in enumerate(zip(how.dims, how.fill, strict=True)):
+        part = made
+        for later in how.dims[place + 1 :]:  # where two are beyond it, the later goes first
+            part = part.narrow(later, 0, real.shape[later])
+        if value is not None:
+            size = real.shape[dim]
+            part.narrow(dim, size, made.shape[dim] - size).fill_(value)
+    return made
+
+
+def _is_mask(t: Tensor, how: Padded | None) -> bool:
+    """Whether it says of each element if it counts: by 1, or by 0 as the padding may."""
+    if how is None or all(value is None for value in how.fill):
+        return False
+    return bool(((t == 0) | (t == 1)).all() & (t == 1).any())
+
+
+def drawn(t: Tensor, seed: int, positive: bool = False) -> Tensor:
+    """Random numbers in the range of those of `t`, of its layout; positive where those are not
+    negative. What is not finite, or very large, stays. `t` itself where it holds no floats."""
+    if t.layout is not torch.strided or not t.numel():
+        return t
+    if t.is_complex():
+        parts = torch.view_as_real(t.resolve_conj())
+        return torch.view_as_complex(drawn(parts, seed, positive).contiguous())
+    if not t.is_floating_point():
+        return t
+    wide = t.detach().to(torch.float64 if t.dtype == torch.float64 else torch.float32)
+    usual = wide.isfinite() & (wide.abs() < _USUAL)
+    values = torch.where(usual, wide, 0)
+    low, high = float(values.min()), float(values.max())
+    if positive:
+        high = max(high, -low)
+        low = 0.0
+    if low >= 0:
+        low, high = (low if low > high / 4 and low < high else high / 4), high
+    elif high <= 0:
+        low, high = low, (high if high < low / 4 and low < high else low / 4)
+    if low == high:  # zeros
+        low, high = 0.25, 1.0
+    place = t.device if t.device.type == "cuda" else torch.device("cpu")
+    generator = torch.Generator(place).manual_seed(seed)
+    random = torch.rand(t.shape, generator=generator, device=place, dtype=wide.dtype)
+    made = torch.where(usual, (low + (high - low) * random).to(t.device), wide)
+    return torch.empty_like(t).copy_(made)

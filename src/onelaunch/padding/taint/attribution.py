@@ -1,0 +1,82 @@
+"""Which operation a refusal names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from onelaunch.padding.taint.rules.table import flow_of
+from onelaunch.padding.taint.trace import LAYOUT, packet_of
+from onelaunch.source import Place
+
+TAKES = "it takes a padded row"
+MOVED = "it takes other elements, which padding moves"
+ONCE = "it would be written once for each piece"
+DRAWN = "random numbers are drawn for the padded rows too"
+STRANGE = "its effect on rows is not known"
+DIVERGES = (
+    "the run at another size does not have it: the callable branches on the size, or on a value"
+)
+
+
+@dataclass(slots=True)
+class Event:
+    """What one operation did to the bits, so that a refusal can name it."""
+
+    name: str
+    place: Place | None
+    sources: frozenset[int]
+    targets: frozenset[int]
+    before: list[Tensor]
+    after: list[Tensor]
+    reason: str | None
+
+
+class Finding(NamedTuple):
+    """Why something depends on padding: the operation, its line, and the reason if it is known."""
+
+    name: str
+    place: Place | None
+    reason: str | None
+
+
+def blamed(events: Sequence[Event], storage: int) -> Finding:
+    """The operation that made this memory depend on padding."""
+    wanted = {storage}
+    chain: list[Event] = []
+    for event in reversed(events):
+        if event.targets & wanted:
+            wanted |= event.sources
+            chain.append(event)
+    chain.reverse()
+    for event in chain:
+        if event.reason:
+            return Finding(event.name, event.place, event.reason)
+    for event in chain:  # from rows of their own to none
+        whole = bool(event.after) and float(event.after[0]) == 1
+        if whole and any(0 < float(b) < 1 for b in event.before):
+            known = None if _known(event.name) else STRANGE
+            known = TAKES if packet_of(event.name) in LAYOUT else known
+            return Finding(event.name, event.place, known)
+    rising = [e for e in chain if e.after and e.before]
+    last = max(
+        rising,
+        key=lambda e: float(e.after[0]) - max(float(b) for b in e.before),
+        default=chain[-1] if chain else None,
+    )
+    if last is None:
+        return Finding("result", None, None)
+    return Finding(last.name, last.place, None if _known(last.name) else STRANGE)
+
+
+def _known(name: str) -> bool:
+    packet = packet_of(name)
+    func = getattr(torch.ops.aten, packet, None)
+    if func is None or name == "attention":
+        return name == "attention"
+    overload = getattr(func, name.partition(".")[2] or "default", None)
+    return overload is not None and flow_of(overload) is not None

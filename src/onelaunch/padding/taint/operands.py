@@ -1,0 +1,148 @@
+"""What is known of the inputs of one operation, from the bits of their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.aten import tensors
+from onelaunch.padding.taint.rules.call import LEAST, Call, beyond
+from onelaunch.padding.taint.shadow import LOW, PADDED, SIZED, UNKNOWN, Memory
+from onelaunch.padding.taint.trace import Step
+
+ALL = PADDED | UNKNOWN
+
+
+class Look:
+    """What is known of the inputs of one operation."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        old: dict[int, Tensor],
+        inputs: Sequence[Tensor],
+        real: Step | None,
+        kept: Callable[[Tensor], bool],
+    ) -> None:
+        self._memory = memory
+        self._old = old
+        self._none = torch.zeros((), dtype=torch.bool, device=memory.device)
+        self._bits: dict[int, Tensor] = {}
+        shapes = real.inputs if real is not None and len(real.inputs) == len(inputs) else ()
+        self._real = {id(t): shape for t, shape in zip(inputs, shapes, strict=False)}
+        for t in inputs:
+            bits = memory.of(t)
+            if bits is None and kept(t) and t.dtype != torch.bool:
+                bits = self._varying(t)
+            real_shape = self._real.get(id(t), t.shape)
+            if real_shape != t.shape:
+                outside = outside_of(t.shape, real_shape, memory.device)
+                if bits is not None:
+                    outside = bits | torch.where((bits & SIZED) != 0, 0, outside)
+                bits = outside
+            if bits is not None:
+                self._bits[id(t)] = bits
+        if old:  # flows read the bits before any is changed
+            self._bits = {key: bits.clone() for key, bits in self._bits.items()}
+        self.any = bool(self._bits)
+
+    def _varying(self, t: Tensor) -> Tensor:
+        """Bits of a tensor whose values may change in place. What hides scores stays so."""
+        bits = torch.full(t.shape, UNKNOWN, dtype=torch.uint8, device=self._memory.device)
+        if t.is_floating_point():
+            bits |= (self.value(t) <= LEAST).to(torch.uint8) * LOW
+        return bits
+
+    def real(self, t: Tensor) -> torch.Size | None:
+        """The shape of an input in the run at the real size."""
+        return self._real.get(id(t))
+
+    @property
+    def most(self) -> int:
+        """The bits of a result to which everything spreads."""
+        padded = any(bool((bits & PADDED).any()) for bits in self._bits.values())
+        return ALL if padded else UNKNOWN
+
+    @property
+    def sized(self) -> bool:
+        """Whether an input was made at a size that padding changes."""
+        return any(bool((bits & SIZED).any()) for bits in self._bits.values())
+
+    def plane(self, bit: int) -> Any:
+        """The plane of one bit."""
+
+        def see(value: Any) -> Tensor:
+            bits = self._bits.get(id(value))
+            if bits is None:
+                return self._none.broadcast_to(_shape(value))
+            return (bits & bit) != 0
+
+        return see
+
+    def value(self, t: Any) -> Tensor:
+        """The values of a tensor, as they were before the operation."""
+        before = self._old.get(id(t))
+        known: Tensor = t if before is None else before
+        return known.detach().to(self._memory.device)
+
+    def zero(self, t: Any) -> Tensor:
+        """Where a tensor is 0 whatever the padding holds."""
+        if not isinstance(t, Tensor):
+            return self._none | (t == 0)
+        bits = self._bits.get(id(t))
+        if bits is None:  # what is of no interest need not be looked at
+            known = torch.ones((), dtype=torch.bool, device=self._memory.device)
+        else:
+            known = (bits & UNKNOWN) == 0
+        return known & (self.value(t) == 0)
+
+    def low(self, t: Any) -> Tensor:
+        """Where a tensor is lower than any score whatever the padding holds."""
+        if not isinstance(t, Tensor):
+            return self._none | (isinstance(t, float) and t <= LEAST)
+        bits = self._bits.get(id(t))
+        if not t.is_floating_point():
+            return self._none.broadcast_to(_shape(t))
+        below = self.value(t) <= LEAST
+        if bits is None:
+            return below
+        return ((bits & LOW) != 0) | (((bits & UNKNOWN) == 0) & below)
+
+
+def _shape(value: Any) -> torch.Size:
+    return value.shape if isinstance(value, Tensor) else torch.Size(())
+
+
+def outside_of(shape: torch.Size, real: torch.Size, device: torch.device) -> Tensor:
+    """Bits of a tensor that grew with the size: what lies beyond its real size is padding."""
+    return beyond(shape, real, device).to(torch.uint8) * PADDED
+
+
+_KEEP = frozenset({"add", "sub", "mul", "div", "_to_copy", "clone", "copy", "baddbmm"})
+"""What leaves the lowest low, besides a choice of two."""
+
+
+def low_of(call: Call, packet: str, look: Look) -> Tensor | None:
+    """Where a result may be lower than any score because an input is; None of other operations."""
+    packet = packet.removesuffix("_")
+    if not call.results[0].is_floating_point() or packet not in (*_KEEP, "where", "masked_fill"):
+        return None
+    shape = call.results[0].shape
+    if packet in ("where", "masked_fill"):
+        mask, yes, no = call.args if packet == "where" else (call.args[i] for i in (1, 2, 0))
+        low, other = look.low(yes), look.low(no)
+        picked = torch.where(look.value(mask).bool(), low, other)
+        return torch.where(call.unknown(mask), low & other, picked).broadcast_to(shape)
+    if packet in ("add", "copy"):
+        given = tensors(call.args[1:] if packet == "copy" else call.args)
+        found = [look.low(t).broadcast_to(shape) for t in given]
+        return torch.stack(found).any(0)
+    if packet == "baddbmm" and call.argument("beta", 1) != 1:
+        return look.low(0).broadcast_to(shape)
+    low = look.low(call.args[0]).broadcast_to(shape)
+    if packet in ("mul", "div"):  # times what may be 0, or negative, at another call
+        low = low & ~call.unknown(call.args[1])
+    return low

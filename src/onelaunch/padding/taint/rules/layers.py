@@ -1,0 +1,133 @@
+"""Layers that are one operation: attention, encoders, recurrent ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.aten import tensors
+from onelaunch.padding.taint.rules.call import Call, See, any_over, everywhere
+from onelaunch.padding.taint.rules.reduction import hiding
+
+
+def attention(call: Call, see: See) -> list[Tensor]:
+    """`softmax(q @ k.T * scale + mask) @ v` as one kernel."""
+    query, key, value = call.args[:3]
+    if call.argument("dropout_p", 0.0):
+        return [torch.ones(r.shape, dtype=torch.bool, device="cpu") for r in call.results]
+    q = see(query).any(-1).unsqueeze(-1)
+    kv = (see(key).any(-1) | see(value).any(-1)).unsqueeze(-2)
+    if kv.shape[-3] != q.shape[-3]:  # grouped queries
+        kv = kv.repeat_interleave(q.shape[-3] // kv.shape[-3], dim=-3)
+    dead = torch.zeros((), dtype=torch.bool, device=q.device)
+    mask = call.argument("attn_mask", call.argument("attn_bias"))
+    found = q | kv
+    if mask is not None:
+        boolean = mask.dtype == torch.bool
+        hidden = ~call.value(mask) & ~call.unknown(mask) if boolean else _hidden(call, mask)
+        dead = dead | hidden
+        found = found | (see(mask) & ~hidden)
+    if call.argument("is_causal", False):
+        ones = torch.ones(q.shape[-2], kv.shape[-1], dtype=torch.bool, device=q.device)
+        dead = dead | ones.triu(1)
+    dead = dead.broadcast_to(found.shape)
+    some = ~dead.all(-1)
+    row = torch.where(some, (found & ~dead).any(-1), found.any(-1))
+    out = row.unsqueeze(-1).broadcast_to(call.results[0].shape)
+    return [out, *(row.any().broadcast_to(r.shape) for r in call.results[1:])]
+
+
+def _hidden(call: Call, mask: Tensor) -> Tensor:
+    """Where a mask that is added hides, of scores of this run's magnitudes."""
+    low, value = call.low(mask), call.value(mask)
+    if not bool((low & value.isfinite()).any()):
+        return low
+    query, key = (call.value(t) for t in call.args[:2])
+    scale = call.argument("scale") or query.shape[-1] ** -0.5
+    if query.shape[-3] != key.shape[-3]:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    scores = query @ key.mT * scale + value
+    return hiding(low.broadcast_to(scores.shape), scores, [-1])
+
+
+def fused_attention(call: Call, see: See) -> list[Tensor]:
+    """Attention with its projections, or a whole encoder layer, of (batch, length, features)."""
+    query = call.args[0]
+    both = call.args[1:3] if call.name == "_native_multi_head_attention" else (query,)
+    mask = call.argument("mask")
+    seen = [query, *both] if mask is None else [query, *both, mask]
+    rest = tensors((call.args[1:], call.kwargs))
+    if any(bool(see(p).any()) for p in rest if all(p is not t for t in seen)):
+        return everywhere(call, see)
+    q = see(query).any(-1).unsqueeze(-1)
+    found = q.new_zeros(())
+    for t in both:
+        found = found | see(t).any(-1).unsqueeze(-2)
+    dead = torch.zeros_like(found)
+    if mask is not None:
+        hidden = (call.value(mask) != 0) & ~call.unknown(mask)
+        dead, doubt = _by_pair(call, hidden), _by_pair(call, see(mask) & ~hidden)
+        found = found | doubt
+    dead, found = torch.broadcast_tensors(dead, found)
+    some = ~dead.all(-1)
+    row = q.squeeze(-1) | torch.where(some, (found & ~dead).any(-1), found.any(-1))
+    planes: list[Tensor] = []
+    for r in call.results:  # the weights are of (batch, heads, length, length), or of their mean
+        plane = row.unsqueeze(-1)
+        if r is not call.results[0]:
+            plane = plane | found
+        if r.dim() == 4:
+            plane = plane.unsqueeze(1)
+        planes.append(plane.broadcast_to(r.shape) if r.numel() else torch.ones_like(r).bool())
+    return planes
+
+
+def _by_pair(call: Call, mask: Tensor) -> Tensor:
+    """A mask of keys, of pairs, or of pairs for each head, as one of (batch, length, length)."""
+    if mask.dim() == 4:  # what is true of one head only is not of all
+        same = mask.all(1) == mask.any(1)
+        if not bool(same.all()):
+            raise ValueError("a mask for each head")
+        return mask[:, 0]
+    if mask.dim() != 2:
+        raise ValueError("a mask of another form")
+    return mask.unsqueeze(1) if call.argument("mask_type") == 1 else mask.unsqueeze(0)
+
+
+def cell(call: Call, see: See) -> list[Tensor]:
+    """A step of an LSTM or GRU as one kernel: rows by themselves."""
+    rows, rest = call.args[:3], tensors(call.args[3:])
+    found = torch.stack([see(t).any(-1) for t in rows]).any(0)
+    found = found | any(bool(see(t).any()) for t in rest)
+    return [found.unsqueeze(-1).broadcast_to(r.shape) for r in call.results]
+
+
+def recurrent(call: Call, see: See) -> list[Tensor]:
+    """Recurrent layers: rows of the batch by themselves; over time from the first on."""
+    t = call.args[0]
+    both_ways = call.argument("bidirectional") or call.argument("reverse", False)
+    batch_first = call.argument("batch_first") and call.name.startswith("_cudnn")
+    time = 1 if batch_first else 0
+    found = see(t).any(-1)
+    row = found.any(time)
+    for state in map(call.argument, ("hx", "cx", "hx_", "cx_")):
+        if isinstance(state, Tensor):
+            begun = any_over(see(state), [-1, *range(state.dim() - 2)]).reshape(-1)
+            row, found = row | begun, found | begun.unsqueeze(time)
+    weights = tensors(call.args[1:5])
+    weights = [w for w in weights if w is not call.argument("hx")]
+    spread = any(bool(see(w).any()) for w in weights)
+    spread = spread or (call.argument("dropout", 0) and call.argument("train"))
+    if both_ways:
+        steps = row.unsqueeze(time).broadcast_to(found.shape)
+    else:
+        steps = found.to(torch.int32).cumsum(time) > 0
+    steps, row = steps | bool(spread), row | bool(spread)
+    shapes = [r.shape for r in call.results]
+    states = [
+        row.unsqueeze(-1).broadcast_to(s)
+        for s in shapes[1:3]
+        if s[-2:-1] == row.shape and row.dim()
+    ]
+    rest = [row.any().broadcast_to(s) for s in shapes[1 + len(states) :]]
+    return [steps.unsqueeze(-1).broadcast_to(shapes[0]), *states, *rest]

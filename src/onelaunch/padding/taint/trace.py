@@ -1,0 +1,188 @@
+"""The operations of a run, as far as runs at other sizes must have the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.aten import leaves, operator, tensors
+from onelaunch.padding.taint.bounds import check_bounds
+from onelaunch.padding.taint.displacement import MOVES, Picked, picked
+from onelaunch.watch.operations import TakingApart
+
+# Whether an operation of one trace is missing in that of another size says nothing: layout only.
+LAYOUT = frozenset(
+    {
+        *("clone", "copy", "copy_", "_to_copy", "contiguous", "constant_pad_nd", "lift_fresh"),
+        *("view", "_unsafe_view", "expand", "t", "transpose", "permute", "slice", "as_strided"),
+        *("unsqueeze", "squeeze", "select", "alias", "detach", "reshape", "_reshape_alias"),
+        *("split", "split_with_sizes", "unbind", "empty", "empty_strided", "empty_like"),
+    }
+)
+AHEAD = 8
+"""How many layout operations a trace may have in between."""
+
+# Factories whose first elements are the same whatever the size.
+PREFIX = frozenset(
+    {"empty", "empty_strided", "empty_permuted", "zeros", "ones", "full", "arange", "eye"}
+)
+_STARTS = {
+    "arange.start": (0,),
+    "arange.start_step": (0, 2),
+    "slice.Tensor": (1, 2, 4),
+    "select.int": (1, 2),
+    "full": (1,),
+    "select_scatter": (2, 3),
+    "slice_scatter": (2, 3, 5),
+}
+"""The arguments, by position, that must not change with the size; of these operations no others."""
+
+_SIZES = {
+    "_fused_rms_norm": (1,),
+    "_reshape_alias": (1, 2),
+    "_reshape_copy": (1,),
+    "_unsafe_view": (1,),
+    "affine_grid_generator": (1,),
+    "as_strided": (1, 2),
+    "col2im": (1,),
+    "empty_strided": (0, 1),
+    "expand": (1,),
+    "expand_copy": (1,),
+    "eye": (0, 1),
+    "native_group_norm": (3, 5),
+    "new_empty": (1,),
+    "new_empty_strided": (1, 2),
+    "new_full": (1,),
+    "new_ones": (1,),
+    "new_zeros": (1,),
+    "repeat": (1,),
+    "repeat_interleave": (3,),
+    "reshape": (1,),
+    "upsample_bicubic2d": (1,),
+    "upsample_bilinear2d": (1,),
+    "upsample_linear1d": (1,),
+    "upsample_nearest1d": (1,),
+    "upsample_nearest2d": (1,),
+    "upsample_nearest3d": (1,),
+    "upsample_trilinear3d": (1,),
+    "view": (1,),
+    "view_copy": (1,),
+    **dict.fromkeys(("arange", "empty", "empty_permuted", "full", "ones", "zeros"), (0,)),
+    **dict.fromkeys(("normal", "rand", "randint", "randn", "randperm", "uniform"), (0,)),
+}
+"""The arguments, by position, that say a size and may follow it; all other numbers may not."""
+
+
+class Step(NamedTuple):
+    """One operation of a run, as far as a run at another size must agree with it.
+
+    Attributes:
+        fixed: its numbers that must be the same at every size.
+        inputs, outputs: the shapes of its tensors.
+        constant: a tensor that the code makes out of numbers.
+        picked: how it was called, if it picks elements by their places.
+    """
+
+    name: str
+    fixed: tuple[Any, ...]
+    inputs: tuple[torch.Size, ...]
+    outputs: tuple[torch.Size, ...]
+    constant: Tensor | None = None
+    picked: Picked | None = None
+
+
+def step_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Step:
+    """A call of an overload, with its result."""
+    name = name_of(func)
+    shapes = tuple(t.shape for t in tensors((args, kwargs)))
+    outputs = tuple(t.shape for t in tensors(result))
+    constant = args[0].detach().to("cpu", copy=True) if name == "lift_fresh" else None
+    fixed = _fixed(func, name, args, kwargs)
+    return Step(
+        _kind(name), fixed, shapes, outputs, constant, picked(packet_of(name), args, kwargs)
+    )
+
+
+def name_of(func: Any) -> str:
+    """The name of an overload: ``add.Tensor``."""
+    return operator(func).label
+
+
+def packet_of(name: str) -> str:
+    """The name without the overload: ``add``."""
+    return name.partition(".")[0]
+
+
+def _kind(name: str) -> str:
+    return "attention" if name.startswith("_scaled_dot_product") else name
+
+
+def _fixed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The numbers of a call that must be the same at every size; by their digits, so that NaN is
+    NaN."""
+    packet = packet_of(name)
+    if name in _STARTS:
+        found: list[Any] = [args[i] if i < len(args) else None for i in _STARTS[name]]
+        return tuple(0 if v is None else v for v in found)
+    if packet == "constant_pad_nd":  # where a tensor begins; its end may follow the size
+        return tuple(args[1][::2])
+    if packet in ("split", "split_with_sizes"):  # its sizes show in its results
+        return (args[2] if len(args) > 2 else kwargs.get("dim", 0),)
+    if _kind(name) == "attention":  # of whatever kernel: they differ in what else they are told
+        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        return named.get("dropout_p", 0.0), named.get("is_causal", False), named.get("scale")
+    free = _SIZES.get(packet, ())
+    given = [v for i, v in enumerate(args) if i not in free]
+    values = [
+        v for v in leaves([*given, *kwargs.values()]) if isinstance(v, (bool, complex, float, int))
+    ]
+    return tuple((type(v).__name__, repr(v)) for v in values)
+
+
+def reach(step: Step) -> int:
+    """How far apart elements may be that an operation takes together, or that it moves, at most; 0
+    of operations that know no places."""
+    packet = packet_of(step.name)
+    if packet not in MOVES | _WINDOWS and "pool" not in packet:
+        return 0
+    # A number is itself, or its type and digits.
+    numbers = [int(str(v[1] if isinstance(v, tuple) else v)) for v in step.fixed if _is_number(v)]
+    windows = [n for shape in step.inputs[1:2] for n in shape[2:]] if packet in _WINDOWS else []
+    return max(map(abs, numbers), default=1) * max(windows, default=1)
+
+
+_WINDOWS = frozenset({"convolution", "im2col", "col2im", "roll", "tril", "triu"})
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (isinstance(value, tuple) and value[0] == "int")
+
+
+def form(steps: Sequence[Step]) -> tuple[object, ...]:
+    """What of a run does not change with the size; hashable."""
+    return tuple(
+        (
+            *(s.name, repr(s.fixed), tuple(map(len, s.inputs)), tuple(map(len, s.outputs))),
+            None if s.constant is None else repr(s.constant.tolist()),
+        )
+        for s in steps
+    )
+
+
+class Trace(TakingApart):
+    """Notes the operations of a run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        check_bounds(packet_of(name_of(func)), args)
+        result = func(*args, **kwargs)
+        if name_of(func) == "record_stream":
+            return result
+        self.steps.append(step_of(func, args, kwargs, result))
+        return result

@@ -1,0 +1,76 @@
+"""The function that runs at every call of a recording, written for that recording.
+
+Host time is what a graph is for, so the checks and the launch are straight-line code: source text
+made from the signature and compiled once, as `dataclasses` and `namedtuple` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from onelaunch.call.spec import CallSpec
+from onelaunch.capture.recording import Captured
+from onelaunch.replay.checks import (
+    check_default_device,
+    check_gradients,
+    check_memory,
+    check_sizes,
+    check_tensors,
+    check_values,
+    match,
+)
+from onelaunch.replay.launch import expression, launch
+from onelaunch.replay.source import Source
+
+
+class _Miss:
+    def __repr__(self) -> str:
+        return "MISS"
+
+
+MISS: Any = _Miss()
+"""What a call path returns for a call that its recording does not fit."""
+
+
+def build_call(
+    captured: Captured, spec: CallSpec, label: str, instead: Callable[..., Any] | None = None
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    """The call path of a recording: ``call(args, kwargs)`` gives the result or `MISS`.
+
+    A miss has no effect. The caller has seen to it that nothing ambient forbids a replay.
+
+    Args:
+        instead: gives the result of calls that fit, in the place of a replay.
+    """
+    driver, device = captured.driver, captured.device
+    source = Source(names={"MISS": MISS})
+    leaves: dict[int, str] = {}
+    if driver.name == "cuda":  # on the tape a mode is active meanwhile
+        source.miss_if(f"{source.name('capturing', driver.capturing)}()")
+    match(source, spec.tree, "args", "kwargs", leaves)
+    inputs = [leaves[i] for i in range(len(leaves))]
+    for slot in captured.hidden:
+        name = f"h{len(inputs)}"
+        source.line(f"{name} = {source.name('slot', slot.read)}()")
+        inputs.append(name)
+    check_tensors(source, captured, inputs)
+    check_values(source, captured, inputs)
+    check_gradients(source, captured, inputs)
+    check_sizes(source, captured, inputs)
+    check_default_device(source, spec)
+    check_memory(source, driver, captured, inputs)
+    source.miss_if(f"not {source.name('state', captured.guard.check)}()")
+    if captured.dials.keys:
+        source.miss_if(f"not {source.name('numbers', captured.dials.current)}()")
+    if instead is not None:
+        source.line(f"return {source.name('instead', instead)}(args, kwargs)")
+        return source.compile("args, kwargs", label)
+    if captured.pair is not None:  # the recording, if no other call has it in flight
+        source.line(f"flight = {source.name('take', captured.pair.take)}()")
+        source.miss_if("flight is None")
+    made = launch(source, driver, captured, inputs, device)
+    for draw in captured.draws:
+        source.line(f"{source.name('draw', draw)}()")
+    source.line(f"return {expression(source, captured.tree, [made[n] for n in captured.numbers])}")
+    return source.compile("args, kwargs", label)

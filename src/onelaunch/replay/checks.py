@@ -1,0 +1,221 @@
+"""The part of a call path that decides whether a recording fits a call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from onelaunch.call.spec import CallSpec, default_device
+from onelaunch.call.tree import Constant, Container, Leaf, Tree, flatten, objects_in
+from onelaunch.capture.recording import Captured
+from onelaunch.driver.protocol import Driver, Varying
+from onelaunch.replay.source import Source
+from onelaunch.runtime.signature import Overlaps
+from onelaunch.state.host_values import bytes_of
+
+_C: Any = torch._C
+_GUARDS: Any = _C._dynamo.guards
+
+
+def match(source: Source, tree: Tree, args: str, kwargs: str, leaves: dict[int, str]) -> None:
+    """Take args and kwargs apart, and compare all that is not a tensor."""
+    assert isinstance(tree, Container)
+    positional, named = cast(tuple[Container, Container], tree.children)
+    conditions = f"len({args}) != {len(positional.children)}"
+    if not named.children:
+        conditions += f" or {kwargs}"
+    elif len(named.children) == 1:
+        conditions += f" or len({kwargs}) != 1"
+    else:  # a callable that takes **kwargs sees their order
+        conditions += f" or tuple({kwargs}) != {source.name('order', named.keys)}"
+    source.miss_if(conditions)
+    for index, child in enumerate(positional.children):
+        _match_value(source, child, f"{args}[{index}]", leaves)
+    for key, child in zip(named.keys, named.children, strict=True):
+        _match_value(source, child, f"{kwargs}.get({key!r}, MISS)", leaves)
+
+
+def _match_value(source: Source, tree: Tree, value: str, leaves: dict[int, str]) -> None:
+    if isinstance(tree, Leaf):
+        leaves[tree.index] = f"t{tree.index}"
+        source.line(f"t{tree.index} = {value}")
+        return
+    if isinstance(tree, Constant):
+        _match_constant(source, tree, value)
+        return
+    assert isinstance(tree, Container)
+    name = f"v{len(source.lines)}"
+    kind = source.name("kind", tree.kind)
+    source.line(f"{name} = {value}")
+    if tree.kind is tuple or tree.kind is list:
+        source.miss_if(f"type({name}) is not {kind} or len({name}) != {len(tree.children)}")
+        for index, child in enumerate(tree.children):
+            _match_value(source, child, f"{name}[{index}]", leaves)
+    elif tree.kind is dict:
+        keys = source.name("keys", tree.keys)
+        source.miss_if(f"type({name}) is not {kind} or tuple({name}) != {keys}")
+        for key, child in zip(tree.keys, tree.children, strict=True):
+            _match_value(source, child, f"{name}[{source.name('key', key)}]", leaves)
+    else:
+        _match_other(source, tree, name, kind, leaves)
+
+
+def _match_other(
+    source: Source, tree: Container, name: str, kind: str, leaves: dict[int, str]
+) -> None:
+    """A dataclass, named tuple, object or registered container: flattened, and compared whole."""
+    numbers = [leaf.index for leaf in _leaves(tree)]
+    renumbered = source.name("tree", _renumbered(tree, {n: i for i, n in enumerate(numbers)}))
+    source.miss_if(f"type({name}) is not {kind}")
+    apart = functools.partial(flatten, objects=objects_in(tree)) if objects_in(tree) else flatten
+    source.line(f"{name} = {source.name('flatten', apart)}({name})")
+    source.miss_if(f"{name}.tree != {renumbered}")
+    for position, number in enumerate(numbers):
+        leaves[number] = f"t{number}"
+        source.line(f"t{number} = {name}.tensors[{position}]")
+
+
+def _leaves(tree: Tree) -> list[Leaf]:
+    if isinstance(tree, Leaf):
+        return [tree]
+    if not isinstance(tree, Container):
+        return []
+    return [leaf for child in tree.children for leaf in _leaves(child)]
+
+
+def _renumbered(tree: Tree, numbers: dict[int, int]) -> Tree:
+    if isinstance(tree, Leaf):
+        return Leaf(numbers[tree.index])
+    if not isinstance(tree, Container):
+        return tree
+    return Container(
+        tree.kind, tree.keys, tuple(_renumbered(child, numbers) for child in tree.children)
+    )
+
+
+def _match_constant(source: Source, constant: Constant, value: str) -> None:
+    if constant.by_identity or constant.value is None or isinstance(constant.value, bool):
+        source.miss_if(f"{value} is not {source.name('constant', constant.value)}")
+    else:
+        source.miss_if(f"not {source.name('matches', constant.matches)}({value})")
+
+
+def check_tensors(source: Source, captured: Captured, inputs: Sequence[str]) -> None:
+    """Type, dispatch keys (conj, neg, inference), dtype, device, sizes, strides, requires_grad:
+    one call into C++, 0.2 us, and 0.1 us for each further tensor."""
+    if not inputs:
+        return
+    count = len(captured.inputs.tensors)
+    twice = [i for i in range(count) if _same_object_twice(captured, i)]
+    checked = [name for i, name in enumerate(inputs) if i not in twice]
+    examples = [t for i, t in enumerate(captured.inputs.tensors) if i not in twice]
+    sizes = strides = None
+    if captured.inputs.varying:
+        varying = {id(captured.inputs.tensors[i]): v for i, v in captured.inputs.varying.items()}
+        sizes = [_fixed_sizes(t, varying.get(id(t))) for t in examples]
+        strides = [[None] * t.dim() if id(t) in varying else list(t.stride()) for t in examples]
+    guards = _GUARDS.TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    source.miss_if(f"not {source.name('tensors', guards.check)}({', '.join(checked)})")
+
+    def unlike(tensors: Sequence[Tensor]) -> str | None:
+        if len(tensors) != count:  # those that the callable keeps are not among them
+            return None
+        given = [t for i, t in enumerate(tensors) if i not in twice]
+        found = guards.check_verbose(*given, tensor_check_names=checked)
+        return None if found is True else str(found)
+
+    captured.unlike = unlike
+    for i in twice:
+        first = next(
+            j for j, t in enumerate(captured.inputs.tensors) if t is captured.inputs.tensors[i]
+        )
+        source.miss_if(f"{inputs[i]} is not {inputs[first]}")
+
+
+def check_values(source: Source, captured: Captured, inputs: Sequence[str]) -> None:
+    """The elements of host arguments that the host reads: a microsecond each."""
+    for index, value in captured.values.items():
+        read = source.name("bytes_of", bytes_of)
+        source.miss_if(f"{read}({inputs[index]}) != {source.name('value', value)}")
+
+
+def check_gradients(source: Source, captured: Captured, inputs: Sequence[str]) -> None:
+    """In a whole step no argument has a gradient: the recording could not show it the callable."""
+    if captured.pair is not None or not torch.is_grad_enabled():
+        return
+    plan = captured.inputs
+    for name, spec, how in zip(inputs, plan.specs, plan.travels, strict=False):
+        if spec.requires_grad and how != "address":
+            source.miss_if(f"{name}.is_leaf and {name}.grad is not None")
+
+
+def _fixed_sizes(t: Tensor, varying: Varying | None) -> list[int | None]:
+    moving = () if varying is None else varying.dims
+    return [None if dim in moving else size for dim, size in enumerate(t.shape)]
+
+
+def check_sizes(source: Source, captured: Captured, inputs: Sequence[str]) -> None:
+    """The real sizes of a bucketed call, as `n0`, `n1`: all arguments agree on them, and the bucket
+    serves them. 0.1 us each."""
+    bucket = captured.bucket
+    if bucket is None:
+        return
+    seen: set[int] = set()
+    for index, varying in captured.inputs.varying.items():
+        name = inputs[index]
+        source.miss_if(f"not {name}.is_contiguous()")
+        source.line(f"s{index} = {name}.shape")
+        for dim, place in zip(varying.dims, bucket.places[index], strict=True):
+            if place in seen:
+                source.miss_if(f"s{index}[{dim}] != n{place}")
+                continue
+            seen.add(place)
+            source.line(f"n{place} = s{index}[{dim}]")
+            least, most = bucket.least[place], bucket.sizes[place]
+            source.miss_if(f"n{place} < {least} or n{place} > {most}")
+
+
+def _same_object_twice(captured: Captured, index: int) -> bool:
+    """`TensorGuards` refuses the same tensor given twice."""
+    tensors = captured.inputs.tensors
+    return any(tensors[j] is tensors[index] for j in range(index))
+
+
+def check_default_device(source: Source, spec: CallSpec) -> None:
+    """A default device that was set is a function mode, and none of those is active otherwise."""
+    modes = source.name("function_modes", _C._len_torch_function_stack)
+    device = source.name("device", spec.device)
+    read = source.name("default_device", default_device)
+    condition = f"{read}() != {device}"
+    source.miss_if(f"{modes}() and {condition}" if spec.device.type == "cpu" else condition)
+
+
+def check_memory(source: Source, driver: Driver, captured: Captured, inputs: Sequence[str]) -> None:
+    """Where inputs lie, as far as it matters.
+
+    An argument read in place must be that very memory. Arguments captured as one run of bytes must
+    overlap as they did. Others may overlap as they please, unless the graph writes to an argument
+    or to memory that it reads by address: then all must be as apart as they were.
+    """
+    travels = captured.inputs.travels
+    for index, name in enumerate(inputs):
+        if travels[index] == "address":
+            address = captured.inputs.tensors[index].data_ptr()
+            source.miss_if(f"{name}.data_ptr() != {address}")
+    writes = bool(captured.written_inputs or captured.written)
+    shared = any(len(group.members) > 1 for group in captured.inputs.groups)
+    movable = [i for i, how in enumerate(travels) if how in ("node", "copy", "pad")]
+    fixed = list(captured.written) if captured.written else []
+    if captured.written_inputs:
+        fixed = captured.guard.tensors
+    if not movable or not (shared or (writes and (len(movable) > 1 or fixed))):
+        return
+    examples = [captured.inputs.tensors[i] for i in movable]
+    overlaps = Overlaps(driver, fixed)
+    names = ", ".join(inputs[i] for i in movable)
+    pattern = source.name("pattern", overlaps(*examples))
+    source.miss_if(f"{source.name('overlaps', overlaps)}({names}) != {pattern}")

@@ -1,0 +1,297 @@
+"""The part of a call path that launches, and hands over results and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from onelaunch.autograd.freed import spend
+from onelaunch.autograd.pair import Pair
+from onelaunch.call.spec import TensorSpec
+from onelaunch.call.tree import Above, Attribute, Constant, Leaf, Same, Tree, build
+from onelaunch.capture.io_plan import Output
+from onelaunch.capture.recording import Captured, StateOutput
+from onelaunch.driver.protocol import Driver, Released
+from onelaunch.replay.source import Source, tuple_of
+from onelaunch.replay.views import viewer
+from onelaunch.state.gradients import keeper
+from onelaunch.state.slots import gradient_of
+
+_C: Any = torch._C
+
+
+def launch(
+    source: Source,
+    driver: Driver,
+    captured: Captured,
+    inputs: Sequence[str],
+    device: torch.device,
+) -> list[str]:
+    """Allocate what the caller gets, launch, and name each result."""
+    sources = [inputs[group.members[0]] for group in captured.inputs.groups]
+    targets: list[str] = []
+    names: dict[int, str] = {}
+    after: list[str] = []
+    given = _settled(captured)
+    if captured.statics:
+        for number, output in enumerate(captured.outputs.made):
+            if output.source == "own":
+                names[number] = source.name("static", captured.statics[number])
+    else:
+        for index in range(len(captured.outputs.groups)):
+            spec = given.get(index)
+            after += _make_group(source, driver, captured, device, index, spec, names)
+            targets += [f"g{index}"] if spec is None else []
+    after += _take_writes(source, driver, captured, inputs, device, targets)
+    replay = source.name("launch", captured.graph.launch)
+    made = "made = " if given else ""
+    source.line("try:")
+    source.line(f"{made}{replay}(({tuple_of(sources)}), ({tuple_of(targets)}))", 2)
+    source.line(f"except {source.name('released', Released)}:  # by another thread")
+    source.line("return MISS", 2)
+    for line in after:
+        source.line(line)
+    launches = source.name("launches", captured.launches)
+    source.line(f"{launches}[0] += 1")
+    if captured.clock is not None:
+        source.line(f"{launches}[1] = {source.name('clock', captured.clock)}()")
+    _bump_written(source, captured, inputs)
+    if captured.pair is not None:
+        _attach(source, captured.pair, inputs, names)
+    if not captured.statics:  # those have the graph of the capture
+        for number, output in enumerate(captured.outputs.made):
+            if output.spent:
+                source.line(f"{names[number]} = {source.name('spend', spend)}({names[number]})")
+    for number, output in enumerate(captured.outputs.made):
+        if number not in names:
+            names[number] = _caller_result(source, output, inputs, names)
+    made = [names[number] for number in range(len(names))]
+    _rebind_slots(source, captured, made)
+    return made
+
+
+def _take_writes(
+    source: Source,
+    driver: Driver,
+    captured: Captured,
+    inputs: Sequence[str],
+    device: torch.device,
+    targets: list[str],
+) -> list[str]:
+    """Name where the written inputs go, after the results in `targets`; the lines that follow the
+    launch, which copy those back that lie too sparsely."""
+    after: list[str] = []
+    for index in _written_groups(captured):
+        group = captured.inputs.groups[index]
+        leaf = inputs[group.members[0]]
+        if group.travel == "copy":
+            buffer = f"w{index}"
+            nbytes = group.region.stop - group.region.start
+            empty, where = source.name("empty", driver.empty), source.name("device", device)
+            source.line(f"{buffer} = {empty}({nbytes}, {where})")
+            spec = captured.inputs.specs[group.members[0]]
+            view = source.name("view", viewer(Output("own", spec)))
+            after.append(f"{leaf}.copy_({view}({buffer}))")
+            targets.append(buffer)
+        else:
+            targets.append(leaf)
+    return after
+
+
+def _attach(source: Source, pair: Pair, inputs: Sequence[str], names: dict[int, str]) -> None:
+    """Give the results their node of autograd."""
+    results = tuple_of([names[number] for number in pair.results])
+    arguments = tuple_of([inputs[i] for i in pair.arguments])
+    watched = tuple_of([inputs[i] for i in pair.watched_inputs])
+    watched += tuple_of([source.name("saved", t) for t in pair.watched])
+    if pair.saved.inputs:
+        places = [f"{inputs[pair.watched_inputs[i]]}.data_ptr()" for i in pair.saved.inputs]
+        source.line(f"flight.places = [{', '.join(places)}]")
+    attach = source.name("attach", pair.attacher())
+    source.line(f"({results}) = {attach}(flight, ({results}), ({arguments}), ({watched}))")
+
+
+def _written_groups(captured: Captured) -> list[int]:
+    written = set(captured.written_inputs)
+    return [i for i, g in enumerate(captured.inputs.groups) if written & set(g.members)]
+
+
+def _settled(captured: Captured) -> dict[int, TensorSpec]:
+    """The groups of results that the launch gives, and what it gives."""
+    groups = [] if captured.statics else range(len(captured.outputs.groups))
+    fresh = [not any(m.follows for _, m in _members(captured, index)) for index in groups]
+    fresh += [False] * len(_written_groups(captured))
+    gives = enumerate(captured.graph.settle(fresh))
+    return {index: spec for index, spec in gives if spec is not None}
+
+
+def _members(captured: Captured, index: int) -> list[tuple[int, Output]]:
+    """The results of a group, by number."""
+    made = enumerate(captured.outputs.made)
+    return [(n, output) for n, output in made if output.source == "own" and output.index == index]
+
+
+def _make_group(
+    source: Source,
+    driver: Driver,
+    captured: Captured,
+    device: torch.device,
+    index: int,
+    given: TensorSpec | None,
+    names: dict[int, str],
+) -> list[str]:
+    """Fresh memory for a group of results, as the tensor itself where there is only one: allocated
+    here, or `given` by the launch; and the lines that follow the launch then."""
+    group = captured.outputs.groups[index]
+    nbytes = group.stop - group.start
+    members = _members(captured, index)
+    base = next((m for m in members if _is_whole(m[1], nbytes, given)), None)
+    name, where = f"g{index}", source.name("device", device)
+    if given is not None:
+        made = f"made[{index}]"
+    elif base is not None and base[1].follows:
+        sized = source.name("sized", driver.sized_allocator(base[1].spec))
+        made = f"{sized}({_sizes(base[1])})"
+    elif base is not None:
+        made = f"{source.name('allocate', driver.allocator(base[1].spec))}()"
+    else:
+        made = f"{source.name('empty', driver.empty)}({nbytes}, {where})"
+    lines = [f"{name} = {made}"]
+    for number, output in members:
+        if base is not None and number == base[0]:
+            names[number] = name
+            continue
+        names[number] = f"o{number}"
+        lines.append(f"o{number} = {source.name('view', viewer(output))}({name})")
+    if given is not None:
+        return lines
+    for line in lines:
+        source.line(line)
+    return []
+
+
+def _sizes(output: Output) -> str:
+    """Expressions for the size and the strides of a contiguous result of a bucketed call."""
+    sizes: list[str] = [str(size) for size in output.spec.shape]
+    for follow in output.follows:
+        scaled = f"{follow.scale} * n{follow.place}" if follow.scale > 1 else f"n{follow.place}"
+        sizes[follow.dim] = f"{scaled} + {follow.more}" if follow.more else scaled
+    strides: list[str] = []
+    number, factors = 1, list[str]()
+    for size in reversed(sizes):
+        strides.append(
+            " * ".join([str(number), *factors])
+            if number > 1 or not factors
+            else " * ".join(factors)
+        )
+        if size.isdigit():
+            number *= max(int(size), 1)
+        else:
+            factors.append(f"({size})" if " " in size else size)
+    return f"({tuple_of(sizes)}), ({tuple_of(strides[::-1])})"
+
+
+def _is_whole(output: Output, nbytes: int, given: TensorSpec | None) -> bool:
+    """Whether a result is its group's memory itself, as it is `given`, and not a view of it."""
+    spec = output.spec
+    covers = spec.dense and spec.extent_bytes == nbytes and output.offset == 0
+    if given is not None:
+        covers = (spec.shape, spec.stride, spec.dtype) == (given.shape, given.stride, given.dtype)
+    return covers and not (output.is_view or spec.conj or spec.neg)
+
+
+def _caller_result(
+    source: Source, output: Output, inputs: Sequence[str], names: dict[int, str]
+) -> str:
+    """A result that is the caller's memory, a view of another result, or a constant."""
+    name = f"r{len(source.lines)}"
+    if output.source == "argument":
+        return inputs[output.index]
+    if output.source == "held":
+        return source.name("held", output.tensor)
+    if output.source == "host constant":
+        source.line(f"{name} = {source.name('constant', output.tensor)}.clone()")
+        return name
+    if output.source == "held view":
+        base = source.name("base", output.tensor)
+    else:
+        base = (names if output.source == "own view" else inputs)[output.index]
+    view = source.name("view", viewer(output))
+    source.line(f"{name} = {view}({base})")
+    return name
+
+
+def _bump_written(source: Source, captured: Captured, inputs: Sequence[str]) -> None:
+    """Count the writes, as eager would have."""
+    for name in [inputs[i] for i in captured.bumped_inputs]:
+        source.line(f"{source.name('bump', _bump)}({name})")
+    written = [t for t in captured.bumped if not t.is_inference()]
+    if written:
+        source.line(f"{source.name('count', _C._increment_version)}({source.name('all', written)})")
+
+
+def _rebind_slots(source: Source, captured: Captured, made: Sequence[str]) -> None:
+    """Put what the callable would have stored where it would have."""
+    kept = [state for state in captured.state if gradient_in(state, captured) is not None]
+    if kept:
+        gradients = [(state.slot.holder, gradient_in(state, captured)) for state in kept]
+        source.line(f"{source.name('gradients', keeper(gradients))}()")
+    for state in captured.state:
+        if gradient_in(state, captured) is not None:
+            continue
+        value = expression(source, state.tree, [made[n] for n in state.numbers])
+        if state.step is not None:
+            value = f"{source.name('read', state.slot.read)}() + {state.step}"
+        elif not state.numbers:  # a dict that tells of changes is looked into after each
+            source.line(f"if {source.name('read', state.slot.read)}() is not {value}:")
+            source.line(f"{source.name('rebind', state.slot.write)}({value})", 2)
+            continue
+        source.line(f"{source.name('rebind', state.slot.write)}({value})")
+
+
+def gradient_in(state: StateOutput, captured: Captured) -> Tensor | None:
+    """The tensor that each replay writes where it is, if it is that which a slot gets."""
+    if state.slot.key is not gradient_of or not isinstance(state.tree, Leaf):
+        return None
+    output = captured.outputs.made[state.numbers[0]]
+    return output.tensor if output.lasts else None
+
+
+def _bump(t: Tensor) -> None:
+    """Count a write, so that autograd sees that a saved tensor changed."""
+    if not t.is_inference():
+        torch.autograd.graph.increment_version(t)
+
+
+def _access(source: Source, steps: Sequence[object]) -> str:
+    """An expression for what steps lead to from the arguments of the call."""
+    text = ("args", "kwargs")[cast(int, steps[0])]
+    for step in steps[1:]:
+        inside = isinstance(step, Attribute)
+        text += f".{step.name}" if inside else f"[{source.name('key', step)}]"
+    return text
+
+
+def expression(source: Source, tree: Tree, names: Sequence[str]) -> str:
+    """An expression that puts a result together."""
+    if isinstance(tree, Leaf):
+        return names[tree.index]
+    if isinstance(tree, Constant):
+        return source.name("constant", tree.value)
+    if isinstance(tree, Same):
+        return (
+            source.name("same", tree.value) if tree.steps is None else _access(source, tree.steps)
+        )
+    assert not isinstance(tree, Above)  # those are in arguments alone
+    children = [expression(source, child, names) for child in tree.children]
+    if tree.kind is tuple:
+        return f"({tuple_of(children)})"
+    if tree.kind is list:
+        return f"[{', '.join(children)}]"
+    if tree.kind is dict:
+        keys = [source.name("key", key) for key in tree.keys]
+        return "{" + ", ".join(f"{k}: {c}" for k, c in zip(keys, children, strict=True)) + "}"
+    return f"{source.name('build', build)}({source.name('tree', tree)}, [{', '.join(children)}])"

@@ -1,0 +1,154 @@
+"""Arguments that are others at each call, so that no signature ever comes again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from onelaunch.call.spec import CallSpec, TensorSpec
+from onelaunch.call.tree import Constant, call_constants, is_code, is_plain
+from onelaunch.errors import kind_of
+
+MANY = 8
+"""So many signatures that came once before, all others in one place: there will be more. So it is
+with recordings of one signature that served one call each."""
+_MOST = 32
+"""The same for sizes that need not grow on: a server may be warmed up at each size in turn, and
+they come again."""
+
+
+class _Known(Protocol):
+    warm: int
+
+
+class Finding(NamedTuple):
+    """What is another at each call.
+
+    Attributes:
+        kind: ``"number"``, ``"object"`` or ``"size"``.
+        path: where.
+        newest: what it was in the last call.
+        text: what the callable was called with.
+        fix: what to write instead.
+    """
+
+    kind: str
+    path: str
+    newest: Any
+    text: str
+    fix: str
+
+
+class Newest:
+    """The newest signatures, as long as each came once."""
+
+    def __init__(self) -> None:
+        self._once: list[tuple[CallSpec, _Known]] = []
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._once.clear()
+
+    def note(self, spec: CallSpec, paths: Sequence[str], known: _Known) -> Finding | None:
+        """What all of them differ in, if this one is one more.
+
+        Args:
+            spec: a new signature.
+            paths: of its tensors.
+            known: what is known of it, now and later.
+        """
+        once = [(s, k) for s, k in self._once if k.warm == 1][-_MOST:]
+        self._once = [*once, (spec, known)]
+        specs = [s for s, _ in self._once]
+        if len(specs) <= MANY:
+            return None
+        last = specs[-MANY - 1 :]
+        return _constant(last) or _growth(specs, paths)
+
+
+def _constant(specs: Sequence[CallSpec]) -> Finding | None:
+    """An object that is another in each of these signatures; or a number, if nothing else is."""
+    maps = [dict(_places(spec)) for spec in specs]
+    others = [
+        place
+        for place in maps[0]
+        if all(place in each for each in maps) and len({each[place] for each in maps}) == len(maps)
+    ]
+    for path in others:
+        constants = [each[path] for each in maps]
+        values = [c.value for c in constants if isinstance(c, Constant)]
+        if len({type(value) for value in values}) != 1:
+            continue
+        newest, name = values[-1], type(values[-1]).__name__
+        numbers = isinstance(newest, int | float | complex)
+        if numbers or is_plain(newest):
+            if len(others) > 1:
+                continue  # each of them, or none, may be why
+            shown = ", ".join(map(repr, values[-3:]))
+            text = f"another `{path}` each time, {shown}: each value needs a recording"
+            tensor = f"pass a 0-dim tensor for one that changes, torch.tensor({newest!r})"
+            return Finding("number", path, newest, text, tensor if numbers else "keep to a few")
+        if not is_code(newest):
+            text = f"another object for `{path}` each time, {kind_of(newest)}"
+            return Finding("object", path, newest, text, _IS_IN_IT.format(name=name))
+        if len({id(getattr(value, "__code__", value)) for value in values}) == 1:
+            text = f"another `{type(newest).__name__}` for `{path}` each time"
+            return Finding("object", path, newest, text, "make it once, before the calls")
+    return None
+
+
+_IS_IN_IT = (
+    "pass its tensors, or a dataclass, a named tuple or a dict of them; or say what is in it, by "
+    "torch.utils._pytree.register_pytree_node({name}, flatten, unflatten)"
+)
+
+
+def _places(spec: CallSpec) -> Iterator[tuple[str, Constant | TensorSpec]]:
+    yield from call_constants(spec.tree)
+    for index, tensor in enumerate(spec.tensors):
+        yield f"tensor {index}", tensor
+
+
+def _growth(specs: Sequence[CallSpec], paths: Sequence[str]) -> Finding | None:
+    """Sizes that grow by as much from each of these signatures to the next."""
+    steps = [_grown(a, b) for a, b in itertools.pairwise(specs)]
+    newest = steps[-1]
+    if not newest:
+        return None
+    # A cache grows by one, and not by its batch.
+    many = MANY if any(dim and step == 1 for _, dim, step in newest) else _MOST
+    if len(steps) < many or any(step != newest for step in steps[-many:]):
+        return None
+    index, dim, _ = max(newest, key=lambda step: step[1] > 0)
+    sizes = [spec.tensors[index].shape[dim] for spec in specs[-3:]]
+    text = f"`{paths[index]}`, dim {dim}, larger each time, {', '.join(map(str, sizes))}"
+    most = 1 << (4 * sizes[-1]).bit_length()
+    fix = (
+        f"buckets=ol.Buckets(dim={dim}, sizes={(most // 4, most // 2, most)}), which pad; or for a "
+        "cache one of its full size that is written in place (transformers' StaticCache)"
+    )
+    return Finding("size", paths[index], sizes[-1], f"{text}: each needs a recording", fix)
+
+
+def _grown(a: CallSpec, b: CallSpec) -> tuple[tuple[int, int, int], ...] | None:
+    """By how much each tensor grew in which dimension; None where anything else differs, but for
+    whole numbers, which count along."""
+    if (a.modes, a.device) != (b.modes, b.device) or len(a.tensors) != len(b.tensors):
+        return None
+    mine, theirs = list(call_constants(a.tree)), list(call_constants(b.tree))
+    if [path for path, _ in mine] != [path for path, _ in theirs]:
+        return None
+    for (_, x), (_, y) in zip(mine, theirs, strict=True):
+        if x != y and not (isinstance(x.value, int) and isinstance(y.value, int)):
+            return None
+    found: list[tuple[int, int, int]] = []
+    for index, (x, y) in enumerate(zip(a.tensors, b.tensors, strict=True)):
+        if (x.kind, x.dtype, x.device, len(x.shape)) != (y.kind, y.dtype, y.device, len(y.shape)):
+            return None
+        for dim, (n, m) in enumerate(zip(x.shape, y.shape, strict=True)):
+            if m < n:
+                return None
+            if m > n:
+                found.append((index, dim, m - n))
+    return tuple(found)

@@ -1,0 +1,500 @@
+"""`graph`: a callable in, the same callable out, running as one launch."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from threading import get_ident
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+
+from onelaunch.autograd.chain import Chain
+from onelaunch.autograd.pair import packing
+from onelaunch.call.ambient import note_modes, surrounded
+from onelaunch.call.spec import CallSpec, ambient
+from onelaunch.call.tree import Flat
+from onelaunch.capture import distributed
+from onelaunch.capture.callee import Callee
+from onelaunch.capture.forward import BackwardInside, Forward
+from onelaunch.capture.recording import Captured, NeedsGrad, describe
+from onelaunch.capture.session import Recorder
+from onelaunch.driver.protocol import Driver, Varying
+from onelaunch.errors import CaptureError
+from onelaunch.gc_pause import no_collection
+from onelaunch.optimizers.capturable import Options as StepOptions
+from onelaunch.padding.pad import Follow
+from onelaunch.replay.call_path import MISS, build_call
+from onelaunch.runtime.options import Options
+from onelaunch.runtime.policy import timed
+from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.signature import foreign, opaque, spec_of
+from onelaunch.runtime.table import (
+    Attempt,
+    Entry,
+    Signature,
+    Table,
+    in_flight,
+    member_of,
+    mismatch,
+    refuse_moving,
+    varying,
+    why,
+)
+from onelaunch.runtime.warmup import Warmup, wants_grad
+from onelaunch.state.snapshot import Reached
+from onelaunch.watch.ledger import TRIES
+from onelaunch.watch.operations import HigherOrder
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+_OF_FUNCTIONS = frozenset(
+    {"__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"}
+)
+
+
+class Graphed(Table, Generic[P, R]):
+    """A callable that runs as one launch once it is warm. Made by `graph`.
+
+    Calling it calls the original, warms up, captures or replays, whichever is due; see `graph`.
+    Safe from several threads.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        options: Options,
+        pool: Pool | None = None,
+        root: tuple[str, object] | None = None,
+    ) -> None:
+        super().__init__(getattr(fn, "__name__", type(fn).__name__), options, pool or Pool())
+        self.fn = fn
+        self._callee = Callee(fn, options.compile, options.buckets is not None, root)
+        self._warmup = Warmup(self._callee, options, self._pool)
+        self._chain: Chain | None = None
+        """While a part of it is captured."""
+        self._running: list[int] = []
+        """The threads in an eager run: a capture of a forward puts stand-ins in the place of
+        parameters, and such a run would take them for the parameters."""
+        functools.update_wrapper(self, fn, updated=())
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if surrounded():
+            return self.fn(*args, **kwargs)
+        for entry in self._entries:
+            result = entry.call(args, kwargs)
+            if result is not MISS:
+                return result
+        return self._miss(args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """What torch.export asks of a function: as of that which is graphed."""
+        if name in _OF_FUNCTIONS:
+            return getattr(inspect.unwrap(self.fn), name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
+        """As a method: bound like the function that it stands for, with the attributes of this."""
+        return self if owner is None else types.MethodType(self, owner)
+
+    # The way to a recording.
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """A call that no recording fits: warm up, capture, or run eagerly."""
+        note_modes()
+        flat = self._flat(args, kwargs)
+        driver, device = self._callee.where(flat)
+        if driver.capturing() or foreign(flat.tensors) is not None or packing():
+            return self.fn(*args, **kwargs)
+        with driver.exclusive():
+            for entry in self._entries:  # recorded by another thread in the meantime?
+                result = entry.call(args, kwargs)
+                if result is not MISS:
+                    return result
+            result = self._advance(driver, device, flat, args, kwargs)
+            if result is MISS:
+                self._enter_eager()
+        return self._eager(args, kwargs) if result is MISS else result
+
+    def _enter_eager(self) -> None:
+        """Count a run by `_eager`, while no other thread captures."""
+        self._counts.eager_calls += 1
+        self._running.append(get_ident())
+
+    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Run the callable itself, in a thread that has entered itself in `_running`.
+
+        It holds no lock: threads of the callable's own may wait for each other.
+        """
+        try:
+            return self.fn(*args, **kwargs)
+        finally:
+            self._running.remove(get_ident())
+
+    def _eager_in(self, driver: Driver) -> Callable[..., R]:
+        """Runs the callable itself where a recording would be replayed. Keeps no `self`, whose
+        recording has it."""
+        itself = weakref.ref(self)
+
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+            graphed = itself()
+            assert graphed is not None  # it is being called
+            with driver.exclusive():
+                graphed._enter_eager()
+            return graphed._eager(args, kwargs)
+
+        return run
+
+    def _advance(
+        self,
+        driver: Driver,
+        device: torch.device,
+        flat: Flat,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> R:
+        """Warm up or capture; `MISS` where the call is to run eagerly."""
+        unequal = opaque(flat)
+        if unequal is not None:
+            self._warn("OL302", f"{unequal}: runs eagerly")
+            return MISS
+        spec = spec_of(driver, flat, device)
+        signature = self._signatures.get(spec)
+        if signature is None:
+            signature = self._new_signature(spec, flat)
+            if signature is None:
+                return MISS
+        reached = self._callee.reached(flat)
+        if signature.parts is not None:
+            signature = signature.part(reached.walk())
+        if signature.eager is not None or signature.comeback.waits():
+            return MISS
+        if distributed.is_unsharded(reached.values):
+            return MISS
+        self._drop_stale(spec, signature)
+        refused = self._refusal(signature, reached) or refuse_moving(
+            self._name, self._entries, spec
+        )
+        if refused is not None:
+            return self._refused(signature, refused)
+        flying = in_flight(self._entries, spec)
+        if flying >= self.options.max_in_flight:
+            self._warn("OL305", f"{flying} forwards of `{self._name}` wait for their backward")
+            return MISS
+        cold = signature.warm < max(self.options.warmup_calls, signature.least) and not flying
+        if cold or get_ident() not in signature.threads:
+            now = self._flat(args, kwargs)  # at its own size, where `flat` is padded
+            return self._warm(Attempt(driver, device, spec, signature, now, reached), args, kwargs)
+        if len(self._entries) >= self.options.max_recordings:
+            count = len(self._signatures)
+            self._warn("OL301", varying(self._name, self._entries, count, spec, flat.tensors))
+            return MISS
+        if signature.forward and any(ident != get_ident() for ident in self._running):
+            return MISS
+        attempt = Attempt(driver, device, spec, signature, flat, reached)
+        return self._recorded(attempt, args, kwargs)
+
+    def _new_signature(self, spec: CallSpec, flat: Flat) -> Signature | None:
+        """A signature that was never seen; None if there are too many."""
+        if self.options.on_mismatch == "error" and self._alike():
+            raise mismatch(self._name, self._alike()[0], spec)
+        if len(self._signatures) >= 4 * self.options.max_recordings:
+            self._warn("OL301", varying(self._name, self._entries, len(self._signatures), spec))
+            return None
+        signature = self._signatures[spec] = Signature()
+        self._note_new(spec, flat, signature)
+        return signature
+
+    def _recorded(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Capture a call and replay it; `MISS` where that cannot be."""
+        signature = attempt.signature
+        try:
+            entry = self._record(attempt)
+        except NeedsGrad:  # not seen in the warm-up
+            if not torch.is_grad_enabled():
+                return self._ungraphed(signature, "OL303", "results require grad in no_grad mode")
+            signature.forward = True
+            return MISS
+        except BackwardInside:
+            return self._ungraphed(
+                signature, "OL303", "a backward runs inside, or a leaf is made for one"
+            )
+        except CaptureError as error:
+            if not signature.asking.otherwise():
+                return self._refused(signature, error)
+            signature.warm = max(0, self.options.warmup_calls - 1)
+            flat = self._flat(args, kwargs)
+            again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
+            return self._warm(again, args, kwargs)
+        if entry is None and self._pool.crowded(signature.need_bytes):
+            signature.comeback.put_off()
+            return MISS
+        if entry is None:
+            return self._ungraphed(signature, "OL304", self._no_room(attempt))
+        moves = bool(entry.captured.moves)  # the next value needs one call to warm up, no more
+        signature.warm = max(0, self.options.warmup_calls - 1) if moves else 0
+        result = entry.call(args, kwargs)
+        if result is MISS:  # what it relies on was changed, by another thread or the capture
+            unfit = self._drop_unfit(entry, attempt)
+            return MISS if unfit is None else self._ungraphed(signature, "OL307", unfit)
+        signature.unfit = 0
+        differs = entry.captured.differs
+        if entry.unsettled:  # this call is done: as it was captured
+            if not self._drop_unsettled(entry) and differs is not None:
+                self._ungraphed(signature, "OL117", differs.refusal())
+            return result
+        self._agreed(signature)
+        self._note_alone(entry)
+        self._add(entry)
+        return result
+
+    def _agreed(self, signature: Signature) -> None:
+        signature.ledger, signature.differing, signature.unread = None, 0, 0
+
+    def _refusal(self, signature: Signature, reached: Reached) -> CaptureError | None:
+        """What forbids to capture a signature, as far as it shows before a capture."""
+        if signature.warm == 0 and not self._entries:  # modules of several processes
+            values = distributed.where_spread(reached.values)
+            signature.least = distributed.least_warmup(values)
+            refused = distributed.refused_step(values)
+            if refused is not None:
+                return refused
+        reads = self._callee.reads
+        if reads is not None and reads.takes_functions is not None:
+            return HigherOrder(reads.takes_functions)
+        restless = signature.options.restless() if signature.options is not None else None
+        return None if restless is None else CaptureError("OL123", f"{restless} changes")
+
+    def _refused(self, signature: Signature, error: CaptureError) -> Any:
+        if self.options.on_refusal == "raise":
+            raise error
+        return self._ungraphed(signature, error.code, error)
+
+    def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """One of the caller's own first calls."""
+        driver, signature = attempt.driver, attempt.signature
+        try:
+            result = self._warmup.run(attempt, args, kwargs, self._refused)
+        except HigherOrder as error:
+            return self._refused(signature, error)
+        self._counts.warmup_calls += 1
+        after = self._flat(args, kwargs)
+        self._keep_whole(attempt.flat, after)
+        reached = self._callee.reached(after)
+        if self._callee.learn(attempt.flat, attempt.device, result, reached):
+            signature.warm -= 1  # it was no run on the stream that will capture
+            return result
+        if wants_grad(driver, result, after, reached):
+            signature.forward = True
+            refused = distributed.refused_pair(distributed.where_spread(reached.values))
+            if refused is not None:
+                self._refused(signature, refused)
+            elif not torch.is_grad_enabled():
+                self._ungraphed(signature, "OL303", "results require grad in no_grad mode")
+            elif self._callee.on(driver) is not self.fn:
+                self._ungraphed(signature, "OL303", "compile=True, and the results require grad")
+        return result
+
+    def _rehearse(self, attempt: Attempt, then: Callable[[Any], object]) -> None:
+        """Warm up without a call; `then` is given the result."""
+        self._warmup.rehearse(attempt, self._refused, then)
+
+    def _record(self, attempt: Attempt) -> Entry | None:
+        """A recording in the pool; None where the pool's `max_bytes` leaves no room for it."""
+        entry = self._pool.admit(
+            attempt.driver,
+            attempt.device,
+            attempt.signature.need_bytes,
+            lambda: self._captured(attempt),
+            self,
+        )
+        if entry is not None:
+            attempt.signature.launches = None
+        return entry
+
+    def _captured(self, attempt: Attempt) -> Entry:
+        driver, device, signature = attempt.driver, attempt.device, attempt.signature
+        spec, flat = attempt.spec, attempt.flat
+        attempt.reached.know(self._callee.reads)
+        reason = signature.why or why(self._entries, spec, flat.tensors)
+        forward = None
+        if signature.forward:
+            raises = self.options.on_refusal == "raise"
+            direct = self.options.gradients == "direct" and not distributed.initialized()
+            root = self._callee.root[1]
+            forward = Forward(driver, device, self._pool, root, raises, direct, self._chain)
+        callee = self._callee.on(driver)
+        recorder = Recorder(
+            driver=driver,
+            device=device,
+            pool=self._pool.on(driver, device) if forward is None else forward.pool,
+            apart=lambda: self._pool.apart(driver, device),
+            callee=self._callee,
+            fn=callee,
+            reached=attempt.reached,
+            asking=signature.asking,
+            static_outputs=self.options.outputs == "static" and forward is None,
+            rebind=self.options.inputs == "rebind" and forward is None,
+            earlier=signature.ledger if callee is self.fn else None,
+            strict=signature.differing + 1 >= TRIES
+            and (attempt.ahead or self.options.on_refusal == "raise"),
+            known=signature.known if callee is not self.fn else None,
+            forward=forward,
+            varying=self._varying_arguments(),
+            follows=self._followed(),
+        )
+        captured = recorder.record(flat.tree, flat.tensors)
+        note_modes()
+        distributed.shutdown.watch(self, captured.graph)
+        if signature.launches is not None:
+            captured.launches = signature.launches
+        captured.clock = self._pool.clock
+        captured.guard = self._shared(captured.guard)
+        measured = self.options.policy == "measure"
+        eager = self._call_of(captured, spec, self._eager_in(driver)) if measured else None
+        call = self._call_of(captured, spec)
+        if forward is not None:
+            kept = captured.graph.memory_bytes
+        elif recorder.pool is self._pool.on(driver, device):
+            kept = recorder.pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
+        else:
+            kept = recorder.pool.memory_bytes
+        info = describe(captured, spec, flat, reason, kept)
+        captured.inputs.tensors = []
+        signature.options = StepOptions(captured.optimizers, captured.dials.keys)
+        self._counts.captured(captured.seconds)
+        member = member_of(captured, recorder.pool, kept, weakref.WeakMethod(self._evicted))
+        entry = Entry(call, spec, signature, flat.paths, captured, info, member)
+        if eager is not None:
+            entry.call = timed(entry, eager)
+        return entry
+
+    def _varying_arguments(self) -> Mapping[int, Varying]:
+        """The arguments that may be smaller in a call than in the recording under way."""
+        return {}
+
+    def _followed(self) -> Sequence[tuple[Follow, ...]]:
+        """For each tensor of its result the dimensions that follow their sizes."""
+        return ()
+
+    def _call_of(
+        self, captured: Captured, spec: CallSpec, instead: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
+        return build_call(captured, spec, self._name, instead)
+
+    def _alike(self) -> Sequence[Entry]:
+        """The recordings that a new signature differs from, under ``on_mismatch="error"``."""
+        return self._entries
+
+    def _ungraphed(self, signature: Signature, code: str, why: str | CaptureError) -> Any:
+        signature.eager = code
+        came = "this signature runs eagerly"
+        self._warn(code, f"{came}: {why}" if isinstance(why, str) else why.warning(came))
+        return MISS
+
+    # What users ask of it.
+
+    def capture(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Record the signature of this call ahead of time, without the call happening.
+
+        The callable runs once to warm up and once to be captured; every tensor that it wrote and
+        the random state are put back. Costs about two eager calls and the capture.
+
+        Raises:
+            CaptureError: it cannot be captured; OL110 where it stores new tensors in Python state
+                (a cold optimizer: run one real step first).
+        """
+        self.capture_in(None, args, kwargs, lambda result: None)
+
+    def capture_in(
+        self,
+        chain: Chain | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        then: Callable[[Any], object],
+    ) -> None:
+        """`capture` as a part of a chain; `then` is given the result of the warm-up. Internal."""
+        kwargs = dict(kwargs)
+        flat = self._flat(args, kwargs)
+        reason = ambient()
+        reached = self._callee.reached(flat)
+        driver, device = self._callee.where(flat, reached)
+        if reason is not None or driver.capturing():
+            raise CaptureError("OL109", f"cannot capture here: {reason or 'a capture is running'}")
+        unequal = opaque(flat)
+        if unequal is not None:
+            raise CaptureError("OL302", unequal)
+        with driver.exclusive(), no_collection():
+            spec = spec_of(driver, flat, device)
+            signature = self._signatures.setdefault(spec, Signature())
+            if any(e.spec == spec and e.captured.guard.check() for e in self._entries):
+                return
+            self._drop_stale(spec, signature)
+            refused = distributed.refused_ahead(distributed.where_spread(reached.values))
+            if refused is not None:
+                raise refused
+            if len(self._entries) >= self.options.max_recordings:
+                raise CaptureError("OL301", f"{len(self._entries)} recordings exist")
+            self._chain = chain
+            attempt = Attempt(driver, device, spec, signature, flat, reached, ahead=True)
+            elsewhere = False
+
+            def look(result: Any) -> None:
+                nonlocal elsewhere
+                elsewhere = self._callee.learn(flat, device, result)
+                if not elsewhere:
+                    then(result)
+
+            try:
+                self._rehearse(attempt, look)
+                if elsewhere:
+                    self.capture_in(chain, args, kwargs, then)
+                    return
+                entry = self._record_ahead(attempt)
+                while entry is not None and entry.unsettled:
+                    self._drop_unsettled(entry)
+                    entry = self._record_ahead(attempt)
+            except BackwardInside:
+                raise CaptureError(
+                    "OL303", "a backward runs inside, or a leaf is made for one"
+                ) from None
+            finally:
+                self._chain = None
+            if entry is None:
+                raise CaptureError("OL304", self._no_room(attempt))
+            signature.eager = None
+            self._agreed(signature)
+            self._add(entry)
+
+    def like(self, fn: Callable[P, R]) -> Graphed[P, R]:
+        """Another callable over the same state, graphed with its options and pool. Internal."""
+        return type(self)(fn, self.options, self._pool, self._callee.root)
+
+    def _record_ahead(self, attempt: Attempt) -> Entry | None:
+        try:
+            return self._record(attempt)
+        except NeedsGrad:
+            attempt.signature.forward = True
+        except CaptureError:
+            if not attempt.signature.asking.otherwise():
+                raise
+            attempt.reached.forget()
+            self._rehearse(attempt, lambda result: None)
+        return self._record_ahead(attempt)
+
+    def __repr__(self) -> str:
+        return f"<onelaunch.Graphed {self._name}, recordings: {len(self._entries)}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graphed[P, R]:
+        root = copy.deepcopy(self._callee.root, memo)
+        return type(self)(copy.deepcopy(self.fn, memo), self.options, None, root)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.fn, self.options, None, self._callee.root)

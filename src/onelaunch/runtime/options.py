@@ -1,0 +1,69 @@
+"""The options of `graph`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from onelaunch.errors import GraphError
+from onelaunch.sizes.buckets import Buckets
+
+Outputs = Literal["fresh", "static"]
+Inputs = Literal["copy", "rebind"]
+Gradients = Literal["autograd", "direct"]
+OnMismatch = Literal["record", "error"]
+OnRefusal = Literal["raise", "eager"]
+Policy = Literal["always", "measure"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `graph`, checked."""
+
+    warmup: int = 3
+    outputs: Outputs = "fresh"
+    inputs: Inputs = "copy"
+    gradients: Gradients = "autograd"
+    compile: bool | str = False
+    max_recordings: int = 64
+    max_in_flight: int = 4
+    on_mismatch: OnMismatch = "record"
+    on_refusal: OnRefusal = "raise"
+    policy: Policy = "always"
+    buckets: Buckets | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("outputs", self.outputs, ("fresh", "static"))
+        _one_of("inputs", self.inputs, ("copy", "rebind"))
+        _one_of("gradients", self.gradients, ("autograd", "direct"))
+        _one_of("on_mismatch", self.on_mismatch, ("record", "error"))
+        _one_of("on_refusal", self.on_refusal, ("raise", "eager"))
+        _one_of("policy", self.policy, ("always", "measure"))
+        _one_of("compile", self.compile, (False, True, "default", "max-autotune"))
+        if not (self.buckets is None or isinstance(self.buckets, Buckets)):
+            fix = "buckets=ol.Buckets(dim=0, sizes=(1, 4, 16))"
+            raise GraphError("OL401", f"buckets={self.buckets!r}", fix=fix)
+        if self.buckets is not None and self.outputs == "static":
+            fix = 'outputs="fresh", or no buckets: the captured buffers have the bucket\'s size'
+            raise GraphError("OL401", 'outputs="static" with buckets', fix=fix)
+        _at_least("warmup", self.warmup, 1)
+        _at_least("max_recordings", self.max_recordings, 1)
+        _at_least("max_in_flight", self.max_in_flight, 1)
+
+    @property
+    def warmup_calls(self) -> int:
+        """How many calls of a signature warm up."""
+        # Of calls that Inductor compiles the first is watched in eager, and the second compiles.
+        return max(self.warmup, 3 if self.compile else 1)
+
+
+def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:
+    if not any(value is a or (type(value) is str and value == a) for a in allowed):
+        choices = ", ".join(repr(a) for a in allowed)
+        raise GraphError("OL401", f"{name}={value!r}", fix=f"{name} is one of {choices}")
+
+
+def _at_least(name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise GraphError("OL401", f"{name}={value!r}", fix=f"{name} is an int of at least {least}")

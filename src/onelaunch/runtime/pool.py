@@ -1,0 +1,300 @@
+"""Memory shared by recordings, and its budget.
+
+Recordings of one pool never run at once, and each replay brings its inputs in anew. So all memory
+that a capture used is free for the next capture of the pool, but for what a recording keeps:
+results under ``outputs="static"``. Evicting a recording frees what it kept. The memory that all
+share goes back to the device only with the pool's last recording, so a pool that has too much of
+it, because its recordings came smallest first, is emptied and begun anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from onelaunch.capture.io_plan import staged_bytes
+from onelaunch.driver.protocol import Driver, Graph
+from onelaunch.driver.protocol import Pool as DevicePool
+from onelaunch.errors import GraphError
+from onelaunch.runtime.stats import GraphStats, PoolStats
+from onelaunch.sizes.buckets import integer
+
+T = TypeVar("T")
+
+_WORTH_LAUNCHES = 32
+"""A capture costs about as much as so many eager calls."""
+_LONGEST_WAIT = 1024
+
+
+@dataclass(eq=False)
+class Member:
+    """A recording as its pool sees it. Whoever calls the recording holds it; the pool does not.
+
+    Attributes:
+        used: launches so far, and when the last one was by the pool's clock.
+        kept_bytes: what it keeps of the pool for itself.
+        forget: takes the recording off its owner's table, so that nothing refers to its memory.
+        busy: whether something still waits for what the last launch left in it; then it stays.
+    """
+
+    part: DevicePool
+    graph: Graph
+    used: list[int]
+    kept_bytes: int
+    forget: weakref.WeakMethod[Callable[[Member], None]]
+    busy: Callable[[], bool] = bool
+
+    def leave(self) -> None:
+        """Off its owner's table."""
+        forget = self.forget()
+        if forget is not None:
+            forget(self)
+
+
+@dataclass(slots=True)
+class Comeback:
+    """When a signature whose recording was evicted is captured again.
+
+    At once; but one that keeps being evicted before it was of much use runs eagerly for a while,
+    longer each time, so that recordings that cannot all be in the pool do not take turns in it.
+    """
+
+    early: int = 0
+    wait: int = 0
+    seen: int = 0
+
+    def evicted(self, launches: int, together: bool = False) -> None:
+        """It went, after so many launches in all; one of several that go `together` counts."""
+        if not together:
+            self.early = self.early + 1 if launches - self.seen < _WORTH_LAUNCHES else 0
+        self.seen = launches
+        self.wait = min(2 ** (self.early + 1), _LONGEST_WAIT) if self.early > 1 else 0
+
+    def put_off(self) -> None:
+        """There is no room for it now, but there will be."""
+        self.wait = _WORTH_LAUNCHES
+
+    def waits(self) -> bool:
+        """Whether this call is to run eagerly."""
+        self.wait = max(0, self.wait - 1)
+        return self.wait > 0
+
+
+class Admitted(Protocol):
+    """What a capture makes: something that holds a member."""
+
+    @property
+    def member(self) -> Member: ...
+
+
+A = TypeVar("A", bound=Admitted)
+
+
+class User(Protocol):
+    """A graphed callable."""
+
+    def stats(self) -> GraphStats: ...
+
+
+class Pool:
+    """Device memory that many recordings of many callables share.
+
+    Recordings of one pool never run at the same time: a launch waits, on the device, for the launch
+    before it. So their buffers lie in the same memory, and the pool needs about what its largest
+    recording needs. Capture the largest first: the others then fit into its memory.
+
+    Args:
+        max_bytes: the pool reserves at most so many bytes, on all devices. What a recording will
+            need is foreseen from its warm-up. To make room the least recently used recordings are
+            evicted; they are captured again when they are called again. A signature that does not
+            fit at all runs eagerly, with one warning (OL304). None: no limit. A replay costs about
+            50 ns more where there is one.
+
+    Example:
+        >>> import onelaunch as ol
+        >>> pool = ol.Pool()
+        >>> first, second = ol.graph(torch.sin, pool=pool), ol.graph(torch.cos, pool=pool)
+    """
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        fix = "max_bytes=2**30, or None for no bound"
+        most = None if max_bytes is None else integer(max_bytes)
+        if max_bytes is not None and most is None:
+            raise GraphError(
+                "OL401", f"max_bytes must be an int or None, got {max_bytes!r}", fix=fix
+            )
+        if most is not None and most <= 0:
+            raise GraphError("OL401", f"max_bytes must be positive, got {max_bytes}", fix=fix)
+        self.max_bytes = most
+        self._pools: dict[tuple[str, torch.device], DevicePool] = {}
+        self._apart: weakref.WeakSet[DevicePool] = weakref.WeakSet()
+        self._members: weakref.WeakSet[Member] = weakref.WeakSet()
+        self._users: weakref.WeakSet[User] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        """Held while the sets are read or changed, and nothing else is done meanwhile."""
+        self.clock: Callable[[], int] | None = None
+        """What a call path marks a launch with: the order of the launches. Internal."""
+        if max_bytes is not None:
+            self.clock = itertools.count(1).__next__
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the pool holds on all devices."""
+        return sum(part.memory_bytes for part in self._parts())
+
+    def stats(self) -> PoolStats:
+        """What the pool holds and what its recordings did.
+
+        Costs a walk over the allocator's blocks, a millisecond or so, and no sync.
+        """
+        with self._lock:
+            users = list(self._users)
+        return PoolStats(self.memory_bytes, self.max_bytes, tuple(user.stats() for user in users))
+
+    def _parts(self) -> list[DevicePool]:
+        with self._lock:
+            return [*self._pools.values(), *self._apart]
+
+    # For the core: all of it inside `Driver.exclusive`.
+
+    def on(self, driver: Driver, device: torch.device) -> DevicePool:
+        """The pool's part on one device, made on first use. Internal."""
+        key = (driver.name, device)
+        if key not in self._pools:
+            made = driver.new_pool(device)
+            with self._lock:
+                self._pools[key] = made
+        return self._pools[key]
+
+    def apart(self, driver: Driver, device: torch.device) -> DevicePool:
+        """Memory that no other recording uses, counted as this pool's. Internal.
+
+        What a forward saves for its backward must outlive every launch in between.
+        """
+        pool = driver.new_pool(device, beside=self.on(driver, device))
+        with self._lock:
+            self._apart.add(pool)
+        return pool
+
+    def keep_within(self, without: DevicePool | None = None) -> bool:
+        """Evict until the pool holds no more than it may, but not what lies in one part of it;
+        whether it does. Internal."""
+        most = self.max_bytes
+        return most is None or self._evict_until(lambda: self.memory_bytes <= most, without)
+
+    def warmup(
+        self, driver: Driver, device: torch.device, run: Callable[[], T], inputs: Sequence[Tensor]
+    ) -> tuple[T, int]:
+        """`Driver.warmup`, and the bytes that a recording will need; 0 where that is not known, or
+        of no interest. Internal."""
+        if self.max_bytes is None:
+            return driver.warmup(run, device), 0
+        return driver.foresee(run, device, staged_bytes(driver, inputs, device))
+
+    def admit(
+        self,
+        driver: Driver,
+        device: torch.device,
+        need_bytes: int,
+        capture: Callable[[], A],
+        user: User,
+    ) -> A | None:
+        """What `capture` makes, with room for it; None if it does not fit. Internal.
+
+        Args:
+            need_bytes: what it would need in a pool of its own, or at least; 0 where that is not
+                known.
+            capture: called again if the first recording fits only without gaps between others.
+        """
+        with self._lock:
+            self._users.add(user)
+        if self.max_bytes is None:
+            return self._add(capture())
+        if need_bytes > self.max_bytes:
+            return None
+        part = self.on(driver, device)
+        if not self._make_room(part, need_bytes):
+            return None
+        alone = not self._by_age()
+        try:
+            made = capture()
+            if not self.keep_within() and not alone:
+                made.member.graph.reset()  # the pool is empty now, and has no gaps
+                del made
+                made = capture()
+        except BaseException:  # of the callable, which runs in the capture, or Ctrl-C
+            self.keep_within()  # what it took goes back with the pool's last recording
+            raise
+        if self.memory_bytes > self.max_bytes:
+            made.member.graph.reset()
+            return None
+        return self._add(made)
+
+    def free(self, member: Member) -> None:
+        """Free a recording. A thread that is about to launch it looks further. Internal."""
+        with self._lock:
+            self._members.discard(member)
+        member.graph.reset()
+
+    def crowded(self, need_bytes: int) -> bool:
+        """Whether what needs so much may find room once recordings can be evicted that cannot be
+        at present. Internal."""
+        assert self.max_bytes is not None
+        return need_bytes <= self.max_bytes and any(m.busy() for m in self._by_age())
+
+    def _add(self, made: A) -> A:
+        if self.clock is not None:
+            made.member.used[1] = self.clock()  # a capture ahead is a use
+        with self._lock:
+            self._members.add(made.member)
+        return made
+
+    def _by_age(self, part: DevicePool | None = None) -> list[Member]:
+        """The recordings, the least recently used first."""
+        with self._lock:
+            members = list(self._members)
+        found = [m for m in members if part is None or m.part is part]
+        return sorted(found, key=lambda m: m.used[1])
+
+    def _make_room(self, part: DevicePool, need_bytes: int) -> bool:
+        """Evict until the need fits into what the pool does not keep, and may still take; False if
+        that cannot be."""
+        most = self.max_bytes
+        assert most is not None
+
+        def fits() -> bool:
+            reserved = sum(p.memory_bytes for p in self._parts() if p is not part)
+            own = self._by_age(part)
+            shared = part.memory_bytes if own else 0
+            kept = sum(m.kept_bytes for m in own)
+            return reserved + max(shared, kept + need_bytes) <= most
+
+        return self._evict_until(fits)
+
+    def _evict_until(self, fits: Callable[[], bool], without: DevicePool | None = None) -> bool:
+        """Evict one recording after another; False if there is none left to evict."""
+        while not fits():
+            if not self._evict_oldest(without):
+                return False
+        return True
+
+    def _evict_oldest(self, without: DevicePool | None = None) -> bool:
+        """Evict the least recently used recording; False if there is none to evict."""
+        members = (m for m in self._by_age() if m.part is not without)
+        oldest = next((m for m in members if not m.busy()), None)
+        if oldest is None:
+            return False
+        oldest.leave()
+        self.free(oldest)
+        return True
+
+    def __repr__(self) -> str:
+        limit = "no limit" if self.max_bytes is None else f"at most {self.max_bytes}"
+        return f"Pool({self.memory_bytes} bytes, {limit})"

@@ -1,0 +1,443 @@
+"""The table of a graphed callable: its recordings, and what is known of each signature."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from onelaunch.autograd.pair import Pair
+from onelaunch.call.spec import CallSpec
+from onelaunch.call.tree import Flat, comes_apart, flatten_call, objects_in
+from onelaunch.capture.recording import Captured, Recording
+from onelaunch.driver.capture_query import Asking
+from onelaunch.driver.protocol import Driver
+from onelaunch.driver.protocol import Pool as DevicePool
+from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
+from onelaunch.optimizers.capturable import Options as StepOptions
+from onelaunch.runtime.changing import MANY, Finding, Newest
+from onelaunch.runtime.options import Options
+from onelaunch.runtime.pool import Comeback, Member, Pool
+from onelaunch.runtime.stats import Counts, GraphStats, graph_stats
+from onelaunch.source import levels_to_user
+from onelaunch.state.guard import StateGuard
+from onelaunch.state.host_values import bytes_of
+from onelaunch.state.snapshot import Reached
+from onelaunch.state.walk import Walk
+from onelaunch.watch.compiled import Known
+from onelaunch.watch.ledger import TRIES, Ledger
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Entry:
+    """A recording in the table."""
+
+    call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    spec: CallSpec
+    signature: Signature
+    paths: Sequence[str]
+    captured: Captured
+    info: Recording
+    member: Member
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the run that it repeats did what the runs before it did not."""
+        captured = self.captured
+        new = captured.reads_more and self.signature.unread < TRIES
+        return new or captured.differs is not None
+
+    def figures(self) -> Recording:
+        """What is told of it, as it is now: a backward may have been captured since."""
+        graph = self.captured.graph
+        self.info.memory_bytes, self.info.driver_bytes = graph.memory_bytes, graph.driver_bytes
+        if self.captured.pair is not None:
+            self.info.kept_bytes = graph.memory_bytes
+        return self.info
+
+
+@dataclass(slots=True)
+class Signature:
+    """What is known of a signature, recorded or not."""
+
+    warm: int = 0
+    forward: bool = False
+    """Whether its results require grad, so that it is captured as a forward with a backward."""
+    threads: set[int] = field(default_factory=lambda: cast(set[int], set()))
+    """Who warmed up: cuBLAS and cuDNN make a handle for each thread, and not under capture."""
+    least: int = 0
+    """Warm-up calls that what it reaches needs, whatever the option says."""
+    unfit: int = 0
+    """Recordings in a row that did not fit the very call that they were captured for."""
+    eager: str | None = None
+    """Why it runs eagerly for good, or None."""
+    known: Known | None = None
+    ledger: Ledger | None = None
+    """The operations of the last run, with which the next capture is compared."""
+    differing: int = 0
+    """Captures in a row that differed from the run before them."""
+    unread: int = 0
+    """Captures in a row that read more than the runs before them."""
+    alone: int = 0
+    """Recordings in a row that served the call that they were captured for, and no other."""
+    launched: int = 0
+    """Launches of all its recordings, as the last one was captured."""
+    why: str | None = None
+    launches: list[int] | None = None
+    """The count of a recording that this signature's next one takes the place of."""
+    need_bytes: int = 0
+    """What a recording needs in a pool of its own, as far as a warm-up showed; or 0. With buckets
+    a warm-up runs at the size of its call, and shows what is needed at least."""
+    comeback: Comeback = field(default_factory=Comeback)
+    asking: Asking = field(default_factory=Asking)
+    """What the callable is told where it asks whether it is being captured."""
+    options: StepOptions | None = None
+    """Of the optimizers that step in the last recording."""
+    parts: dict[tuple[bool, ...], Signature] | None = None
+    """By which leaves have a gradient, once a recording was dropped because one was replaced."""
+
+    def lost(self, launches: list[int]) -> None:
+        """A recording of it is gone. The next one goes on with its count."""
+        launches[0] += self.launches[0] if self.launches else 0
+        self.launches = launches
+
+    def gone(self) -> int:
+        """Launches of recordings that are gone, and that no other goes on counting yet."""
+        parts = () if self.parts is None else list(self.parts.values())
+        return sum(part.gone() for part in parts) + (self.launches[0] if self.launches else 0)
+
+    def part(self, walked: Walk) -> Signature:
+        """The signature with the gradients of now, if they count."""
+        if self.parts is None:
+            return self
+        empty = tuple(t.grad is None for _, t in walked.tensors() if t.is_leaf and t.requires_grad)
+        if empty not in self.parts:  # the first goes on where this one was
+            part = Signature(self.warm, threads=self.threads, why=self.why, launches=self.launches)
+            self.parts[empty] = part
+            self.warm, self.launches = 0, None
+        return self.parts[empty]
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A call that warms its signature up, or is to be recorded.
+
+    Attributes:
+        flat: its arguments; of the bucket's size where it is to be recorded.
+        reached: the state that it reaches.
+    """
+
+    driver: Driver
+    device: torch.device
+    spec: CallSpec
+    signature: Signature
+    flat: Flat
+    reached: Reached
+    ahead: bool = False
+    """Whether there is no call, only a capture."""
+
+
+_KEEP_IN_PLACE = (
+    "write what changes into a tensor that stays where it is, `t.copy_(new)`, or pass it as an "
+    "argument that is a tensor"
+)
+
+
+class Table:
+    """The recordings of a callable, and what users ask of them."""
+
+    def __init__(self, name: str, options: Options, pool: Pool) -> None:
+        self.options = options
+        self._name = name
+        self._pool = pool
+        self._entries: tuple[Entry, ...] = ()
+        self._signatures: dict[CallSpec, Signature] = {}
+        self._counts = Counts()
+        self._warned: set[str] = set()
+        self._newest = Newest()
+        self._apart: dict[type, bool] = {}
+        """Classes of which each call brings another object: whether it is taken apart."""
+        self._lock = threading.RLock()
+
+    @property
+    def newest_pair(self) -> Pair | None:
+        """The autograd side of the newest recording. Internal."""
+        return self._entries[0].captured.pair if self._entries else None
+
+    @property
+    def recordings(self) -> list[Recording]:
+        """What was captured, the newest first."""
+        return [entry.figures() for entry in self._entries]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device bytes that the recordings hold, a shared pool counted once."""
+        return self._pool.memory_bytes if self._entries else 0
+
+    def stats(self) -> GraphStats:
+        """What the recordings hold, and what the calls were. Costs microseconds, and no sync."""
+        gone = sum(signature.gone() for signature in list(self._signatures.values()))
+        return graph_stats(self._name, self.recordings, self._counts, gone)
+
+    def reset(self) -> None:
+        """Free every recording and forget every signature; the next calls warm up again.
+
+        Tensors returned by earlier calls stay valid, but for those of ``outputs="static"``.
+        """
+        with self._lock:
+            # Only the graphs: the last of a pool gives back what no static result holds any more.
+            members = [entry.member for entry in self._entries]
+            self._entries = ()
+            self._signatures.clear()
+            self._newest.clear()
+            self._counts = Counts()
+            self._warned.clear()
+            for member in members:
+                self._pool.free(member)
+
+    def _shared(self, guard: StateGuard) -> StateGuard:
+        """A guard that an earlier recording has and that checks the same; else this one."""
+        known = {id(e.captured.guard): e.captured.guard for e in self._entries}
+        return next((earlier for earlier in known.values() if earlier.agrees(guard)), guard)
+
+    def _add(self, entry: Entry) -> None:
+        with self._lock:  # another thread may reset
+            self._entries = (entry, *self._entries)
+        self._tell(entry.captured)
+
+    def _tell(self, captured: Captured) -> None:
+        """Warn of the Python in a recording that was there for more than its operations."""
+        if captured.hooks:
+            these = ", ".join(captured.hooks)
+            what = "what they compute on tensors, and store of these, is repeated, and the rest not"
+            self._warn("OL308", f"hooks in `{self._name}`, {these}: {what}")
+
+        if captured.grown:
+            these = ", ".join(f"`{name}`" for name in captured.grown)
+            self._warn("OL309", f"`{self._name}` adds to {these}: replays leave it as it is")
+
+    def _drop(self, entry: Entry) -> None:
+        """Free a recording that fits no call any more."""
+        with self._lock:
+            self._entries = tuple(e for e in self._entries if e is not entry)
+            entry.signature.lost(entry.captured.launches)
+        self._pool.free(entry.member)
+
+    def _drop_unsettled(self, entry: Entry) -> bool:
+        """Free a recording that is not what the run before it was, and have the next call captured
+        and compared with it; whether that is to go on."""
+        signature, captured = entry.signature, entry.captured
+        self._drop(entry)
+        signature.ledger = captured.ledger
+        signature.unread += captured.reads_more
+        signature.differing += captured.differs is not None
+        signature.warm = max(self.options.warmup_calls, signature.least)
+        return signature.differing < TRIES
+
+    def _drop_unfit(self, entry: Entry, attempt: Attempt) -> str | None:
+        """Free a recording that does not fit the call that it was captured for; what differs, if it
+        is the second in a row."""
+        attempt.signature.unfit += 1
+        changed = why((entry,), attempt.spec, attempt.flat.tensors)
+        self._drop(entry)
+        if attempt.signature.unfit < 2:
+            return None
+        return (
+            f"`{self._name}` was captured twice, and neither recording fits its own call; {changed}"
+        )
+
+    def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
+        """The arguments of a call, objects that each call brings anew taken apart."""
+        return flatten_call(args, kwargs, [kind for kind, apart in self._apart.items() if apart])
+
+    def _note_new(self, spec: CallSpec, flat: Flat, signature: Signature) -> None:
+        """See whether each call brings another number, object or size, before there are so many
+        signatures that nothing is captured any more."""
+        found = self._newest.note(spec, flat.paths, signature)
+        if found is None:
+            return
+        kind = type(found.newest)
+        if found.kind == "object" and kind not in self._apart and self._takes_apart(found.newest):
+            self._apart[kind] = True
+            self._newest.clear()
+        else:
+            self._warn_changing(found)
+
+    def _note_alone(self, entry: Entry) -> None:
+        """See whether each recording of a signature serves its own call alone, because what it
+        relies on is something else at each call; before it is added."""
+        signature, captured = entry.signature, entry.captured
+        before = [e.captured.launches[0] for e in self._entries if e.signature is signature]
+        launched = signature.gone() + sum(before) + captured.launches[0]
+        alone = launched <= signature.launched + 1 and not captured.moves
+        if in_flight(self._entries, entry.spec):
+            alone = False  # those before it are still at work
+        signature.alone = signature.alone + 1 if alone else 0
+        signature.launched = launched
+        if signature.alone >= MANY:
+            what = f"`{self._name}` was recorded {signature.alone} times in a row for one call each"
+            self._warn("OL301", f"{what}; {entry.info.why}", "state", _KEEP_IN_PLACE)
+
+    def _takes_apart(self, value: object) -> bool:
+        """Whether objects like this one are taken apart where each call brings another."""
+        return comes_apart(value)
+
+    def _keep_whole(self, before: Flat, after: Flat) -> None:
+        """See to it that an object that the callable changes is not taken apart: a replay would
+        change nothing."""
+        kinds = objects_in(before.tree)
+        same = all(a is b for a, b in zip(before.tensors, after.tensors, strict=False))
+        if not kinds or (same and before.tree == after.tree):
+            return
+        self._apart.update(dict.fromkeys(kinds, False))
+        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+        what = f"`{self._name}` is called with another {names} each time, and changes it"
+        fix = "return what it stores there, or give it the same object at each call"
+        self._warn("OL302", f"{what}: such calls run eagerly", "object", fix)
+
+    def _warn_changing(self, found: Finding) -> None:
+        code = "OL302" if found.kind == "object" else "OL301"
+        end = ": such calls run eagerly" if found.kind == "object" else ""
+        text = f"`{self._name}` was called with {found.text}{end}"
+        self._warn(code, text, found.kind, found.fix)
+
+    def _warn(self, code: str, what: str, kind: str = "", fix: str = "") -> None:
+        """Warn once for each code, and each kind of it."""
+        if code + kind in self._warned:
+            return
+        self._warned.add(code + kind)
+        fix = fix or (CATALOGUE[code].fix if code in CATALOGUE else "")
+        text = what if what.startswith("[") else f"[{code}] {what}\n  fix:   {fix}"
+        warnings.warn(text, GraphWarning, stacklevel=levels_to_user())
+
+    def _no_room(self, attempt: Attempt) -> str:
+        """That a recording does not fit into the pool."""
+        need = attempt.signature.need_bytes
+        foreseen = f"{need} bytes are foreseen" if need else "what it needs was not foreseen"
+        what = f"`{self._name}`, called with {attempt.spec}: {foreseen}"
+        return f"{what}, and the pool has max_bytes={self._pool.max_bytes}"
+
+    def _evicted(self, member: Member) -> None:
+        """The pool takes a recording's room: its signature is captured again when it is called."""
+        with self._lock:
+            entry = next((e for e in self._entries if e.member is member), None)
+            if entry is None:
+                return
+            self._entries = tuple(e for e in self._entries if e is not entry)
+            self._counts.evictions += 1
+            signature = entry.signature
+            together = signature.launches is not None  # with another one, since the last capture
+            signature.lost(entry.captured.launches)
+            signature.why = "evicted"
+            signature.alone = 0
+            signature.warm = max(self.options.warmup_calls, signature.least)
+            signature.comeback.evicted(signature.gone(), together)
+
+    def _drop_stale(self, spec: CallSpec, signature: Signature) -> None:
+        """Free recordings of this signature whose parameters are gone: they cannot fit again."""
+        for entry in self._entries:
+            moved = entry.captured.guard.moved() if entry.spec == spec else None
+            if moved is not None:
+                signature.why = f"{moved} moved"
+                if signature.alone >= MANY:
+                    signature.comeback.put_off()
+                if moved.endswith(".grad") and signature.parts is None:
+                    signature.parts = {}
+                self._drop(entry)
+
+
+def refuse_moving(name: str, entries: Iterable[Entry], spec: CallSpec) -> CaptureError | None:
+    """Why no more recordings are made of a signature whose calls move a number on; None where some
+    are still to be."""
+    moving = [e.captured.moves for e in entries if e.spec == spec and e.captured.moves]
+    if len(moving) < _MOST_VALUES:
+        return None
+    these = ", ".join(f"`{number}`" for number in dict.fromkeys(n for m in moving for n in m))
+    what = f"`{name}` reads {these} and moves it on, to another value at each call"
+    return CaptureError("OL118", what)
+
+
+_MOST_VALUES = 8
+"""Values of a number that the callable itself moves on, each with a recording of its own."""
+
+
+def in_flight(entries: Iterable[Entry], spec: CallSpec) -> int:
+    """How many recordings of a signature, fit for the state as it is, wait for a backward."""
+    return sum(
+        entry.captured.pair is not None
+        and entry.captured.pair.in_flight
+        and entry.spec == spec
+        and entry.captured.guard.check()
+        for entry in entries
+    )
+
+
+def member_of(
+    captured: Captured,
+    part: DevicePool,
+    kept_bytes: int,
+    forget: weakref.WeakMethod[Callable[[Member], None]],
+) -> Member:
+    """A recording as its pool sees it; see `Member`."""
+    pair = captured.pair
+    busy = bool if pair is None else lambda: pair.in_flight
+    return Member(part, captured.graph, captured.launches, kept_bytes, forget, busy)
+
+
+# What a new signature is told of the recordings that it does not fit.
+
+
+def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()) -> str:
+    """Why a call with these tensors needs a recording of its own."""
+    for entry in entries:
+        if entry.spec == spec:
+            numbers = None if entry.captured.dials.current() else "an optimizer's numbers"
+            unlike = entry.captured.unlike(tensors)
+            moved = entry.captured.guard.difference()
+            values = _other_value(entry, tensors)
+            changed = moved or numbers or unlike or values
+            pair = entry.captured.pair
+            if changed is None and pair is not None and pair.in_flight:
+                return "an earlier forward still waits for its backward"
+            return f"state changed: {changed or 'memory shared otherwise'}"
+    if not entries:
+        return "first signature"
+    where, how = entries[0].spec.difference(spec, entries[0].paths)
+    return f"{where}: {how}"
+
+
+def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:
+    """Which host argument has other values, where the host reads them."""
+    for index, value in entry.captured.values.items():
+        if index < len(tensors) and bytes_of(tensors[index]) != value:
+            return f"the values of `{entry.paths[index]}`, which the host reads"
+    return None
+
+
+def mismatch(name: str, entry: Entry, spec: CallSpec) -> ReplayError:
+    """The error of a call that differs from the one signature that there may be."""
+    where, how = entry.spec.difference(spec, entry.paths)
+    what = f"`{name}` was captured for {entry.spec}, got {spec}"
+    return ReplayError("OL201", what, where=f"{where}: {how}")
+
+
+def varying(
+    name: str,
+    entries: Sequence[Entry],
+    signatures: int,
+    spec: CallSpec,
+    tensors: Sequence[Tensor] = (),
+) -> str:
+    """What differs between the calls of a callable that has too many recordings or signatures."""
+    if not entries:
+        return f"`{name}` was called with {signatures} signatures"
+    if entries[0].spec == spec:
+        return f"`{name}` has {len(entries)} recordings; {why(entries, spec, tensors)}"
+    where, how = entries[0].spec.difference(spec, entries[0].paths)
+    return f"`{name}` has {len(entries)} recordings; {where} varies: {how}"

@@ -1,0 +1,232 @@
+"""The runs of a callable before it is captured, and what they show of it.
+
+Libraries make their handles and choose their kernels, the allocator of the pool gets its memory,
+and it is seen whether the results require grad, and what the capture will need.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from threading import Thread, get_ident
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from onelaunch.autograd.freed import is_spent
+from onelaunch.call.ambient import inlining
+from onelaunch.call.tree import Flat, flatten, flatten_call, objects_in, unflatten
+from onelaunch.capture.callee import Callee
+from onelaunch.capture.dry_run import refuse_lasting, taken_back
+from onelaunch.driver.protocol import Driver
+from onelaunch.errors import CaptureError, let_go
+from onelaunch.optimizers.capturable import noting_steps, refusal, settle, watching_steps
+from onelaunch.runtime.options import Options
+from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.table import Attempt, Signature
+from onelaunch.state.slots import MISSING, gradient_of
+from onelaunch.state.snapshot import Reached, held_by
+from onelaunch.state.walk import Change
+from onelaunch.unwinding import same_modes
+from onelaunch.watch.compiled import places
+from onelaunch.watch.ledger import Ledger, Noting
+from onelaunch.watch.observer import Observer
+from onelaunch.watch.operations import HigherOrder
+
+Refuse = Callable[[Signature, CaptureError], object]
+"""What is done about a signature that cannot be captured: raises, or lets it run eagerly."""
+
+
+def _import_dynamo() -> None:
+    """Import Dynamo, as the first operation under a mode would, from no frame of the caller's: the
+    import keeps the frames below it until cycles are collected, and the graph that they hold."""
+    if "torch._dynamo" not in sys.modules:
+        thread = Thread(target=importlib.import_module, args=("torch._dynamo",))
+        thread.start()
+        thread.join()
+
+
+class Warmup:
+    """Warms a callable up.
+
+    Args:
+        pool: foresees what a recording will need of it.
+    """
+
+    def __init__(self, callee: Callee, options: Options, pool: Pool) -> None:
+        self._callee = callee
+        self._options = options
+        self._pool = pool
+
+    def run(
+        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
+    ) -> Any:
+        """One of the caller's own first calls, on the stream that will capture."""
+        _import_dynamo()
+        driver, device, signature = attempt.driver, attempt.device, attempt.signature
+        try:
+            with same_modes():
+                if self._options.compile and signature.known is None:
+                    with _stepping(signature, refuse):
+                        result = driver.warmup(lambda: self._watched(attempt, args, kwargs), device)
+                else:
+                    result = self._called(attempt, args, kwargs, refuse)
+        except CaptureError as error:
+            let_go(error)  # and of the graph that the run made on the stream of captures
+            if isinstance(error, HigherOrder):
+                error.mend_dynamo()
+            raise
+        signature.warm += 1
+        signature.threads.add(get_ident())
+        return result
+
+    def _called(
+        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
+    ) -> Any:
+        """What is going to be captured, run."""
+        driver, device, signature = attempt.driver, attempt.device, attempt.signature
+        fn = self._callee.on(driver)
+        here = _trains(attempt)
+        last = signature.warm + 1 >= self._options.warmup_calls
+        run = functools.partial(fn, *args, **kwargs)
+        if last and fn is self._callee.fn:
+            run = _noted(attempt, run)
+        attempt.reached.forget()  # what the run replaces is to be free at once
+        stepping = _stepping(signature, refuse) if fn is self._callee.fn else nullcontext()
+        if not signature.warm or self._callee.reads is None:  # later reads the capture will see
+            run = self._callee.watched(run)
+        with inlining(), stepping:
+            if here:
+                return run()
+            if not last:
+                return driver.warmup(run, device)
+            # The last: nothing is new any more.
+            result, signature.need_bytes = self._pool.warmup(
+                driver, device, run, attempt.flat.tensors
+            )
+            return result
+
+    def _watched(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An eager run that learns what Inductor's kernels will not show."""
+        device, signature = attempt.device, attempt.signature
+        here = [t for t in attempt.flat.tensors if t.device.type == device.type]
+        before = attempt.reached.walk()
+        held = held_by(attempt.driver, device, before)
+        named = places(attempt.flat.tensors, ((slot.name, t) for slot, t in before.tensors()))
+        observer = Observer(attempt.driver, device, here, held=held, refuse="later")
+        try:
+            run = functools.partial(self._callee.fn, *args, **kwargs)
+            with observer:
+                result = self._callee.watched(run)()
+        finally:
+            observer.release()
+        if any(map(_creates_state, attempt.reached.changed(before)[1])):
+            signature.warm -= 1  # an optimizer's first step: the next call shows what it reads
+        else:
+            signature.known = observer.told(named)
+        return result
+
+    def rehearse(self, attempt: Attempt, refuse: Refuse, then: Callable[[Any], object]) -> None:
+        """Warm up ahead of time: run, then put everything back as it was.
+
+        Args:
+            then: is given the result of the run, and may write what the run may write.
+
+        Raises:
+            CaptureError: OL110, the callable stores new tensors in Python state.
+        """
+        callee, driver, device = self._callee, attempt.driver, attempt.device
+        signature, flat, reached = attempt.signature, attempt.flat, attempt.reached
+        args, kwargs = unflatten(flat.tree, flat.tensors)
+        named = places(flat.tensors, ((slot.name, t) for slot, t in reached.walk().tensors()))
+        with taken_back(driver, device, flat.tensors, reached) as effects:
+            observer = effects.observer
+            run = callee.watched(_noted(attempt, functools.partial(callee.fn, *args, **kwargs)))
+            with _stepping(signature, refuse), observer, inlining():
+                if _trains(attempt):
+                    result, need = run(), 0
+                else:
+                    result, need = self._pool.warmup(driver, device, run, flat.tensors)
+                after = flatten_call(args, kwargs, objects_in(flat.tree))
+                signature.forward = wants_grad(driver, result, after, callee.reached(after))
+                then(result)
+            del result
+            signature.need_bytes = max(0, need - observer.saved_bytes)
+            signature.threads.add(get_ident())
+            if self._options.compile:
+                signature.known = observer.told(named)
+                for _ in range(2):
+                    driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
+        refuse_lasting(effects.found)
+
+
+def _noted(attempt: Attempt, run: Callable[[], Any]) -> Callable[[], Any]:
+    """The run whose operations the capture is compared with, and which goes the capture's way."""
+    tensors = attempt.flat.tensors
+    walked = attempt.reached.walk()
+    pairs = list(zip(tensors, tensors, strict=True))
+    ledger = Ledger(attempt.driver, attempt.device, pairs, walked)
+
+    def noted() -> Any:
+        with attempt.signature.asking.answering(), noting_steps(ledger), Noting(ledger):
+            result = run()
+        ledger.finish()
+        attempt.signature.ledger = ledger
+        return result
+
+    return noted
+
+
+def _trains(attempt: Attempt) -> bool:
+    """Whether a call seems to be a forward whose backward will run outside.
+
+    Its warm-up runs on the caller's own stream: an AccumulateGrad node lives on the stream where
+    it was made, as long as somebody keeps the loss, and PyTorch warns where the next backward's
+    gradient comes from another. A capture has no such node. A callable that names a backward may
+    run it itself; then the nodes are in its capture, and must live on the capture's stream.
+    """
+    if not torch.is_grad_enabled():
+        return False
+    found = attempt.reached.walk()
+    if found.runs_backward():
+        return False
+    tensors = [*attempt.flat.tensors, *(t for _, t in found.tensors())]
+    return any(t.requires_grad for t in tensors)
+
+
+def wants_grad(driver: Driver, result: Any, flat: Flat, reached: Reached) -> bool:
+    """Whether new memory of a result requires grad, by a graph that a backward can still use;
+    views of the caller's memory may.
+
+    Args:
+        flat, reached: the call as its run has left it.
+    """
+    tensors = [t for t in flatten(result).tensors if t.grad_fn is not None and not is_spent(t)]
+    if not tensors:
+        return False
+    given = [*flat.tensors, *(t for _, t in reached.walk().tensors())]
+    storages = {driver.storage(t) for t in given if t.layout is torch.strided}
+    return any(driver.storage(t) not in storages for t in tensors)
+
+
+def _stepping(signature: Signature, refuse: Refuse) -> AbstractContextManager[None]:
+    """Around a warm-up: refuse an optimizer before it steps, if no capture could hold it."""
+
+    def before(optimizer: Optimizer) -> None:
+        error = refusal(optimizer)
+        if error is None:
+            settle(optimizer)
+        elif signature.eager is None:
+            refuse(signature, error)
+
+    return watching_steps(before)
+
+
+def _creates_state(change: Change) -> bool:
+    """Whether a slot that was empty holds a tensor now, other than a gradient."""
+    new = change.before is MISSING and change.slot.key is not gradient_of
+    return new and isinstance(change.after, torch.Tensor)

@@ -1,0 +1,386 @@
+"""`Buckets`: a few sizes that stand for all of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import numbers
+import operator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, SupportsIndex, cast
+
+from onelaunch.errors import GraphError
+from onelaunch.sizes.fit import Limit, fit
+
+Overflow = Literal["eager", "chunk", "error"]
+Number = int | float | bool
+Key = int | str
+Sizes = tuple[int, ...]
+"""One size for each bucketed dimension."""
+
+
+@dataclass(frozen=True, init=False)
+class Buckets:
+    """Sizes to which a changing dimension is padded, so that a few recordings serve all requests.
+
+    Args:
+        dim: the dimension of the arguments that changes, or several: ``(0, 1)`` for batch and
+            sequence. Not negative.
+        sizes: the bucket sizes, in any order; with several dimensions one sequence for each, and
+            every combination is a bucket.
+        dims: arguments whose dimension is another: ``{"mask": 1}``; None for an argument that is
+            not padded. Named by parameter, by position, or by path (``"args[0]['x']"``). With
+            several dimensions a tuple, None where the argument lacks one, and a tuple inside where
+            it has two: ``{"mask": (0, (2, 3))}`` of (batch, 1, length, length).
+        pad: what fills the padding of an argument: ``{"mask": 0}``; with several dimensions also a
+            tuple, as ``{"mask": (None, 0)}``. None, the default, repeats the last real row: zeros
+            are not neutral everywhere.
+        overflow: calls above the largest size run ``"eager"``, are cut into pieces and put together
+            (``"chunk"``), or raise a `ReplayError` (``"error"``).
+        independent: you assert that real rows do not depend on padded ones; nothing is checked.
+        outputs: which dimension of a result follows each bucketed one, by the number of the tensor
+            in the result: ``{0: 0, 1: None}``. Found out where it is not said.
+
+    Raises:
+        GraphError: OL401 for sizes or dimensions that make no sense.
+
+    Example:
+        >>> Buckets(dim=0, sizes=(1, 4, 16)).choose((3,))
+        (4,)
+        >>> Buckets.powers_of_two(64).sizes
+        ((1, 2, 4, 8, 16, 32, 64),)
+        >>> Buckets.fit({1: 90, 30: 5, 32: 5}, max_sizes=2).sizes
+        ((1, 32),)
+    """
+
+    dim: Sizes
+    sizes: tuple[Sizes, ...]
+    dims: Mapping[Key, tuple[int | Sequence[int] | None, ...]] = field(hash=False)
+    pad: Mapping[Key, tuple[Number | None, ...]] = field(hash=False)
+    overflow: Overflow
+    independent: bool
+    outputs: Mapping[int, tuple[int | None, ...]] = field(hash=False)
+
+    def __init__(
+        self,
+        dim: int | Sequence[int] = 0,
+        sizes: Sequence[int] | Sequence[Sequence[int]] = (),
+        *,
+        dims: Mapping[Key, int | Sequence[int | Sequence[int] | None] | None] | None = None,
+        pad: Mapping[Key, Number | Sequence[Number | None] | None] | None = None,
+        overflow: Overflow = "eager",
+        independent: bool = False,
+        outputs: Mapping[int, int | Sequence[int | None] | None] | None = None,
+    ) -> None:
+        several = _listed(dim)
+        places = _places(dim, several)
+        listed = [sizes] if several is None else _listed(sizes)
+        nested = several is None or all(_listed(s) is not None for s in listed or ())
+        if listed is None or len(listed) != len(places) or not nested:
+            what = f"sizes={sizes!r:.60} for {len(places)} dimension{'s' * (len(places) > 1)}"
+            fix = "sizes=((1, 4), (8, 16)), a tuple for each dimension"
+            raise GraphError("OL401", what, fix=fix)
+        if overflow not in ("eager", "chunk", "error"):
+            fix = 'overflow is one of "eager", "chunk", "error"'
+            raise GraphError("OL401", f"overflow={overflow!r}", fix=fix)
+        if type(independent) is not bool:
+            raise GraphError("OL401", f"independent={independent!r}", fix="True or False")
+        settings = {
+            "dim": places,
+            "sizes": tuple(_ascending(s) for s in listed),
+            "dims": _by_argument("dims", dims, len(places), _is_dims),
+            "pad": _by_argument("pad", pad, len(places), _is_fill),
+            "overflow": overflow,
+            "independent": independent,
+            "outputs": _by_argument("outputs", outputs, len(places), _is_dim),
+        }
+        for name, value in settings.items():
+            object.__setattr__(self, name, value)
+
+    @staticmethod
+    def powers_of_two(upto: int, dim: int = 0, **options: object) -> Buckets:
+        """1, 2, 4, ... up to `upto`, which is the last size whether or not it is a power."""
+        upto = _positive("upto", upto)
+        sizes = [1 << i for i in range(upto.bit_length()) if 1 << i < upto]
+        return Buckets(dim, (*sizes, upto), **options)  # pyright: ignore[reportArgumentType]
+
+    @staticmethod
+    def every(step: int, *, upto: int, dim: int = 0, **options: object) -> Buckets:
+        """`step`, 2 `step`, ... up to `upto`, which is the last size."""
+        step, upto = _positive("step", step), _positive("upto", upto)
+        sizes = range(step, upto, step)
+        return Buckets(dim, (*sizes, upto), **options)  # pyright: ignore[reportArgumentType]
+
+    @staticmethod
+    def fit(
+        histogram: Mapping[int, float] | Mapping[int | Sizes, float],
+        *,
+        max_sizes: int | None = None,
+        max_bytes: float | None = None,
+        max_capture_seconds: float | None = None,
+        bytes_of: Callable[[int], float] | None = None,
+        seconds_of: Callable[[int], float] | None = None,
+        dim: int | Sequence[int] = 0,
+        **options: object,
+    ) -> Buckets:
+        """The sizes that minimise rows computed for observed requests, within a budget.
+
+        Args:
+            histogram: size -> number of requests, as `Graphed.stats().sizes` has it. With several
+                dimensions a size is a tuple, and each dimension is fitted by itself.
+            max_sizes: at most so many sizes, of each dimension.
+            max_bytes: what the recordings of all sizes may take together; needs `bytes_of`.
+            max_capture_seconds: what capturing all of them may take; needs `seconds_of`.
+            bytes_of: bytes that the recording of a size adds; not negative.
+            seconds_of: seconds that capturing a size takes; not negative.
+            dim, options: as in `Buckets`; ``dim=(0, 1)`` for sizes that are tuples of two.
+
+        Optimal in one dimension, by dynamic programming: milliseconds to seconds for hundreds of
+        observed sizes.
+        With limits of bytes or seconds the search ends after some seconds with the best set known.
+
+        Raises:
+            GraphError: OL401 if nothing was observed, or no set of sizes fits the budget.
+        """
+        limits: list[Limit] = []
+        if max_sizes is not None:
+            limits.append(Limit(_positive("max_sizes", max_sizes), _one))
+        limits += _limited("max_bytes", max_bytes, "bytes_of", bytes_of)
+        limits += _limited("max_capture_seconds", max_capture_seconds, "seconds_of", seconds_of)
+        several = _listed(dim)
+        if several is not None and (max_bytes is not None or max_capture_seconds is not None):
+            what = f"a limit of bytes or seconds, with dim={dim!r}"
+            raise GraphError("OL401", what, fix="max_sizes, which is for each dimension")
+        found: list[Sizes] = []
+        for rows in map(_observed, _by_dimension(histogram, several)):
+            sizes = fit(rows, limits)
+            if sizes is None:
+                what = f"no set of sizes up to {max(rows)} fits the budget"
+                raise GraphError("OL401", what, fix="raise max_bytes or max_capture_seconds")
+            found.append(sizes)
+        chosen = found[0] if several is None else found
+        return Buckets(dim, chosen, **options)  # pyright: ignore[reportArgumentType]
+
+    def choose(self, sizes: Sizes) -> Sizes | None:
+        """The smallest bucket that holds `sizes`, or None above the largest."""
+        found: list[int] = []
+        for size, known in zip(sizes, self.sizes, strict=True):
+            place = bisect_left(known, size)
+            if place == len(known):
+                return None
+            found.append(known[place])
+        return tuple(found)
+
+    def smallest(self, bucket: Sizes) -> Sizes:
+        """The smallest sizes, 1 or more in each dimension, that this bucket serves."""
+        places = [known.index(size) for known, size in zip(self.sizes, bucket, strict=True)]
+        return tuple(
+            1 if place == 0 else known[place - 1] + 1
+            for known, place in zip(self.sizes, places, strict=True)
+        )
+
+    def largest_first(self) -> Iterator[Sizes]:
+        """Every bucket, the one with the most elements first: so one pool serves them best."""
+        products = itertools.product(*(reversed(sizes) for sizes in self.sizes))
+        yield from sorted(products, key=volume, reverse=True)
+
+    @property
+    def largest(self) -> Sizes:
+        """The largest size of each dimension."""
+        return tuple(sizes[-1] for sizes in self.sizes)
+
+
+def histogram(counts: Mapping[Sizes, int]) -> dict[int | Sizes, int]:
+    """Calls by size: a number where one dimension is bucketed, else a tuple."""
+    return {s[0] if len(s) == 1 else s: count for s, count in counts.items() if count}
+
+
+def padding(buckets: Buckets, counts: Mapping[Sizes, int]) -> float:
+    """The share of padding in the rows computed, 0 to 1, of calls that a bucket served."""
+    real, computed = rows(buckets, counts)
+    return 1 - real / computed if computed else 0.0
+
+
+def rows(buckets: Buckets, counts: Mapping[Sizes, int]) -> tuple[int, int]:
+    """The real rows of calls that a bucket served, and those computed."""
+    real = computed = 0
+    for sizes, count in counts.items():
+        bucket = buckets.choose(sizes)
+        if bucket is not None and 0 not in sizes:
+            real += count * volume(sizes)
+            computed += count * volume(bucket)
+    return real, computed
+
+
+def shown(sizes: Sizes) -> str:
+    """Sizes in a message: `3`, or `3 x 17`."""
+    return " x ".join(map(str, sizes))
+
+
+def volume(sizes: Sizes) -> int:
+    """Rows of that size: the product."""
+    volume = 1
+    for size in sizes:
+        volume *= size
+    return volume
+
+
+def _one(size: int) -> float:
+    return 1
+
+
+def _limited(
+    name: str, most: object, of_name: str, of: Callable[[int], float] | None
+) -> list[Limit]:
+    """The limit that two arguments of `fit` make, if any."""
+    if most is None:
+        return []
+    if not _is_amount(most):
+        raise GraphError("OL401", f"{name}={most!r}", fix=f"{name} is a number, 0 or more")
+    if not callable(of):
+        what = f"{name}={most} without {of_name}" if of is None else f"{of_name}={of!r}"
+        raise GraphError("OL401", what, fix=f"{of_name}=lambda size: what one of this size takes")
+
+    def cost(size: int) -> float:
+        found = of(size)
+        if not _is_amount(found):
+            fix = f"{of_name} returns a number, 0 or more"
+            raise GraphError("OL401", f"{of_name}({size}) is {found!r}", fix=fix)
+        return found
+
+    return [Limit(cast(float, most), cost)]
+
+
+def _by_dimension(histogram: object, several: Sequence[object] | None) -> list[object]:
+    """A histogram for each bucketed dimension: of one is what is given."""
+    if not isinstance(histogram, Mapping):
+        return [histogram]
+    rows = cast("Mapping[object, object]", histogram)
+    count = 1 if several is None else len(several)
+    each: list[dict[object, float]] = [{} for _ in range(count)]
+    for size, times in rows.items():
+        sizes: tuple[object, ...] = size if isinstance(size, tuple) else (size,)
+        if len(sizes) != count:
+            what = f"the histogram has size {size!r}, and {count} dimensions are bucketed"
+            fix = f"dim={tuple(range(len(sizes)))}, one for each number of a size"
+            raise GraphError("OL401", what, fix=fix)
+        if several is None or not _is_amount(times):
+            return [histogram]
+        if 0 not in sizes:  # of which nothing is computed
+            for one, part in zip(each, sizes, strict=True):
+                one[part] = one.get(part, 0) + cast(float, times)
+    return list(each)
+
+
+def _observed(histogram: object) -> dict[int, float]:
+    """The sizes that were called, and how often."""
+    fix = "a mapping of size to count, of one dimension, with a positive size in it"
+    if not isinstance(histogram, Mapping):
+        raise GraphError("OL401", f"histogram={histogram!r:.60}", fix=fix)
+    rows: dict[int, float] = {}
+    for given, count in cast("Mapping[object, object]", histogram).items():
+        size = integer(given)
+        if size is None or size < 0 or not _is_amount(count):
+            raise GraphError("OL401", f"histogram has {given!r}: {count!r}", fix=fix)
+        if size and count:
+            rows[size] = cast(float, count)
+    if not rows:
+        raise GraphError("OL401", "the histogram has no size above 0", fix=fix)
+    return rows
+
+
+def integer(value: object) -> int | None:
+    """An integer of any type, NumPy's too, but for booleans; else None."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(cast(SupportsIndex, value))
+    except TypeError:
+        return None
+
+
+def _is_amount(value: object) -> bool:
+    """A finite number, 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    return 0 <= float(value) < math.inf
+
+
+def _positive(name: str, value: object) -> int:
+    found = integer(value)
+    if found is None or found < 1:
+        raise GraphError("OL401", f"{name}={value!r}", fix=f"{name} is an int of at least 1")
+    return found
+
+
+def _places(dim: object, several: list[object] | None) -> Sizes:
+    """The bucketed dimensions."""
+    found = [integer(d) for d in ([dim] if several is None else several)]
+    places = tuple(d for d in found if d is not None and d >= 0)
+    if not places or len(set(places)) < len(found):
+        raise GraphError("OL401", f"dim={dim!r}", fix="dim=0, or dim=(0, 1)")
+    return places
+
+
+def _ascending(sizes: object) -> Sizes:
+    listed = [integer(size) for size in _listed(sizes) or ()]
+    found = {size for size in listed if size is not None and size > 0}
+    if not listed or not all(size in found for size in listed):
+        fix = "sizes=(1, 4, 16), each an int of at least 1"
+        raise GraphError("OL401", f"sizes={sizes!r:.60}", fix=fix)
+    return tuple(sorted(found))
+
+
+def _listed(value: object) -> list[object] | None:
+    """The items of a sequence, or None where it is none."""
+    if isinstance(value, str | bytes | Mapping):
+        return None
+    try:
+        return list(cast("Iterable[object]", value))
+    except TypeError:
+        return None
+
+
+def _is_dim(value: object) -> bool:
+    return value is None or (type(value) is int and value >= 0)
+
+
+def _is_dims(value: object) -> bool:
+    inner = cast("Sequence[object]", value) if isinstance(value, tuple | list) else None
+    if inner is None:
+        return _is_dim(value)
+    return bool(inner) and all(d is not None and _is_dim(d) for d in inner)
+
+
+def _is_fill(value: object) -> bool:
+    return value is None or isinstance(value, int | float)
+
+
+_EXAMPLES = {
+    "dims": 'dims={"mask": 1}, of dimensions that are not negative; None for none',
+    "pad": 'pad={"mask": 0}, of numbers; None repeats the last row',
+    "outputs": "outputs={0: 0, 1: None}: the dimension of each result, by its number",
+}
+
+
+def _by_argument(
+    name: str, given: object, count: int, allowed: Callable[[object], bool]
+) -> dict[Any, tuple[Any, ...]]:
+    """What is said of single arguments or results: one value for each dimension."""
+    if not isinstance({} if given is None else given, Mapping):
+        raise GraphError("OL401", f"{name}={given!r:.60}", fix=_EXAMPLES[name])
+    found: dict[Any, tuple[Any, ...]] = {}
+    for key, value in cast("Mapping[object, object]", given or {}).items():
+        several = isinstance(value, tuple | list)
+        each = tuple(cast("Sequence[object]", value)) if several else (value,) * count
+        what = f"{name}={{{key!r}: {value!r}}}"
+        if len(each) != count:
+            fix = f"{count} of them, or a single one for all"
+            raise GraphError("OL401", f"{what} for {count} dimensions", fix=fix)
+        named = type(key) is int or (isinstance(key, str) and name != "outputs")
+        if not named or not all(map(allowed, each)):
+            raise GraphError("OL401", what, fix=_EXAMPLES[name])
+        found[key] = each
+    return found

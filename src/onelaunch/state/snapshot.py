@@ -1,0 +1,164 @@
+"""What a callable reaches before and after its runs, and the way back to what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from onelaunch.call.dtensor import local
+from onelaunch.call.spec import lies_on
+from onelaunch.call.tree import Same, Tree, call_constants, flatten, is_plain
+from onelaunch.driver.protocol import Driver
+from onelaunch.frames.reads import Reads
+from onelaunch.state.slots import MISSING
+from onelaunch.state.walk import Change, Walk, changes, restore, walk
+
+
+class Reached:
+    """The state that a callable reaches, walked once for as long as nothing changes.
+
+    It serves one capture and the runs that come before it, all under `Driver.exclusive`.
+
+    Args:
+        roots: where the state begins, named.
+        reads: what the callable was seen to read, or None before it has run.
+    """
+
+    def __init__(self, roots: Sequence[tuple[str, object]], reads: Reads | None = None) -> None:
+        self.roots = roots
+        self.reads = reads
+        self._now: Walk | None = None
+
+    def walk(self) -> Walk:
+        """The state as it is now."""
+        if self._now is None:
+            self._now = walk(self.roots, self.reads)
+        return self._now
+
+    def values(self) -> list[object]:
+        """All that is reached."""
+        return [value for _, value in self.walk().held.values()]
+
+    def changed(self, before: Walk) -> tuple[Walk, list[Change]]:
+        """The state after a run, and what the run has changed of that `before` it."""
+        if before.reads is self.reads and before.stands():
+            self._now = before
+            return before, []
+        after = walk(self.roots, self.reads)
+        found = changes(before, after)
+        self._now = None if found else after  # what was changed will be put back
+        return after, found
+
+    def know(self, reads: Reads | None) -> None:
+        """Walk again the next time if more is known by now of what the callable reads."""
+        if self.reads is not reads:
+            self.reads, self._now = reads, None
+
+    def forget(self) -> None:
+        """Walk again the next time: the state was changed otherwise."""
+        self._now = None
+
+
+def held_by(driver: Driver, device: torch.device, found: Walk) -> dict[int, list[Tensor]]:
+    """storage -> the tensors on the device that are reached."""
+    held: dict[int, list[Tensor]] = {}
+    for _, t in found.tensors():
+        if lies_on(t, device):
+            held.setdefault(driver.storage(t), []).append(t)
+    return held
+
+
+@dataclass(slots=True)
+class Before:
+    """The state that a callable reaches, as it was before a capture."""
+
+    reached: Reached
+    walk: Walk
+    held: dict[int, list[Tensor]]
+    """storage -> tensors that the callable reaches by address. The capture adds what it finds."""
+    _kept: list[_Kept]
+
+    @staticmethod
+    def of(driver: Driver, device: torch.device, reached: Reached) -> Before:
+        """The state as it is now."""
+        found = reached.walk()
+        held = held_by(driver, device, found)
+        tensors = [t for _, t in found.tensors() if lies_on(t, device)]
+        return Before(reached, found, held, [_Kept.of(local(t)) for t in tensors])
+
+    def values(self, tree: Tree) -> list[tuple[str, object]]:
+        """What a call reaches, by name; `tree` is of its arguments."""
+        values: list[tuple[str, object]] = [(at, c.value) for at, c in call_constants(tree)]
+        return values + [(slot.name, value) for slot, value in self.walk.held.values()]
+
+    def generators(self, tree: Tree) -> list[torch.Generator]:
+        """The generators of torch's that a call reaches, each once."""
+        values = self.values(tree)
+        return list({id(g): g for _, g in values if isinstance(g, torch.Generator)}.values())
+
+    def objects(self) -> dict[int, Same]:
+        """What the callable reaches, and returns as it is: a list of its own, a cache."""
+        return {
+            id(value): Same(value, None)
+            for _, value in self.walk.held.values()
+            if not isinstance(value, Tensor | tuple)
+        }
+
+    def moved(self) -> Tensor | None:
+        """A tensor that has other memory, sizes or strides now."""
+        return next((k.tensor for k in self._kept if k.changed()), None)
+
+    def undo(self, found: Sequence[Change], again: bool = True) -> None:
+        """Put back what a failed capture left in the callable's state: of the changes that were
+        `found`, or of those there are, what has to do with tensors, and if the callable will run
+        `again` in place of this run the numbers and flags that its code names, and which of its
+        modules is where. But those stay as they are where a container has grown or shrunk, which
+        may have to agree with them."""
+        found = found or self.reached.changed(self.walk)[1]
+        self.reached.forget()
+        again = again and not any(
+            is_plain(c.after if c.before is MISSING else c.before)
+            for c in found
+            if c.before is MISSING or c.after is MISSING
+        )
+        values = (value for _, value in self.walk.held.values())
+        modules = {id(value) for value in values if isinstance(value, nn.Module)}
+        restore(
+            c
+            for c in found
+            if isinstance(c.before, Tensor)
+            or flatten(c.after).tensors
+            or (
+                again
+                and ((is_plain(c.before) and is_plain(c.after)) or id(c.after) in modules)
+                and self.walk.use(c.slot) is not None
+            )
+        )
+        for k in self._kept:
+            k.restore()
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A tensor that existed before a capture, with where it was."""
+
+    tensor: Tensor
+    alias: Tensor
+    address: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    @staticmethod
+    def of(t: Tensor) -> _Kept:
+        return _Kept(t, t.detach(), t.data_ptr(), t.shape, t.stride())
+
+    def changed(self) -> bool:
+        t = self.tensor
+        return (t.data_ptr(), t.shape, t.stride()) != (self.address, self.shape, self.stride)
+
+    def restore(self) -> None:
+        if self.changed():
+            self.tensor.data = self.alias

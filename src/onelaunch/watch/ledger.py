@@ -1,0 +1,423 @@
+"""The operations of a run without the values of tensors, held against those of another run.
+
+What a replay repeats is what one run did. Where a second run of the same call does something else,
+an operation, a number, other memory, something moves in Python that a replay would freeze.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from onelaunch.call.dtensor import local
+from onelaunch.call.spec import has_strides
+from onelaunch.call.tree import is_plain
+from onelaunch.driver.aten import tensors
+from onelaunch.driver.protocol import Driver
+from onelaunch.driver.random_state import HostGenerators, drawing_line_of
+from onelaunch.driver.refusals import DRAWN
+from onelaunch.errors import CaptureError
+from onelaunch.source import Place, user_frame
+from onelaunch.state.host_values import key_of, values_of
+from onelaunch.state.slots import MISSING, gradient_of, look_at, read_hooks, read_last_hooks
+from onelaunch.state.walk import Walk
+from onelaunch.watch.operations import Watching
+
+TRIES = 3
+"""Captures in a row that may differ from the run before them."""
+
+_SMALL_BYTES = 64
+"""A host tensor up to this size is compared by its value."""
+
+_STAND_FOR_THEMSELVES = frozenset(
+    {bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+
+
+class _Operand(NamedTuple):
+    """A tensor that an operation was given, but for its value."""
+
+    whose: object
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
+    stride: tuple[int, ...] = ()
+    offset: int = 0
+    device: torch.device | None = None
+    requires_grad: bool = False
+
+
+class _Count(NamedTuple):
+    """How many arguments an operation has."""
+
+    arguments: int
+
+
+class Difference(NamedTuple):
+    """How a run differs from the one before it."""
+
+    what: str
+    place: Place | None
+    """The line that does something else now."""
+    fix: str | None = None
+
+    def refusal(self) -> CaptureError:
+        """The error for a callable that goes on so."""
+        where = str(self.place) if self.place else None
+        return CaptureError("OL117", self.what, where=where, fix=self.fix)
+
+
+class Ledger:
+    """The operations of one run, in order. Keeps nothing alive; 10 us for each operation.
+
+    Args:
+        inputs: the tensors of the call, and what the run is given for each.
+        walked: the state that the callable reaches, before the run.
+        hidden: storage -> slot, for memory that stands in a slot for what the slot held.
+        earlier: the run to compare with.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        device: torch.device,
+        inputs: Sequence[tuple[Tensor, Tensor]],
+        walked: Walk,
+        hidden: Mapping[int, str] | None = None,
+        earlier: Ledger | None = None,
+    ) -> None:
+        self._storage = driver.storage
+        self._on_host = device.type == "cpu"
+        self._whose: dict[int, object] = {}
+        for slot, t in walked.tensors():
+            if _has_memory(t):
+                self._whose.setdefault(self._storage(t), f"`{slot.name}`")
+        self._whose.update({storage: f"`{name}`" for storage, name in (hidden or {}).items()})
+        self._displaced = frozenset(hidden or ())  # where these begin is the capture's affair
+        first: dict[int, str] = {}
+        named = dict(self._whose)
+        given: list[object] = []
+        for index, (t, here) in enumerate(inputs):
+            if _has_memory(t):
+                place = named.get(self._storage(t))
+                given.append((t.dtype, t.shape, t.stride(), t.device, place))
+                name = first.setdefault(self._storage(t), f"argument {index}")
+                self._whose[self._storage(here)] = name
+                self._displaced |= {self._storage(here)}
+        self._given = given
+        self.values = values_of(t for t, _ in inputs) if not self._on_host else {}
+        """Of the host's arguments, by number."""
+        leaves = [t for _, t in walked.tensors() if t.requires_grad]
+        self._hooks = [tuple(hooks or ()) for t in leaves for hooks in _hooks_of(t)]
+        self.held: dict[object, object] = {
+            key: _content(value) for key, (_, value) in walked.held.items()
+        }
+        """What the slots held before the run: plain values, and which objects."""
+        looks = [look_at(slot) for slot, _ in walked.tensors() if walked.is_read(slot)]
+        self.held.update((look.id, _content(look.read())) for look in looks)
+        if not self._on_host:
+            for _, t in walked.tensors():
+                if _has_memory(t) and t.device.type == "cpu":
+                    key = key_of(t)
+                    self.held[id(t), key] = _content(key(t))
+        self._made: dict[int, StorageWeakRef] = {}
+        """By name of the memory. A reference keeps the id of a storage, not what it holds, so that
+        no other that is made unseen, by a compiled kernel, is taken for one that has gone."""
+        self._unseen: list[tuple[int, StorageWeakRef, int, Place | None]] = []
+        """Memory that neither the call nor its state leads to and that no operation was seen to
+        make; the operation that used it first, and its line."""
+        self.lasting: dict[int, int] = {}
+        """Number -> storage, of those that have not gone with the run."""
+        self._entries: list[tuple[Any, ...]] = []
+        # Calls of other sizes than in the capture, as buckets have, are no comparison; nor are
+        # those whose arguments share other memory, or with other hooks on leaves.
+        alike = earlier is not None and earlier._given == given and earlier._hooks == self._hooks
+        self._earlier = earlier if alike else None
+        self.difference: Difference | None = None
+        self.optimizers = optimizers_in(walked)
+        """Those that the callable reaches, by id."""
+        self.steps = 0
+        """Of these how many step at present. The numbers of their groups are read at each call, or
+        guarded, and others stand in for them in a capture; those of one that is made in the call
+        are numbers like others."""
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+        """Before an operation. What `made` is to be given."""
+        given: set[int] = set()
+        number = len(self._entries)
+        if str(func).startswith("aten.lift"):  # its argument is memory that was made unseen
+            for t in tensors(args):
+                self._whose[self._storage(t)] = self._lifted(t, number)
+        entry = (str(func), self._noted(args, given), self._noted(kwargs, given))
+        self._entries.append(entry)
+        if self._earlier is not None and self.difference is None:
+            others = self._earlier._entries
+            other = others[number] if number < len(others) else None
+            if other != entry:
+                fix = _WHOLE if _grows(other, entry) else None
+                self.difference = Difference(_told(number, other, entry), user_frame(), fix)
+        return given
+
+    def made(self, given: set[int], results: Sequence[Tensor]) -> None:
+        """After an operation: its results that are new memory are known by its number."""
+        number = len(self._entries) - 1
+        for place, t in enumerate(results):
+            if _has_memory(t):
+                storage = self._storage(t)
+                if storage not in given:
+                    self._whose[storage] = number, place
+                    self._made[storage] = StorageWeakRef(local(t).untyped_storage())
+
+    def differs(self, difference: Difference) -> None:
+        """Note what is no operation."""
+        if self._earlier is not None:
+            self.difference = self.difference or difference
+
+    def finish(self) -> None:
+        """After the run."""
+        self.lasting = {
+            n: storage for n, (storage, ref, *_) in enumerate(self._unseen) if not ref.expired()
+        }
+        if self._earlier is not None and self.difference is None:
+            others = self._earlier._entries
+            if len(others) > len(self._entries):
+                told = _told(len(self._entries), others[len(self._entries)], None)
+                self.difference = Difference(told, None)
+            for number, (_, _, at, place) in enumerate(self._unseen):
+                before, now = self._earlier.lasting.get(number), self.lasting.get(number)
+                if before is not None and now is not None and before != now:
+                    told = f"operation {at + 1} of the call, {_named(self._entries[at])}, got one"
+                    told += " tensor in the run before, and another in the capture"
+                    self.differs(Difference(told, place))
+        self._earlier = None
+        self._whose.clear()
+        self._made.clear()
+        self._unseen.clear()
+
+    def _noted(self, value: Any, given: set[int]) -> Any:
+        if isinstance(value, Tensor):
+            return self._operand(value, given)
+        kind = type(value)
+        if kind in _STAND_FOR_THEMSELVES:
+            return kind, value
+        if kind is float:
+            return kind, None if self.steps else value.hex()
+        if isinstance(value, (list, tuple)):
+            return [self._noted(part, given) for part in value]  # pyright: ignore
+        if isinstance(value, dict):
+            return [(key, self._noted(part, given)) for key, part in value.items()]  # pyright: ignore
+        return kind, repr(value) if kind is complex else None
+
+    def _operand(self, t: Tensor, given: set[int]) -> _Operand:
+        if not _has_memory(t):
+            return _Operand(None, (), t.dtype)  # nested or sparse
+        storage = self._storage(t)
+        given.add(storage)
+        whose = self._whose.get(storage)
+        if isinstance(whose, tuple) and storage in self._made and self._made[storage].expired():
+            whose = None  # other memory, at an address that was free again
+        scalar = not t.dim()
+        displaced = isinstance(whose, tuple) or storage in self._displaced
+        if whose is None:
+            whose = self._unnamed(t, storage)
+            displaced = scalar
+        if scalar or _is_position(t):
+            # Where a number lies depends on how the call gets it; attention's seed and offset are
+            # on the device in a capture only.
+            return _Operand(whose, tuple(t.shape), t.dtype)
+        offset = 0 if displaced else int(t.storage_offset())
+        shape, stride = tuple(t.shape), t.stride()
+        return _Operand(whose, shape, t.dtype, stride, offset, t.device, t.requires_grad)
+
+    def _lifted(self, t: Tensor, number: int) -> object:
+        if t.device.type == "cpu" and t.nbytes <= _SMALL_BYTES:
+            with torch._C.DisableTorchFunction():
+                steps = self.steps and t.is_floating_point()
+                return "value", None if steps else repr(t.detach().tolist())
+        return number, 0
+
+    def _unnamed(self, t: Tensor, storage: int) -> object:
+        """Memory that neither the call nor its state leads to, and that no operation made."""
+        host = t.device.type == "cpu"
+        if (
+            host
+            and t.numel() * t.element_size() <= _SMALL_BYTES
+            and (not self._on_host or not t.dim())
+        ):
+            if self.steps and t.is_floating_point():
+                return "value", None
+            with torch._C.DisableTorchFunction():
+                return "value", repr(t.detach().tolist())
+        # Others on the host reach a device only where that is refused.
+        if host and not self._on_host:
+            return "host"
+        for number, (other, reference, *_) in enumerate(self._unseen):
+            if other == storage and not reference.expired():
+                return "memory", number
+        reference = StorageWeakRef(local(t).untyped_storage())
+        self._unseen.append((storage, reference, len(self._entries), user_frame()))
+        return "memory", len(self._unseen) - 1
+
+
+def _hooks_of(t: Tensor) -> tuple[Any, Any]:
+    return read_hooks(t), read_last_hooks(t)
+
+
+def _has_memory(t: Tensor) -> bool:
+    return not is_lazy(t) and has_strides(t)
+
+
+def _is_position(t: Tensor) -> bool:
+    return t.numel() <= 2 and t.dtype in (torch.int64, torch.uint64)
+
+
+def optimizers_in(walked: Walk) -> set[int]:
+    """The optimizers among the state that a callable reaches, by id."""
+    held = (value for _, value in walked.held.values())
+    return {id(value) for value in held if isinstance(value, Optimizer)}
+
+
+class Noting(Watching):
+    """Notes the operations of a run."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self._ledger = ledger
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation and note it; see `Watching`."""
+        given = self._ledger.note(func, args, kwargs)
+        result = func(*args, **kwargs)
+        self._ledger.made(given, tensors(result))
+        return result
+
+
+def refuse_drawn(generators: HostGenerators, fn: object, ledger: Ledger | None) -> None:
+    """Refuse a call that advances the generators of Python or NumPy.
+
+    Raises:
+        CaptureError: OL117; where another thread may have drawn, the ledger differs instead.
+    """
+    whose = generators.moved()
+    if whose is None:
+        return
+    place = drawing_line_of(fn)
+    what = f"the generator {whose} is advanced in the call"
+    if generators.sure():
+        generators.restore()
+        raise CaptureError("OL117", what, where=str(place) if place else None, fix=DRAWN)
+    if ledger is not None:
+        ledger.differs(Difference(what, place))
+
+
+def moved(earlier: Ledger, slots: Iterable[tuple[Any, object]]) -> bool:
+    """Whether one of these slots, given by id and content, held something else before a run. Of a
+    slot that was not known then it is not told, but for gradients, which were none."""
+    held = earlier.held
+    return any(
+        held[key] != _content(value)
+        if key in held
+        else key[1] is gradient_of and value is not MISSING
+        for key, value in slots
+    )
+
+
+def _content(value: object) -> object:
+    return (type(value), repr(value)) if is_plain(value) else id(value)
+
+
+# What a message says.
+
+
+def _told(number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | None) -> str:
+    """The first difference between two operations with this number; None where there is none."""
+    step = f"operation {number + 1} of the call"
+    if was is None or now is None or was[0] != now[0]:
+        return f"{step} was {_named(was)} in the run before, and is {_named(now)} in the capture"
+    before, then = _shown(*_differing(was[1:], now[1:]))
+    return f"{step}, {_named(now)}, got {before} in the run before, and {then} in the capture"
+
+
+_WHOLE = (
+    "make what grows of its full size at first, and write into it in place (for a cache of "
+    "transformers: StaticCache, `generate(cache_implementation='static')`)"
+)
+
+
+def _grows(was: tuple[Any, ...] | None, now: tuple[Any, ...]) -> bool:
+    """Whether the operations differ in a tensor that has become larger."""
+    if was is None or was[0] != now[0]:
+        return False
+    a, b = _differing(was[1:], now[1:])
+    if not (isinstance(a, _Operand) and isinstance(b, _Operand)):
+        return False
+    alike = a.whose == b.whose and len(a.shape) == len(b.shape) and a.shape != b.shape
+    return alike and all(n <= m for n, m in zip(a.shape, b.shape, strict=True))
+
+
+def _named(entry: tuple[Any, ...] | None) -> str:
+    return (
+        "none" if entry is None else f"`{entry[0].removeprefix('aten.').removesuffix('.default')}`"
+    )
+
+
+def _differing(was: Any, now: Any) -> tuple[Any, Any]:
+    """The first parts in which these differ, which they do."""
+    lists = isinstance(was, (list, tuple)) and isinstance(now, (list, tuple))
+    if not lists or _is_leaf(was) or _is_leaf(now):
+        return was, now
+    for a, b in zip(was, now, strict=False):  # pyright: ignore
+        if a != b:
+            return _differing(a, b)
+    return _Count(len(was)), _Count(len(now))  # pyright: ignore
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, _Operand) or (
+        isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], type)  # pyright: ignore
+    )
+
+
+def _shown(was: Any, now: Any) -> tuple[str, str]:
+    if isinstance(was, _Count):
+        return f"{was.arguments} arguments", f"{now.arguments}"
+    if isinstance(was, _Operand) and isinstance(now, _Operand):
+        for name in _Operand._fields:
+            a, b = getattr(was, name), getattr(now, name)
+            if a != b:
+                if name == "whose":
+                    return _whose(a), _whose(b)
+                return f"a tensor of {name} {a}", f"one of {name} {b}"
+    return _value(was), _value(now)
+
+
+def _whose(whose: Any) -> str:
+    if isinstance(whose, str):
+        return whose
+    if isinstance(whose, tuple):
+        match whose:
+            case ("value", value):
+                return f"{value}"
+            case ("memory", _):
+                return "a tensor of its own"
+            case (number, _):
+                return f"a result of operation {number + 1}"
+            case _:
+                pass
+    return "a tensor"
+
+
+def _value(noted: Any) -> str:
+    if isinstance(noted, _Operand):
+        return _whose(noted.whose)
+    if isinstance(noted, tuple) and len(noted) == 2:  # pyright: ignore
+        kind, value = noted  # pyright: ignore
+        if value is None and kind is not type(None):
+            return "a number of an optimizer"
+        return repr(float.fromhex(value)) if kind is float else repr(value)  # pyright: ignore
+    return repr(noted)

@@ -1,0 +1,453 @@
+"""What a callable does to memory, seen operation by operation.
+
+The observer runs around the callable while it is captured. It learns which tensors the kernels read
+by address, which memory they write, and refuses what a replay would freeze, at the user's line.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from onelaunch.call.spec import has_strides
+from onelaunch.driver.aten import operator, tensors
+from onelaunch.driver.attention_seeds import given_seeds
+from onelaunch.driver.host_reads import HostReads
+from onelaunch.driver.protocol import Driver, Region
+from onelaunch.driver.random_state import unwatched
+from onelaunch.driver.refusals import CHECKED, DRAWN, refusal, refuse
+from onelaunch.errors import CaptureError, let_go
+from onelaunch.watch.compiled import Known
+from onelaunch.watch.host_memory import HostMemory, named
+from onelaunch.watch.ledger import Ledger
+from onelaunch.watch.operations import Watching
+
+T = TypeVar("T")
+
+LIFTS = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
+_COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::copy")
+
+
+class Observer(Watching):
+    """Watches one run of a callable.
+
+    Args:
+        driver: the driver of `device`.
+        device: where the recording runs; tensors elsewhere are the host's.
+        inputs: device tensors that are inputs of the recording.
+        held: storage -> tensors over it that exist already and that the callable can reach.
+        displaced: those of them that stand for memory in the middle of a storage.
+        save: keep a copy of memory that existed before, before its first write, for `restore`.
+        refuse: raise for what cannot be captured; ``"later"``: keep what no other look at the run
+            would find, uses of the host's tensors; otherwise only watch.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        device: torch.device,
+        inputs: Iterable[Tensor] = (),
+        *,
+        displaced: Iterable[Tensor] = (),
+        held: Mapping[int, Sequence[Tensor]] | None = None,
+        save: bool = False,
+        refuse: bool | Literal["later"] = True,
+    ) -> None:
+        super().__init__()
+        self._driver = driver
+        self._device = device
+        self._kind = device.type
+        self._save = save
+        self._refuse = refuse is True
+        self._later = refuse == "later"
+        # storage -> where the inputs in it end
+        self._inputs: dict[int, int] = {}
+        for region in map(driver.region, inputs):
+            stop = self._inputs.get(region.storage, 0)
+            self._inputs[region.storage] = max(stop, region.stop)
+        self._reads = HostReads(self._on_device, self._refuse_read, self._read_on_host)
+        self._displaced = {driver.storage(t) for t in displaced}
+        self._held = held or {}
+        self._produced: set[int] = set()
+        self.host = HostMemory()
+        """Of tensors that are the host's."""
+        self.wanted: set[int] = set()
+        """Storages of the device's whose values the host wanted."""
+        # Views made in the run, of memory that is read by address.
+        self._derived: set[int] = set()
+        # So that no other tensor takes an id or address while we watch.
+        self._kept: list[Tensor] = []
+        self._saved: list[tuple[Tensor, Tensor]] = []
+        self._saved_regions: set[Region] = set()
+        self.made_tensors: list[weakref.ref[Tensor]] = []
+        """Those made in the run, over memory of the recording."""
+        self.seeds: set[int] = set()
+        """The storages of seeds for a backward, which eager has on the host."""
+        self.draws: list[Callable[[], object]] = []
+        """Draws from the host's default generator, whose place in the stream each call moves on."""
+        self.refused: CaptureError | None = None
+        """What was refused first, which the callable may have caught."""
+        self.noting: Callable[[Any, Any, Any], None] | None = None
+        """Is told of each operation."""
+        self.ledger: Ledger | None = None
+        """Where the operations are written down."""
+        self.external: dict[int, list[Tensor]] = {}
+        """storage -> the tensors over it that were read or written by address."""
+        self.written: dict[int, Tensor] = {}
+        """storage -> a tensor over it, for memory that existed before and was written."""
+        self.counted: set[int] = set()
+        """The storages whose version counters the writes advanced; not those of a BatchNorm's
+        statistics."""
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation and note what it does; see `Watching`."""
+        try:
+            with unwatched():
+                given = self._consume(func, args, kwargs)
+                noted = self.ledger and self.ledger.note(func, args, kwargs)
+                if func._schema.name == "aten::copy_" and self._is_number(args):
+                    func, args, kwargs = torch.ops.aten.fill_.Scalar, (args[0], args[1].item()), {}
+            result = func(*args, **kwargs)
+            with unwatched():
+                results = tensors(result)
+                self._produce(func, given, results)
+                if self.ledger is not None and noted is not None:
+                    self.ledger.made(noted, results)
+                self._note_seeds(func, given, result)
+        except CaptureError as error:
+            self.refused = self.refused or error
+            raise
+        return result
+
+    def _consume(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Before an operation: what it reads and writes. Its tensors."""
+        name: str = func._schema.name
+        if self.noting is not None:
+            self.noting(func, args, kwargs)
+        given = tensors((args, kwargs))
+        if name in LIFTS:
+            self._lift(given)
+        if self._refuse:
+            self._check(func, name, given, args, kwargs)
+        elif self._later:
+            self._put_off(self._check, func, name, given, args, kwargs)
+        for t in given:
+            self._read(t)
+            if not self._on_device(t) and has_strides(t):
+                self.host.used(t)
+        for t in operator(func).written(args, kwargs):
+            self._write(t)
+        for t in operator(func).declared(args, kwargs):
+            if self._on_device(t):
+                self.counted.add(self._storage(t))
+        return given
+
+    def outcome(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call `fn`, inside the context of this observer; what it returns.
+
+        Raises:
+            CaptureError: what was refused first in it, whatever became of that: the callable may
+                have caught it, and TorchScript's interpreter makes another error of it.
+        """
+        result: Any = None
+        try:
+            result = fn(*args, **kwargs)
+        except Exception as error:
+            if self.refused is None:
+                raise
+            let_go(error)
+        if self.refused is not None:  # outside of the handler: neither error refers to the other
+            raise self.refused
+        return result
+
+    def _put_off(self, check: Callable[..., object], *args: Any) -> None:
+        """Keep the refusal of a use of the host's tensors, for `adopt`."""
+        try:
+            check(*args)
+        except CaptureError as error:
+            if error.code == "OL104":  # its frames would hold all that the run made
+                self.refused = self.refused or error.with_traceback(None)
+
+    def made(self, t: Tensor) -> bool:
+        """Whether this memory was allocated in the run."""
+        return self._storage(t) in self._produced
+
+    def _on_device(self, t: Tensor) -> bool:
+        return t.device.type == self._kind
+
+    def _storage(self, t: Tensor) -> int:
+        return self._driver.storage(t)
+
+    def known(self, t: Tensor) -> bool:
+        """Whether the recording itself made this memory, or brings it in."""
+        storage = self._storage(t)
+        return storage in self._produced or storage in self._inputs
+
+    def refuse_seed(self, method: str) -> CaptureError:
+        """The error for a generator that is seeded, or whose state is set or read, in the run; not
+        by torch's functions for the default one (see `driver.rewind`)."""
+        fix = "get_rng_state and set_rng_state of torch or torch.cuda, which a replay repeats"
+        what = f"`{method}` of a random generator in a capture"
+        error = refuse("OL106", what, fix=fix if method.endswith("get_state") else None)
+        self.refused = self.refused or error
+        return error
+
+    def refuse_draw(self, method: str) -> CaptureError:
+        """The error for a number drawn from Python's own generator in the run."""
+        error = refuse("OL117", f"`random.{method}` draws a number in a capture", fix=DRAWN)
+        self.refused = self.refused or error
+        return error
+
+    def host_reads(self) -> HostReads:
+        """A mode that refuses the host's reads of device memory."""
+        return self._reads
+
+    def _refuse_read(self, code: str, what: str, t: Tensor, fix: str | None) -> None:
+        self.wanted.add(self._storage(t))
+        error = refuse(code, what, fix=fix)
+        self.refused = self.refused or error
+        raise error
+
+    def _lift(self, tensors: Sequence[Tensor]) -> None:
+        """`torch.tensor(...)`: new memory, filled from Python behind the dispatcher."""
+        for t in tensors:
+            if self._on_device(t) and self._device.type != "cpu":
+                if self._refuse and t.numel():
+                    raise refuse(
+                        "OL103",
+                        "torch.tensor(...) copies numbers to the device",
+                        fix="torch.full((), value, device=...), or make the tensor before the call",
+                    )
+            elif self._on_device(t):
+                self._produced.add(self._storage(t))
+            else:
+                self._kept.append(t)
+                self.host.lifted(t)
+
+    def _check(
+        self, func: Any, name: str, tensors: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
+    ) -> None:
+        if name == "aten::as_strided":
+            self._refuse_absolute(*args, **kwargs)
+        device: list[Tensor] = []
+        host: list[Tensor] = []
+        for t in tensors:
+            if not has_strides(t):
+                kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
+                raise refuse("OL109", f"{_spoken(name)} on {kind}")
+            (device if self._on_device(t) else host).append(t)
+        if device:
+            found = refusal(func, args, kwargs)
+            if found is not None:
+                self.wanted.add(self._storage(device[0]))
+                what = found.what or f"{_spoken(name)} needs the value of {named(device[0])}"
+                what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
+                raise refuse(found.code, what, fix=fix)
+        target = kwargs.get("device")
+        moves = (
+            name in _COPIES
+            and not self._is_number(args)
+            and bool(
+                (device and host)
+                or (device and target is not None and not self._is_ours(target))
+                or (host and self._is_ours(target))
+            )
+        )
+        if moves:
+            raise refuse("OL103", f"{_spoken(name)} copies {named(tensors[-1])} across")
+        if (
+            self._device.type != "cpu"
+            and not (device or self._is_ours(target))
+            and operator(func).random
+        ):
+            if kwargs.get("generator") is not None:
+                raise refuse("OL104", f"{_spoken(name)} draws from a generator of the host's")
+            self.draws.append(partial(func, *args, **kwargs))
+        for t in host:
+            varying = self.host.varies(t)
+            if device and (varying or t.dim()):
+                raise refuse(
+                    "OL104", f"{_spoken(name)} uses a host tensor, {named(t)}, with device tensors"
+                )
+            if varying and refusal(func, args, kwargs) is not None:
+                self._read_on_host(t)
+
+    def _read_on_host(self, t: Tensor) -> None:
+        """The host uses the values of a host tensor."""
+        if not self._refuse:
+            return
+        try:
+            self.host.read(t)
+        except CaptureError as error:
+            self.refused = self.refused or error
+            raise
+
+    def _is_ours(self, device: torch.device | str | None) -> bool:
+        return device is not None and torch.device(device).type == self._device.type
+
+    def _is_number(self, args: Sequence[Any]) -> bool:
+        """``x[0] = 5``: a 0-dim host constant copied to the device, which a fill does too."""
+        if len(args) < 2 or not isinstance(args[0], Tensor) or not isinstance(args[1], Tensor):
+            return False
+        target, source = args[:2]
+        return (
+            self._on_device(target)
+            and not self._on_device(source)
+            and source.dim() == 0
+            and (self.host.is_constant(source) or self._reads.assigning > 0)
+        )
+
+    def _refuse_absolute(
+        self,
+        t: Tensor,
+        size: Sequence[int],
+        stride: Sequence[int],
+        storage_offset: int | None = None,
+    ) -> None:
+        """`as_strided` reaches the whole storage, where a recording has the argument alone."""
+        if not self._on_device(t) or self._storage(t) not in self._inputs:
+            return
+        if self._storage(t) in self._displaced:
+            raise refuse("OL109", "as_strided on an argument that does not begin its storage")
+        first = t.storage_offset() if storage_offset is None else storage_offset
+        last = first + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        stop = t.data_ptr() + (last + 1 - t.storage_offset()) * t.element_size()
+        if 0 not in size and stop > self._inputs[self._storage(t)]:
+            raise refuse("OL109", "as_strided reaches beyond the argument")
+
+    def _read(self, t: Tensor) -> None:
+        if not self._on_device(t) or not has_strides(t):
+            return
+        storage = self._storage(t)
+        if storage in self._produced or storage in self._inputs:
+            return
+        held = self.external.setdefault(storage, [])
+        if id(t) not in self._derived and not any(t is other for other in held):
+            held.append(t)
+
+    def _write(self, t: Tensor) -> None:
+        if not self._on_device(t):
+            constant = self.host.written(t)
+            if (self._refuse or self._later) and not constant:
+                error = refuse("OL104", f"a host tensor, {named(t)}, is written")
+                self.refused = self.refused or error
+                if self._refuse:
+                    raise error
+            return
+        region = self._driver.region(t)
+        if region.storage in self._produced:
+            return
+        self.written.setdefault(region.storage, t)
+        if self._save and region not in self._saved_regions:
+            # Parts of a storage are saved as they are first written; `restore` goes backwards.
+            self._saved_regions.add(region)
+            with _disable_current_modes():  # others that watch are to see the callable alone
+                memory = self._driver.alias(t, torch.uint8, (region.stop - region.start,), (1,), 0)
+                self._saved.append((memory, memory.clone()))
+
+    def _produce(self, func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        random = operator(func).random
+        for t in outputs:
+            if t.is_nested and self._refuse:
+                raise refuse("OL109", f"{_spoken(func.name())} makes a nested tensor")
+            if not has_strides(t):
+                continue
+            if self._on_device(t):
+                storage = self._storage(t)
+                if storage in self._held and storage not in self.external:
+                    # cuDNN makes a tensor over the weights' storage before anything reads one.
+                    self.external[storage] = list(self._held[storage])
+                if storage in self.external:
+                    self._derived.add(id(t))
+                    self._kept.append(t)
+                else:
+                    if storage not in self._inputs:
+                        self._produced.add(storage)
+                    self.made_tensors.append(weakref.ref(t))
+                continue
+            sources = [i.untyped_storage()._cdata for i in inputs if not self._on_device(i)]
+            if self.host.made(t, sources, random, operator(func).idle):
+                self._kept.append(t)
+
+    def _note_seeds(self, func: Any, given: Sequence[Tensor], result: Any) -> None:
+        if self.seeds:  # memory of one that is gone, which another tensor has now
+            made = set(map(self._storage, filter(has_strides, tensors(result))))
+            self.seeds -= made - set(map(self._storage, filter(has_strides, given)))
+        self.seeds.update(map(self._storage, given_seeds(func, result)))
+
+    def adopt(
+        self,
+        known: Known,
+        now: Mapping[object, Tensor],
+        originals: Sequence[Tensor],
+        statics: Sequence[Tensor],
+    ) -> None:
+        """Take over what another run of the same callable read and wrote.
+
+        Args:
+            now: what is in the places of that run in this one.
+            originals, statics: the inputs of the recording, and what the callable got for each.
+        """
+        if known.refused is not None:
+            raise known.refused
+        self.draws += known.draws
+        stands_for: dict[int, list[Tensor]] = {}
+        for t, static in zip(originals, statics, strict=True):
+            if static is t and self._on_device(t):
+                self.external.setdefault(self._storage(t), []).append(t)  # read where it is
+            elif self._on_device(t):
+                stands_for.setdefault(self._storage(t), []).append(static)
+        for t in known.read(now):
+            if self._storage(t) not in stands_for:
+                held = self.external.setdefault(self._storage(t), [])
+                held += [] if any(t is other for other in held) else [t]
+        for t, counted in known.written(now):
+            for memory in stands_for.get(self._storage(t), [t]):
+                self.written.setdefault(self._storage(memory), memory)
+                if counted:
+                    self.counted.add(self._storage(memory))
+
+    def told(self, places: Sequence[tuple[object, Tensor]]) -> Known:
+        """What the run did, for other calls; `places` are of its tensors, before it."""
+        named: dict[int, list[object]] = {}
+        for place, t in places:
+            if self._on_device(t) and has_strides(t):
+                named.setdefault(self._storage(t), []).append(place)
+        return Known(self.external, self.written, self.counted, self.draws, self.refused, named)
+
+    @property
+    def own(self) -> set[int]:
+        """The ids of the tensors that this observer itself keeps alive."""
+        return {id(t) for t in self.written.values()} | self._derived
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of the copies for `restore`."""
+        return sum(before.nbytes for _, before in self._saved)
+
+    def release(self) -> None:
+        """Forget what was made during the run, so that its memory can be used again."""
+        self.made_tensors.clear()
+        self._kept.clear()
+        self._derived.clear()
+        self._produced.clear()
+        self.host.release()
+
+    def restore(self) -> None:
+        """Put back every byte that existed before the run; needs `save`."""
+        for memory, before in reversed(self._saved):
+            if (
+                memory.untyped_storage().nbytes()
+            ):  # else the run had it for itself, and gave it back
+                memory.copy_(before)
+        self._saved.clear()
+
+
+def _spoken(name: str) -> str:
+    return f"`{name.removeprefix('aten::')}`"

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from onelaunch.autograd.ahead import capture_backward, rehearse_backward
 from onelaunch.autograd.chain import Chain
-from onelaunch.call.tree import flatten
-from onelaunch.capture.io_plan import unique
+from onelaunch.call.tree import flatten, unique
 from onelaunch.errors import GraphError
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options

@@ -14,10 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-_LIBRARY = (
-    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
-    os.path.dirname(os.path.abspath(__file__)) + os.sep,
-)
+TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 MOST = 160  # characters of a line in a message
 _PLUMBING = frozenset({contextlib.__file__, functools.__file__, random.__file__})
 
@@ -65,8 +63,8 @@ def torch_files() -> Iterator[str]:
         filename = frame.f_code.co_filename
         if is_users(filename):
             return
-        if filename.startswith(_LIBRARY[0]):
-            yield filename[len(_LIBRARY[0]) :].replace(os.sep, "/")
+        if filename.startswith((TORCH, PACKAGE)[0]):
+            yield filename[len((TORCH, PACKAGE)[0]) :].replace(os.sep, "/")
 
 
 def levels_to_user() -> int:
@@ -99,4 +97,4 @@ def is_users(filename: str) -> bool:
 
 @functools.cache
 def _outside(filename: str) -> bool:
-    return not os.path.abspath(filename).startswith(_LIBRARY) and filename not in _PLUMBING
+    return not os.path.abspath(filename).startswith((TORCH, PACKAGE)) and filename not in _PLUMBING

@@ -160,7 +160,7 @@ def sdpa(backend: str, dtype: str, p: str) -> None:
 
 def places() -> None:
     """Where each operator has its seeds, outside of a capture and in one, and how far it moves the
-    generator on: `onelaunch.seeds` relies on the first."""
+    generator on: `onelaunch.driver.attention_seeds` relies on the first."""
     from onelaunch.driver.attention_seeds import seeds_of
 
     aten = torch.ops.aten

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import onelaunch as ol
-from onelaunch.driver.protocol import Padded
-from onelaunch.padding.pad import Follow, cut, pad, resized
+from onelaunch.padding.pad import cut, pad, resized
 from onelaunch.sizes.buckets import Buckets, padding
+from onelaunch.sizes.dims import Follow, Padded
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 

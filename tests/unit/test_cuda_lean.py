@@ -26,8 +26,8 @@ from onelaunch.driver.cuda import (
 )
 from onelaunch.driver.cuda.memory import Ranges, bytes_of, region, resized, storage
 from onelaunch.driver.cuda.rebind import Span, Word, flipped, moving_words, poison
-from onelaunch.driver.protocol import Varying
 from onelaunch.driver.storage_resize import watching_resizes
+from onelaunch.sizes.dims import Varying
 
 LEAN = """
 import sys

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from examples.resnet import ResNet
 from onelaunch.errors import CaptureError
 from onelaunch.padding.compare import close
-from onelaunch.padding.pad import Follow
 from onelaunch.padding.taint.mode import Spread
 from onelaunch.padding.taint.trace import Trace
 from onelaunch.sizes.buckets import Buckets
+from onelaunch.sizes.dims import Follow
 from tests.unit.padded import Program, proof
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 from onelaunch.errors import CaptureError
-from onelaunch.padding.pad import Follow
 from onelaunch.sizes.buckets import Buckets
+from onelaunch.sizes.dims import Follow
 from tests.unit.padded import Program, proof
 
 ALIKE = {

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from onelaunch.driver.cuda import graph
 from onelaunch.driver.cuda import saved_rng as module
 from onelaunch.driver.cuda.saved_rng import CudaRewind
-from onelaunch.driver.tape.saved_rng import substituted
+from onelaunch.driver.rng_functions import substituted
 
 
 class State:

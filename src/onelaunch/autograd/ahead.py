@@ -10,8 +10,7 @@ from torch import Tensor
 
 from onelaunch.autograd.pair import Pair
 from onelaunch.autograd.proxies import CapturedGraph
-from onelaunch.call.tree import flatten
-from onelaunch.capture.io_plan import unique
+from onelaunch.call.tree import flatten, unique
 
 
 def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:

@@ -12,7 +12,7 @@ import struct
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -471,3 +471,8 @@ def is_code(value: object) -> bool:
         | type
         | torch.Generator,
     )
+
+
+def unique(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Each tensor object once, in the order in which they come first."""
+    return list({id(t): t for t in tensors}.values())

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +28,12 @@ from onelaunch.autograd.proxies import (
 )
 from onelaunch.autograd.streams import spare_streams, take_stream
 from onelaunch.call.spec import lies_on
-from onelaunch.capture.io_plan import Inputs, Outputs, own, unique
+from onelaunch.call.tree import unique
+from onelaunch.capture.io_plan import Inputs, Outputs, own
 from onelaunch.driver.protocol import Driver, Rewind
 from onelaunch.driver.protocol import Pool as DevicePool
 from onelaunch.driver.refusals import refuse
 from onelaunch.errors import CaptureError
-from onelaunch.runtime.pool import Pool
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.slots import Slot
 from onelaunch.state.walk import Walk
@@ -55,6 +55,18 @@ class BackwardInside(Exception):
     """The callable ran a backward itself, or made a leaf for one."""
 
 
+class Budget(Protocol):
+    """Where the memory of recordings is counted: `ol.Pool`."""
+
+    def apart(self, driver: Driver, device: torch.device) -> DevicePool:
+        """Memory that no other recording uses."""
+        ...
+
+    def keep_within(self, without: DevicePool | None = None) -> bool:
+        """Evict until no more is held than may be; False if that cannot be reached."""
+        ...
+
+
 @dataclass(slots=True)
 class Forward:
     """The autograd side of one capture.
@@ -70,7 +82,7 @@ class Forward:
 
     driver: Driver
     device: torch.device
-    shared: Pool
+    shared: Budget
     top: object
     raises: bool
     direct: bool

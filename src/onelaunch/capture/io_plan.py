@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.spec import TensorSpec, contiguous_stride
-from onelaunch.driver.protocol import Capture, Driver, Region, Travel, Varying
+from onelaunch.call.tree import unique
+from onelaunch.driver.protocol import Capture, Driver, Region, Travel
 from onelaunch.driver.refusals import refuse
 from onelaunch.errors import CaptureError
-from onelaunch.padding.pad import Follow
+from onelaunch.sizes.dims import Follow, Varying
 from onelaunch.watch.observer import Observer
 
 _SPARSE_EXTENT = 2
@@ -270,11 +271,6 @@ def plan_outputs(
         if output.source == "own":
             own(driver, plan, output, t)
     return plan
-
-
-def unique(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Each tensor object once, in the order in which they come first."""
-    return list({id(t): t for t in tensors}.values())
 
 
 def _place(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onelaunch.autograd.diagnose import explained
 from onelaunch.autograd.proxies import stand_in_for
-from onelaunch.call.tree import Flat, Same, Tree, flatten, given, unflatten
+from onelaunch.call.tree import Flat, Same, Tree, flatten, given, unflatten, unique
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.checks import (
@@ -26,20 +26,12 @@ from onelaunch.capture.checks import (
     refuse_uncovered,
 )
 from onelaunch.capture.forward import BackwardInside, Forward
-from onelaunch.capture.io_plan import (
-    Inputs,
-    Outputs,
-    Unfit,
-    plan_inputs,
-    plan_outputs,
-    stage,
-    unique,
-)
+from onelaunch.capture.io_plan import Inputs, Outputs, Unfit, plan_inputs, plan_outputs, stage
 from onelaunch.capture.rebound import grown, moved_on, rebound, recurrent
 from onelaunch.capture.recording import Captured, NeedsGrad, StateOutput
 from onelaunch.capture.result import Run, captured_of, mark_spent, output_ports
 from onelaunch.driver.capture_query import Asking
-from onelaunch.driver.protocol import Capture, Driver, Graph, Rewind, Varying
+from onelaunch.driver.protocol import Capture, Driver, Graph, Rewind
 from onelaunch.driver.protocol import Pool as DevicePool
 from onelaunch.driver.random_state import (
     HostGenerators,
@@ -51,7 +43,7 @@ from onelaunch.errors import CaptureError, let_go
 from onelaunch.optimizers.capturable import lasting, noting_steps
 from onelaunch.optimizers.steps import Steps, every_key
 from onelaunch.optimizers.trials import Turnable
-from onelaunch.padding.pad import Follow
+from onelaunch.sizes.dims import Follow, Varying
 from onelaunch.state.gradients import lasting_gradients
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.snapshot import Before, Reached

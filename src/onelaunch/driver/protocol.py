@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.spec import TensorSpec
+from onelaunch.sizes.dims import Varying
 
 T = TypeVar("T")
 
@@ -28,42 +29,6 @@ Travel = Literal["node", "copy", "fill", "rebind", "pad"]
 """How an input travels: by a memcpy node of the graph; by `copy_` before the launch (memory that a
 memcpy cannot carry); by `fill_` before the launch (a 0-dim host tensor); not at all, because the
 kernels that read it are re-pointed; or by a node that copies rows and adds what is missing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Padded:
-    """How a tensor grows to a bucket's size.
-
-    Attributes:
-        dims: the dimensions that grow.
-        places: for each the number of the bucketed dimension that it follows.
-        fill: for each the value of the added rows; None repeats the last real row.
-    """
-
-    dims: tuple[int, ...]
-    places: tuple[int, ...]
-    fill: tuple[int | float | bool | None, ...]
-
-    def dim_of(self, place: int) -> int | None:
-        """The first dimension that follows the bucketed one of that number."""
-        return next((d for d, p in zip(self.dims, self.places, strict=True) if p == place), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Varying:
-    """A contiguous tensor of a recording whose real sizes, at most its own, vary by launch.
-
-    Attributes:
-        shape, dtype: of the recording's tensor.
-        dims: the dimensions that vary, ascending, one or two.
-        fill: for each the value of the added rows; None repeats the last real row. Where both
-            dimensions are beyond their real size, the fill of the second goes first.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    dims: tuple[int, ...]
-    fill: tuple[int | float | bool | None, ...]
 
 
 class Released(RuntimeError):

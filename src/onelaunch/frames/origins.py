@@ -8,10 +8,8 @@ import sys
 import sysconfig
 from types import FrameType
 
-import torch
+from onelaunch.source import PACKAGE, TORCH
 
-TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _READ_OF_TORCH = tuple(
     TORCH + name for name in ("nn", "optim", "distributions", "amp", "ao", "fx", "distributed/fsdp")
@@ -31,7 +29,7 @@ def is_installed(file: str) -> bool:
     return (
         "site-packages" in file
         or "dist-packages" in file
-        or file.startswith((*_STANDARD, "<frozen", _OURS))
+        or file.startswith((*_STANDARD, "<frozen", PACKAGE))
     )
 
 
@@ -42,7 +40,7 @@ def is_machinery(file: str) -> bool:
         return not file.startswith(_READ_OF_TORCH)
     if "site-packages" in file or "dist-packages" in file or keeps(file):
         return False
-    return file.startswith((*_STANDARD, "<frozen", _OURS, "<onelaunch", "<__array_function__"))
+    return file.startswith((*_STANDARD, "<frozen", PACKAGE, "<onelaunch", "<__array_function__"))
 
 
 @functools.cache

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.autograd.proxies import CapturedGraph
-from onelaunch.call.tree import flatten
-from onelaunch.capture.io_plan import unique
+from onelaunch.call.tree import flatten, unique
 
 
 class Backprop:

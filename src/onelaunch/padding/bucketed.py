@@ -19,30 +19,23 @@ from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.capture.dry_run import Rehearsal
 from onelaunch.capture.io_plan import Unfit
 from onelaunch.capture.recording import Bucket, Captured
-from onelaunch.driver.protocol import Driver, Padded, Varying
+from onelaunch.driver.overlaps import Overlaps
+from onelaunch.driver.protocol import Driver
 from onelaunch.errors import GraphError, ReplayError
 from onelaunch.padding.chunks import Pieces, joined, pieces
 from onelaunch.padding.compare import Known
-from onelaunch.padding.pad import (
-    Follow,
-    Proof,
-    Request,
-    check_named,
-    parameters,
-    request,
-    resized,
-    varying,
-)
+from onelaunch.padding.pad import Proof, Request, check_named, parameters, request, resized, varying
 from onelaunch.padding.padded_call import Job, Way, reader, refuse_shared, unread
 from onelaunch.padding.proof import prove
 from onelaunch.replay.call_path import MISS
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Pool
-from onelaunch.runtime.signature import Overlaps, foreign
+from onelaunch.runtime.signature import foreign
 from onelaunch.runtime.stats import GraphStats
 from onelaunch.runtime.table import Attempt, Entry
 from onelaunch.sizes.buckets import Buckets, Sizes, histogram, padding, rows, shown, volume
+from onelaunch.sizes.dims import Follow, Padded, Varying
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,12 +14,13 @@ from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, is_plain, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.dry_run import Rehearsal
-from onelaunch.driver.protocol import Driver, Padded
+from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.padding.pad import Proof, Request, each_once, resized
 from onelaunch.padding.proof import prove_pieces
 from onelaunch.runtime.signature import spec_of
 from onelaunch.sizes.buckets import Buckets, Sizes
+from onelaunch.sizes.dims import Padded
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.walk import Walk
 

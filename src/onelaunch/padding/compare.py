@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import operator, tensors
-from onelaunch.padding.pad import Follow
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.sizes.buckets import Sizes
+from onelaunch.sizes.dims import Follow
 from onelaunch.watch.operations import TakingApart
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.tree import Flat, Tree
-from onelaunch.driver.protocol import Padded, Varying
 from onelaunch.driver.rows import first_rows, grow
 from onelaunch.errors import GraphError
 from onelaunch.sizes.buckets import Buckets, Key, Number, Sizes
+from onelaunch.sizes.dims import Follow, Padded, Varying
 
 
 class Request(NamedTuple):
@@ -281,15 +281,6 @@ def varying(t: Tensor, padded: Padded) -> Varying | None:
         return None
     dims, fill = zip(*pairs, strict=True)
     return Varying(tuple(t.shape), t.dtype, dims, fill)
-
-
-class Follow(NamedTuple):
-    """A dimension of a result that is ``scale * size + more``, of bucketed dimension `place`."""
-
-    dim: int
-    place: int
-    scale: int
-    more: int
 
 
 @dataclass(slots=True)

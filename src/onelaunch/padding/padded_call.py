@@ -8,16 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
-from onelaunch.capture.io_plan import unique
-from onelaunch.driver.protocol import Varying
+from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten, unique
+from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.rows import first_rows
 from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError, GraphError
 from onelaunch.padding.pad import Proof, Request, cut, each_once, pad, request
 from onelaunch.replay.call_path import MISS
-from onelaunch.runtime.signature import Overlaps
 from onelaunch.sizes.buckets import Buckets, Sizes
+from onelaunch.sizes.dims import Varying
 
 
 @dataclass(slots=True)

@@ -18,12 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.call.tree import Flat
 from onelaunch.capture.dry_run import Rehearsal
-from onelaunch.driver.protocol import Padded
 from onelaunch.errors import CaptureError
 from onelaunch.padding.backprop import Backprop
 from onelaunch.padding.compare import Followed, Form, Jitter, Known, close, line, same_layout
 from onelaunch.padding.pad import (
-    Follow,
     Proof,
     Request,
     check_outputs,
@@ -37,6 +35,7 @@ from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, Finding
 from onelaunch.padding.taint.mode import Spread
 from onelaunch.padding.taint.trace import Step, Trace, form, reach
 from onelaunch.sizes.buckets import Buckets, Sizes, shown
+from onelaunch.sizes.dims import Follow, Padded
 
 _ROUNDED = 3
 """Runs with rounding errors, of which an integer has to survive each."""

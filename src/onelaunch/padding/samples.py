@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onelaunch.driver.protocol import Padded
 from onelaunch.driver.rows import first_rows
 from onelaunch.padding.pad import bucket_shape, dense_stride, resized
 from onelaunch.sizes.buckets import Sizes
+from onelaunch.sizes.dims import Padded
 
 _USUAL = 1e4
 """What is larger hides scores, or stands for infinity, and stays what it is."""

@@ -12,9 +12,10 @@ from torch import Tensor
 from onelaunch.call.spec import CallSpec, default_device
 from onelaunch.call.tree import Constant, Container, Leaf, Tree, flatten, objects_in
 from onelaunch.capture.recording import Captured
-from onelaunch.driver.protocol import Driver, Varying
+from onelaunch.driver.overlaps import Overlaps
+from onelaunch.driver.protocol import Driver
 from onelaunch.replay.source import Source
-from onelaunch.runtime.signature import Overlaps
+from onelaunch.sizes.dims import Varying
 from onelaunch.state.host_values import bytes_of
 
 _C: Any = torch._C

@@ -24,11 +24,10 @@ from onelaunch.capture.callee import Callee
 from onelaunch.capture.forward import BackwardInside, Forward
 from onelaunch.capture.recording import Captured, NeedsGrad, describe
 from onelaunch.capture.session import Recorder
-from onelaunch.driver.protocol import Driver, Varying
+from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import Options as StepOptions
-from onelaunch.padding.pad import Follow
 from onelaunch.replay.call_path import MISS, build_call
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.policy import timed
@@ -47,6 +46,7 @@ from onelaunch.runtime.table import (
     why,
 )
 from onelaunch.runtime.warmup import Warmup, wants_grad
+from onelaunch.sizes.dims import Follow, Varying
 from onelaunch.state.snapshot import Reached
 from onelaunch.watch.ledger import TRIES
 from onelaunch.watch.operations import HigherOrder

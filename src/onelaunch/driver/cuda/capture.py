@@ -20,9 +20,10 @@ from onelaunch.driver.cuda.memory import CudaPool, borrowed
 from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
 from onelaunch.driver.cuda.saved_rng import CudaRewind
 from onelaunch.driver.cuda.streams import anything, bindings, capture_stream, random_order
-from onelaunch.driver.protocol import Travel, Varying
+from onelaunch.driver.protocol import Travel
 from onelaunch.errors import CaptureError, GraphError, let_go
 from onelaunch.gc_pause import no_collection
+from onelaunch.sizes.dims import Varying
 from onelaunch.source import user_frame
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from torch import Tensor
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.kernels import OwnKernel
 from onelaunch.driver.cuda.streams import anything
-from onelaunch.driver.protocol import Varying
+from onelaunch.sizes.dims import Varying
 
 _SOURCE = r"""
 template <typename T>

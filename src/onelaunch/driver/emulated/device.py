@@ -24,6 +24,7 @@ from torch import Tensor
 from onelaunch.call.spec import contiguous_stride
 from onelaunch.driver.aten import Operator, copy_bits, mapped, operator, tensors
 from onelaunch.driver.emulated import arena
+from onelaunch.driver.emulated.active import active
 from onelaunch.driver.emulated.arena import Arena, Block
 from onelaunch.driver.emulated.attention import install_attention, refuse_seeds, with_seeds_on_host
 from onelaunch.driver.emulated.storage import (
@@ -37,7 +38,6 @@ from onelaunch.driver.emulated.storage import (
     ordinary,
     tensor_over,
 )
-from onelaunch.driver.tape.recorder import recording
 
 # May read a tensor of the host: a copy from it, and (as on CUDA) the indices of an indexing.
 TAKES_HOST = frozenset({"aten::copy_", "aten::index.Tensor", "aten::index_put_", "aten::index_put"})
@@ -80,9 +80,9 @@ def _factory(func: torch._ops.OpOverload) -> Callable[..., Tensor]:
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     # `torch.tensor(values, device="tape")` comes here: it hides its copy from modes and subclasses.
-    recorder = recording()
-    if recorder is not None and source.numel():
-        raise recorder.refuse("OL103", "A tensor was made from values of the host in a capture.")
+    capture = active.capture
+    if capture is not None and source.numel():
+        raise capture.refuse("OL103", "A tensor was made from values of the host in a capture.")
     return run(operator(torch.ops.aten.copy_.default), (target, source), {})
 
 
@@ -135,9 +135,9 @@ class TapeTensor(Tensor):
 
 
 def _read(t: Tensor, how: str) -> Tensor:
-    recorder = recording()
-    if recorder is not None:
-        raise recorder.refuse("OL101", f"The host read a tensor ({how}) in a capture.")
+    capture = active.capture
+    if capture is not None:
+        raise capture.refuse("OL101", f"The host read a tensor ({how}) in a capture.")
     return t.detach().cpu()
 
 

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.tape.recorder import recording
+from onelaunch.driver.emulated.active import active
 
 
 def _wait(what: str) -> None:
-    recorder = recording()
-    if recorder is not None:
-        raise recorder.refuse("OL109", f"{what} waits for the device, during a capture.")
+    capture = active.capture
+    if capture is not None:
+        raise capture.refuse("OL109", f"{what} waits for the device, during a capture.")
 
 
 def _set_random(what: str) -> None:
-    recorder = recording()
-    if recorder is not None:
-        raise recorder.refuse("OL106", f"{what} was called during a capture.")
+    capture = active.capture
+    if capture is not None:
+        raise capture.refuse("OL106", f"{what} was called during a capture.")
 
 
 class Event:

@@ -13,9 +13,10 @@ from onelaunch.call.spec import TensorSpec
 from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.emulated import device as emulated
 from onelaunch.driver.emulated.storage import host
-from onelaunch.driver.protocol import Travel, Varying
+from onelaunch.driver.protocol import Travel
 from onelaunch.driver.rows import first_rows, grow
 from onelaunch.driver.tape.recorder import Recorder
+from onelaunch.sizes.dims import Varying
 
 
 class Port:

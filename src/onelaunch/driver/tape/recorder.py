@@ -12,10 +12,9 @@ that to give the same bits, else called and its result copied, or handed on (see
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.call.dtensor import stands_for_another
 from onelaunch.driver.aten import Operator, Step, imagined, leaves, mapped, operator, tensors
+from onelaunch.driver.emulated.active import active
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.random_state import RandomState, seeding_line, unwatched, watching_seeds
 from onelaunch.driver.refusals import refusal
@@ -66,29 +66,22 @@ class Memory(Protocol):
         ...
 
 
-class _Here(threading.local):
-    recorder: Recorder | None = None
-
-
-_here = _Here()
-
-
 def recording() -> Recorder | None:
     """The recorder of the capture whose body this thread is running, or None."""
-    return _here.recorder
+    return cast("Recorder | None", active.capture)
 
 
 @contextmanager
 def recording_with(recorder: Recorder) -> Generator[None]:
     """Record what runs in the context: its operations, and its reads on the host."""
-    _here.recorder = recorder
+    active.capture = recorder
     try:
         seeds, resizes = watching_seeds(recorder.refuse_seed), watching_resizes(recorder.resize)
         with seeds, resizes, recorder.host_reads(), recorder:
             yield
         recorder.finish()
     finally:
-        _here.recorder = None
+        active.capture = None
 
 
 class Recorder(DispatchMode):

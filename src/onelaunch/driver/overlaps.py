@@ -1,0 +1,36 @@
+"""Tensors that share memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from onelaunch.driver.protocol import Driver, Region
+
+
+class Overlaps:
+    """Which tensors share memory, with one another and with memory that stays where it is.
+
+    What it gives is (i, j, bytes from the start of i to the start of j), where `j` counts on
+    through the fixed ones, whose members are compared with the tensors only. 1 us for each tensor,
+    however many are fixed.
+    """
+
+    def __init__(self, driver: Driver, fixed: Sequence[Tensor] = ()) -> None:
+        self._driver = driver
+        self._fixed: dict[int, list[tuple[int, Region]]] = {}
+        for j, region in enumerate(map(driver.region, fixed)):
+            self._fixed.setdefault(region.storage, []).append((j, region))
+
+    def __call__(self, *tensors: Tensor) -> tuple[tuple[int, int, int], ...]:
+        storages = [self._driver.storage(t) for t in tensors]
+        if len({*storages}) == len(storages) and self._fixed.keys().isdisjoint(storages):
+            return ()
+        found: list[tuple[int, int, int]] = []
+        regions = [self._driver.region(t) for t in tensors]
+        for i, region in enumerate(regions):
+            others = [(j, regions[j]) for j in range(i + 1, len(regions))]
+            others += [(len(regions) + j, r) for j, r in self._fixed.get(region.storage, ())]
+            found += [(i, j, r.start - region.start) for j, r in others if region.overlaps(r)]
+        return tuple(found)

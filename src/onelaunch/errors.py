@@ -88,7 +88,7 @@ def _rebuild(
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """One code: its title, why it is refused, and what to write instead."""
 
     title: str
@@ -96,140 +96,140 @@ class Entry:
     fix: str
 
 
-CATALOGUE: dict[str, Entry] = {
+CATALOGUE: dict[str, CatalogueEntry] = {
     # 1xx: what a capture refuses.
-    "OL101": Entry(
+    "OL101": CatalogueEntry(
         "host read of a device value",
         "the host waits for the device here, and a replay has no host: the captured branch or "
         "number would be repeated for ever",
         "keep the value on the device (torch.where, masked arithmetic), or read it after the call",
     ),
-    "OL102": Entry(
+    "OL102": CatalogueEntry(
         "output shape depends on data",
         "the size of the result is known only after the device has run; a replay has fixed sizes",
         "use a form of fixed size: torch.where, a mask, topk, or `size=` where the operation has "
         "it",
     ),
-    "OL103": Entry(
+    "OL103": CatalogueEntry(
         "copy between host and device",
         "a replay would copy from the same host address again, whatever is there by then",
         "move the copy out of the callable, or create the tensor on the device (`device=x.device`)",
     ),
-    "OL104": Entry(
+    "OL104": CatalogueEntry(
         "host tensor in a device computation",
         "the captured kernels hold the value that the host tensor had during the capture",
         "pass it as an argument on the device: `tensor.to(device)` before the call",
     ),
-    "OL105": Entry(
+    "OL105": CatalogueEntry(
         "state stored where a replay cannot renew it",
         "the container or object would keep the tensor of the capture, overwritten by each replay",
         "return the tensor, or store it on a plain attribute of the module",
     ),
-    "OL106": Entry(
+    "OL106": CatalogueEntry(
         "random state changed inside the callable",
         "a replay advances the generators that it was captured with; it can neither seed them nor "
         "set a state that it has not saved itself",
         "seed before the call: `torch.manual_seed(seed); fast(x)`",
     ),
-    "OL107": Entry(
+    "OL107": CatalogueEntry(
         "metadata of a caller's tensor changed",
         "a replay runs kernels; it cannot resize or re-stride a tensor that the caller holds",
         "return the reshaped tensor instead of changing it in place",
     ),
-    "OL108": Entry(
+    "OL108": CatalogueEntry(
         "output of a kind that cannot be rebuilt",
         "each call must return values of its own, and this one cannot be made anew from tensors",
         "return tensors, or containers of tensors and plain constants",
     ),
-    "OL109": Entry(
+    "OL109": CatalogueEntry(
         "the device refused the capture",
         "the operation is not allowed while a stream is being captured",
         "move the operation out of the callable, or graph the parts around it",
     ),
-    "OL110": Entry(
+    "OL110": CatalogueEntry(
         "lasting state created while capturing ahead",
         "`capture` must leave everything as it found it, and cannot undo new Python state",
         "call the callable once for real first, then `capture`",
     ),
-    "OL111": Entry(
+    "OL111": CatalogueEntry(
         "out of memory during a capture",
         "the recording's buffers do not fit beside what is allocated",
         "free memory, share a pool between callables (`pool=ol.Pool()`), or graph fewer shapes",
     ),
-    "OL112": Entry(
+    "OL112": CatalogueEntry(
         "hook on a tensor or submodule of a captured forward",
         "a replay runs kernels; the hook is Python, and would run in the capture only",
         "put hooks on parameters, on arguments, on results or on the graphed module itself, or "
         "graph the parts around it",
     ),
-    "OL113": Entry(
+    "OL113": CatalogueEntry(
         "a tensor that requires grad is changed in place",
         "autograd would have to see the change on the caller's tensor, and a replay shows it "
         "results only",
         "work on a copy: `x = x.clone()` first, and return it",
     ),
-    "OL114": Entry(
+    "OL114": CatalogueEntry(
         "a tensor that requires grad, where no stand-in reaches",
         "the capture needs a leaf of its own in the tensor's place, and no attribute, list, dict, "
         "closure or global that is known leads to it",
         "keep it in a module or a closure: `lambda x: f(w, x)` instead of `partial(f, w)`",
     ),
-    "OL115": Entry(
+    "OL115": CatalogueEntry(
         "the gradient of an argument",
         "each call brings other tensors, and a replay gives gradients to those that the callable "
         "reaches by itself",
         "reach a parameter by a module or a closure; hand an input over without a gradient, "
         "`f(x.detach())`, and inside begin with `x = x.detach().requires_grad_()`",
     ),
-    "OL116": Entry(
+    "OL116": CatalogueEntry(
         "a backward inside the backward of a captured forward",
         "it gives parameters their gradients where no replay sees it, as a reentrant checkpoint "
         "does",
         "`checkpoint(..., use_reentrant=False)`, or graph the whole training step",
     ),
-    "OL117": Entry(
+    "OL117": CatalogueEntry(
         "two runs of a call that differ",
         "something moves in Python that a replay would freeze: a random number of Python's or "
         "NumPy's, a clock, an iterator, a count, a cache that grows",
         "pass what moves as an argument, or keep it in a tensor on the device that is changed in "
         "place",
     ),
-    "OL118": Entry(
+    "OL118": CatalogueEntry(
         "a number that the callable moves on",
         "a replay runs the branches and numbers of its capture, so each value of the number needs "
         "a recording of its own",
         "a tensor that is changed in place, `self.n = torch.zeros((), dtype=torch.long, "
         "device=...)`, as a buffer; or pass it as a 0-dim tensor",
     ),
-    "OL120": Entry(
+    "OL120": CatalogueEntry(
         "optimizer that cannot be captured",
         "its step reads or counts on the host, and a replay has no host: the captured count would "
         "be repeated for ever",
         "an optimizer with `capturable=True` or `fused=True`: `ol.capturable(optimizer)`",
     ),
-    "OL121": Entry(
+    "OL121": CatalogueEntry(
         "GradScaler with an optimizer that is not fused",
         "whether to step is decided on the host, by reading whether a gradient overflowed",
         "a fused optimizer, which decides on the device: `fused=True`",
     ),
-    "OL122": Entry(
+    "OL122": CatalogueEntry(
         "a schedule inside the callable",
         "a replay has no host to compute the next number: the captured one would stay for ever",
         "call `scheduler.step()` after the callable; what it sets is read at each call",
     ),
-    "OL123": Entry(
+    "OL123": CatalogueEntry(
         "an optimizer's option that changes at every call",
         "no recorded kernel holds it, or one does where it cannot be turned, so that each value "
         "would need a recording of its own",
         "keep it as it is, or call `optimizer.step()` after the callable",
     ),
-    "OL130": Entry(
+    "OL130": CatalogueEntry(
         "a wrapper that synchronises gradients",
         "its collectives are started by hooks of autograd, which a recorded backward does not "
         "run: each process would train on its own gradients",
         "graph the module inside the wrapper, or the whole step with its backward and optimizer",
     ),
-    "OL140": Entry(
+    "OL140": CatalogueEntry(
         "padding would change a result",
         "a bucket runs at a padded size, which is right only where real rows do not depend on "
         "padded ones",
@@ -237,87 +237,87 @@ CATALOGUE: dict[str, Entry] = {
         "it: Buckets(..., independent=True)",
     ),
     # 2xx: what a replay refuses.
-    "OL201": Entry(
+    "OL201": CatalogueEntry(
         "the call fits no recording",
         "a replay runs the captured kernels at the captured sizes",
         'drop on_mismatch="error", so that the new signature gets a recording of its own',
     ),
-    "OL202": Entry(
+    "OL202": CatalogueEntry(
         "gradients of gradients",
         "the backward is a recording, and autograd does not see into it",
         "call the module itself where `create_graph=True` is needed, or graph the whole step",
     ),
-    "OL210": Entry(
+    "OL210": CatalogueEntry(
         "the call is larger than every bucket",
         "no recording holds so many rows",
         'add a larger size, or ask for overflow="eager" or overflow="chunk"',
     ),
     # 3xx: a warning: what ran eagerly, and what replays leave out.
-    "OL301": Entry(
+    "OL301": CatalogueEntry(
         "too many signatures",
         "each signature needs a recording, and `max_recordings` of them exist",
         "pass the varying value as a tensor, round sizes up to a few, or raise max_recordings",
     ),
-    "OL302": Entry(
+    "OL302": CatalogueEntry(
         "an argument that cannot be compared",
         "a replay is legal only for equal arguments, and this one cannot be told equal",
         "pass tensors, numbers, strings and containers of them; bind the rest with "
         "functools.partial",
     ),
-    "OL303": Entry(
+    "OL303": CatalogueEntry(
         "gradients that are not graphed",
         "a callable that runs its own backward is captured as one step, whose results have no "
         "backward left; of Inductor's kernels the forward alone would be captured; and a callable "
         "that turns grad mode on for itself does what its caller did not ask for",
         "return `loss.detach()` from a step; leave `compile` out where a backward follows",
     ),
-    "OL304": Entry(
+    "OL304": CatalogueEntry(
         "the pool is full",
         "its recording alone would take the pool over its max_bytes",
         "raise max_bytes, or call with smaller sizes",
     ),
-    "OL305": Entry(
+    "OL305": CatalogueEntry(
         "too many forwards wait for their backward",
         "each holds a recording with its saved tensors, and `max_in_flight` of them are held",
         "call under torch.no_grad() where no backward follows, keep no results that require grad, "
         "or raise max_in_flight",
     ),
-    "OL306": Entry(
+    "OL306": CatalogueEntry(
         "the backward cannot be captured",
         "something in it needs the host; it runs operation by operation over the saved tensors of "
         "the forward",
         "keep values on the device in custom backwards, or graph the parts around them",
     ),
-    "OL307": Entry(
+    "OL307": CatalogueEntry(
         "state that a recording does not find again",
         "the callable replaced what it reads, or makes it anew for other parameters, in whose "
         "place a capture puts stand-ins",
         "make such an object once, before the calls, or change it in place",
     ),
-    "OL308": Entry(
+    "OL308": CatalogueEntry(
         "hooks inside",
         "a replay repeats what the hook computes on tensors and where it stores them; the rest of "
         "its Python, such as a count or a log, ran in the warm-up and the capture only",
         "remove the hook, put it on the graphed module itself, or read the values that it needs "
         "from a result",
     ),
-    "OL309": Entry(
+    "OL309": CatalogueEntry(
         "a list that the callable adds to",
         "a replay runs no Python, so the list, dict or set stays as the capture left it",
         "return the value, and add it after the call",
     ),
-    "OL310": Entry(
+    "OL310": CatalogueEntry(
         "larger than every bucket",
         "no recording holds so many rows",
         'add a larger size, or ask for overflow="chunk"',
     ),
     # 4xx: how onelaunch was called.
-    "OL401": Entry(
+    "OL401": CatalogueEntry(
         "bad argument to onelaunch",
         "the value is not one that this option takes",
         "see the documentation of the function",
     ),
-    "OL402": Entry(
+    "OL402": CatalogueEntry(
         "arguments of different bucketed sizes",
         "padded arguments grow to one bucket together, so they must have one size",
         'say what is not padded, or where its rows are: Buckets(..., dims={"weight": None})',

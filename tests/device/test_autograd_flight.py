@@ -512,9 +512,9 @@ def test_the_collector_ends_no_forward(device: torch.device, rand: Rand) -> None
     for i in range(3):
         loss_of(fast(rand(i, 5, 4))).backward()
     y = fast(rand(3, 5, 4))
-    flying = [o for o in gc.get_objects() if type(o) is flight.Flight]
+    flying = [o for o in gc.get_objects() if type(o) is flight.InFlightForward]
     assert flying
-    assert not hasattr(flight.Flight, "__del__")
+    assert not hasattr(flight.InFlightForward, "__del__")
     assert not any(gc.is_tracked(f.token) for f in flying)
     del flying
     del y

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch.capture.dry_run import Rehearsal
+from onelaunch.capture.dry_run import DryRun
 
 from .drop_in import assert_same, describe, replays
 
@@ -357,13 +357,13 @@ def test_pieces_that_are_refused_run_eagerly_where_that_is_asked_for(
         return x - x.mean(0)
 
     runs = itertools.count()
-    run = Rehearsal.run
+    run = DryRun.run
 
-    def counted(self: Rehearsal, inputs: Any, mode: Any) -> Any:
+    def counted(self: DryRun, inputs: Any, mode: Any) -> Any:
         next(runs)
         return run(self, inputs, mode)
 
-    monkeypatch.setattr(Rehearsal, "run", counted)
+    monkeypatch.setattr(DryRun, "run", counted)
     buckets = ol.Buckets(0, (2, 4), overflow="chunk")
     fast = ol.graph(f, buckets=buckets, warmup=1, on_refusal="eager")
     x = rand(1, 9, 3)
@@ -400,7 +400,7 @@ def test_what_happens_once_for_each_piece_is_refused(rand: Rand, asserted: bool)
         fast = ol.graph(f, buckets=buckets, warmup=1)
         y = rand(2, 3)
         before, count = y.clone(), counter.clone()
-        with pytest.raises(ol.CaptureError, match="pieces") as caught:
+        with pytest.raises(ol.CaptureError, match="chunks") as caught:
             fast(rand(1, 9, 3), y)
         assert caught.value.code == "OL140"
         same((y, counter), (before, count))
@@ -650,13 +650,13 @@ def test_a_later_bucket_is_compared_at_one_size_only(
     rand: Rand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    run = Rehearsal.run
+    run = DryRun.run
 
-    def counted(self: Rehearsal, inputs: Any, mode: Any) -> Any:
+    def counted(self: DryRun, inputs: Any, mode: Any) -> Any:
         sizes.append(inputs[0].shape[0])
         return run(self, inputs, mode)
 
-    monkeypatch.setattr(Rehearsal, "run", counted)
+    monkeypatch.setattr(DryRun, "run", counted)
 
     def f(x: Tensor) -> Tensor:
         return x[:-1] * 2

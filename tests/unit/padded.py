@@ -8,12 +8,12 @@ from typing import Any
 from torch import nn
 
 from onelaunch.call.tree import flatten_call
-from onelaunch.capture.dry_run import Rehearsal
+from onelaunch.capture.dry_run import DryRun
 from onelaunch.driver.select import select
 from onelaunch.padding.pad import Proof, parameters, request
 from onelaunch.padding.proof import prove
 from onelaunch.sizes.buckets import Buckets
-from onelaunch.state.snapshot import Reached
+from onelaunch.state.snapshot import ReachableState
 
 ROWS = Buckets(0, (4, 8))
 Program = Callable[..., Any]
@@ -27,5 +27,5 @@ def proof(f: Program, *args: Any, buckets: Buckets = ROWS) -> Proof:
     call = request(buckets, flat, parameters(f))
     bucket = buckets.choose(call.sizes)
     assert bucket is not None
-    rehearsal = Rehearsal(driver, device, f, Reached([("f", f)]), flat.tree)
+    rehearsal = DryRun(driver, device, f, ReachableState([("f", f)]), flat.tree)
     return prove(rehearsal, buckets, call, flat, bucket)

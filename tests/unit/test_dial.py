@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.scalars import FORMS, CudaDial, patterns_of
+from onelaunch.driver.cuda.scalars import FORMS, CudaScalarPatch, patterns_of
 from onelaunch.driver.cuda.scalars import places as places_in
-from onelaunch.driver.protocol import Doubtful
-from onelaunch.optimizers.traced_float import Book, Number, unmistakable
+from onelaunch.driver.protocol import AmbiguousMatch
+from onelaunch.optimizers.traced_float import ScalarTrace, TracedFloat, unmistakable
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def test_a_dial_sets_the_kernels_that_hold_its_numbers(monkeypatch: pytest.Monke
     monkeypatch.setattr(nodes, "handles", lambda graph: [1, 2, 3, 4, 5, 6])
     monkeypatch.setattr(nodes, "kind", lambda node: "MEMCPY" if node == 4 else "KERNEL")
     monkeypatch.setattr(nodes.KernelNode, "read", lambda node: kernels.get(node))
-    dial = CudaDial((10, 11), threading.Lock(), [0.011, 0.033, 0.022])
+    dial = CudaScalarPatch((10, 11), threading.Lock(), [0.011, 0.033, 0.022])
     assert dial.found == {0, 2}
     dial.write([1.0, 2.0, 4.0])
     dial.write([8.0, 2.0, 16.0])
@@ -122,16 +122,16 @@ def test_a_doubt_is_cleared_up_by_another_number_at_the_place(
     words = {number: struct.pack("<f", number) + padding for number in (0.011, 0.0111)}
     addresses.update(int.from_bytes(word, "little") for word in words.values())
 
-    def dial(number: float, believed: frozenset[Any] = frozenset()) -> CudaDial:
+    def dial(number: float, believed: frozenset[Any] = frozenset()) -> CudaScalarPatch:
         kernels = {1: FakeKernel(b""), 2: FakeKernel(struct.pack("<Q", 7), words[number])}
         monkeypatch.setattr(nodes, "handles", lambda graph: [1, 2])
         monkeypatch.setattr(nodes, "kind", lambda node: "KERNEL")
         monkeypatch.setattr(nodes.KernelNode, "read", lambda node: kernels[node])
-        return CudaDial((10, 11), threading.Lock(), [number], believed)
+        return CudaScalarPatch((10, 11), threading.Lock(), [number], believed)
 
-    with pytest.raises(Doubtful) as first:
+    with pytest.raises(AmbiguousMatch) as first:
         dial(0.011)
-    with pytest.raises(Doubtful) as second:
+    with pytest.raises(AmbiguousMatch) as second:
         dial(0.0111)
     assert first.value.places == second.value.places == {(1, 1, 0, 0)}
     assert dial(0.011, first.value.places).found == {0}
@@ -165,7 +165,7 @@ def test_numbers_beyond_single_precision_have_stand_ins_too(value: float) -> Non
 
 
 def test_terms_follow_their_numbers() -> None:
-    book = Book()
+    book = ScalarTrace()
     lr, decay = book.number(0.1), book.number(0.01)
     terms = [1 - lr * decay, -lr / 2, 2**decay, lr**2, abs(-decay), +lr, 3.0 - decay]
     assert [float(t) for t in terms] == [1 - 0.1 * 0.01, -0.05, 2**0.01, 0.1**2, 0.01, 0.1, 2.99]
@@ -179,7 +179,7 @@ def test_terms_follow_their_numbers() -> None:
 @pytest.mark.parametrize("decide", [bool, lambda n: n > 0, lambda n: n != 0, lambda n: n >= 0.05])
 def test_a_decision_must_come_out_the_same(decide: object) -> None:
     assert callable(decide)
-    book = Book()
+    book = ScalarTrace()
     number = book.number(0.1)
     assert decide(number) is True
     assert book.evaluate([0.2]) == [0.2]
@@ -187,19 +187,19 @@ def test_a_decision_must_come_out_the_same(decide: object) -> None:
 
 
 def test_what_cannot_be_computed() -> None:
-    book = Book()
+    book = ScalarTrace()
     1 / book.number(0.1)
     assert book.evaluate([0.0]) is None
-    book = Book()
+    book = ScalarTrace()
     book.number(0.5) ** 0.5
     assert book.evaluate([-1.0]) is None
 
 
 def test_a_number_is_a_float_to_torch() -> None:
     t = torch.arange(3.0)
-    number = Book().number(0.25)
+    number = ScalarTrace().number(0.25)
     assert isinstance(number, float)
-    assert type(number) is Number
+    assert type(number) is TracedFloat
     assert torch.equal(t.add(t, alpha=-number), t * 0.75)
     assert torch.equal(number * t, t / 4)
     assert torch.equal(1 - number**t, 1 - 0.25**t)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onelaunch.padding.taint.mode import Spread
+from onelaunch.padding.taint.mode import TaintMode
 from onelaunch.padding.taint.shadow import PADDED, UNKNOWN
 from onelaunch.padding.taint.trace import Trace
 from tests.unit.padded import proof
@@ -195,7 +195,7 @@ def test_what_a_flow_leaves_out_does_not_matter(name: str, content: str) -> None
             trace = Trace()
             with trace:
                 f(x)
-            spread = Spread(torch.device("cpu"), trace.steps)
+            spread = TaintMode(torch.device("cpu"), trace.steps)
             marked = x.clone()
             spread.mark(marked, padded, unknown)
             with spread:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from examples.resnet import ResNet
 from onelaunch.errors import CaptureError
 from onelaunch.padding.compare import close
-from onelaunch.padding.taint.mode import Spread
+from onelaunch.padding.taint.mode import TaintMode
 from onelaunch.padding.taint.trace import Trace
 from onelaunch.sizes.buckets import Buckets
 from onelaunch.sizes.dims import Follow
@@ -270,11 +270,11 @@ def test_nothing_remains_of_the_proof() -> None:
     assert torch.equal(x, kept)
 
 
-def spread_over(f: Callable[[Tensor], Any], x: Tensor, padded: Tensor) -> tuple[Spread, Any]:
+def spread_over(f: Callable[[Tensor], Any], x: Tensor, padded: Tensor) -> tuple[TaintMode, Any]:
     trace = Trace()
     with torch.no_grad(), trace:
         f(x)
-    spread = Spread(torch.device("cpu"), trace.steps)
+    spread = TaintMode(torch.device("cpu"), trace.steps)
     spread.mark(x, padded, padded)
     with torch.no_grad(), spread:
         result = f(x)

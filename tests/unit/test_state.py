@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
-from onelaunch.state.walk import MISSING, Change, Slot, Walk, changes, restore, walk
+from onelaunch.state.walk import MISSING, Change, Slot, StateWalk, changes, restore, walk
 
 WEIGHT = torch.ones(2)
 PAIR = (torch.ones(1), 2)
@@ -163,7 +163,7 @@ def test_an_equal_number_is_no_change() -> None:
     assert [c.slot.name for c in changes(before, walk([("box", box)]))] == ["box[0]"]
 
 
-def seen(root: Any) -> Walk:
+def seen(root: Any) -> StateWalk:
     """What is found of a callable that has run."""
     reads = Reads()
     with FrameWatch(reads).watching():

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.autograd.pair import Pair
+from onelaunch.autograd.pair import AutogradPair
 from onelaunch.autograd.proxies import CapturedGraph
 from onelaunch.call.tree import flatten, unique
 
@@ -39,8 +39,8 @@ def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:
     return [t for t in wanting if id(t) in unused]
 
 
-def capture_backward(pair: Pair) -> None:
-    """Capture the backward of gradients as they usually come; see `Pair.capture_ahead`.
+def capture_backward(pair: AutogradPair) -> None:
+    """Capture the backward of gradients as they usually come; see `AutogradPair.capture_ahead`.
 
     Outside of autocast, as backwards should run. Where another thread captures at this moment, it
     is left to the first backward.
@@ -59,7 +59,7 @@ class _Ahead(torch.autograd.Function):
     """A node whose backward captures another: so it is the engine that calls."""
 
     @staticmethod
-    def forward(ctx: Any, seed: Tensor, pair: Pair) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx: Any, seed: Tensor, pair: AutogradPair) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.pair = pair
         return seed.clone()
 

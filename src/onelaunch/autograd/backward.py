@@ -195,7 +195,7 @@ class Backward:
             self.written = [
                 t
                 for storage, t in observer.written.items()
-                if storage in observer.counted and not observer.known(t)
+                if storage in observer.version_bumped and not observer.known(t)
             ]
             if not kept:
                 for g in made:

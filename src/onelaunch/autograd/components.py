@@ -11,10 +11,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from onelaunch.autograd.backward import Gradients
-from onelaunch.autograd.node import Flight, Joined
+from onelaunch.autograd.node import InFlightForward, Joined
 
 
-class Share(NamedTuple):
+class Component(NamedTuple):
     """What of a recording belongs to some of its results.
 
     Args:
@@ -32,8 +32,8 @@ class Share(NamedTuple):
     saves: bool
 
 
-class Part:
-    """Some of the results of a recording, as their flights see it; see `flight.Joined`.
+class ComponentNode:
+    """Some of the results of a recording, as a forward in flight sees them; see `node.Joined`.
 
     Args:
         whole: the recording.
@@ -41,7 +41,7 @@ class Part:
         count: of all results.
     """
 
-    def __init__(self, whole: Joined, share: Share, count: int) -> None:
+    def __init__(self, whole: Joined, share: Component, count: int) -> None:
         self._whole = whole
         self._count = count
         self._share = share
@@ -56,22 +56,25 @@ class Part:
 
     def of(
         self,
-        whole: Flight,
+        whole: InFlightForward,
         made: Sequence[Tensor],
         inputs: Sequence[Tensor],
         watched: Sequence[Tensor],
-    ) -> tuple[tuple[Part, PartFlight, tuple[Tensor, ...], tuple[Tensor, ...]], list[Tensor]]:
+    ) -> tuple[
+        tuple[ComponentNode, InFlightComponent, tuple[Tensor, ...], tuple[Tensor, ...]],
+        list[Tensor],
+    ]:
         """What its node is made of and its inputs, from those of the whole."""
         results = tuple([made[place] for place in self.results])
         seen = tuple([watched[place] for place in self._share.watched])
         wanted = [inputs[place] for place in self._share.inputs]
-        flight = PartFlight(whole)
-        flight.places = [whole.places[i] for i in self._places]
-        return (self, flight, results, seen), wanted
+        in_flight = InFlightComponent(whole)
+        in_flight.places = [whole.places[i] for i in self._places]
+        return (self, in_flight, results, seen), wanted
 
     @property
     def width(self) -> int:
-        """See `flight.Joined.width`."""
+        """See `node.Joined.width`."""
         return len(self._share.inputs)
 
     def backward(self, grads: Gradients) -> list[Tensor | None]:
@@ -85,7 +88,7 @@ class Part:
         grads: Gradients,
         wanted: Sequence[bool],
     ) -> list[Tensor | None]:
-        """See `flight.Joined.edited`."""
+        """See `node.Joined.edited`."""
         asked = [False] * self._whole.width + list(wanted[self.width :])
         for place, want in zip(self._share.inputs, wanted, strict=False):
             asked[place] = want
@@ -104,16 +107,16 @@ class Part:
         return [found[place] for place in self._share.inputs] + found[first:]
 
 
-class PartFlight(Flight):
-    """The flight of a part, which keeps that of the whole: it ends once no part holds it."""
+class InFlightComponent(InFlightForward):
+    """The forward of a component, which keeps that of the whole: it ends once no part holds it."""
 
     __slots__ = ("_whole",)
 
-    def __init__(self, whole: Flight) -> None:
+    def __init__(self, whole: InFlightForward) -> None:
         super().__init__(None)
-        self._whole: Flight | None = whole
+        self._whole: InFlightForward | None = whole
 
-    def land(self) -> None:
+    def release(self) -> None:
         """Let go of the recording."""
-        super().land()
+        super().release()
         self._whole = None

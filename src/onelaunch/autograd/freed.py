@@ -22,7 +22,7 @@ _MESSAGE = (
 )
 
 
-def is_spent(t: Tensor) -> bool:
+def is_freed(t: Tensor) -> bool:
     """Whether a backward over `t` would raise, because one has freed what its graph saved.
 
     The nodes nearest to `t` that have saved a tensor tell. A graph that saved none (sums and means
@@ -74,7 +74,7 @@ def _has_tensor(values: tuple[Any, ...]) -> bool:
 _bindings: Any = torch._C
 
 
-def spend(t: Tensor) -> Tensor:
+def mark_freed(t: Tensor) -> Tensor:
     """A tensor over the memory of `t` that requires grad, and over which a backward raises. 1 us.
 
     Args:

@@ -41,7 +41,7 @@ class Saved(NamedTuple):
 
 
 class Joined(Protocol):
-    """A recording of a forward, as its flights see it; see `autograd.Pair`."""
+    """A recording of a forward, as a forward in flight sees it; see `AutogradPair`."""
 
     direct: list[Tensor]
     watched_results: list[int]
@@ -108,7 +108,7 @@ def _owners_of_none() -> int:
 _NOBODY = _owners_of_none()
 
 
-class Flight:
+class InFlightForward:
     """From a forward until its backward has freed it, or its autograd graph is gone.
 
     Until then the recording holds this call's saved tensors, and no other call may use it.
@@ -117,11 +117,11 @@ class Flight:
         token: of the recording's `Lease`, if its backward reads anything of the forward's.
     """
 
-    __slots__ = ("inputs", "landed", "places", "token", "versions", "watched")
+    __slots__ = ("inputs", "places", "released", "token", "versions", "watched")
 
     def __init__(self, token: object) -> None:
         self.token = token
-        self.landed = False
+        self.released = False
         self.watched: tuple[Tensor, ...] = ()
         """What eager would have saved of the caller's tensors, and the versions of each."""
         self.versions: list[int] = []
@@ -130,9 +130,9 @@ class Flight:
         self.inputs: tuple[Tensor, ...] = ()
         """The node's."""
 
-    def land(self) -> None:
+    def release(self) -> None:
         """Give the recording free."""
-        self.landed = True
+        self.released = True
         self.watched, self.versions, self.places, self.inputs = (), [], [], ()
         self.token = None
 
@@ -143,19 +143,19 @@ class _Launched(torch.autograd.Function):
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any,
-        launched: tuple[Joined, Flight, tuple[Tensor, ...], tuple[Tensor, ...]],
+        launched: tuple[Joined, InFlightForward, tuple[Tensor, ...], tuple[Tensor, ...]],
         *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
-        pair, flight, made, watched = launched
+        pair, in_flight, made, watched = launched
         ctx.pair = pair
-        ctx.flight = flight
+        ctx.in_flight = in_flight
         ctx.set_materialize_grads(False)
         # Results could not be kept on the context: they keep it.
         if pair.watched_results:
             ctx.save_for_backward(*[made[i] for i in pair.watched_results])
         # By hand, at a quarter of what a saved tensor costs.
-        flight.watched, flight.inputs = watched, inputs
-        flight.versions = [t._version for t in watched]
+        in_flight.watched, in_flight.inputs = watched, inputs
+        in_flight.versions = [t._version for t in watched]
         return made
 
     @staticmethod
@@ -187,41 +187,43 @@ launched_directly: Any = cast(Any, super(torch.autograd.Function, _LaunchedDirec
 def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
     """The gradients of a node's inputs, once it is known that they can be had."""
     pair: Joined = ctx.pair
-    flight: Flight = ctx.flight
-    if flight.landed:
+    in_flight: InFlightForward = ctx.in_flight
+    if in_flight.released:
         raise RuntimeError(_TWICE)
     if pair.watched_results:
         _ = ctx.saved_tensors  # raises where one was changed in place
-    watched = flight.watched
+    watched = in_flight.watched
     if (
-        [t._version for t in watched] == flight.versions
-        and [watched[i].data_ptr() for i in pair.saved.inputs] == flight.places
+        [t._version for t in watched] == in_flight.versions
+        and [watched[i].data_ptr() for i in pair.saved.inputs] == in_flight.places
         and pair.saved.unmoved()
     ):
         found = pair.backward(grads)
     else:
         found = _edited(ctx, grads)
     if torch.is_grad_enabled():
-        found = _once(found, [*flight.inputs, *(g for g in grads if g is not None)])
+        found = _once(found, [*in_flight.inputs, *(g for g in grads if g is not None)])
     if pair.saves and not keep_graph():
-        flight.land()
+        in_flight.release()
     return found
 
 
 def _edited(ctx: Any, grads: Gradients) -> list[Tensor | None]:
     """The gradients that the engine wants, if none depends on what was changed in place."""
     pair: Joined = ctx.pair
-    flight: Flight = ctx.flight
-    pairs = enumerate(zip(flight.watched, flight.versions, strict=True))
+    in_flight: InFlightForward = ctx.in_flight
+    pairs = enumerate(zip(in_flight.watched, in_flight.versions, strict=True))
     changed = [i for i, (t, version) in pairs if t._version != version]
-    now = [(i, flight.watched[i]) for i in pair.saved.inputs]
-    moved = [at for at, place in zip(now, flight.places, strict=True) if at[1].data_ptr() != place]
+    now = [(i, in_flight.watched[i]) for i in pair.saved.inputs]
+    moved = [
+        at for at, place in zip(now, in_flight.places, strict=True) if at[1].data_ptr() != place
+    ]
     try:
         return pair.edited(changed, moved, grads, executed(ctx, len(pair.direct)))
     except RuntimeError as error:
         if MODIFIED not in str(error) or not changed:
             raise
-    raise RuntimeError(_told(flight.watched[changed[0]], flight.versions[changed[0]]))
+    raise RuntimeError(_told(in_flight.watched[changed[0]], in_flight.versions[changed[0]]))
 
 
 def _told(t: Tensor, version: int) -> str:

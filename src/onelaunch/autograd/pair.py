@@ -20,8 +20,8 @@ from torch import Tensor
 from onelaunch.autograd.accumulate import Anchors
 from onelaunch.autograd.backward import Backward, Edits, Gradients, StaticGraph
 from onelaunch.autograd.chain import Launch, Link
-from onelaunch.autograd.components import Part, Share
-from onelaunch.autograd.node import Flight, Lease, Saved, launched, launched_directly
+from onelaunch.autograd.components import Component, ComponentNode
+from onelaunch.autograd.node import InFlightForward, Lease, Saved, launched, launched_directly
 from onelaunch.call.dtensor import is_wrapped
 from onelaunch.driver.protocol import Graph, Pool, Released, Travel
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, let_go
@@ -57,7 +57,7 @@ class _Kind:
 
 
 @dataclass(slots=True, eq=False)
-class Pair:
+class AutogradPair:
     """What joins a captured forward to autograd.
 
     Args:
@@ -97,7 +97,7 @@ class Pair:
     watched_memory: list[int] = field(default_factory=list[int])
     """The storages of the watched inputs and then of the watched tensors, in the recording."""
     link: Link | None = None
-    shares: list[Share] = field(default_factory=list[Share])
+    shares: list[Component] = field(default_factory=list[Component])
     lease: Lease = field(default_factory=Lease)
     retired: bool = False
     _anchors: Anchors = field(init=False)
@@ -111,25 +111,29 @@ class Pair:
 
     # The forward.
 
-    def take(self) -> Flight | None:
+    def take(self) -> InFlightForward | None:
         """The recording for one forward, or None while another is in flight. Atomic. None also
         where hooks want what the forward saves."""
         if _hooks(True) is not None:
             return None
         if not self.saves:
-            return Flight(None)
+            return InFlightForward(None)
         token = self.lease.take()
-        return None if token is None else Flight(token)
+        return None if token is None else InFlightForward(token)
 
     @property
     def in_flight(self) -> bool:
         return self.lease.taken
 
     def attach(
-        self, flight: Flight, made: tuple[Tensor, ...], inputs: Sequence[Tensor], watched: Any
+        self,
+        in_flight: InFlightForward,
+        made: tuple[Tensor, ...],
+        inputs: Sequence[Tensor],
+        watched: Any,
     ) -> tuple[Tensor, ...]:
         """The results of one launch, as results of a node of autograd."""
-        node = (self, flight, made, watched)
+        node = (self, in_flight, made, watched)
         if not self.direct:
             return launched(node, *inputs, *self.parameters)
         anchor = self._anchors.of_this_stream()
@@ -140,19 +144,21 @@ class Pair:
         if not self.shares:
             return self.attach
         count = len(self.results)
-        return partial(self._attach_parts, [Part(self, share, count) for share in self.shares])
+        return partial(
+            self._attach_parts, [ComponentNode(self, share, count) for share in self.shares]
+        )
 
     def _attach_parts(
         self,
-        parts: Sequence[Part],
-        flight: Flight,
+        parts: Sequence[ComponentNode],
+        in_flight: InFlightForward,
         made: tuple[Tensor, ...],
         inputs: Sequence[Tensor],
         watched: tuple[Tensor, ...],
     ) -> tuple[Tensor, ...]:
         results = list(made)
         for part in parts:
-            node, wanted = part.of(flight, made, [*inputs, *self.parameters], watched)
+            node, wanted = part.of(in_flight, made, [*inputs, *self.parameters], watched)
             if self.direct:
                 found = launched_directly(node, self._anchors.of_this_stream(), *wanted)
             else:
@@ -178,7 +184,7 @@ class Pair:
 
     @property
     def width(self) -> int:
-        """See `flight.Joined.width`."""
+        """See `node.Joined.width`."""
         return len(self.arguments) + len(self.parameters)
 
     def edited(
@@ -188,7 +194,7 @@ class Pair:
         grads: Gradients,
         wanted: Sequence[bool],
     ) -> list[Tensor | None]:
-        """See `flight.Joined.edited`."""
+        """See `node.Joined.edited`."""
         storages = {self.watched_memory[i] for i in changed}
         alike: list[tuple[Tensor, Tensor]] = []
         for static, t in [*self.saved.state, *((self.saved.inputs[i], t) for i, t in moved)]:
@@ -297,7 +303,7 @@ class Pair:
         return [b for kind in kinds for b in (kind.kept, kind.copied) if b is not None]
 
     def retire(self) -> None:
-        """Free the backward recordings. A flight that is under way runs its backward eagerly."""
+        """Free the backward recordings. A forward in flight runs its backward eagerly."""
         self.retired = True
         for backward in self.backwards():
             backward.graph.reset()
@@ -326,14 +332,14 @@ def _like(grads: Gradients) -> Callable[[Gradients], bool]:
 class ForwardGraph:
     """The forward's `Graph`, which takes the backward along."""
 
-    def __init__(self, graph: Graph, pair: Pair) -> None:
+    def __init__(self, graph: Graph, pair: AutogradPair) -> None:
         self._graph = graph
         self._pair = pair
         self.travels: tuple[Travel, ...] = graph.travels
         launch: Launch = graph.launch
         self.launch = launch if pair.link is None else pair.link.forward(pair.lease, launch)
         self.settle = graph.settle
-        self.dial = graph.dial
+        self.scalar_patch = graph.scalar_patch
 
     @property
     def nodes(self) -> int:

@@ -25,7 +25,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import refuse
 from onelaunch.errors import CaptureError
 from onelaunch.state.slots import Slot, gradient_of
-from onelaunch.state.walk import Walk
+from onelaunch.state.walk import StateWalk
 from onelaunch.unwinding import FunctionMode
 from onelaunch.watch.observer import Observer
 
@@ -50,7 +50,7 @@ VIEWS = frozenset(
 """Nodes of views that `as_strided` of the same memory stands for, gradient included."""
 
 
-class StandIns:
+class ProxyLeaves:
     """The stand-ins of one capture; in the slots while the context is active.
 
     Args:
@@ -59,7 +59,7 @@ class StandIns:
         but: slots that are inputs of the recording already.
     """
 
-    def __init__(self, before: Walk, device: torch.device, but: Sequence[Slot]) -> None:
+    def __init__(self, before: StateWalk, device: torch.device, but: Sequence[Slot]) -> None:
         inputs = {slot.id for slot in but}
         self._of: dict[int, Tensor] = {}
         self._real: dict[int, Tensor] = {}
@@ -70,23 +70,23 @@ class StandIns:
             if slot.key is gradient_of:
                 continue
             if id(t) not in self._of:
-                stand_in = stand_in_for(t)
-                self._of[id(t)] = stand_in
-                self._real[id(stand_in)] = t
+                proxy = proxy_for(t)
+                self._of[id(t)] = proxy
+                self._real[id(proxy)] = t
             if isinstance(slot.holder, tuple):
                 self._replace_tuple(slot)
             else:
                 self._slots.append((slot, t, self._of[id(t)]))
         self._replace_references(before)
 
-    def _replace_references(self, before: Walk) -> None:
+    def _replace_references(self, before: StateWalk) -> None:
         """Weak references follow: `nn.RNN` compares its parameters with those that it keeps, and
         makes its list of weights anew where they differ."""
         for slot, value in before.held.values():
             if isinstance(value, weakref.ReferenceType) and not isinstance(slot.holder, tuple):
-                stand_in = self._of.get(id(cast(Any, value)()))
-                if stand_in is not None:
-                    self._slots.append((slot, value, weakref.ref(stand_in)))
+                proxy = self._of.get(id(cast(Any, value)()))
+                if proxy is not None:
+                    self._slots.append((slot, value, weakref.ref(proxy)))
 
     def _replace_tuple(self, slot: Slot) -> None:
         """Have a tuple of stand-ins take the place of the tuple that holds this slot."""
@@ -99,14 +99,14 @@ class StandIns:
         replaced = tuple(now) if type(items) is tuple else cast(Any, type(items))(*now)
         self._slots.append((way, items, replaced))
 
-    def __enter__(self) -> StandIns:
-        for slot, _, stand_in in self._slots:
-            slot.write(stand_in)
+    def __enter__(self) -> ProxyLeaves:
+        for slot, _, proxy in self._slots:
+            slot.write(proxy)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for slot, real, stand_in in self._slots:
-            if slot.read() is stand_in:
+        for slot, real, proxy in self._slots:
+            if slot.read() is proxy:
                 slot.write(real)
 
     def real(self, t: Tensor) -> Tensor:
@@ -115,8 +115,8 @@ class StandIns:
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """(stand-in, tensor), each tensor once."""
-        for stand_in in self._of.values():
-            yield stand_in, self._real[id(stand_in)]
+        for proxy in self._of.values():
+            yield proxy, self._real[id(proxy)]
 
     def settle(self, observer: Observer) -> None:
         """Name the tensors themselves in what was observed."""
@@ -128,8 +128,8 @@ class StandIns:
     def accumulated(self) -> bool:
         """Whether a backward ran inside and left gradients on stand-ins."""
         return any(
-            stand_in.is_leaf and stand_in.grad is not (real.grad if real.is_leaf else None)
-            for stand_in, real in self.pairs()
+            proxy.is_leaf and proxy.grad is not (real.grad if real.is_leaf else None)
+            for proxy, real in self.pairs()
         )
 
 
@@ -142,7 +142,7 @@ def _is_plain(t: Tensor) -> bool:
     return known and t.layout is torch.strided and not t.is_inference() and not t.is_quantized
 
 
-def stand_in_for(t: Tensor) -> Tensor:
+def proxy_for(t: Tensor) -> Tensor:
     """A leaf over the memory of `t`, with a version counter of its own."""
     with torch.no_grad():
         alias = t.data

@@ -53,7 +53,7 @@ def note_modes() -> None:
         _note_mode(False)
 
 
-def surrounded() -> bool:
+def runs_inline() -> bool:
     """Whether a call is to run as it is: inside a warm-up, or under what `ambient` names.
 
     Asked at every call: 0.3 us.

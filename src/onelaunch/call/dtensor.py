@@ -25,7 +25,7 @@ def local(t: Tensor) -> Tensor:
     return t if attribute is None else getattr(t, attribute)
 
 
-def stands_for_another(kind: type) -> bool:
+def is_wrapper_subclass(kind: type) -> bool:
     """Whether operations on tensors of this class become others, on what they stand for."""
     return _held_in(kind) is not None
 

@@ -16,8 +16,8 @@ from onelaunch.driver.random_state import is_profiled
 from onelaunch.driver.select import driver_of, select
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
-from onelaunch.state.snapshot import Reached
-from onelaunch.state.walk import Change, Walk, reads_more
+from onelaunch.state.snapshot import ReachableState
+from onelaunch.state.walk import Change, StateWalk, reads_more
 
 R = TypeVar("R")
 
@@ -56,9 +56,9 @@ class Callee:
         ]
         return [self.root, *objects]
 
-    def reached(self, flat: Flat) -> Reached:
+    def reached(self, flat: Flat) -> ReachableState:
         """The state that a call reaches."""
-        return Reached(self.roots(flat), self.reads)
+        return ReachableState(self.roots(flat), self.reads)
 
     def watched(self, run: Callable[[], R]) -> Callable[[], R]:
         """A run of the callable after which it is known what it reads."""
@@ -82,14 +82,18 @@ class Callee:
         """After a run. Where nothing saw it, all that the callable reaches counts as read."""
         self.reads = None if watch is None else watch.reads
 
-    def read_more(self, reached: Reached, before: Walk, found: Sequence[Change]) -> bool:
+    def read_more(
+        self, reached: ReachableState, before: StateWalk, found: Sequence[Change]
+    ) -> bool:
         """Whether a capture has read what no run before it did; `found` is what it changed."""
         more = reads_more(reached.roots, self.reads, before, found)
         if not more and before.reads is not None:
             self.reads = before.reads  # so that guards of several recordings agree
         return more
 
-    def where(self, flat: Flat, reached: Reached | None = None) -> tuple[Driver, torch.device]:
+    def where(
+        self, flat: Flat, reached: ReachableState | None = None
+    ) -> tuple[Driver, torch.device]:
         """The driver and device: an accelerator's if any argument, parameter or buffer is there, or
         the last run of such a call worked there; see `learn`."""
         driver, device = select(flat.tensors)
@@ -102,7 +106,7 @@ class Callee:
         return driver, device
 
     def learn(
-        self, flat: Flat, taken: torch.device, result: object, left: Reached | None = None
+        self, flat: Flat, taken: torch.device, result: object, left: ReachableState | None = None
     ) -> bool:
         """See where a run has worked that reached no tensor of an accelerator: where its results
         are, and what it has `left`. Whether that is elsewhere than it was `taken` to work."""

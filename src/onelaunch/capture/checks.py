@@ -15,11 +15,11 @@ from onelaunch.call.dtensor import local
 from onelaunch.call.spec import TensorSpec, lies_on
 from onelaunch.call.tree import Tree, constants, flatten_call, is_code, is_plain, objects_in
 from onelaunch.capture.io_plan import Inputs
-from onelaunch.capture.result import Run
+from onelaunch.capture.result import CaptureRun
 from onelaunch.errors import CaptureError, kind_of
 from onelaunch.state.slots import Slot, gradient_of
-from onelaunch.state.snapshot import Before
-from onelaunch.state.walk import Change, Walk
+from onelaunch.state.snapshot import StateSnapshot
+from onelaunch.state.walk import Change, StateWalk
 from onelaunch.watch.observer import Observer
 
 
@@ -82,7 +82,11 @@ _SAVED = "ctx.save_for_backward(y) and `ctx.saved_tensors`, for an attribute, `c
 
 
 def refuse_uncovered(
-    before: Walk, after: Walk, every: Sequence[Tensor], observer: Observer, device: torch.device
+    before: StateWalk,
+    after: StateWalk,
+    every: Sequence[Tensor],
+    observer: Observer,
+    device: torch.device,
 ) -> None:
     """Refuse tensors of the recording that were stored where no replay will renew them."""
     covered = {id(t) for t in every}
@@ -95,9 +99,9 @@ def refuse_uncovered(
 
 
 def afterthought(
-    before: Before,
+    before: StateSnapshot,
     observer: Observer,
-    run: Run,
+    run: CaptureRun,
     plan: Inputs,
     holders: Collection[int],
 ) -> CaptureError | None:
@@ -170,7 +174,7 @@ def _are_held(tensors: list[Tensor], but: Collection[int]) -> bool:
     )
 
 
-def _dropped(found: Sequence[Change], before: Walk) -> list[Tensor]:
+def _dropped(found: Sequence[Change], before: StateWalk) -> list[Tensor]:
     """The tensors in containers that the callable replaced, and that only `before` still holds, as
     a GradScaler does with what it found in each step."""
     ours = {id(entry) for entry in (*before.held.values(), *before.containers.values(), *found)}

@@ -16,7 +16,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
 from onelaunch.state.slots import gradient_of
-from onelaunch.state.snapshot import Reached, held_by
+from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
 from onelaunch.watch.observer import Observer
 
@@ -34,8 +34,8 @@ class Effects:
 
 
 @contextmanager
-def taken_back(
-    driver: Driver, device: torch.device, inputs: Sequence[Tensor], reached: Reached
+def rolled_back(
+    driver: Driver, device: torch.device, inputs: Sequence[Tensor], reached: ReachableState
 ) -> Generator[Effects]:
     """Around a run on `inputs`, which puts everything back as it was."""
     here = [t for t in inputs if t.device.type == device.type]
@@ -67,7 +67,7 @@ def refuse_lasting(found: Sequence[Change]) -> None:
 
 
 @dataclass(slots=True)
-class Rehearsal:
+class DryRun:
     """Runs a callable at any size.
 
     Args:
@@ -80,14 +80,14 @@ class Rehearsal:
     driver: Driver
     device: torch.device
     fn: Callable[..., Any]
-    reached: Reached
+    reached: ReachableState
     tree: Tree
     ahead: bool = False
 
     def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
         """Run on these tensors; the result, flattened. Everything is put back as it was."""
         args, kwargs = unflatten(self.tree, list(inputs))
-        undone = taken_back(self.driver, self.device, inputs, self.reached)
+        undone = rolled_back(self.driver, self.device, inputs, self.reached)
         with undone as effects, torch.no_grad(), mode or nullcontext(), effects.observer:
             result = self.driver.warmup(lambda: self.fn(*args, **kwargs), self.device)
         if self.ahead:

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from onelaunch.autograd.accumulate import takes_directly
 from onelaunch.autograd.backward import StaticGraph
 from onelaunch.autograd.chain import Chain, Link
-from onelaunch.autograd.components import Share
+from onelaunch.autograd.components import Component
 from onelaunch.autograd.node import Saved
-from onelaunch.autograd.pair import Pair
+from onelaunch.autograd.pair import AutogradPair
 from onelaunch.autograd.proxies import (
     VIEWS,
     CapturedGraph,
     NoHooks,
-    StandIns,
+    ProxyLeaves,
     is_pure_view,
     refuse_backward_hooks,
 )
@@ -36,12 +36,12 @@ from onelaunch.driver.refusals import refuse
 from onelaunch.errors import CaptureError
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.slots import Slot
-from onelaunch.state.walk import Walk
+from onelaunch.state.walk import StateWalk
 from onelaunch.watch.observer import Observer
 
 
 class _Seen(NamedTuple):
-    """What a backward will read, and whether anything; see `Pair.watched_inputs`."""
+    """What a backward will read, and whether anything; see `AutogradPair.watched_inputs`."""
 
     inputs: list[int]
     watched: list[Tensor]
@@ -94,8 +94,8 @@ class Forward:
     rewind: Rewind | None = None
     """Of the capture."""
     holders: set[int] = field(default_factory=lambda: cast(set[int], set()))
-    _stand_ins: StandIns | None = None
-    _pair: Pair | None = None
+    _proxies: ProxyLeaves | None = None
+    _pair: AutogradPair | None = None
     _link: Link | None = None
 
     def __post_init__(self) -> None:
@@ -110,18 +110,18 @@ class Forward:
         weakref.finalize(self.pool, spare.append, self.stream).atexit = False
 
     @property
-    def pair(self) -> Pair:
+    def pair(self) -> AutogradPair:
         assert self._pair is not None
         return self._pair
 
     @contextmanager
-    def around(self, before: Walk, hidden: Sequence[Slot]) -> Generator[None]:
+    def around(self, before: StateWalk, hidden: Sequence[Slot]) -> Generator[None]:
         """While the callable runs: stand-ins for what requires grad, and no hooks."""
         values = [(slot.name, value) for slot, value in before.held.values()]
         modules = [(name, m) for name, m in values if isinstance(m, nn.Module)]
         refuse_backward_hooks((name, m) for name, m in modules if m is not self.top)
-        self._stand_ins = StandIns(before, self.device, hidden)
-        with NoHooks(), self._stand_ins:
+        self._proxies = ProxyLeaves(before, self.device, hidden)
+        with NoHooks(), self._proxies:
             try:
                 yield
             except RuntimeError as error:
@@ -131,8 +131,8 @@ class Forward:
 
     def real(self, t: Tensor) -> Tensor:
         """The tensor that `t` stands for in the capture, or `t` itself."""
-        assert self._stand_ins is not None
-        return self._stand_ins.real(t)
+        assert self._proxies is not None
+        return self._proxies.real(t)
 
     def settle(
         self, observer: Observer, results: list[Tensor], arguments: Sequence[Tensor], plan: Inputs
@@ -142,13 +142,13 @@ class Forward:
         Raises:
             BackwardInside: a gradient was accumulated in the run.
         """
-        assert self._stand_ins is not None
+        assert self._proxies is not None
         for t, spec in zip(arguments, plan.specs, strict=False):
             if t.requires_grad != spec.requires_grad or t.grad_fn is not None:
                 raise refuse("OL113", f"an argument, {spec}, is changed in place")
-        if self._stand_ins.accumulated() or any(t.grad is not None for t in arguments):
+        if self._proxies.accumulated() or any(t.grad is not None for t in arguments):
             raise BackwardInside
-        self._stand_ins.settle(observer)
+        self._proxies.settle(observer)
         results[:] = map(self.real, results)
 
     def plan(
@@ -165,19 +165,19 @@ class Forward:
         graph = CapturedGraph(made)
         graph.refuse_unfit()
         self.holders = graph.held()
-        assert self._stand_ins is not None
+        assert self._proxies is not None
         reached = {id(t) for t in graph.leaves}
         arguments = [i for i, t in enumerate(inputs.statics) if id(t) in reached]
-        stand_ins = [pair for pair in self._stand_ins.pairs() if id(pair[0]) in reached]
-        reached -= {id(inputs.statics[i]) for i in arguments} | {id(s) for s, _ in stand_ins}
+        proxies = [pair for pair in self._proxies.pairs() if id(pair[0]) in reached]
+        reached -= {id(inputs.statics[i]) for i in arguments} | {id(s) for s, _ in proxies}
         lost = next((t for t in graph.leaves if id(t) in reached), None)
         if lost is not None and observer.made(lost):
             raise BackwardInside
         if lost is not None:
             raise CaptureError("OL114", f"a tensor of shape {list(lost.shape)} requires grad")
-        stand_ins.sort(key=lambda pair: self.direct and takes_directly(pair[1]))
-        direct = [real for _, real in stand_ins if self.direct and takes_directly(real)]
-        leaves = [inputs.statics[i] for i in arguments] + [s for s, _ in stand_ins]
+        proxies.sort(key=lambda pair: self.direct and takes_directly(pair[1]))
+        direct = [real for _, real in proxies if self.direct and takes_directly(real)]
+        leaves = [inputs.statics[i] for i in arguments] + [s for s, _ in proxies]
         ours = len(leaves) - len(direct)
         static = StaticGraph(
             self.driver, self.device, self.stream, made, leaves, len(direct), self.rewind
@@ -185,14 +185,14 @@ class Forward:
         link = self._link
         if link is not None:
             static.turn = link.lock
-        pair = Pair(
+        pair = AutogradPair(
             static=static,
             pool=self.pool,
             new_pool=partial(self.shared.apart, self.driver, self.device),
             make_room=partial(self.shared.keep_within, self.pool),
             results=numbers,
             arguments=arguments,
-            parameters=[real for _, real in stand_ins[: len(stand_ins) - len(direct)]],
+            parameters=[real for _, real in proxies[: len(proxies) - len(direct)]],
             direct=direct,
             watched_inputs=[],
             watched=[],
@@ -216,7 +216,7 @@ class Forward:
             watched = [i in part.inputs for i in pair.watched_inputs]
             watched += [id(t) in own for t in pair.watched]
             pair.shares.append(
-                Share(
+                Component(
                     results=group,
                     inputs=[i for i, t in enumerate(leaves[:ours]) if id(t) in reached],
                     watched=[place for place, wanted in enumerate(watched) if wanted],
@@ -248,7 +248,7 @@ class Forward:
             )
         # What the forward writes without counting it (the statistics of a BatchNorm) is saved
         # as well, and may change before the backward.
-        storages -= observer.written.keys() - observer.counted
+        storages -= observer.written.keys() - observer.version_bumped
         external = {s: ts for s, ts in observer.external.items() if s in storages and s in held}
         return _Seen(
             inputs=[
@@ -268,12 +268,12 @@ class Forward:
         self, graph: CapturedGraph, seen: _Seen, inputs: Inputs, observer: Observer
     ) -> Saved:
         """What eager saves as the very tensor, where it may be given other memory."""
-        assert self._stand_ins is not None
+        assert self._proxies is not None
         # What hooks packed (checkpointing) reads again all that the forward has read.
         every = seen.saved is None or graph.packs
         found = {id(t) for t in seen.saved or ()}
         read = {id(t) for ts in observer.external.values() for t in ts} if every else set[int]()
-        state = [(s, t) for s, t in self._stand_ins.pairs() if id(s) in found or id(t) in read]
+        state = [(s, t) for s, t in self._proxies.pairs() if id(s) in found or id(t) in read]
         of_inputs = {
             place: inputs.statics[i]
             for place, i in enumerate(seen.inputs)

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from onelaunch.driver.protocol import Driver
 from onelaunch.state.slots import MISSING, Kind, gradient_of, has_gradient, look_at
-from onelaunch.state.walk import Change, Slot, Walk, is_replaced, is_state
+from onelaunch.state.walk import Change, Slot, StateWalk, is_replaced, is_state
 from onelaunch.watch.observer import Observer
 
 
 def relied_on(
-    before: Walk,
+    before: StateWalk,
     found: Sequence[Change],
     rebound: set[tuple[int, object]],
     inputs: set[tuple[int, object]],
@@ -72,7 +72,7 @@ def relied_on(
     return _with_ways(guarded, stored, before)
 
 
-def _orders(before: Walk, now: Collection[tuple[int, object]]) -> list[tuple[Slot, object]]:
+def _orders(before: StateWalk, now: Collection[tuple[int, object]]) -> list[tuple[Slot, object]]:
     """The keys of dicts that are read as a whole, in the order in which a loop meets them."""
     dicts = [
         (slot, cast(dict[object, object], value))
@@ -89,7 +89,7 @@ def _orders(before: Walk, now: Collection[tuple[int, object]]) -> list[tuple[Slo
 
 
 def _gradients(
-    before: Walk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
+    before: StateWalk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
 ) -> list[tuple[Slot, object]]:
     """The leaves that had no gradient, where the callable accumulates any or asks; and those that
     had one, where it asks and no kernel reads it.
@@ -125,7 +125,7 @@ _ORDERED: dict[type, Kind] = {
 
 
 def hooked_leaves(
-    before: Walk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
+    before: StateWalk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
 ) -> list[Tensor]:
     """The leaves whose hooks a backward in the call runs: all of them, where there may be one."""
     touched = [change.slot for change in found] + [slot for slot, _ in guarded]
@@ -136,7 +136,7 @@ def hooked_leaves(
 
 
 def _with_ways(
-    guarded: list[tuple[Slot, object]], stored: Sequence[Slot], before: Walk
+    guarded: list[tuple[Slot, object]], stored: Sequence[Slot], before: StateWalk
 ) -> list[tuple[Slot, object]]:
     """Add the slots that lead to others: a list replaced is its items replaced."""
     known = {slot.id for slot, _ in guarded}
@@ -153,7 +153,7 @@ _SMALL = 64
 """Items of a container whose plain values are compared one by one."""
 
 
-def _matters(slot: Slot, value: object, before: Walk, changed: bool) -> bool:
+def _matters(slot: Slot, value: object, before: StateWalk, changed: bool) -> bool:
     """Whether another value in this slot could lead the callable another way."""
     if isinstance(value, nn.Module):
         return True

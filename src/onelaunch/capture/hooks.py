@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from onelaunch.source import Place
 from onelaunch.state.slots import gradient_of, read_hooks, read_last_hooks
-from onelaunch.state.walk import Change, Walk
+from onelaunch.state.walk import Change, StateWalk
 
 _MODULES: Any = nn.modules.module
 _STEPS: Any = importlib.import_module("torch.optim.optimizer")
@@ -25,7 +25,7 @@ _LIBRARIES = ("torch", "onelaunch")
 
 def hooks_inside(
     roots: Sequence[tuple[str, object]],
-    before: Walk,
+    before: StateWalk,
     found: Sequence[Change],
     optimizers: Sequence[Optimizer],
     forward: bool,
@@ -52,7 +52,7 @@ def hooks_inside(
     return tuple(hooks)
 
 
-def _runs_backward(before: Walk, found: Sequence[Change]) -> bool:
+def _runs_backward(before: StateWalk, found: Sequence[Change]) -> bool:
     """Whether the callable runs a backward, as far as its code and what it left show."""
     named = before.runs_backward() or any(c.slot.key is gradient_of for c in found)
     return torch.is_grad_enabled() and named
@@ -63,7 +63,7 @@ Hook = tuple[str, str, Callable[..., object]]
 
 
 def _of_modules(
-    roots: Sequence[tuple[str, object]], before: Walk, kinds: Iterable[str]
+    roots: Sequence[tuple[str, object]], before: StateWalk, kinds: Iterable[str]
 ) -> Iterator[Hook]:
     reached = [*roots[1:], *((slot.name, value) for slot, value in before.held.values())]
     modules = {id(v): (n, v) for n, v in reversed(reached) if isinstance(v, nn.Module)}
@@ -76,7 +76,7 @@ def _of_modules(
                 yield name, kind, fn
 
 
-def _of_leaves(before: Walk) -> Iterator[Hook]:
+def _of_leaves(before: StateWalk) -> Iterator[Hook]:
     leaves = {id(t): (slot, t) for slot, t in reversed(list(before.tensors())) if t.requires_grad}
     for slot, t in leaves.values():
         for fn in (read_hooks(t) or {}).values():

@@ -14,7 +14,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.frames.stack import Use
 from onelaunch.state.slots import gradient_of
-from onelaunch.state.walk import MISSING, Change, Slot, Walk, is_replaced
+from onelaunch.state.walk import MISSING, Change, Slot, StateWalk, is_replaced
 from onelaunch.watch.observer import Observer
 
 
@@ -44,7 +44,7 @@ def recurrent(
 
 def rebound(
     found: Sequence[Change],
-    before: Walk,
+    before: StateWalk,
 ) -> Iterator[tuple[Slot, object]]:
     """The slots that each replay has to write, with what the capture put there.
 
@@ -82,7 +82,7 @@ _BY_NUMBER = (
 )
 
 
-def moved_on(found: Sequence[Change], before: Walk) -> list[StateOutput]:
+def moved_on(found: Sequence[Change], before: StateWalk) -> list[StateOutput]:
     """What each replay stores of numbers, flags and the like, that the callable stores.
 
     One that it only counts up is counted up from where it is then; of the others the recording
@@ -116,7 +116,7 @@ def is_unchanging(value: object) -> bool:
     return is_plain(value)
 
 
-def grown(found: Sequence[Change], before: Walk) -> tuple[str, ...]:
+def grown(found: Sequence[Change], before: StateWalk) -> tuple[str, ...]:
     """The containers that the callable only adds to, which no replay does.
 
     Raises:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from onelaunch.autograd.pair import Pair
+from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Flat, Tree
 from onelaunch.capture.io_plan import Inputs, Outputs
 from onelaunch.driver.protocol import Driver, Graph
-from onelaunch.optimizers.scalars import Dials
+from onelaunch.optimizers.scalars import PatchedScalars
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.walk import Slot
 from onelaunch.watch.ledger import Difference, Ledger
@@ -86,7 +86,7 @@ class Bucket:
 
 
 @dataclass(slots=True)
-class Captured:
+class CapturedCall:
     """All that the call path needs of a recording."""
 
     driver: Driver
@@ -103,10 +103,10 @@ class Captured:
     written: list[Tensor]
     """Tensors outside the arguments that the graph writes."""
     written_inputs: list[int]
-    bumped: list[Tensor]
+    version_bumped: list[Tensor]
     bumped_inputs: list[int]
     """Those of both whose version counters eager advances."""
-    dials: Dials
+    scalars: PatchedScalars
     optimizers: list[Optimizer]
     """Those that step in the call."""
     draws: list[Callable[[], object]]
@@ -123,7 +123,7 @@ class Captured:
     grown: tuple[str, ...]
     """Containers that the callable adds to, and replays do not."""
     seconds: float
-    pair: Pair | None = None
+    pair: AutogradPair | None = None
     """What joins the results to autograd, where they require grad."""
     bucket: Bucket | None = None
     """The bucket that it serves, of a callable that has any."""
@@ -148,7 +148,7 @@ class NeedsGrad(Exception):
 
 
 def describe(
-    captured: Captured,
+    captured: CapturedCall,
     spec: CallSpec,
     flat: Flat,
     why: str,

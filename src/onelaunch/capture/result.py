@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from onelaunch.autograd.freed import is_spent
+from onelaunch.autograd.freed import is_freed
 from onelaunch.autograd.pair import ForwardGraph
 from onelaunch.call.spec import lies_on, readers
 from onelaunch.call.tree import Tree, unique
@@ -20,21 +20,21 @@ from onelaunch.capture.forward import Forward
 from onelaunch.capture.guarded import hooked_leaves, relied_on
 from onelaunch.capture.hooks import hooks_inside
 from onelaunch.capture.io_plan import Inputs, Outputs, varying_group
-from onelaunch.capture.recording import Captured, NeedsGrad, StateOutput
+from onelaunch.capture.recording import CapturedCall, NeedsGrad, StateOutput
 from onelaunch.driver.protocol import Capture, Driver, Graph
 from onelaunch.errors import CaptureError
 from onelaunch.optimizers.capturable import parameters_of
-from onelaunch.optimizers.scalars import Dials
+from onelaunch.optimizers.scalars import PatchedScalars
 from onelaunch.optimizers.steps import Steps
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
-from onelaunch.state.snapshot import Before
-from onelaunch.state.walk import Change, Slot, Walk, restore
+from onelaunch.state.snapshot import StateSnapshot
+from onelaunch.state.walk import Change, Slot, StateWalk, restore
 from onelaunch.watch.observer import Observer
 
 
 @dataclass(slots=True)
-class Run:
+class CaptureRun:
     """What one run of the body found."""
 
     result: Any = None
@@ -44,7 +44,7 @@ class Run:
     numbers: tuple[int, ...] = ()
     state: list[StateOutput] = field(default_factory=lambda: cast(list[StateOutput], []))
     found: list[Change] = field(default_factory=lambda: cast(list[Change], []))
-    after: Walk | None = None
+    after: StateWalk | None = None
     lasting: list[Tensor] = field(default_factory=lambda: cast(list[Tensor], []))
     """Gradients that each replay writes where they are."""
     again: list[Slot] = field(default_factory=lambda: cast(list[Slot], []))
@@ -92,21 +92,21 @@ def output_ports(
         capture.output(group.buffer, displacement)
 
 
-def captured_of(
+def captured_call(
     graph: Graph,
     statics: list[Tensor],
-    run: Run,
+    run: CaptureRun,
     hidden: list[Slot],
-    before: Before,
+    before: StateSnapshot,
     observer: Observer,
     driver: Driver,
     device: torch.device,
-    dials: Dials,
+    scalars: PatchedScalars,
     forward: Forward | None,
     watched: bool,
     static_outputs: bool,
     started: float,
-) -> Captured:
+) -> CapturedCall:
     """What the call path needs of a capture that succeeded.
 
     Args:
@@ -141,7 +141,7 @@ def captured_of(
     asks = before.walk.asks("requires_grad")
     guard = StateGuard(slots, unmoved, _sized(run, before), modes, leaves, asks)
     written = [t for t in observer.written.values() if not observer.known(t)]
-    bumped = [t for t in written if driver.storage(t) in observer.counted]
+    version_bumped = [t for t in written if driver.storage(t) in observer.version_bumped]
     written_inputs, bumped_inputs = _written_inputs(driver, run.inputs, observer)
     run.inputs.release()
     for own in run.outputs.groups:
@@ -152,7 +152,7 @@ def captured_of(
         graph, statics = ForwardGraph(graph, pair), []
     optimizers = run.steps.optimizers if watched else _stepped(before.walk, writes)
     roots = before.reached.roots
-    return Captured(
+    return CapturedCall(
         driver=driver,
         device=device,
         graph=graph,
@@ -165,10 +165,10 @@ def captured_of(
         guard=guard,
         written=written,
         written_inputs=written_inputs,
-        bumped=bumped,
+        version_bumped=version_bumped,
         bumped_inputs=bumped_inputs,
         draws=observer.draws,
-        dials=dials,
+        scalars=scalars,
         values=observer.host.read_arguments(),
         optimizers=optimizers,
         statics=statics,
@@ -184,7 +184,7 @@ def captured_of(
     )
 
 
-def _sized(run: Run, before: Before) -> list[Any]:
+def _sized(run: CaptureRun, before: StateSnapshot) -> list[Any]:
     """The containers whose sizes count, with what names them."""
     # A scheduler writes to the groups at each step, and each would be looked into again then.
     groups = {id(group) for o in run.steps.optimizers for group in o.param_groups}
@@ -203,7 +203,7 @@ def _written_inputs(
     for index in written_groups(driver, plan, observer):
         group = plan.groups[index]
         written += group.members
-        if group.buffer is not None and driver.storage(group.buffer) in observer.counted:
+        if group.buffer is not None and driver.storage(group.buffer) in observer.version_bumped:
             counted += group.members
     return sorted(written), sorted(counted)
 
@@ -212,7 +212,7 @@ def _writes(observer: Observer, driver: Driver, device: torch.device) -> Callabl
     return lambda t: lies_on(t, device) and driver.storage(t) in observer.written
 
 
-def _stepped(before: Walk, writes: Callable[[Tensor], bool]) -> list[Optimizer]:
+def _stepped(before: StateWalk, writes: Callable[[Tensor], bool]) -> list[Optimizer]:
     """The optimizers of compiled code that step: those whose parameters it wrote."""
     found = {id(o): o for _, o in before.held.values() if isinstance(o, Optimizer)}
     return [o for o in found.values() if any(map(writes, parameters_of(o)))]
@@ -222,6 +222,6 @@ def mark_spent(outputs: Outputs, results: Sequence[Tensor]) -> None:
     """Tell results whose backward has run inside from those whose gradients are still wanted."""
     for t in results:
         output = outputs.made[outputs.numbers[id(t)]]
-        output.spent = output.source == "own" and is_spent(t)
+        output.spent = output.source == "own" and is_freed(t)
         if output.source == "own" and output.spec.requires_grad and not output.spent:
             raise NeedsGrad

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.autograd.diagnose import explained
-from onelaunch.autograd.proxies import stand_in_for
+from onelaunch.autograd.proxies import proxy_for
 from onelaunch.call.tree import Flat, Same, Tree, flatten, given, unflatten, unique
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
@@ -28,8 +28,8 @@ from onelaunch.capture.checks import (
 from onelaunch.capture.forward import BackwardInside, Forward
 from onelaunch.capture.io_plan import Inputs, Outputs, Unfit, plan_inputs, plan_outputs, stage
 from onelaunch.capture.rebound import grown, moved_on, rebound, recurrent
-from onelaunch.capture.recording import Captured, NeedsGrad, StateOutput
-from onelaunch.capture.result import Run, captured_of, mark_spent, output_ports
+from onelaunch.capture.recording import CapturedCall, NeedsGrad, StateOutput
+from onelaunch.capture.result import CaptureRun, captured_call, mark_spent, output_ports
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.protocol import Capture, Driver, Graph, Rewind
 from onelaunch.driver.protocol import Pool as DevicePool
@@ -42,20 +42,20 @@ from onelaunch.driver.random_state import (
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.optimizers.capturable import lasting, noting_steps
 from onelaunch.optimizers.steps import Steps, every_key
-from onelaunch.optimizers.trials import Turnable
+from onelaunch.optimizers.trials import ScalarTrials
 from onelaunch.sizes.dims import Follow, Varying
 from onelaunch.state.gradients import lasting_gradients
 from onelaunch.state.slots import gradient_of
-from onelaunch.state.snapshot import Before, Reached
+from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Slot
 from onelaunch.unwinding import unwound
-from onelaunch.watch.compiled import Known, places
+from onelaunch.watch.compiled import CompiledAccesses, places
 from onelaunch.watch.ledger import Difference, Ledger, moved, optimizers_in, refuse_drawn
 from onelaunch.watch.observer import Observer
 
 
 @dataclass(slots=True)
-class Recorder:
+class CaptureSession:
     """Captures one call.
 
     Args:
@@ -77,19 +77,19 @@ class Recorder:
     apart: Callable[[], DevicePool]
     callee: Callee
     fn: Callable[..., Any]
-    reached: Reached
+    reached: ReachableState
     static_outputs: bool
     rebind: bool
     earlier: Ledger | None = None
     strict: bool = False
     asking: Asking = field(default_factory=Asking)
-    known: Known | None = None
+    known: CompiledAccesses | None = None
     forward: Forward | None = None
     varying: Mapping[int, Varying] = field(default_factory=dict[int, Varying])
     """Arguments that may be smaller in a call than here."""
     follows: Sequence[tuple[Follow, ...]] = ()
     """For each tensor of the result the dimensions that follow their sizes."""
-    _turnable: Turnable = field(default_factory=Turnable)
+    _trials: ScalarTrials = field(default_factory=ScalarTrials)
     _outlasted: bool = False
     """Whether an attempt showed an optimizer that outlives it and was not known to."""
     _rewind: Rewind | None = None
@@ -101,7 +101,7 @@ class Recorder:
     _observers: list[Observer] = field(default_factory=list[Observer])
     """Of the attempt that is under way."""
 
-    def record(self, tree: Tree, tensors: Sequence[Tensor]) -> Captured:
+    def record(self, tree: Tree, tensors: Sequence[Tensor]) -> CapturedCall:
         """Capture the call ``fn(*args, **kwargs)`` whose flattened form is given.
 
         Nothing that the capture did remains, whether it succeeds or not, apart from the Python
@@ -153,15 +153,15 @@ class Recorder:
 
     def _attempt(
         self, tree: Tree, tensors: Sequence[Tensor], hidden: list[Slot], started: float
-    ) -> Captured | None:
+    ) -> CapturedCall | None:
         """One capture; None if it is to be repeated, with more `hidden` inputs, less turnable, or
         knowing more of the random numbers."""
-        before = Before.of(self.driver, self.device, self.reached)
+        before = StateSnapshot.of(self.driver, self.device, self.reached)
         hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
         pinned = set(before.held) - {self.driver.storage(t) for t in hidden_tensors}
-        kept, lasts = self._turnable.kept(before.walk), lasting(optimizers_in(before.walk))
-        steps = Steps(kept, self.device.type == "cuda", self._turnable.seed, lasts)
-        run = Run(steps=steps)
+        kept, lasts = self._trials.kept(before.walk), lasting(optimizers_in(before.walk))
+        steps = Steps(kept, self.device.type == "cuda", self._trials.seed, lasts)
+        run = CaptureRun(steps=steps)
         plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
         plan.varying = dict(self.varying)
         plan.give_by_value(self._by_value)
@@ -215,7 +215,7 @@ class Recorder:
             graph.reset()
             before.undo(run.found)
             raise error
-        turned = self._turnable.turned(self.driver, self.device, self.pool, run.steps, graph)
+        turned = self._trials.turned(self.driver, self.device, self.pool, run.steps, graph)
         if turned is None:
             graph.reset()
             before.undo(run.found)
@@ -223,7 +223,7 @@ class Recorder:
         alike = observer.ledger is None or observer.ledger.difference is None
         if self.rebind and alike and not run.found and not (rewind and rewind.used):
             graph = self._rebound_inputs(graph, plan, tree, before, observer, generators)
-        captured = captured_of(
+        captured = captured_call(
             graph,
             statics[: len(statics) - len(run.lasting)],
             run,
@@ -232,7 +232,7 @@ class Recorder:
             observer,
             self.driver,
             self.device,
-            dials=turned,
+            scalars=turned,
             forward=self.forward,
             watched=self.known is None,
             static_outputs=self.static_outputs,
@@ -248,7 +248,7 @@ class Recorder:
         return captured
 
     def _unexplained(
-        self, captured: Captured, before: Before, run: Run, observer: Observer
+        self, captured: CapturedCall, before: StateSnapshot, run: CaptureRun, observer: Observer
     ) -> Difference | None:
         """How the run differed from the one before it, unless what is guarded did: then there is
         a recording for each."""
@@ -268,7 +268,7 @@ class Recorder:
         graph: Graph,
         plan: Inputs,
         tree: Tree,
-        before: Before,
+        before: StateSnapshot,
         observer: Observer,
         generators: Sequence[torch.Generator],
     ) -> Graph:
@@ -282,7 +282,7 @@ class Recorder:
             fresh = plan_inputs(self.driver, plan.tensors, self.device, pinned)
             steps = Steps(every_key, self.device.type == "cuda")
             again = replace(before, held=dict(before.held))
-            self._run(capture, fresh, tree, [], again, Run(steps=steps))
+            self._run(capture, fresh, tree, [], again, CaptureRun(steps=steps))
 
         state = [t for t in observer.written.values() if not observer.known(t)]
         try:
@@ -296,8 +296,8 @@ class Recorder:
         plan: Inputs,
         tree: Tree,
         hidden: list[Slot],
-        before: Before,
-        run: Run,
+        before: StateSnapshot,
+        run: CaptureRun,
     ) -> None:
         """The body: bring the inputs in, run the callable, take the outputs out."""
         statics = self._staged(capture, plan, hidden)
@@ -341,13 +341,13 @@ class Recorder:
         if self.forward is not None:
             for index, how in enumerate(plan.travels):
                 if how == "address":
-                    statics[index] = stand_in_for(statics[index])
+                    statics[index] = proxy_for(statics[index])
         for slot, static in zip(hidden, statics[len(statics) - len(hidden) :], strict=True):
             slot.write(static)
         return statics
 
     def _observer(
-        self, plan: Inputs, statics: Sequence[Tensor], hidden: Sequence[Slot], before: Before
+        self, plan: Inputs, statics: Sequence[Tensor], hidden: Sequence[Slot], before: StateSnapshot
     ) -> Observer:
         device = [
             static
@@ -376,8 +376,8 @@ class Recorder:
         kwargs: Any,
         plan: Inputs,
         hidden: Sequence[Slot],
-        before: Before,
-        run: Run,
+        before: StateSnapshot,
+        run: CaptureRun,
         observer: Observer,
         generators: HostGenerators,
     ) -> Any:
@@ -424,8 +424,8 @@ class Recorder:
         flat: Flat,
         known: Mapping[int, Same],
         hidden: Sequence[Slot],
-        before: Before,
-        run: Run,
+        before: StateSnapshot,
+        run: CaptureRun,
         observer: Observer,
     ) -> Outputs:
         """Plan how the results reach the caller, and what it stored reaches its slots."""

@@ -118,11 +118,11 @@ class Rewind(Protocol):
         ...
 
 
-Doubts = frozenset[tuple[int, ...]]
+Ambiguities = frozenset[tuple[int, ...]]
 """Places in the arguments of recorded operations."""
 
 
-class Doubtful(Exception):
+class AmbiguousMatch(Exception):
     """What looks like one of the numbers may be something else: half an address.
 
     Attributes:
@@ -130,13 +130,13 @@ class Doubtful(Exception):
             are others, is the numbers.
     """
 
-    def __init__(self, places: Doubts) -> None:
+    def __init__(self, places: Ambiguities) -> None:
         super().__init__(f"{len(places)} numbers may be halves of addresses")
         self.places = places
 
 
-class Dial(Protocol):
-    """Numbers in a recording that can be turned; see `Graph.dial`."""
+class ScalarPatch(Protocol):
+    """Numbers in a recording that can be turned; see `Graph.scalar_patch`."""
 
     found: frozenset[int]
     """Which of the numbers some recorded operation holds, by position."""
@@ -202,17 +202,19 @@ class Graph(Protocol):
         """
         ...
 
-    def dial(self, numbers: Sequence[float], believed: Doubts = frozenset()) -> Dial | None:
+    def scalar_patch(
+        self, numbers: Sequence[float], confirmed: Ambiguities = frozenset()
+    ) -> ScalarPatch | None:
         """Find where the recorded operations hold these numbers: themselves, their negatives or
         their reciprocals, in any precision. None where what is recorded cannot be changed.
 
         The numbers must be unlike all others of the recording. Costs as much as the instantiation.
 
         Args:
-            believed: places where what looks like a number is one.
+            confirmed: places where what looks like a number is one.
 
         Raises:
-            Doubtful: at other places that cannot be told.
+            AmbiguousMatch: at other places that cannot be told.
         """
         ...
 

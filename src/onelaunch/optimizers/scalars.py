@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from onelaunch.driver.protocol import Dial, Doubts, Graph
+from onelaunch.driver.protocol import Ambiguities, Graph, ScalarPatch
 from onelaunch.optimizers.capturable import is_number
 from onelaunch.optimizers.steps import Steps
 from onelaunch.optimizers.traced_float import unmistakable
@@ -19,16 +19,16 @@ Reached = frozenset[tuple[int, str, int | None]]
 """(number of a group, key, item) of numbers that recorded kernels hold."""
 
 
-class Dials:
+class PatchedScalars:
     """The numbers of a recording's optimizers, and the places in it that hold what they lead to.
 
     Attributes:
         keys: (id of a group, key) of each number that is turned and not guarded.
     """
 
-    def __init__(self, steps: Steps, dial: Dial | None, terms: Sequence[int]) -> None:
+    def __init__(self, steps: Steps, patch: ScalarPatch | None, terms: Sequence[int]) -> None:
         self._places = [place for place, _ in steps.places.values()]
-        self._book, self._dial, self._terms = steps.book, dial, terms
+        self._trace, self._patch, self._terms = steps.trace, patch, terms
         self.keys = {(id(place.group), place.key) for place in self._places}
         self._values: list[float] | None = None
         groups = {id(place.group): place.group for place in self._places}
@@ -39,14 +39,14 @@ class Dials:
             self._fast.append([itemgetter(*keys, keys[0]), group, None])
 
     @staticmethod
-    def none() -> Dials:
+    def none() -> PatchedScalars:
         """Those of a recording without optimizers."""
-        return Dials(Steps(), None, ())
+        return PatchedScalars(Steps(), None, ())
 
     def reached(self, optimizers: Sequence[Optimizer]) -> Reached:
         """Which numbers some recorded kernel holds, or what was computed from them."""
-        assert self._dial is not None
-        leaves = {leaf for i in self._dial.found for leaf in self._book.leaves(self._terms[i])}
+        assert self._patch is not None
+        leaves = {leaf for i in self._patch.found for leaf in self._trace.leaves(self._terms[i])}
         groups = {id(g): i for o in optimizers for i, g in enumerate(o.param_groups)}
         places = [self._places[leaf] for leaf in leaves]
         return frozenset(
@@ -72,32 +72,34 @@ class Dials:
         numbers = [place.read() for place in self._places]
         if not all(map(is_number, numbers)):
             return False
-        terms = self._book.evaluate(numbers)
+        terms = self._trace.evaluate(numbers)
         if terms is None:
             return False
         values = [terms[i] for i in self._terms]
         if values != self._values:
-            assert self._dial is not None
-            self._dial.write(values)
+            assert self._patch is not None
+            self._patch.write(values)
             self._values = values
         for entry, now in zip(self._fast, seen, strict=True):
             entry[2] = now
         return True
 
 
-def dials(steps: Steps, graph: Graph, believed: Doubts = frozenset()) -> Dials | None:
-    """What turns the numbers of a recording; None where they cannot be found in it. For `believed`,
-    and what may be raised, see `Graph.dial`."""
+def patched_scalars(
+    steps: Steps, graph: Graph, confirmed: Ambiguities = frozenset()
+) -> PatchedScalars | None:
+    """Find the numbers of a recording's optimizers in it; None where they are not found. For
+    `confirmed` and what is raised see `Graph.scalar_patch`."""
     terms = _varying(steps)
-    dial = graph.dial([steps.book.values[i] for i in terms], believed)
-    return None if dial is None else Dials(steps, dial, terms)
+    patch = graph.scalar_patch([steps.trace.values[i] for i in terms], confirmed)
+    return None if patch is None else PatchedScalars(steps, patch, terms)
 
 
 def _varying(steps: Steps) -> list[int]:
     """The terms that other numbers change: ``lr * 0`` is not one."""
-    book, generator = steps.book, random.Random(1)
+    trace, generator = steps.trace, random.Random(1)
     numbers = [float(place.read()) for place, _ in steps.places.values()]
-    others = book.evaluate([unmistakable(number, generator) for number in numbers])
+    others = trace.evaluate([unmistakable(number, generator) for number in numbers])
     if others is None:
-        return list(range(len(book.values)))
-    return [i for i, (a, b) in enumerate(zip(book.values, others, strict=True)) if a != b]
+        return list(range(len(trace.values)))
+    return [i for i, (a, b) in enumerate(zip(trace.values, others, strict=True)) if a != b]

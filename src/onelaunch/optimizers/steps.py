@@ -28,10 +28,10 @@ from onelaunch.optimizers.capturable import (
     settle,
     watching_steps,
 )
-from onelaunch.optimizers.traced_float import Book, unmistakable
+from onelaunch.optimizers.traced_float import ScalarTrace, unmistakable
 from onelaunch.source import is_users
 from onelaunch.state.slots import Slot
-from onelaunch.state.walk import Change, Walk
+from onelaunch.state.walk import Change, StateWalk
 from onelaunch.watch.observer import LIFTS, Observer
 
 
@@ -86,7 +86,7 @@ class Steps:
     seed: int = 0
     lasts: Callable[[Optimizer], bool] = lambda _: True
     optimizers: list[Optimizer] = field(default_factory=lambda: cast(list[Optimizer], []))
-    book: Book = field(default_factory=Book)
+    trace: ScalarTrace = field(default_factory=ScalarTrace)
     places: dict[tuple[int, str, int | None], tuple[Place, Any]] = field(
         default_factory=lambda: cast(Any, {})
     )
@@ -176,7 +176,7 @@ class Steps:
     def agree(self, other: Steps) -> bool:
         """Whether two captures with different stand-ins did the same, but for what is known to be
         computed from these. What got into a step by another way differs too."""
-        known = set(zip(self.book.values, other.book.values, strict=False))
+        known = set(zip(self.trace.values, other.trace.values, strict=False))
 
         def same(a: Any, b: Any) -> bool:
             return a == b or (a, b) in known or repr(a) == repr(b)  # as those of two NaNs are
@@ -189,7 +189,7 @@ class Steps:
     def relied_on(
         self,
         slots: Sequence[tuple[Slot, object]],
-        before: Walk,
+        before: StateWalk,
         writes: Callable[[Tensor], bool],
     ) -> list[tuple[Slot, object]]:
         """`slots` without the numbers that each call reads, and without those of optimizers that do
@@ -247,7 +247,7 @@ class Steps:
         for place in places_of(group, kept):
             at = (id(group), place.key, place.item)
             if at not in self.places:
-                number = self.book.number(unmistakable(float(place.read()), self._random))
+                number = self.trace.number(unmistakable(float(place.read()), self._random))
                 self.places[at] = (place, number)
             number = self.places[at][1]
             if place.item is None:
@@ -347,7 +347,7 @@ def _inside(value: Any, name: str, depth: int) -> list[Counter]:
     return _numbers(value, name) + deeper
 
 
-def keys_read(before: Walk, optimizer: Optimizer) -> frozenset[str]:
+def keys_read(before: StateWalk, optimizer: Optimizer) -> frozenset[str]:
     """The strings in the user's code that ran, that of the optimizer's own class apart: keys of its
     groups among them are read."""
     members = [member for kind in type(optimizer).__mro__ for member in vars(kind).values()]

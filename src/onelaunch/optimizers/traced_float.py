@@ -1,8 +1,8 @@
 """Numbers of an optimizer that a recording takes from `param_groups` at each call.
 
 A kernel holds a learning rate as it was during the capture, often as part of a larger expression
-(``1 - lr * weight_decay``). So the capture is given a `Number` in its place: a float of a value
-that occurs nowhere else, which remembers what is computed from it. The driver finds where the
+(``1 - lr * weight_decay``). So the capture is given a `TracedFloat` in its place: a float of a
+value that occurs nowhere else, which remembers what is computed from it. The driver finds where the
 recorded kernels hold those values, and each call may have others written there. They are the
 kernels of eager with the same arguments, so the results are eager's, bit for bit.
 """
@@ -20,7 +20,7 @@ Compute = Callable[[Any, Any], Any]
 
 
 @dataclass(slots=True)
-class Book:
+class ScalarTrace:
     """What was computed from some numbers, and which comparisons they decided.
 
     Attributes:
@@ -35,15 +35,15 @@ class Book:
     looked_up: bool = False
     """Whether a dict was asked for one: what it gave is not known for others."""
 
-    def number(self, value: float) -> Number:
+    def number(self, value: float) -> TracedFloat:
         """One more of the numbers that all else is computed from."""
         self._terms.append((_leaf, self._leaves, None))
         self._leaves += 1
         self.values.append(value)
-        return Number.of(value, self, len(self.values) - 1)
+        return TracedFloat.of(value, self, len(self.values) - 1)
 
     def compute(self, how: Compute, a: Any, b: Any) -> Any:
-        """The result of an operation, one of whose operands is a number of this book."""
+        """The result of an operation, one of whose operands is a number of this trace."""
         result = how(_plain(a), _plain(b))
         if not isinstance(result, float):
             return result  # a power may be complex
@@ -54,7 +54,7 @@ class Book:
             self._known[key] = len(self.values)
             self._terms.append(term)
             self.values.append(result)
-        return Number.of(result, self, self._known[key])
+        return TracedFloat.of(result, self, self._known[key])
 
     def decide(self, how: Compute, a: Any, b: Any) -> bool:
         """The outcome of a comparison, which other values must not turn round."""
@@ -95,7 +95,11 @@ class Book:
         return {leaf for term in inner for leaf in self.leaves(term)}
 
     def _operand(self, value: Any) -> Any:
-        return _Term(value.index) if type(value) is Number and value.book is self else _plain(value)
+        return (
+            _Term(value.index)
+            if type(value) is TracedFloat and value.trace is self
+            else _plain(value)
+        )
 
 
 @dataclass(slots=True, frozen=True)
@@ -104,7 +108,7 @@ class _Term:
 
 
 def _plain(value: Any) -> Any:
-    return float.__pos__(value) if type(value) is Number else value
+    return float.__pos__(value) if type(value) is TracedFloat else value
 
 
 def _leaf(a: Any, b: Any) -> Any:
@@ -128,68 +132,68 @@ def _swapped(how: Compute) -> Compute:
     return lambda a, b: how(b, a)
 
 
-class Number(float):
-    """A float that notes in its book what is computed from it. To all else it is a float."""
+class TracedFloat(float):
+    """A float that notes in its trace what is computed from it. To all else it is a float."""
 
-    __slots__ = ("book", "index")
-    book: Book
+    __slots__ = ("index", "trace")
+    trace: ScalarTrace
     index: int
 
     @staticmethod
-    def of(value: float, book: Book, index: int) -> Number:
-        made = Number(value)
-        made.book, made.index = book, index
+    def of(value: float, trace: ScalarTrace, index: int) -> TracedFloat:
+        made = TracedFloat(value)
+        made.trace, made.index = trace, index
         return made
 
     def __hash__(self) -> int:
         """A key of a dict, that other numbers would not find: none of them may stand in for it."""
-        self.book.looked_up = True
+        self.trace.looked_up = True
         return float.__hash__(self)
 
 
-def _arithmetic(how: Compute) -> Callable[[Number, Any], Any]:
-    def method(self: Number, other: Any) -> Any:
+def _arithmetic(how: Compute) -> Callable[[TracedFloat, Any], Any]:
+    def method(self: TracedFloat, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented  # a tensor takes it as a number
-        return self.book.compute(how, self, other)
+        return self.trace.compute(how, self, other)
 
     return method
 
 
-def _comparison(how: Compute) -> Callable[[Number, Any], Any]:
-    def method(self: Number, other: Any) -> Any:
+def _comparison(how: Compute) -> Callable[[TracedFloat, Any], Any]:
+    def method(self: TracedFloat, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
-        return self.book.decide(how, self, other)
+        return self.trace.decide(how, self, other)
 
     return method
 
 
-def _single(how: Compute) -> Callable[[Number], Any]:
-    return lambda self: self.book.compute(how, self, None)
+def _single(how: Compute) -> Callable[[TracedFloat], Any]:
+    return lambda self: self.trace.compute(how, self, None)
 
 
-def _itself(self: Number) -> Number:
+def _itself(self: TracedFloat) -> TracedFloat:
     return self
 
 
-def _decides(self: Number) -> bool:
-    return self.book.decide(_truth, self, None)
+def _decides(self: TracedFloat) -> bool:
+    return self.trace.decide(_truth, self, None)
 
 
 for _name in ("add", "sub", "mul", "truediv", "pow"):
     _how: Compute = getattr(operator, _name)
-    setattr(Number, f"__{_name}__", _arithmetic(_how))
-    setattr(Number, f"__r{_name}__", _arithmetic(_swapped(_how)))
+    setattr(TracedFloat, f"__{_name}__", _arithmetic(_how))
+    setattr(TracedFloat, f"__r{_name}__", _arithmetic(_swapped(_how)))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Number, f"__{_name}__", _comparison(getattr(operator, _name)))
+    setattr(TracedFloat, f"__{_name}__", _comparison(getattr(operator, _name)))
 for _name, _method in (
     ("neg", _single(_negate)),
     ("abs", _single(_absolute)),
     ("pos", _itself),
     ("bool", _decides),
 ):
-    setattr(Number, f"__{_name}__", _method)
+    setattr(TracedFloat, f"__{_name}__", _method)
 
 
 _SOME = 0.0137

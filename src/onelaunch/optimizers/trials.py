@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from onelaunch.driver.protocol import Capture, Doubtful, Doubts, Driver, Graph, Pool
+from onelaunch.driver.protocol import Ambiguities, AmbiguousMatch, Capture, Driver, Graph, Pool
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
 from onelaunch.optimizers.capturable import is_of_torch, parameters_of, settle
-from onelaunch.optimizers.scalars import Dials, Reached, dials
+from onelaunch.optimizers.scalars import PatchedScalars, Reached, patched_scalars
 from onelaunch.optimizers.steps import Place, Steps, every_key, keys_read, places_of
 from onelaunch.optimizers.traced_float import unmistakable
-from onelaunch.state.walk import Walk
+from onelaunch.state.walk import StateWalk
 
 _SEEDS = 4
 """Sets of stand-ins that are tried: one may look like half an address, or like another number."""
@@ -39,19 +39,19 @@ def _has_places(steps: Steps, optimizer: Optimizer) -> bool:
 
 
 @dataclass(slots=True)
-class _Doubted:
+class _Ambiguous:
     """Places that were in doubt, and those that are no more, because two stand-ins were there."""
 
-    seen: Doubts = frozenset()
-    believed: Doubts = frozenset()
+    seen: Ambiguities = frozenset()
+    confirmed: Ambiguities = frozenset()
 
-    def add(self, doubt: Doubtful) -> None:
-        self.believed |= self.seen & doubt.places
+    def add(self, doubt: AmbiguousMatch) -> None:
+        self.confirmed |= self.seen & doubt.places
         self.seen = doubt.places
 
 
 @dataclass(slots=True)
-class Turnable:
+class ScalarTrials:
     """Which numbers a recording's optimizers can turn, kept from one attempt to the next."""
 
     known: dict[int, tuple[frozenset[str], Reached]] = field(default_factory=lambda: cast(Any, {}))
@@ -62,9 +62,9 @@ class Turnable:
     """Those that are known, so that no other takes an id."""
     _before: Steps | None = None
     """Of the capture before, while that is to be told."""
-    _doubts: _Doubted = field(default_factory=lambda: _Doubted())
+    _doubts: _Ambiguous = field(default_factory=lambda: _Ambiguous())
 
-    def kept(self, before: Walk) -> Callable[[Optimizer], frozenset[str]]:
+    def kept(self, before: StateWalk) -> Callable[[Optimizer], frozenset[str]]:
         """For each optimizer the keys whose numbers stay constants, as far as it is known."""
 
         def kept(optimizer: Optimizer) -> frozenset[str]:
@@ -75,11 +75,11 @@ class Turnable:
 
     def turned(
         self, driver: Driver, device: torch.device, pool: Pool, steps: Steps, graph: Graph
-    ) -> Dials | None:
+    ) -> PatchedScalars | None:
         """What turns the numbers of the optimizers that stepped; None if the capture is to be
         repeated, because some of them turned out to be constants."""
         if not steps.places:
-            return Dials.none()
+            return PatchedScalars.none()
         agree = True
         for optimizer in steps.optimizers:
             if id(optimizer) not in self.known:
@@ -92,8 +92,8 @@ class Turnable:
             return None
         turned = None
         try:
-            turned = dials(steps, graph, self._doubts.believed)
-        except Doubtful as doubt:
+            turned = patched_scalars(steps, graph, self._doubts.confirmed)
+        except AmbiguousMatch as doubt:
             self._doubts.add(doubt)
         if turned is not None and turned.current():
             known = [(o, self.known[id(o)][1]) for o in steps.optimizers]
@@ -148,17 +148,17 @@ def constants(
     reads, cuda = _Reads(), device.type == "cuda"
 
     def tried(without: Collection[str]) -> Reached | None:
-        doubts = _Doubted()
+        doubts = _Ambiguous()
         for copied in (False, True):  # some make their state where they are made
             for more in range(_SEEDS):
                 steps = Steps(lambda _: frozenset({*kept, *without}), cuda, seed + more)
                 try:
                     trial = _miniature(optimizer, stepped, device, reads, copied)
                     with preserved_random_state(device):
-                        return _proven(driver, device, pool, trial, steps, reads, doubts.believed)
+                        return _proven(driver, device, pool, trial, steps, reads, doubts.confirmed)
                 except CaptureError:
                     return None
-                except Doubtful as doubt:
+                except AmbiguousMatch as doubt:
                     doubts.add(doubt)
                 except Exception:  # noqa: BLE001  the class may take no parameters but its own
                     break
@@ -240,7 +240,7 @@ def _proven(
     trial: Optimizer,
     steps: Steps,
     reads: _Reads,
-    believed: Doubts,
+    confirmed: Ambiguities,
 ) -> Reached | None:
     settle(trial)
 
@@ -261,7 +261,7 @@ def _proven(
 
     graph, _ = driver.capture(body, pool)
     try:
-        found = dials(steps, graph, believed)
+        found = patched_scalars(steps, graph, confirmed)
         if found is None or not _turn(found, [place for place, _ in steps.places.values()]):
             return None
         graph.launch((), ())
@@ -273,13 +273,13 @@ def _proven(
         graph.reset()
 
 
-def _turn(dials: Dials, places: Sequence[Place]) -> bool:
+def _turn(patched_scalars: PatchedScalars, places: Sequence[Place]) -> bool:
     """Give a trial other numbers, as far from its own as lets the step take the same way."""
     numbers, generator = [float(place.read()) for place in places], random.Random(2)
     for times in (_FAR, 1):
         for place, number in zip(places, numbers, strict=True):
             _write(place, unmistakable(times * number, generator))
-        if dials.current():
+        if patched_scalars.current():
             return True
     return False
 

@@ -13,19 +13,19 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from onelaunch.autograd.pair import packing
-from onelaunch.call.ambient import surrounded
+from onelaunch.call.ambient import runs_inline
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
-from onelaunch.capture.dry_run import Rehearsal
+from onelaunch.capture.dry_run import DryRun
 from onelaunch.capture.io_plan import Unfit
-from onelaunch.capture.recording import Bucket, Captured
+from onelaunch.capture.recording import Bucket, CapturedCall
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import GraphError, ReplayError
-from onelaunch.padding.chunks import Pieces, joined, pieces
+from onelaunch.padding.chunks import Chunks, chunks, joined
 from onelaunch.padding.compare import Known
 from onelaunch.padding.pad import Proof, Request, check_named, parameters, request, resized, varying
-from onelaunch.padding.padded_call import Job, Way, reader, refuse_shared, unread
+from onelaunch.padding.padded_call import BucketedRequest, PaddedCall, reader, refuse_shared, unread
 from onelaunch.padding.proof import prove
 from onelaunch.replay.call_path import MISS
 from onelaunch.runtime.graphed import Graphed
@@ -53,10 +53,10 @@ def graphed(
 
 @dataclass(slots=True)
 class Calls:
-    """How many calls had one size: those of callers, and pieces of larger ones."""
+    """How many calls had one size: those of callers, and chunks of larger ones."""
 
     made: int = 0
-    pieces: int = 0
+    chunks: int = 0
 
 
 class Bucketed(Graphed[P, R]):
@@ -84,13 +84,13 @@ class Bucketed(Graphed[P, R]):
         self._ways: dict[Sizes, tuple[Calls, list[Callable[..., Any]]]] = {}
         self._indexed: object = None
         self._read_sizes: Callable[..., Sizes] = unread
-        self._job: Job | None = None
+        self._job: BucketedRequest | None = None
         self._raises = options.on_refusal == "raise"
-        self._pieces = Pieces(self._buckets, self._callee, 4 * most, self._raises)
+        self._pieces = Chunks(self._buckets, self._callee, 4 * most, self._raises)
         self._known = Known()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if surrounded():
+        if runs_inline():
             return self.fn(*args, **kwargs)
         if self._indexed is self._entries:
             try:
@@ -129,7 +129,7 @@ class Bucketed(Graphed[P, R]):
                 if result is not MISS:
                     self._index(call, flat)
                     return result
-            before, self._job = self._job, Job(call, flat, bucket)
+            before, self._job = self._job, BucketedRequest(call, flat, bucket)
             try:
                 result = self._advance(driver, device, self._job.padded(), args, kwargs)
             finally:
@@ -181,12 +181,12 @@ class Bucketed(Graphed[P, R]):
         fix = None
         if self._buckets.overflow == "chunk" and len(places) > 1:
             dims = " and ".join(str(self._buckets.dim[place]) for place in places)
-            fix = f"add a larger size: pieces are cut along one dimension, and {dims} are above"
+            fix = f"add a larger size: chunks are cut along one dimension, and {dims} are above"
         elif self._buckets.overflow == "chunk":
             with driver.exclusive():
                 proof = self._pieces.proof(driver, device, call, flat, places[0])
             if isinstance(proof, Proof):
-                return self._in_pieces(proof, call, flat, places[0])
+                return self._in_chunks(proof, call, flat, places[0])
             if proof is not None:
                 return self._unbucketed(proof, args, kwargs)
             what = f"{what}, with more than {len(self._pieces)} signatures"
@@ -199,13 +199,13 @@ class Bucketed(Graphed[P, R]):
         self._counts.eager_calls += 1
         return self.fn(*args, **kwargs)
 
-    def _in_pieces(self, proof: Proof, call: Request, flat: Flat, place: int) -> R:
-        """The call in pieces of the largest bucket, and the results put together."""
+    def _in_chunks(self, proof: Proof, call: Request, flat: Flat, place: int) -> R:
+        """The call in chunks of the largest bucket, and the results put together."""
         parts: list[Flat] = []
-        for sizes, args, kwargs in pieces(call, flat, place, self._buckets.largest[place]):
+        for sizes, args, kwargs in chunks(call, flat, place, self._buckets.largest[place]):
             part = cast(Any, self)(*args, **kwargs)
             counted = self._count(sizes)
-            counted.made, counted.pieces = counted.made - 1, counted.pieces + 1
+            counted.made, counted.chunks = counted.made - 1, counted.chunks + 1
             parts.append(flatten(part, "result", objects=True))
         return joined(parts, proof, place)
 
@@ -222,8 +222,8 @@ class Bucketed(Graphed[P, R]):
         self._prove(attempt, job)
         attempt.signature.threads.add(get_ident())
 
-    def _prove(self, attempt: Attempt, job: Job) -> None:
-        rehearsal = Rehearsal(
+    def _prove(self, attempt: Attempt, job: BucketedRequest) -> None:
+        rehearsal = DryRun(
             attempt.driver, attempt.device, self._run, attempt.reached, job.flat.tree, job.ahead
         )
         forward = attempt.signature.forward
@@ -251,7 +251,7 @@ class Bucketed(Graphed[P, R]):
             job.varying = {}
             return super()._record(attempt)
 
-    def _grown_inside(self, attempt: Attempt, job: Job) -> dict[int, Varying]:
+    def _grown_inside(self, attempt: Attempt, job: BucketedRequest) -> dict[int, Varying]:
         """How the recording takes each padded argument from the caller's memory; none where it
         cannot, and torch's operations pad before it."""
         driver, device, tensors = attempt.driver, attempt.device, job.padded().tensors
@@ -283,7 +283,7 @@ class Bucketed(Graphed[P, R]):
         return self._job.proof.follows if self._job.varying else ()
 
     def _call_of(
-        self, captured: Captured, spec: CallSpec, instead: Callable[..., Any] | None = None
+        self, captured: CapturedCall, spec: CallSpec, instead: Callable[..., Any] | None = None
     ) -> Callable[..., Any]:
         job = self._job
         assert job is not None
@@ -293,7 +293,7 @@ class Bucketed(Graphed[P, R]):
         call = super()._call_of(captured, spec, instead)
         if least == job.bucket:
             return call
-        way = Way(call, self._buckets, self._names, job)
+        way = PaddedCall(call, self._buckets, self._names, job)
         captured.bucket.way = way if job.varying else None
         return call if job.varying else way
 
@@ -318,7 +318,7 @@ class Bucketed(Graphed[P, R]):
         if bucket is None or 0 in call.sizes:
             raise ReplayError("OL210", f"no bucket for size {shown(call.sizes)}")
         with driver.exclusive():
-            before, self._job = self._job, Job(call, flat, bucket, ahead=True)
+            before, self._job = self._job, BucketedRequest(call, flat, bucket, ahead=True)
             try:
                 args, kwargs = unflatten(flat.tree, self._job.padded().tensors)
                 super().capture(*args, **kwargs)
@@ -368,7 +368,7 @@ class Bucketed(Graphed[P, R]):
         """What the recordings hold, what the calls were, and which sizes they had."""
         counts = list(self._by_size.items())
         made = {sizes: count.made for sizes, count in counts}
-        run = {sizes: count.made + count.pieces for sizes, count in counts}
+        run = {sizes: count.made + count.chunks for sizes, count in counts}
         share, (_, computed) = padding(self._buckets, run), rows(self._buckets, run)
         found = super().stats()
         return replace(found, sizes=histogram(made), padding=share, bucket_rows=computed)

@@ -1,4 +1,4 @@
-"""A call above the largest bucket, in pieces of that size."""
+"""A call above the largest bucket, in chunks of that size."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, is_plain, unflatten
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.dry_run import Rehearsal
+from onelaunch.capture.dry_run import DryRun
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.padding.pad import Proof, Request, each_once, resized
-from onelaunch.padding.proof import prove_pieces
+from onelaunch.padding.proof import prove_chunks
 from onelaunch.runtime.signature import spec_of
 from onelaunch.sizes.buckets import Buckets, Sizes
 from onelaunch.sizes.dims import Padded
 from onelaunch.state.guard import StateGuard
-from onelaunch.state.walk import Walk
+from onelaunch.state.walk import StateWalk
 
 
-class Pieces:
-    """What is known of calls in pieces, by their signatures.
+class Chunks:
+    """What is known of calls in chunks, by their signatures.
 
     Args:
         most: for so many signatures it is found out.
@@ -50,7 +50,7 @@ class Pieces:
     def proof(
         self, driver: Driver, device: torch.device, call: Request, flat: Flat, place: int
     ) -> Proof | CaptureError | None:
-        """That a call may be cut into pieces along the bucketed dimension number `place`, or why it
+        """That a call may be cut into chunks along the bucketed dimension number `place`, or why it
         may not; None where there are too many signatures to find out.
 
         Raises:
@@ -69,9 +69,9 @@ class Pieces:
             return None
         reached = self._callee.reached(flat)
         guard = _guard(reached.walk())
-        rehearsal = Rehearsal(driver, device, self._callee.fn, reached, flat.tree)
+        rehearsal = DryRun(driver, device, self._callee.fn, reached, flat.tree)
         try:
-            found: Proof | CaptureError = prove_pieces(rehearsal, self._buckets, call, flat, place)
+            found: Proof | CaptureError = prove_chunks(rehearsal, self._buckets, call, flat, place)
         except CaptureError as error:
             if self._raises:
                 raise
@@ -80,13 +80,13 @@ class Pieces:
         return found
 
 
-def _guard(state: Walk) -> StateGuard:
+def _guard(state: StateWalk) -> StateGuard:
     """Of the flags and numbers that may lead the callable another way."""
     held = [(slot, value) for slot, value in state.held.values() if state.is_read(slot)]
     return StateGuard([pair for pair in held if is_plain(pair[1])], [])
 
 
-def pieces(
+def chunks(
     call: Request, flat: Flat, place: int, step: int
 ) -> Iterator[tuple[Sizes, tuple[Any, ...], dict[str, Any]]]:
     """The sizes, arguments and keyword arguments of each piece: `step` rows, and those left over.
@@ -100,7 +100,7 @@ def pieces(
 
 
 def joined(parts: Sequence[Flat], proof: Proof, place: int) -> Any:
-    """The results of all pieces as one; its tensors are new memory."""
+    """The results of all chunks as one; its tensors are new memory."""
     whole: list[Tensor] = []
     for number in range(len(parts[0].tensors)):
         dim = next(f.dim for f in proof.follows[number] if f.place == place)

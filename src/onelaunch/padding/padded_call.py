@@ -20,7 +20,7 @@ from onelaunch.sizes.dims import Varying
 
 
 @dataclass(slots=True)
-class Job:
+class BucketedRequest:
     """A call on its way to a recording."""
 
     call: Request
@@ -43,19 +43,23 @@ class Job:
         return self.flat._replace(tensors=grown)
 
 
-class Way:
+class PaddedCall:
     """The call path of a bucket: grow the arguments, run, return the real rows."""
 
     __slots__ = ("_buckets", "_exact", "_job", "_names")
 
     def __init__(
-        self, exact: Callable[..., Any], buckets: Buckets, names: Sequence[str], job: Job
+        self,
+        exact: Callable[..., Any],
+        buckets: Buckets,
+        names: Sequence[str],
+        job: BucketedRequest,
     ) -> None:
         self._exact = exact
         self._buckets = buckets
         self._names = names
         # The example's memory goes; what matters is its form.
-        self._job = Job(job.call, job.flat._replace(tensors=[]), job.bucket, job.proof)
+        self._job = BucketedRequest(job.call, job.flat._replace(tensors=[]), job.bucket, job.proof)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         job = self._job
@@ -68,7 +72,7 @@ class Way:
             return MISS
         if call.padded != job.call.padded or self._buckets.choose(call.sizes) != job.bucket:
             return MISS
-        grown = Job(call, flat, job.bucket).padded().tensors
+        grown = BucketedRequest(call, flat, job.bucket).padded().tensors
         some, named = unflatten(flat.tree, list(grown))
         result = self._exact(some, named)
         if result is MISS or call.sizes == job.bucket:

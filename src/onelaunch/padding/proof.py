@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.call.tree import Flat
-from onelaunch.capture.dry_run import Rehearsal
+from onelaunch.capture.dry_run import DryRun
 from onelaunch.errors import CaptureError
 from onelaunch.padding.backprop import Backprop
 from onelaunch.padding.compare import Followed, Form, Jitter, Known, close, line, same_layout
@@ -32,7 +32,7 @@ from onelaunch.padding.pad import (
 )
 from onelaunch.padding.samples import Samples
 from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, Finding
-from onelaunch.padding.taint.mode import Spread
+from onelaunch.padding.taint.mode import TaintMode
 from onelaunch.padding.taint.trace import Step, Trace, form, reach
 from onelaunch.sizes.buckets import Buckets, Sizes, shown
 from onelaunch.sizes.dims import Follow, Padded
@@ -46,7 +46,7 @@ _ALONE = "a bucket of its own for size 1, where torch may take other operations:
 
 
 def prove(
-    rehearsal: Rehearsal,
+    rehearsal: DryRun,
     buckets: Buckets,
     call: Request,
     flat: Flat,
@@ -70,10 +70,10 @@ def prove(
     return proof
 
 
-def prove_pieces(
-    rehearsal: Rehearsal, buckets: Buckets, call: Request, flat: Flat, place: int
+def prove_chunks(
+    rehearsal: DryRun, buckets: Buckets, call: Request, flat: Flat, place: int
 ) -> Proof:
-    """Show that a call may be cut into pieces along the bucketed dimension number `place`.
+    """Show that a call may be cut into chunks along the bucketed dimension number `place`.
 
     Rows before a cut must not depend on those behind it, which padding shows, nor the other way.
 
@@ -82,7 +82,7 @@ def prove_pieces(
     """
     for path, how in zip(flat.paths, call.padded, strict=True):
         if how is not None and how.places.count(place) > 1:
-            what = f"`{path}` has rows and columns, which cannot be cut into pieces"
+            what = f"`{path}` has rows and columns, which cannot be cut into chunks"
             raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
     proving = _Proving(rehearsal, buckets, call, flat, buckets.largest)
     proof = proving.prove()
@@ -98,7 +98,7 @@ def prove_pieces(
 
 @dataclass(slots=True)
 class _Proving:
-    rehearsal: Rehearsal
+    rehearsal: DryRun
     buckets: Buckets
     call: Request
     flat: Flat
@@ -209,7 +209,7 @@ class _Proving:
 
     def _padded(
         self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step], sizes: Sizes
-    ) -> tuple[Spread | None, Flat]:
+    ) -> tuple[TaintMode | None, Flat]:
         """The padded run, and what was followed through it; None where it was followed from the
         smallest size on, has the same operations, and all of them had something to do."""
         if self.form == (form(steps), self.call.padded) and not self.slight:
@@ -230,8 +230,8 @@ class _Proving:
 
     def _marked(
         self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step]
-    ) -> Spread:
-        spread = Spread(self.rehearsal.device, steps)
+    ) -> TaintMode:
+        spread = TaintMode(self.rehearsal.device, steps)
         for t, small, how in zip(grown, real, self.call.padded, strict=True):
             if how is None:
                 spread.vary(t)
@@ -242,7 +242,7 @@ class _Proving:
             spread.mark(t, outside, _unknown(outside, small, how))
         return spread
 
-    def _check_run(self, spread: Spread, grown: Sequence[Tensor], sizes: Sizes) -> None:
+    def _check_run(self, spread: TaintMode, grown: Sequence[Tensor], sizes: Sizes) -> None:
         apart = spread.finish()
         if apart is not None:
             alone = any(n == 1 < b for n, b in zip(sizes, self.bucket, strict=True))
@@ -257,7 +257,7 @@ class _Proving:
 
     def _check_result(
         self,
-        spread: Spread | None,
+        spread: TaintMode | None,
         number: int,
         big: Tensor,
         small: Tensor,
@@ -353,7 +353,7 @@ class _Proving:
         return [self._found(i, {s: each[i] for s, each in shapes.items()}) for i in range(count)]
 
     def check_pieces(self, proof: Proof, place: int) -> None:
-        """Refuse where rows depend on those before them, or pieces are more than their rows."""
+        """Refuse where rows depend on those before them, or chunks are more than their rows."""
         size = max(self.bucket[place], 2)
         half = size // 2
         trace = Trace()
@@ -361,7 +361,7 @@ class _Proving:
         rest = tuple(size - half if i == place else b for i, b in enumerate(self.bucket))
         self._real(rest, trace)
         inputs = self._inputs(whole)
-        spread = Spread(self.rehearsal.device, trace.steps)
+        spread = TaintMode(self.rehearsal.device, trace.steps)
         for t, how in zip(inputs, self.call.padded, strict=True):
             dim = None if how is None else how.dim_of(place)
             if dim is None:
@@ -373,7 +373,7 @@ class _Proving:
         result = self._real(whole, spread, inputs)
         repeated = spread.changed() or spread.random
         if repeated is not None:
-            raise self._refusal("the callable", repeated, "being cut into pieces")
+            raise self._refusal("the callable", repeated, "being cut into chunks")
         if self.buckets.independent:
             return
         self._check_run(spread, inputs, whole)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onelaunch.call.spec import CallSpec
-from onelaunch.capture.recording import Captured
+from onelaunch.capture.recording import CapturedCall
 from onelaunch.replay.checks import (
     check_default_device,
     check_gradients,
@@ -21,7 +21,7 @@ from onelaunch.replay.checks import (
     match,
 )
 from onelaunch.replay.launch import expression, launch
-from onelaunch.replay.source import Source
+from onelaunch.replay.source import GeneratedFunction
 
 
 class _Miss:
@@ -34,7 +34,7 @@ MISS: Any = _Miss()
 
 
 def build_call(
-    captured: Captured, spec: CallSpec, label: str, instead: Callable[..., Any] | None = None
+    captured: CapturedCall, spec: CallSpec, label: str, instead: Callable[..., Any] | None = None
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
     """The call path of a recording: ``call(args, kwargs)`` gives the result or `MISS`.
 
@@ -44,7 +44,7 @@ def build_call(
         instead: gives the result of calls that fit, in the place of a replay.
     """
     driver, device = captured.driver, captured.device
-    source = Source(names={"MISS": MISS})
+    source = GeneratedFunction(names={"MISS": MISS})
     leaves: dict[int, str] = {}
     if driver.name == "cuda":  # on the tape a mode is active meanwhile
         source.miss_if(f"{source.name('capturing', driver.capturing)}()")
@@ -61,8 +61,8 @@ def build_call(
     check_default_device(source, spec)
     check_memory(source, driver, captured, inputs)
     source.miss_if(f"not {source.name('state', captured.guard.check)}()")
-    if captured.dials.keys:
-        source.miss_if(f"not {source.name('numbers', captured.dials.current)}()")
+    if captured.scalars.keys:
+        source.miss_if(f"not {source.name('numbers', captured.scalars.current)}()")
     if instead is not None:
         source.line(f"return {source.name('instead', instead)}(args, kwargs)")
         return source.compile("args, kwargs", label)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from onelaunch.call.spec import CallSpec, default_device
 from onelaunch.call.tree import Constant, Container, Leaf, Tree, flatten, objects_in
-from onelaunch.capture.recording import Captured
+from onelaunch.capture.recording import CapturedCall
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver
-from onelaunch.replay.source import Source
+from onelaunch.replay.source import GeneratedFunction
 from onelaunch.sizes.dims import Varying
 from onelaunch.state.host_values import bytes_of
 
@@ -22,7 +22,9 @@ _C: Any = torch._C
 _GUARDS: Any = _C._dynamo.guards
 
 
-def match(source: Source, tree: Tree, args: str, kwargs: str, leaves: dict[int, str]) -> None:
+def match(
+    source: GeneratedFunction, tree: Tree, args: str, kwargs: str, leaves: dict[int, str]
+) -> None:
     """Take args and kwargs apart, and compare all that is not a tensor."""
     assert isinstance(tree, Container)
     positional, named = cast(tuple[Container, Container], tree.children)
@@ -40,7 +42,7 @@ def match(source: Source, tree: Tree, args: str, kwargs: str, leaves: dict[int, 
         _match_value(source, child, f"{kwargs}.get({key!r}, MISS)", leaves)
 
 
-def _match_value(source: Source, tree: Tree, value: str, leaves: dict[int, str]) -> None:
+def _match_value(source: GeneratedFunction, tree: Tree, value: str, leaves: dict[int, str]) -> None:
     if isinstance(tree, Leaf):
         leaves[tree.index] = f"t{tree.index}"
         source.line(f"t{tree.index} = {value}")
@@ -66,7 +68,7 @@ def _match_value(source: Source, tree: Tree, value: str, leaves: dict[int, str])
 
 
 def _match_other(
-    source: Source, tree: Container, name: str, kind: str, leaves: dict[int, str]
+    source: GeneratedFunction, tree: Container, name: str, kind: str, leaves: dict[int, str]
 ) -> None:
     """A dataclass, named tuple, object or registered container: flattened, and compared whole."""
     numbers = [leaf.index for leaf in _leaves(tree)]
@@ -98,14 +100,14 @@ def _renumbered(tree: Tree, numbers: dict[int, int]) -> Tree:
     )
 
 
-def _match_constant(source: Source, constant: Constant, value: str) -> None:
+def _match_constant(source: GeneratedFunction, constant: Constant, value: str) -> None:
     if constant.by_identity or constant.value is None or isinstance(constant.value, bool):
         source.miss_if(f"{value} is not {source.name('constant', constant.value)}")
     else:
         source.miss_if(f"not {source.name('matches', constant.matches)}({value})")
 
 
-def check_tensors(source: Source, captured: Captured, inputs: Sequence[str]) -> None:
+def check_tensors(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
     """Type, dispatch keys (conj, neg, inference), dtype, device, sizes, strides, requires_grad:
     one call into C++, 0.2 us, and 0.1 us for each further tensor."""
     if not inputs:
@@ -137,14 +139,16 @@ def check_tensors(source: Source, captured: Captured, inputs: Sequence[str]) -> 
         source.miss_if(f"{inputs[i]} is not {inputs[first]}")
 
 
-def check_values(source: Source, captured: Captured, inputs: Sequence[str]) -> None:
+def check_values(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
     """The elements of host arguments that the host reads: a microsecond each."""
     for index, value in captured.values.items():
         read = source.name("bytes_of", bytes_of)
         source.miss_if(f"{read}({inputs[index]}) != {source.name('value', value)}")
 
 
-def check_gradients(source: Source, captured: Captured, inputs: Sequence[str]) -> None:
+def check_gradients(
+    source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]
+) -> None:
     """In a whole step no argument has a gradient: the recording could not show it the callable."""
     if captured.pair is not None or not torch.is_grad_enabled():
         return
@@ -159,7 +163,7 @@ def _fixed_sizes(t: Tensor, varying: Varying | None) -> list[int | None]:
     return [None if dim in moving else size for dim, size in enumerate(t.shape)]
 
 
-def check_sizes(source: Source, captured: Captured, inputs: Sequence[str]) -> None:
+def check_sizes(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
     """The real sizes of a bucketed call, as `n0`, `n1`: all arguments agree on them, and the bucket
     serves them. 0.1 us each."""
     bucket = captured.bucket
@@ -180,13 +184,13 @@ def check_sizes(source: Source, captured: Captured, inputs: Sequence[str]) -> No
             source.miss_if(f"n{place} < {least} or n{place} > {most}")
 
 
-def _same_object_twice(captured: Captured, index: int) -> bool:
+def _same_object_twice(captured: CapturedCall, index: int) -> bool:
     """`TensorGuards` refuses the same tensor given twice."""
     tensors = captured.inputs.tensors
     return any(tensors[j] is tensors[index] for j in range(index))
 
 
-def check_default_device(source: Source, spec: CallSpec) -> None:
+def check_default_device(source: GeneratedFunction, spec: CallSpec) -> None:
     """A default device that was set is a function mode, and none of those is active otherwise."""
     modes = source.name("function_modes", _C._len_torch_function_stack)
     device = source.name("device", spec.device)
@@ -195,7 +199,9 @@ def check_default_device(source: Source, spec: CallSpec) -> None:
     source.miss_if(f"{modes}() and {condition}" if spec.device.type == "cpu" else condition)
 
 
-def check_memory(source: Source, driver: Driver, captured: Captured, inputs: Sequence[str]) -> None:
+def check_memory(
+    source: GeneratedFunction, driver: Driver, captured: CapturedCall, inputs: Sequence[str]
+) -> None:
     """Where inputs lie, as far as it matters.
 
     An argument read in place must be that very memory. Arguments captured as one run of bytes must

@@ -8,14 +8,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.autograd.freed import spend
-from onelaunch.autograd.pair import Pair
+from onelaunch.autograd.freed import mark_freed
+from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import Above, Attribute, Constant, Leaf, Same, Tree, build
 from onelaunch.capture.io_plan import Output
-from onelaunch.capture.recording import Captured, StateOutput
+from onelaunch.capture.recording import CapturedCall, StateOutput
 from onelaunch.driver.protocol import Driver, Released
-from onelaunch.replay.source import Source, tuple_of
+from onelaunch.replay.source import GeneratedFunction, tuple_of
 from onelaunch.replay.views import viewer
 from onelaunch.state.gradients import keeper
 from onelaunch.state.slots import gradient_of
@@ -24,9 +24,9 @@ _C: Any = torch._C
 
 
 def launch(
-    source: Source,
+    source: GeneratedFunction,
     driver: Driver,
-    captured: Captured,
+    captured: CapturedCall,
     inputs: Sequence[str],
     device: torch.device,
 ) -> list[str]:
@@ -64,7 +64,9 @@ def launch(
     if not captured.statics:  # those have the graph of the capture
         for number, output in enumerate(captured.outputs.made):
             if output.spent:
-                source.line(f"{names[number]} = {source.name('spend', spend)}({names[number]})")
+                source.line(
+                    f"{names[number]} = {source.name('mark_freed', mark_freed)}({names[number]})"
+                )
     for number, output in enumerate(captured.outputs.made):
         if number not in names:
             names[number] = _caller_result(source, output, inputs, names)
@@ -74,9 +76,9 @@ def launch(
 
 
 def _take_writes(
-    source: Source,
+    source: GeneratedFunction,
     driver: Driver,
-    captured: Captured,
+    captured: CapturedCall,
     inputs: Sequence[str],
     device: torch.device,
     targets: list[str],
@@ -101,7 +103,9 @@ def _take_writes(
     return after
 
 
-def _attach(source: Source, pair: Pair, inputs: Sequence[str], names: dict[int, str]) -> None:
+def _attach(
+    source: GeneratedFunction, pair: AutogradPair, inputs: Sequence[str], names: dict[int, str]
+) -> None:
     """Give the results their node of autograd."""
     results = tuple_of([names[number] for number in pair.results])
     arguments = tuple_of([inputs[i] for i in pair.arguments])
@@ -114,12 +118,12 @@ def _attach(source: Source, pair: Pair, inputs: Sequence[str], names: dict[int, 
     source.line(f"({results}) = {attach}(flight, ({results}), ({arguments}), ({watched}))")
 
 
-def _written_groups(captured: Captured) -> list[int]:
+def _written_groups(captured: CapturedCall) -> list[int]:
     written = set(captured.written_inputs)
     return [i for i, g in enumerate(captured.inputs.groups) if written & set(g.members)]
 
 
-def _settled(captured: Captured) -> dict[int, TensorSpec]:
+def _settled(captured: CapturedCall) -> dict[int, TensorSpec]:
     """The groups of results that the launch gives, and what it gives."""
     groups = [] if captured.statics else range(len(captured.outputs.groups))
     fresh = [not any(m.follows for _, m in _members(captured, index)) for index in groups]
@@ -128,16 +132,16 @@ def _settled(captured: Captured) -> dict[int, TensorSpec]:
     return {index: spec for index, spec in gives if spec is not None}
 
 
-def _members(captured: Captured, index: int) -> list[tuple[int, Output]]:
+def _members(captured: CapturedCall, index: int) -> list[tuple[int, Output]]:
     """The results of a group, by number."""
     made = enumerate(captured.outputs.made)
     return [(n, output) for n, output in made if output.source == "own" and output.index == index]
 
 
 def _make_group(
-    source: Source,
+    source: GeneratedFunction,
     driver: Driver,
-    captured: Captured,
+    captured: CapturedCall,
     device: torch.device,
     index: int,
     given: TensorSpec | None,
@@ -204,7 +208,7 @@ def _is_whole(output: Output, nbytes: int, given: TensorSpec | None) -> bool:
 
 
 def _caller_result(
-    source: Source, output: Output, inputs: Sequence[str], names: dict[int, str]
+    source: GeneratedFunction, output: Output, inputs: Sequence[str], names: dict[int, str]
 ) -> str:
     """A result that is the caller's memory, a view of another result, or a constant."""
     name = f"r{len(source.lines)}"
@@ -224,16 +228,16 @@ def _caller_result(
     return name
 
 
-def _bump_written(source: Source, captured: Captured, inputs: Sequence[str]) -> None:
+def _bump_written(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
     """Count the writes, as eager would have."""
     for name in [inputs[i] for i in captured.bumped_inputs]:
         source.line(f"{source.name('bump', _bump)}({name})")
-    written = [t for t in captured.bumped if not t.is_inference()]
+    written = [t for t in captured.version_bumped if not t.is_inference()]
     if written:
         source.line(f"{source.name('count', _C._increment_version)}({source.name('all', written)})")
 
 
-def _rebind_slots(source: Source, captured: Captured, made: Sequence[str]) -> None:
+def _rebind_slots(source: GeneratedFunction, captured: CapturedCall, made: Sequence[str]) -> None:
     """Put what the callable would have stored where it would have."""
     kept = [state for state in captured.state if gradient_in(state, captured) is not None]
     if kept:
@@ -252,7 +256,7 @@ def _rebind_slots(source: Source, captured: Captured, made: Sequence[str]) -> No
         source.line(f"{source.name('rebind', state.slot.write)}({value})")
 
 
-def gradient_in(state: StateOutput, captured: Captured) -> Tensor | None:
+def gradient_in(state: StateOutput, captured: CapturedCall) -> Tensor | None:
     """The tensor that each replay writes where it is, if it is that which a slot gets."""
     if state.slot.key is not gradient_of or not isinstance(state.tree, Leaf):
         return None
@@ -266,7 +270,7 @@ def _bump(t: Tensor) -> None:
         torch.autograd.graph.increment_version(t)
 
 
-def _access(source: Source, steps: Sequence[object]) -> str:
+def _access(source: GeneratedFunction, steps: Sequence[object]) -> str:
     """An expression for what steps lead to from the arguments of the call."""
     text = ("args", "kwargs")[cast(int, steps[0])]
     for step in steps[1:]:
@@ -275,7 +279,7 @@ def _access(source: Source, steps: Sequence[object]) -> str:
     return text
 
 
-def expression(source: Source, tree: Tree, names: Sequence[str]) -> str:
+def expression(source: GeneratedFunction, tree: Tree, names: Sequence[str]) -> str:
     """An expression that puts a result together."""
     if isinstance(tree, Leaf):
         return names[tree.index]

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 
 @dataclass
-class Source:
+class GeneratedFunction:
     """Lines of a function, and the objects that they name."""
 
     lines: list[str] = field(default_factory=lambda: cast(list[str], []))

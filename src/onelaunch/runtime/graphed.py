@@ -16,14 +16,14 @@ import torch
 
 from onelaunch.autograd.chain import Chain
 from onelaunch.autograd.pair import packing
-from onelaunch.call.ambient import note_modes, surrounded
+from onelaunch.call.ambient import note_modes, runs_inline
 from onelaunch.call.spec import CallSpec, ambient
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.forward import BackwardInside, Forward
-from onelaunch.capture.recording import Captured, NeedsGrad, describe
-from onelaunch.capture.session import Recorder
+from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
+from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.gc_pause import no_collection
@@ -36,7 +36,7 @@ from onelaunch.runtime.signature import foreign, opaque, spec_of
 from onelaunch.runtime.table import (
     Attempt,
     Entry,
-    Signature,
+    SignatureState,
     Table,
     in_flight,
     member_of,
@@ -47,7 +47,7 @@ from onelaunch.runtime.table import (
 )
 from onelaunch.runtime.warmup import Warmup, wants_grad
 from onelaunch.sizes.dims import Follow, Varying
-from onelaunch.state.snapshot import Reached
+from onelaunch.state.snapshot import ReachableState
 from onelaunch.watch.ledger import TRIES
 from onelaunch.watch.operations import HigherOrder
 
@@ -86,7 +86,7 @@ class Graphed(Table, Generic[P, R]):
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if surrounded():
+        if runs_inline():
             return self.fn(*args, **kwargs)
         for entry in self._entries:
             result = entry.call(args, kwargs)
@@ -174,7 +174,7 @@ class Graphed(Table, Generic[P, R]):
         reached = self._callee.reached(flat)
         if signature.parts is not None:
             signature = signature.part(reached.walk())
-        if signature.eager is not None or signature.comeback.waits():
+        if signature.eager is not None or signature.backoff.waits():
             return MISS
         if distributed.is_unsharded(reached.values):
             return MISS
@@ -201,14 +201,14 @@ class Graphed(Table, Generic[P, R]):
         attempt = Attempt(driver, device, spec, signature, flat, reached)
         return self._recorded(attempt, args, kwargs)
 
-    def _new_signature(self, spec: CallSpec, flat: Flat) -> Signature | None:
+    def _new_signature(self, spec: CallSpec, flat: Flat) -> SignatureState | None:
         """A signature that was never seen; None if there are too many."""
         if self.options.on_mismatch == "error" and self._alike():
             raise mismatch(self._name, self._alike()[0], spec)
         if len(self._signatures) >= 4 * self.options.max_recordings:
             self._warn("OL301", varying(self._name, self._entries, len(self._signatures), spec))
             return None
-        signature = self._signatures[spec] = Signature()
+        signature = self._signatures[spec] = SignatureState()
         self._note_new(spec, flat, signature)
         return signature
 
@@ -233,8 +233,8 @@ class Graphed(Table, Generic[P, R]):
             flat = self._flat(args, kwargs)
             again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
             return self._warm(again, args, kwargs)
-        if entry is None and self._pool.crowded(signature.need_bytes):
-            signature.comeback.put_off()
+        if entry is None and self._pool.lacks_room_for(signature.need_bytes):
+            signature.backoff.defer()
             return MISS
         if entry is None:
             return self._ungraphed(signature, "OL304", self._no_room(attempt))
@@ -255,10 +255,10 @@ class Graphed(Table, Generic[P, R]):
         self._add(entry)
         return result
 
-    def _agreed(self, signature: Signature) -> None:
+    def _agreed(self, signature: SignatureState) -> None:
         signature.ledger, signature.differing, signature.unread = None, 0, 0
 
-    def _refusal(self, signature: Signature, reached: Reached) -> CaptureError | None:
+    def _refusal(self, signature: SignatureState, reached: ReachableState) -> CaptureError | None:
         """What forbids to capture a signature, as far as it shows before a capture."""
         if signature.warm == 0 and not self._entries:  # modules of several processes
             values = distributed.where_spread(reached.values)
@@ -272,7 +272,7 @@ class Graphed(Table, Generic[P, R]):
         restless = signature.options.restless() if signature.options is not None else None
         return None if restless is None else CaptureError("OL123", f"{restless} changes")
 
-    def _refused(self, signature: Signature, error: CaptureError) -> Any:
+    def _refused(self, signature: SignatureState, error: CaptureError) -> Any:
         if self.options.on_refusal == "raise":
             raise error
         return self._ungraphed(signature, error.code, error)
@@ -331,7 +331,7 @@ class Graphed(Table, Generic[P, R]):
             root = self._callee.root[1]
             forward = Forward(driver, device, self._pool, root, raises, direct, self._chain)
         callee = self._callee.on(driver)
-        recorder = Recorder(
+        recorder = CaptureSession(
             driver=driver,
             device=device,
             pool=self._pool.on(driver, device) if forward is None else forward.pool,
@@ -368,7 +368,7 @@ class Graphed(Table, Generic[P, R]):
             kept = recorder.pool.memory_bytes
         info = describe(captured, spec, flat, reason, kept)
         captured.inputs.tensors = []
-        signature.options = StepOptions(captured.optimizers, captured.dials.keys)
+        signature.options = StepOptions(captured.optimizers, captured.scalars.keys)
         self._counts.captured(captured.seconds)
         member = member_of(captured, recorder.pool, kept, weakref.WeakMethod(self._evicted))
         entry = Entry(call, spec, signature, flat.paths, captured, info, member)
@@ -385,7 +385,7 @@ class Graphed(Table, Generic[P, R]):
         return ()
 
     def _call_of(
-        self, captured: Captured, spec: CallSpec, instead: Callable[..., Any] | None = None
+        self, captured: CapturedCall, spec: CallSpec, instead: Callable[..., Any] | None = None
     ) -> Callable[..., Any]:
         return build_call(captured, spec, self._name, instead)
 
@@ -393,7 +393,7 @@ class Graphed(Table, Generic[P, R]):
         """The recordings that a new signature differs from, under ``on_mismatch="error"``."""
         return self._entries
 
-    def _ungraphed(self, signature: Signature, code: str, why: str | CaptureError) -> Any:
+    def _ungraphed(self, signature: SignatureState, code: str, why: str | CaptureError) -> Any:
         signature.eager = code
         came = "this signature runs eagerly"
         self._warn(code, f"{came}: {why}" if isinstance(why, str) else why.warning(came))
@@ -433,7 +433,7 @@ class Graphed(Table, Generic[P, R]):
             raise CaptureError("OL302", unequal)
         with driver.exclusive(), no_collection():
             spec = spec_of(driver, flat, device)
-            signature = self._signatures.setdefault(spec, Signature())
+            signature = self._signatures.setdefault(spec, SignatureState())
             if any(e.spec == spec and e.captured.guard.check() for e in self._entries):
                 return
             self._drop_stale(spec, signature)

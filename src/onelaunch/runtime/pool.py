@@ -59,7 +59,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Comeback:
+class Backoff:
     """When a signature whose recording was evicted is captured again.
 
     At once; but one that keeps being evicted before it was of much use runs eagerly for a while,
@@ -77,7 +77,7 @@ class Comeback:
         self.seen = launches
         self.wait = min(2 ** (self.early + 1), _LONGEST_WAIT) if self.early > 1 else 0
 
-    def put_off(self) -> None:
+    def defer(self) -> None:
         """There is no room for it now, but there will be."""
         self.wait = _WORTH_LAUNCHES
 
@@ -243,7 +243,7 @@ class Pool:
             self._members.discard(member)
         member.graph.reset()
 
-    def crowded(self, need_bytes: int) -> bool:
+    def lacks_room_for(self, need_bytes: int) -> bool:
         """Whether what needs so much may find room once recordings can be evicted that cannot be
         at present. Internal."""
         assert self.max_bytes is not None

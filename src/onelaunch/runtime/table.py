@@ -12,10 +12,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.autograd.pair import Pair
+from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, comes_apart, flatten_call, objects_in
-from onelaunch.capture.recording import Captured, Recording
+from onelaunch.capture.recording import CapturedCall, Recording
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.protocol import Pool as DevicePool
@@ -23,14 +23,14 @@ from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
 from onelaunch.optimizers.capturable import Options as StepOptions
 from onelaunch.runtime.changing import MANY, Finding, Newest
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Comeback, Member, Pool
+from onelaunch.runtime.pool import Backoff, Member, Pool
 from onelaunch.runtime.stats import Counts, GraphStats, graph_stats
 from onelaunch.source import levels_to_user
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import bytes_of
-from onelaunch.state.snapshot import Reached
-from onelaunch.state.walk import Walk
-from onelaunch.watch.compiled import Known
+from onelaunch.state.snapshot import ReachableState
+from onelaunch.state.walk import StateWalk
+from onelaunch.watch.compiled import CompiledAccesses
 from onelaunch.watch.ledger import TRIES, Ledger
 
 
@@ -40,9 +40,9 @@ class Entry:
 
     call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     spec: CallSpec
-    signature: Signature
+    signature: SignatureState
     paths: Sequence[str]
-    captured: Captured
+    captured: CapturedCall
     info: Recording
     member: Member
 
@@ -63,7 +63,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Signature:
+class SignatureState:
     """What is known of a signature, recorded or not."""
 
     warm: int = 0
@@ -77,7 +77,7 @@ class Signature:
     """Recordings in a row that did not fit the very call that they were captured for."""
     eager: str | None = None
     """Why it runs eagerly for good, or None."""
-    known: Known | None = None
+    known: CompiledAccesses | None = None
     ledger: Ledger | None = None
     """The operations of the last run, with which the next capture is compared."""
     differing: int = 0
@@ -94,12 +94,12 @@ class Signature:
     need_bytes: int = 0
     """What a recording needs in a pool of its own, as far as a warm-up showed; or 0. With buckets
     a warm-up runs at the size of its call, and shows what is needed at least."""
-    comeback: Comeback = field(default_factory=Comeback)
+    backoff: Backoff = field(default_factory=Backoff)
     asking: Asking = field(default_factory=Asking)
     """What the callable is told where it asks whether it is being captured."""
     options: StepOptions | None = None
     """Of the optimizers that step in the last recording."""
-    parts: dict[tuple[bool, ...], Signature] | None = None
+    parts: dict[tuple[bool, ...], SignatureState] | None = None
     """By which leaves have a gradient, once a recording was dropped because one was replaced."""
 
     def lost(self, launches: list[int]) -> None:
@@ -112,13 +112,15 @@ class Signature:
         parts = () if self.parts is None else list(self.parts.values())
         return sum(part.gone() for part in parts) + (self.launches[0] if self.launches else 0)
 
-    def part(self, walked: Walk) -> Signature:
+    def part(self, walked: StateWalk) -> SignatureState:
         """The signature with the gradients of now, if they count."""
         if self.parts is None:
             return self
         empty = tuple(t.grad is None for _, t in walked.tensors() if t.is_leaf and t.requires_grad)
         if empty not in self.parts:  # the first goes on where this one was
-            part = Signature(self.warm, threads=self.threads, why=self.why, launches=self.launches)
+            part = SignatureState(
+                self.warm, threads=self.threads, why=self.why, launches=self.launches
+            )
             self.parts[empty] = part
             self.warm, self.launches = 0, None
         return self.parts[empty]
@@ -136,9 +138,9 @@ class Attempt:
     driver: Driver
     device: torch.device
     spec: CallSpec
-    signature: Signature
+    signature: SignatureState
     flat: Flat
-    reached: Reached
+    reached: ReachableState
     ahead: bool = False
     """Whether there is no call, only a capture."""
 
@@ -157,7 +159,7 @@ class Table:
         self._name = name
         self._pool = pool
         self._entries: tuple[Entry, ...] = ()
-        self._signatures: dict[CallSpec, Signature] = {}
+        self._signatures: dict[CallSpec, SignatureState] = {}
         self._counts = Counts()
         self._warned: set[str] = set()
         self._newest = Newest()
@@ -166,7 +168,7 @@ class Table:
         self._lock = threading.RLock()
 
     @property
-    def newest_pair(self) -> Pair | None:
+    def newest_pair(self) -> AutogradPair | None:
         """The autograd side of the newest recording. Internal."""
         return self._entries[0].captured.pair if self._entries else None
 
@@ -211,7 +213,7 @@ class Table:
             self._entries = (entry, *self._entries)
         self._tell(entry.captured)
 
-    def _tell(self, captured: Captured) -> None:
+    def _tell(self, captured: CapturedCall) -> None:
         """Warn of the Python in a recording that was there for more than its operations."""
         if captured.hooks:
             these = ", ".join(captured.hooks)
@@ -256,7 +258,7 @@ class Table:
         """The arguments of a call, objects that each call brings anew taken apart."""
         return flatten_call(args, kwargs, [kind for kind, apart in self._apart.items() if apart])
 
-    def _note_new(self, spec: CallSpec, flat: Flat, signature: Signature) -> None:
+    def _note_new(self, spec: CallSpec, flat: Flat, signature: SignatureState) -> None:
         """See whether each call brings another number, object or size, before there are so many
         signatures that nothing is captured any more."""
         found = self._newest.note(spec, flat.paths, signature)
@@ -337,16 +339,16 @@ class Table:
             signature.why = "evicted"
             signature.alone = 0
             signature.warm = max(self.options.warmup_calls, signature.least)
-            signature.comeback.evicted(signature.gone(), together)
+            signature.backoff.evicted(signature.gone(), together)
 
-    def _drop_stale(self, spec: CallSpec, signature: Signature) -> None:
+    def _drop_stale(self, spec: CallSpec, signature: SignatureState) -> None:
         """Free recordings of this signature whose parameters are gone: they cannot fit again."""
         for entry in self._entries:
             moved = entry.captured.guard.moved() if entry.spec == spec else None
             if moved is not None:
                 signature.why = f"{moved} moved"
                 if signature.alone >= MANY:
-                    signature.comeback.put_off()
+                    signature.backoff.defer()
                 if moved.endswith(".grad") and signature.parts is None:
                     signature.parts = {}
                 self._drop(entry)
@@ -379,7 +381,7 @@ def in_flight(entries: Iterable[Entry], spec: CallSpec) -> int:
 
 
 def member_of(
-    captured: Captured,
+    captured: CapturedCall,
     part: DevicePool,
     kept_bytes: int,
     forget: weakref.WeakMethod[Callable[[Member], None]],
@@ -397,7 +399,7 @@ def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()
     """Why a call with these tensors needs a recording of its own."""
     for entry in entries:
         if entry.spec == spec:
-            numbers = None if entry.captured.dials.current() else "an optimizer's numbers"
+            numbers = None if entry.captured.scalars.current() else "an optimizer's numbers"
             unlike = entry.captured.unlike(tensors)
             moved = entry.captured.guard.difference()
             values = _other_value(entry, tensors)

@@ -17,19 +17,19 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from onelaunch.autograd.freed import is_spent
+from onelaunch.autograd.freed import is_freed
 from onelaunch.call.ambient import inlining
 from onelaunch.call.tree import Flat, flatten, flatten_call, objects_in, unflatten
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.dry_run import refuse_lasting, taken_back
+from onelaunch.capture.dry_run import refuse_lasting, rolled_back
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.optimizers.capturable import noting_steps, refusal, settle, watching_steps
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Pool
-from onelaunch.runtime.table import Attempt, Signature
+from onelaunch.runtime.table import Attempt, SignatureState
 from onelaunch.state.slots import MISSING, gradient_of
-from onelaunch.state.snapshot import Reached, held_by
+from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
 from onelaunch.unwinding import same_modes
 from onelaunch.watch.compiled import places
@@ -37,7 +37,7 @@ from onelaunch.watch.ledger import Ledger, Noting
 from onelaunch.watch.observer import Observer
 from onelaunch.watch.operations import HigherOrder
 
-Refuse = Callable[[Signature, CaptureError], object]
+Refuse = Callable[[SignatureState, CaptureError], object]
 """What is done about a signature that cannot be captured: raises, or lets it run eagerly."""
 
 
@@ -143,7 +143,7 @@ class Warmup:
         signature, flat, reached = attempt.signature, attempt.flat, attempt.reached
         args, kwargs = unflatten(flat.tree, flat.tensors)
         named = places(flat.tensors, ((slot.name, t) for slot, t in reached.walk().tensors()))
-        with taken_back(driver, device, flat.tensors, reached) as effects:
+        with rolled_back(driver, device, flat.tensors, reached) as effects:
             observer = effects.observer
             run = callee.watched(_noted(attempt, functools.partial(callee.fn, *args, **kwargs)))
             with _stepping(signature, refuse), observer, inlining():
@@ -198,14 +198,14 @@ def _trains(attempt: Attempt) -> bool:
     return any(t.requires_grad for t in tensors)
 
 
-def wants_grad(driver: Driver, result: Any, flat: Flat, reached: Reached) -> bool:
+def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState) -> bool:
     """Whether new memory of a result requires grad, by a graph that a backward can still use;
     views of the caller's memory may.
 
     Args:
         flat, reached: the call as its run has left it.
     """
-    tensors = [t for t in flatten(result).tensors if t.grad_fn is not None and not is_spent(t)]
+    tensors = [t for t in flatten(result).tensors if t.grad_fn is not None and not is_freed(t)]
     if not tensors:
         return False
     given = [*flat.tensors, *(t for _, t in reached.walk().tensors())]
@@ -213,7 +213,7 @@ def wants_grad(driver: Driver, result: Any, flat: Flat, reached: Reached) -> boo
     return any(driver.storage(t) not in storages for t in tensors)
 
 
-def _stepping(signature: Signature, refuse: Refuse) -> AbstractContextManager[None]:
+def _stepping(signature: SignatureState, refuse: Refuse) -> AbstractContextManager[None]:
     """Around a warm-up: refuse an optimizer before it steps, if no capture could hold it."""
 
     def before(optimizer: Optimizer) -> None:

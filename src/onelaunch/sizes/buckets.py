@@ -37,7 +37,7 @@ class Buckets:
         pad: what fills the padding of an argument: ``{"mask": 0}``; with several dimensions also a
             tuple, as ``{"mask": (None, 0)}``. None, the default, repeats the last real row: zeros
             are not neutral everywhere.
-        overflow: calls above the largest size run ``"eager"``, are cut into pieces and put together
+        overflow: calls above the largest size run ``"eager"``, are cut into chunks and put together
             (``"chunk"``), or raise a `ReplayError` (``"error"``).
         independent: you assert that real rows do not depend on padded ones; nothing is checked.
         outputs: which dimension of a result follows each bucketed one, by the number of the tensor

@@ -14,10 +14,10 @@ from onelaunch.call.tree import Same, Tree, call_constants, flatten, is_plain
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.reads import Reads
 from onelaunch.state.slots import MISSING
-from onelaunch.state.walk import Change, Walk, changes, restore, walk
+from onelaunch.state.walk import Change, StateWalk, changes, restore, walk
 
 
-class Reached:
+class ReachableState:
     """The state that a callable reaches, walked once for as long as nothing changes.
 
     It serves one capture and the runs that come before it, all under `Driver.exclusive`.
@@ -30,9 +30,9 @@ class Reached:
     def __init__(self, roots: Sequence[tuple[str, object]], reads: Reads | None = None) -> None:
         self.roots = roots
         self.reads = reads
-        self._now: Walk | None = None
+        self._now: StateWalk | None = None
 
-    def walk(self) -> Walk:
+    def walk(self) -> StateWalk:
         """The state as it is now."""
         if self._now is None:
             self._now = walk(self.roots, self.reads)
@@ -42,7 +42,7 @@ class Reached:
         """All that is reached."""
         return [value for _, value in self.walk().held.values()]
 
-    def changed(self, before: Walk) -> tuple[Walk, list[Change]]:
+    def changed(self, before: StateWalk) -> tuple[StateWalk, list[Change]]:
         """The state after a run, and what the run has changed of that `before` it."""
         if before.reads is self.reads and before.stands():
             self._now = before
@@ -62,7 +62,7 @@ class Reached:
         self._now = None
 
 
-def held_by(driver: Driver, device: torch.device, found: Walk) -> dict[int, list[Tensor]]:
+def held_by(driver: Driver, device: torch.device, found: StateWalk) -> dict[int, list[Tensor]]:
     """storage -> the tensors on the device that are reached."""
     held: dict[int, list[Tensor]] = {}
     for _, t in found.tensors():
@@ -72,22 +72,22 @@ def held_by(driver: Driver, device: torch.device, found: Walk) -> dict[int, list
 
 
 @dataclass(slots=True)
-class Before:
+class StateSnapshot:
     """The state that a callable reaches, as it was before a capture."""
 
-    reached: Reached
-    walk: Walk
+    reached: ReachableState
+    walk: StateWalk
     held: dict[int, list[Tensor]]
     """storage -> tensors that the callable reaches by address. The capture adds what it finds."""
     _kept: list[_Kept]
 
     @staticmethod
-    def of(driver: Driver, device: torch.device, reached: Reached) -> Before:
+    def of(driver: Driver, device: torch.device, reached: ReachableState) -> StateSnapshot:
         """The state as it is now."""
         found = reached.walk()
         held = held_by(driver, device, found)
         tensors = [t for _, t in found.tensors() if lies_on(t, device)]
-        return Before(reached, found, held, [_Kept.of(local(t)) for t in tensors])
+        return StateSnapshot(reached, found, held, [_Kept.of(local(t)) for t in tensors])
 
     def values(self, tree: Tree) -> list[tuple[str, object]]:
         """What a call reaches, by name; `tree` is of its arguments."""

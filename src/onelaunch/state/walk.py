@@ -46,7 +46,7 @@ from onelaunch.state.slots import (
 
 
 @dataclass(slots=True)
-class Walk:
+class StateWalk:
     """Every slot that a callable touches, with what it held."""
 
     contents: Contents
@@ -192,7 +192,7 @@ Queue = deque[tuple[str, object, Slot | None]]
 @no_collection()
 def walk(
     roots: Iterable[tuple[str, object]], reads: Reads | None = None, known: Reads | None = None
-) -> Walk:
+) -> StateWalk:
     """Find what the callable touches. Costs a few microseconds for each object visited.
 
     Args:
@@ -201,7 +201,7 @@ def walk(
             lead to is found.
         known: which of these objects are looked at that nothing leads to, in place of all.
     """
-    found = Walk(Contents(reads))
+    found = StateWalk(Contents(reads))
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
     queue: Queue = deque((n, value, None) for n, value in roots)
     seen: set[int] = set()
@@ -222,7 +222,7 @@ def walk(
     return found
 
 
-def _visit_all(found: Walk, queue: Queue, seen: set[int]) -> None:
+def _visit_all(found: StateWalk, queue: Queue, seen: set[int]) -> None:
     while queue:
         name, value, via = queue.popleft()
         plain = is_plain(value) and not isinstance(value, enum.Enum)  # whose members may have more
@@ -231,7 +231,7 @@ def _visit_all(found: Walk, queue: Queue, seen: set[int]) -> None:
             _visit(found, queue, name, value, via)
 
 
-def _visit(found: Walk, queue: Queue, name: str, value: object, via: Slot | None) -> None:
+def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot | None) -> None:
     """Hold what one object holds, and go on to what was read of it."""
     if type(value) is OrderedDict and not value and _is_bare(found, value):  # hooks, mostly
         found.contents.containers[id(value)] = (value, name, 0)
@@ -259,13 +259,13 @@ def _visit(found: Walk, queue: Queue, name: str, value: object, via: Slot | None
     )
 
 
-def _is_bare(found: Walk, container: object) -> bool:
+def _is_bare(found: StateWalk, container: object) -> bool:
     """Whether nothing but its items is known or read of a container."""
     read = found.reads is not None and found.reads.of(container) is not None
     return not (read or attributes_of(container))
 
 
-def _hold(found: Walk, slot: Slot, use: Use | None, queue: Queue) -> None:
+def _hold(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> None:
     content = slot.read()
     tensor = isinstance(content, Tensor)
     if tensor and content.is_leaf:
@@ -292,7 +292,7 @@ def _hold(found: Walk, slot: Slot, use: Use | None, queue: Queue) -> None:
             queue.append((slot.name, content, slot))
 
 
-def _hooked(found: Walk, queue: Queue, seen: set[int]) -> bool:
+def _hooked(found: StateWalk, queue: Queue, seen: set[int]) -> bool:
     """Move the hooks of leaves to `queue`, where a backward inside runs them."""
     for slot, t in found.tensors():
         for hooks in (read_hooks(t), read_last_hooks(t)) if t.requires_grad else ():
@@ -314,7 +314,7 @@ class Change(NamedTuple):
     after: object
 
 
-def changes(before: Walk, after: Walk) -> list[Change]:
+def changes(before: StateWalk, after: StateWalk) -> list[Change]:
     """What differs between two walks of the same roots."""
     found: list[Change] = []
     for key, (slot, value) in after.held.items():
@@ -350,7 +350,10 @@ def _is_same(old: object, value: object) -> bool:
 
 
 def reads_more(
-    roots: Iterable[tuple[str, object]], reads: Reads | None, before: Walk, found: Iterable[Change]
+    roots: Iterable[tuple[str, object]],
+    reads: Reads | None,
+    before: StateWalk,
+    found: Iterable[Change],
 ) -> bool:
     """Whether a run read what no run before it did, of what it did not make itself.
 

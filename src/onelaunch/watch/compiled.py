@@ -26,7 +26,7 @@ def places(
 
 
 @dataclass(slots=True)
-class Known:
+class CompiledAccesses:
     """What one run did.
 
     Args:

@@ -26,7 +26,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.source import Place, user_frame
 from onelaunch.state.host_values import key_of, values_of
 from onelaunch.state.slots import MISSING, gradient_of, look_at, read_hooks, read_last_hooks
-from onelaunch.state.walk import Walk
+from onelaunch.state.walk import StateWalk
 from onelaunch.watch.operations import Watching
 
 TRIES = 3
@@ -87,7 +87,7 @@ class Ledger:
         driver: Driver,
         device: torch.device,
         inputs: Sequence[tuple[Tensor, Tensor]],
-        walked: Walk,
+        walked: StateWalk,
         hidden: Mapping[int, str] | None = None,
         earlier: Ledger | None = None,
     ) -> None:
@@ -276,7 +276,7 @@ def _is_position(t: Tensor) -> bool:
     return t.numel() <= 2 and t.dtype in (torch.int64, torch.uint64)
 
 
-def optimizers_in(walked: Walk) -> set[int]:
+def optimizers_in(walked: StateWalk) -> set[int]:
     """The optimizers among the state that a callable reaches, by id."""
     held = (value for _, value in walked.held.values())
     return {id(value) for value in held if isinstance(value, Optimizer)}

@@ -23,7 +23,7 @@ from onelaunch.driver.protocol import Driver, Region
 from onelaunch.driver.random_state import unwatched
 from onelaunch.driver.refusals import CHECKED, DRAWN, refusal, refuse
 from onelaunch.errors import CaptureError, let_go
-from onelaunch.watch.compiled import Known
+from onelaunch.watch.compiled import CompiledAccesses
 from onelaunch.watch.host_memory import HostMemory, named
 from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.operations import Watching
@@ -101,7 +101,7 @@ class Observer(Watching):
         """storage -> the tensors over it that were read or written by address."""
         self.written: dict[int, Tensor] = {}
         """storage -> a tensor over it, for memory that existed before and was written."""
-        self.counted: set[int] = set()
+        self.version_bumped: set[int] = set()
         """The storages whose version counters the writes advanced; not those of a BatchNorm's
         statistics."""
 
@@ -145,7 +145,7 @@ class Observer(Watching):
             self._write(t)
         for t in operator(func).declared(args, kwargs):
             if self._on_device(t):
-                self.counted.add(self._storage(t))
+                self.version_bumped.add(self._storage(t))
         return given
 
     def outcome(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -383,7 +383,7 @@ class Observer(Watching):
 
     def adopt(
         self,
-        known: Known,
+        known: CompiledAccesses,
         now: Mapping[object, Tensor],
         originals: Sequence[Tensor],
         statics: Sequence[Tensor],
@@ -407,19 +407,21 @@ class Observer(Watching):
             if self._storage(t) not in stands_for:
                 held = self.external.setdefault(self._storage(t), [])
                 held += [] if any(t is other for other in held) else [t]
-        for t, counted in known.written(now):
+        for t, version_bumped in known.written(now):
             for memory in stands_for.get(self._storage(t), [t]):
                 self.written.setdefault(self._storage(memory), memory)
-                if counted:
-                    self.counted.add(self._storage(memory))
+                if version_bumped:
+                    self.version_bumped.add(self._storage(memory))
 
-    def told(self, places: Sequence[tuple[object, Tensor]]) -> Known:
+    def told(self, places: Sequence[tuple[object, Tensor]]) -> CompiledAccesses:
         """What the run did, for other calls; `places` are of its tensors, before it."""
         named: dict[int, list[object]] = {}
         for place, t in places:
             if self._on_device(t) and has_strides(t):
                 named.setdefault(self._storage(t), []).append(place)
-        return Known(self.external, self.written, self.counted, self.draws, self.refused, named)
+        return CompiledAccesses(
+            self.external, self.written, self.version_bumped, self.draws, self.refused, named
+        )
 
     @property
     def own(self) -> set[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from onelaunch.call.dtensor import stands_for_another
+from onelaunch.call.dtensor import is_wrapper_subclass
 from onelaunch.driver.aten import imagined, operator
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
@@ -53,7 +53,7 @@ class Watching(TakingApart):
     supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(map(stands_for_another, types)):
+        if any(map(is_wrapper_subclass, types)):
             return NotImplemented  # its own dispatch comes back with this process's parts
         if imagined():
             return func(*args, **(kwargs or {}))

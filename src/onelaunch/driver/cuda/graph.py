@@ -19,9 +19,9 @@ from onelaunch.driver.cuda.copies import Bundle, Bundled
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias, beside_captures
 from onelaunch.driver.cuda.ragged import RowNode, point
 from onelaunch.driver.cuda.saved_rng import CudaRewind
-from onelaunch.driver.cuda.scalars import CudaDial
+from onelaunch.driver.cuda.scalars import CudaScalarPatch
 from onelaunch.driver.cuda.streams import bindings, random_order
-from onelaunch.driver.protocol import Doubts, Released, Travel
+from onelaunch.driver.protocol import Ambiguities, Released, Travel
 
 
 class Launch(Protocol):
@@ -171,13 +171,15 @@ class CudaGraph:
         """See `Graph.settle`: kernels write to addresses of the capture, so it gives nothing."""
         return [None] * len(fresh)
 
-    def dial(self, numbers: Sequence[float], believed: Doubts = frozenset()) -> CudaDial | None:
-        """See `Graph.dial`. None too where kernels read inputs directly: a launch then sets their
-        arguments from copies of its own."""
+    def scalar_patch(
+        self, numbers: Sequence[float], confirmed: Ambiguities = frozenset()
+    ) -> CudaScalarPatch | None:
+        """See `Graph.scalar_patch`. None too where kernels read inputs directly: a launch then sets
+        their arguments from copies of its own."""
         if not capabilities().rebind or self.wiring.directs:
             return None
         with torch.cuda.device(self.pool.index):
-            return CudaDial(self.raw, self.pool.order.lock, numbers, believed)
+            return CudaScalarPatch(self.raw, self.pool.order.lock, numbers, confirmed)
 
     def reset(self) -> None:
         """See `Graph.reset`. The pool's memory goes back once nothing else refers to it."""

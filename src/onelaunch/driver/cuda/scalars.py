@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.protocol import Doubtful, Doubts
+from onelaunch.driver.protocol import Ambiguities, AmbiguousMatch
 
 Form = Callable[[float], bytes]
 """How a kernel holds a number: its own bytes, its negative's or its reciprocal's."""
@@ -54,11 +54,11 @@ class _Place(NamedTuple):
     """Of them in their block."""
 
 
-class CudaDial:
+class CudaScalarPatch:
     """The places in an executable graph that hold some numbers; see `Dial`.
 
     Raises:
-        Doubtful: what looks like one of the numbers may be half an address.
+        AmbiguousMatch: what looks like one of the numbers may be half an address.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class CudaDial:
         raw: tuple[int, int],
         lock: AbstractContextManager[Any],
         numbers: Sequence[float],
-        believed: Doubts = frozenset(),
+        confirmed: Ambiguities = frozenset(),
     ) -> None:
         graph, executable = raw
         self._lock = lock
@@ -84,14 +84,14 @@ class CudaDial:
             for number, block in enumerate(kernel.blocks):
                 for place, doubtful in places(block, patterns):
                     at = (index, number, place.offset, place.number)
-                    if doubtful and at not in believed:
+                    if doubtful and at not in confirmed:
                         doubts.add(at)
                     found.append(place)
             if found:
                 self._places += found
                 self._setters.append(kernel.setter(executable))
         if doubts:
-            raise Doubtful(frozenset(doubts))
+            raise AmbiguousMatch(frozenset(doubts))
         self.found = frozenset(place.number for place in self._places)
 
     def write(self, numbers: Sequence[float]) -> None:

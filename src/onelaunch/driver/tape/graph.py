@@ -20,7 +20,7 @@ from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.emulated import device as emulated
 from onelaunch.driver.emulated.arena import Arena
 from onelaunch.driver.emulated.storage import NAME, block_of
-from onelaunch.driver.protocol import Doubts, Graph, Released, Travel
+from onelaunch.driver.protocol import Ambiguities, Graph, Released, Travel
 from onelaunch.driver.tape.calls import Call
 from onelaunch.driver.tape.handoff import Handing
 from onelaunch.driver.tape.memory import ArenaMemory, HostMemory
@@ -145,10 +145,12 @@ class TapeGraph:
         with self._pool.lock:
             return self._replay.settle(fresh)
 
-    def dial(self, numbers: Sequence[float], believed: Doubts = frozenset()) -> TapeDial:
-        """See `Graph.dial`. Nothing is in doubt."""
+    def scalar_patch(
+        self, numbers: Sequence[float], confirmed: Ambiguities = frozenset()
+    ) -> TapeScalarPatch:
+        """See `Graph.scalar_patch`. Nothing is in doubt."""
         places = {value: i for i, value in reversed(list(enumerate(numbers)))}
-        return TapeDial(self._pool, self._replay.steps, self._calls, places)
+        return TapeScalarPatch(self._pool, self._replay.steps, self._calls, places)
 
     def reset(self) -> None:
         """Free the recording; a launch after that is an error. Idempotent."""
@@ -237,7 +239,7 @@ def _bind(replay: Replay, pool: TapePool) -> Launch:
     return launch
 
 
-class TapeDial:
+class TapeScalarPatch:
     """Numbers among the arguments of recorded calls; see `Dial`."""
 
     def __init__(

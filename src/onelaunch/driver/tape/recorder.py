@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from onelaunch.call.dtensor import stands_for_another
+from onelaunch.call.dtensor import is_wrapper_subclass
 from onelaunch.driver.aten import Operator, Step, imagined, leaves, mapped, operator, tensors
 from onelaunch.driver.emulated.active import active
 from onelaunch.driver.host_reads import HostReads
@@ -109,7 +109,7 @@ class Recorder(DispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if any(map(stands_for_another, types)):
+        if any(map(is_wrapper_subclass, types)):
             return NotImplemented  # its own dispatch comes back with this process's parts
         if imagined():
             return func(*args, **kwargs)

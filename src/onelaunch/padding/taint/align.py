@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, Finding
-from onelaunch.padding.taint.rules.table import flow_of
+from onelaunch.padding.taint.rules.table import rule_of
 from onelaunch.padding.taint.trace import AHEAD, LAYOUT, PREFIX, Step, packet_of
 from onelaunch.source import user_frame
 
@@ -118,4 +118,4 @@ def _begins(constant: Tensor, real: Tensor | None) -> bool:
 
 
 def draws(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags and flow_of(func) is None
+    return torch.Tag.nondeterministic_seeded in func.tags and rule_of(func) is None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from onelaunch.padding.taint.rules.table import flow_of
+from onelaunch.padding.taint.rules.table import rule_of
 from onelaunch.padding.taint.trace import LAYOUT, packet_of
 from onelaunch.source import Place
 
@@ -79,4 +79,4 @@ def _known(name: str) -> bool:
     if func is None or name == "attention":
         return name == "attention"
     overload = getattr(func, name.partition(".")[2] or "default", None)
-    return overload is not None and flow_of(overload) is not None
+    return overload is not None and rule_of(overload) is not None

@@ -18,9 +18,9 @@ from onelaunch.padding.taint.align import Alignment, draws, reason_of
 from onelaunch.padding.taint.attribution import DRAWN, MOVED, ONCE, Event, Finding, blamed
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.padding.taint.displacement import Holds, displaced
-from onelaunch.padding.taint.operands import ALL, Look, low_of, outside_of
-from onelaunch.padding.taint.rules.call import LEAST, Call
-from onelaunch.padding.taint.rules.table import flow_of
+from onelaunch.padding.taint.operands import ALL, Operands, low_of, outside_of
+from onelaunch.padding.taint.rules.call import LEAST, TaintedCall
+from onelaunch.padding.taint.rules.table import rule_of
 from onelaunch.padding.taint.shadow import (
     LOW,
     PADDED,
@@ -36,7 +36,7 @@ from onelaunch.source import user_frame
 from onelaunch.watch.operations import TakingApart
 
 
-class Spread(TakingApart):
+class TaintMode(TakingApart):
     """Follows padding through a run at a padded size.
 
     Args:
@@ -126,7 +126,7 @@ class Spread(TakingApart):
         targets = [*fresh, *written]
         before = [bits for t in inputs if (bits := self._memory.of(t)) is not None]
         reason = reason_of(func, step, real)
-        look = Look(self._memory, old, inputs, real, self._kept)
+        look = Operands(self._memory, old, inputs, real, self._kept)
         moved = self._moved(func, step, args, kwargs, real, look, reason is None)
         if moved is not None:
             reason = MOVED if Holds.OTHERS in moved else None
@@ -158,7 +158,7 @@ class Spread(TakingApart):
         if len(self._events) % 64 == 0:
             self._memory.prune()
 
-    def _write(self, t: Tensor, bits: Tensor, look: Look) -> None:
+    def _write(self, t: Tensor, bits: Tensor, look: Operands) -> None:
         """Give an operation's result its bits.
 
         Where it writes rows that the run at the real size does not write, or others, what was there
@@ -181,7 +181,7 @@ class Spread(TakingApart):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         real: Step | None,
-        look: Look,
+        look: Operands,
         told: bool,
     ) -> list[Holds] | None:
         """What the results of an operation hold that picks elements by place; None of others."""
@@ -210,13 +210,13 @@ class Spread(TakingApart):
         kwargs: dict[str, Any],
         outputs: Sequence[Tensor],
         reason: str | None,
-        look: Look,
+        look: Operands,
         real: Step | None,
     ) -> list[Tensor]:
-        flow = None if reason else flow_of(func)
+        flow = None if reason else rule_of(func)
         name = name_of(func)
         unsure = look.plane(UNKNOWN)
-        call = Call(
+        call = TaintedCall(
             func,
             name,
             args,

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import tensors
-from onelaunch.padding.taint.rules.call import LEAST, Call, beyond
+from onelaunch.padding.taint.rules.call import LEAST, TaintedCall, beyond
 from onelaunch.padding.taint.shadow import LOW, PADDED, SIZED, UNKNOWN, Memory
 from onelaunch.padding.taint.trace import Step
 
 ALL = PADDED | UNKNOWN
 
 
-class Look:
+class Operands:
     """What is known of the inputs of one operation."""
 
     def __init__(
@@ -125,7 +125,7 @@ _KEEP = frozenset({"add", "sub", "mul", "div", "_to_copy", "clone", "copy", "bad
 """What leaves the lowest low, besides a choice of two."""
 
 
-def low_of(call: Call, packet: str, look: Look) -> Tensor | None:
+def low_of(call: TaintedCall, packet: str, look: Operands) -> Tensor | None:
     """Where a result may be lower than any score because an input is; None of other operations."""
     packet = packet.removesuffix("_")
     if not call.results[0].is_floating_point() or packet not in (*_KEEP, "where", "masked_fill"):

@@ -23,7 +23,7 @@ See = Callable[[Any], Tensor]
 
 
 @dataclass(slots=True)
-class Call:
+class TaintedCall:
     """One operation that ran, with what is known of its inputs.
 
     Attributes:
@@ -59,10 +59,10 @@ class Call:
         return default
 
 
-Flow = Callable[[Call, See], list[Tensor]]
+Flow = Callable[[TaintedCall, See], list[Tensor]]
 
 
-def dims_of(call: Call, t: Tensor) -> list[int]:
+def dims_of(call: TaintedCall, t: Tensor) -> list[int]:
     dim = call.argument("dim")
     if dim is None or (isinstance(dim, Sequence) and not dim):
         return list(range(t.dim()))
@@ -97,12 +97,12 @@ def beyond(shape: torch.Size, real: torch.Size, device: torch.device) -> Tensor:
     return plane
 
 
-def same_size(call: Call, t: Tensor, first: int = 0) -> bool:
+def same_size(call: TaintedCall, t: Tensor, first: int = 0) -> bool:
     """Whether the dimensions of `t` from `first` on are those of the run at the real size."""
     real = call.real(t)
     return real is not None and real[first:] == t.shape[first:]
 
 
-def everywhere(call: Call, see: See) -> list[Tensor]:
+def everywhere(call: TaintedCall, see: See) -> list[Tensor]:
     """It matters what size the input has: nothing of a result is as it would be."""
     return [torch.ones(r.shape, dtype=torch.bool, device="cpu") for r in call.results]

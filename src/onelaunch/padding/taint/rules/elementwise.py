@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import tensors
-from onelaunch.padding.taint.rules.call import Call, See, everywhere
+from onelaunch.padding.taint.rules.call import See, TaintedCall, everywhere
 
 
 @functools.cache
@@ -28,7 +28,7 @@ POINTWISE = frozenset(
 """Those that torch does not tag so."""
 
 
-def pointwise(call: Call, see: See) -> list[Tensor]:
+def pointwise(call: TaintedCall, see: See) -> list[Tensor]:
     """The inputs' planes, broadcast and joined."""
     shape = call.results[0].shape
     found = torch.zeros((), dtype=torch.bool, device="cpu")
@@ -37,16 +37,16 @@ def pointwise(call: Call, see: See) -> list[Tensor]:
     return [found.broadcast_to(shape)]
 
 
-def filled(call: Call, see: See) -> list[Tensor]:
+def filled(call: TaintedCall, see: See) -> list[Tensor]:
     """Nothing of the input's values remains."""
     return [torch.zeros(t.shape, dtype=torch.bool, device="cpu") for t in call.results]
 
 
-def copied(call: Call, see: See) -> list[Tensor]:
+def copied(call: TaintedCall, see: See) -> list[Tensor]:
     return [see(call.args[1]).broadcast_to(call.results[0].shape)]
 
 
-def product(call: Call, see: See) -> list[Tensor]:
+def product(call: TaintedCall, see: See) -> list[Tensor]:
     """A known 0 times anything is 0 at every call. Padding it remains: a mean counts it."""
     (found,) = pointwise(call, see)
     if see is call.unknown:
@@ -55,26 +55,26 @@ def product(call: Call, see: See) -> list[Tensor]:
     return [found]
 
 
-def chosen(call: Call, see: See) -> list[Tensor]:
+def chosen(call: TaintedCall, see: See) -> list[Tensor]:
     """`where`: of the two values only the one chosen counts."""
     mask, yes, no = call.args
     picked = either(call, mask, see(yes), see(no))
     return [(see(mask) | picked).broadcast_to(call.results[0].shape)]
 
 
-def masked_fill(call: Call, see: See) -> list[Tensor]:
+def masked_fill(call: TaintedCall, see: See) -> list[Tensor]:
     t, mask, value = call.args
     picked = either(call, mask, see(value), see(t))
     return [(see(mask) | picked).broadcast_to(call.results[0].shape)]
 
 
-def either(call: Call, mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+def either(call: TaintedCall, mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     """What a mask chooses; both where another call may choose otherwise."""
     picked = torch.where(call.value(mask).bool(), yes, no)
     return torch.where(call.unknown(mask), yes | no, picked)
 
 
-def halved(call: Call, see: See) -> list[Tensor]:
+def halved(call: TaintedCall, see: See) -> list[Tensor]:
     """`glu`: one half of a dimension times the other."""
     t, dim = call.args[0], call.argument("dim", -1)
     real = call.real(t)
@@ -84,14 +84,14 @@ def halved(call: Call, see: See) -> list[Tensor]:
     return [one | other]
 
 
-def sorted_into(call: Call, see: See) -> list[Tensor]:
+def sorted_into(call: TaintedCall, see: See) -> list[Tensor]:
     """`bucketize` and `isin`: each value among all of the others."""
     others = tensors((call.args[1:], call.kwargs))
     found = see(call.args[0]).broadcast_to(call.results[0].shape)
     return [found | any(bool(see(t).any()) for t in others)]
 
 
-def searched(call: Call, see: See) -> list[Tensor]:
+def searched(call: TaintedCall, see: See) -> list[Tensor]:
     """`searchsorted(sequence, values)`, row by row where there are rows of both."""
     sequence, sorter = call.args[0], call.argument("sorter")
     row = see(sequence) if sorter is None else see(sequence) | see(sorter)
@@ -99,14 +99,14 @@ def searched(call: Call, see: See) -> list[Tensor]:
     return [(see(call.args[1]) | row).broadcast_to(call.results[0].shape)]
 
 
-def quantized(call: Call, see: See) -> list[Tensor]:
+def quantized(call: TaintedCall, see: See) -> list[Tensor]:
     """Element by element, with scales of the whole."""
     found = see(call.args[0])
     spread = any(bool(see(t).any()) for t in tensors((call.args[1:], call.kwargs)))
     return [found | spread for _ in call.results]
 
 
-def loss(call: Call, see: See) -> list[Tensor]:
+def loss(call: TaintedCall, see: See) -> list[Tensor]:
     """A loss for each element, or all of them in one number."""
     planes = [see(t) for t in tensors((call.args, call.kwargs))]
     found = planes[0]
@@ -117,7 +117,7 @@ def loss(call: Call, see: See) -> list[Tensor]:
     return [found.broadcast_to(call.results[0].shape)]
 
 
-def negative_log_likelihood(call: Call, see: See) -> list[Tensor]:
+def negative_log_likelihood(call: TaintedCall, see: See) -> list[Tensor]:
     """`nll_loss` of (N, C, ...): a row for each target; ignored ones do not count in a sum."""
     scores, target, weight = call.args[:3]
     classes = 1 if scores.dim() > 1 else 0

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import tensors
-from onelaunch.padding.taint.rules.call import Call, See, any_over, everywhere
+from onelaunch.padding.taint.rules.call import See, TaintedCall, any_over, everywhere
 from onelaunch.padding.taint.rules.reduction import hiding
 
 
-def attention(call: Call, see: See) -> list[Tensor]:
+def attention(call: TaintedCall, see: See) -> list[Tensor]:
     """`softmax(q @ k.T * scale + mask) @ v` as one kernel."""
     query, key, value = call.args[:3]
     if call.argument("dropout_p", 0.0):
@@ -37,7 +37,7 @@ def attention(call: Call, see: See) -> list[Tensor]:
     return [out, *(row.any().broadcast_to(r.shape) for r in call.results[1:])]
 
 
-def _hidden(call: Call, mask: Tensor) -> Tensor:
+def _hidden(call: TaintedCall, mask: Tensor) -> Tensor:
     """Where a mask that is added hides, of scores of this run's magnitudes."""
     low, value = call.low(mask), call.value(mask)
     if not bool((low & value.isfinite()).any()):
@@ -50,7 +50,7 @@ def _hidden(call: Call, mask: Tensor) -> Tensor:
     return hiding(low.broadcast_to(scores.shape), scores, [-1])
 
 
-def fused_attention(call: Call, see: See) -> list[Tensor]:
+def fused_attention(call: TaintedCall, see: See) -> list[Tensor]:
     """Attention with its projections, or a whole encoder layer, of (batch, length, features)."""
     query = call.args[0]
     both = call.args[1:3] if call.name == "_native_multi_head_attention" else (query,)
@@ -82,7 +82,7 @@ def fused_attention(call: Call, see: See) -> list[Tensor]:
     return planes
 
 
-def _by_pair(call: Call, mask: Tensor) -> Tensor:
+def _by_pair(call: TaintedCall, mask: Tensor) -> Tensor:
     """A mask of keys, of pairs, or of pairs for each head, as one of (batch, length, length)."""
     if mask.dim() == 4:  # what is true of one head only is not of all
         same = mask.all(1) == mask.any(1)
@@ -94,7 +94,7 @@ def _by_pair(call: Call, mask: Tensor) -> Tensor:
     return mask.unsqueeze(1) if call.argument("mask_type") == 1 else mask.unsqueeze(0)
 
 
-def cell(call: Call, see: See) -> list[Tensor]:
+def cell(call: TaintedCall, see: See) -> list[Tensor]:
     """A step of an LSTM or GRU as one kernel: rows by themselves."""
     rows, rest = call.args[:3], tensors(call.args[3:])
     found = torch.stack([see(t).any(-1) for t in rows]).any(0)
@@ -102,7 +102,7 @@ def cell(call: Call, see: See) -> list[Tensor]:
     return [found.unsqueeze(-1).broadcast_to(r.shape) for r in call.results]
 
 
-def recurrent(call: Call, see: See) -> list[Tensor]:
+def recurrent(call: TaintedCall, see: See) -> list[Tensor]:
     """Recurrent layers: rows of the batch by themselves; over time from the first on."""
     t = call.args[0]
     both_ways = call.argument("bidirectional") or call.argument("reverse", False)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.padding.taint.rules.call import Call, See, any_over, everywhere
+from onelaunch.padding.taint.rules.call import See, TaintedCall, any_over, everywhere
 
 
-def moved(call: Call, see: See) -> list[Tensor]:
+def moved(call: TaintedCall, see: See) -> list[Tensor]:
     """Elements change places, or come from constants: the same is done to the plane."""
 
     def plane(value: Any) -> Any:
@@ -26,7 +26,7 @@ def moved(call: Call, see: See) -> list[Tensor]:
     return [f.bool() for f in (found if isinstance(found, (list, tuple)) else [found])]
 
 
-def rolled(call: Call, see: See) -> list[Tensor]:
+def rolled(call: TaintedCall, see: See) -> list[Tensor]:
     """What comes round from the other end is other rows where the size changes."""
     t, dims, shifts = call.args[0], call.argument("dims"), call.args[1]
     real = call.real(t)
@@ -44,13 +44,13 @@ def rolled(call: Call, see: See) -> list[Tensor]:
     return [found]
 
 
-def padded(call: Call, see: See) -> list[Tensor]:
+def padded(call: TaintedCall, see: See) -> list[Tensor]:
     """`constant_pad_nd`: what it adds is constant."""
     found = torch.constant_pad_nd(see(call.args[0]).to(torch.uint8), call.args[1], 0)
     return [found.bool()]
 
 
-def index_select(call: Call, see: See) -> list[Tensor]:
+def index_select(call: TaintedCall, see: See) -> list[Tensor]:
     t, dim, index = call.args
     found = reached(call, see, t, dim, index).index_select(dim, call.value(index))
     shape = [1] * t.dim()
@@ -59,12 +59,12 @@ def index_select(call: Call, see: See) -> list[Tensor]:
     return [found | see(index).reshape(shape)]
 
 
-def gather(call: Call, see: See) -> list[Tensor]:
+def gather(call: TaintedCall, see: See) -> list[Tensor]:
     t, dim, index = call.args[:3]
     return [reached(call, see, t, dim, index).gather(dim, call.value(index)) | see(index)]
 
 
-def reached(call: Call, see: See, t: Tensor, dim: int, index: Tensor) -> Tensor:
+def reached(call: TaintedCall, see: See, t: Tensor, dim: int, index: Tensor) -> Tensor:
     """What an index that is never negative picks: any real place, where calls may differ."""
     plane = see(t)
     if not t.dim() or not bool(call.unknown(index).any()):
@@ -75,7 +75,7 @@ def reached(call: Call, see: See, t: Tensor, dim: int, index: Tensor) -> Tensor:
     return plane.narrow(dim, 0, real[dim]).any(dim, keepdim=True).broadcast_to(plane.shape)
 
 
-def uncertain(call: Call, t: Tensor, indices: Sequence[Tensor | None]) -> list[int] | None:
+def uncertain(call: TaintedCall, t: Tensor, indices: Sequence[Tensor | None]) -> list[int] | None:
     """The dimensions in which another call may index otherwise; None where what it means there
     depends on the size, as a negative index does."""
     real = call.real(t)
@@ -92,7 +92,7 @@ def uncertain(call: Call, t: Tensor, indices: Sequence[Tensor | None]) -> list[i
     return dims
 
 
-def indexed(call: Call, see: See) -> list[Tensor]:
+def indexed(call: TaintedCall, see: See) -> list[Tensor]:
     """`t[i, j]`: what is picked, and everything where an index is not certain."""
     t, indices = call.args[0], call.args[1]
     values = tuple(slice(None) if i is None else call.value(i) for i in indices)
@@ -122,7 +122,7 @@ def doubt(indices: Sequence[Tensor | None], see: See, picked: Tensor) -> Tensor:
     return doubt.reshape((*doubt.shape, *[1] * after))
 
 
-def index_put(call: Call, see: See) -> list[Tensor]:
+def index_put(call: TaintedCall, see: See) -> list[Tensor]:
     """What is put, where it is put; in all of a dimension where a place is not certain."""
     t, indices, values = call.args[:3]
     old = see(t)
@@ -143,7 +143,7 @@ def index_put(call: Call, see: See) -> list[Tensor]:
     return [found]
 
 
-def _put_where(call: Call, see: See) -> list[Tensor]:
+def _put_where(call: TaintedCall, see: See) -> list[Tensor]:
     """`t[mask] = value`: of one value, each place by itself; else anything may be anywhere."""
     t, indices, values = call.args[:3]
     mask = indices[0]
@@ -155,7 +155,7 @@ def _put_where(call: Call, see: See) -> list[Tensor]:
     return [see(t) | mask | see(values).any()]
 
 
-def put_along(call: Call, see: See) -> list[Tensor]:
+def put_along(call: TaintedCall, see: See) -> list[Tensor]:
     """`index_add`, `index_copy` and the like: what is put along a dimension, where it is put."""
     t, dim, index, source = call.args[:4]
     real, old = call.real(t), see(t)
@@ -175,7 +175,7 @@ def put_along(call: Call, see: See) -> list[Tensor]:
     return [old | found]
 
 
-def scattered(call: Call, see: See) -> list[Tensor]:
+def scattered(call: TaintedCall, see: See) -> list[Tensor]:
     t, dim, index, source = call.args[:4]
     put = see(source)
     put = put[tuple(slice(0, n) for n in index.shape)] if put.dim() else put

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import tensors
-from onelaunch.padding.taint.rules.call import Call, See, any_over, everywhere
+from onelaunch.padding.taint.rules.call import See, TaintedCall, any_over, everywhere
 
 
-def contracted(call: Call, see: See, a: Tensor, b: Tensor) -> Tensor:
+def contracted(call: TaintedCall, see: See, a: Tensor, b: Tensor) -> Tensor:
     """`a @ b`: a known zero on either side takes the other out of the sum. A row of padding remains
     padding, and so does a column."""
     live_a, live_b = ~call.zero(a), ~call.zero(b)
@@ -23,30 +23,30 @@ def contracted(call: Call, see: See, a: Tensor, b: Tensor) -> Tensor:
     return found
 
 
-def matmul(call: Call, see: See) -> list[Tensor]:
+def matmul(call: TaintedCall, see: See) -> list[Tensor]:
     return [contracted(call, see, call.args[0], call.args[1])]
 
 
-def matmul_added(call: Call, see: See) -> list[Tensor]:
+def matmul_added(call: TaintedCall, see: See) -> list[Tensor]:
     found = contracted(call, see, call.args[1], call.args[2])
     return [found | see(call.args[0]).broadcast_to(found.shape)]
 
 
-def linear(call: Call, see: See) -> list[Tensor]:
+def linear(call: TaintedCall, see: See) -> list[Tensor]:
     found = see(call.args[0]).any(-1, keepdim=True)
     if any(bool(see(t).any()) for t in call.args[1:] if isinstance(t, Tensor)):
         found = torch.ones_like(found)
     return [found.broadcast_to(call.results[0].shape)]
 
 
-def looked_up(call: Call, see: See) -> list[Tensor]:
+def looked_up(call: TaintedCall, see: See) -> list[Tensor]:
     """`embedding(weight, indices)`."""
     weight, indices = call.args[0], call.args[1]
     found = see(indices).unsqueeze(-1) | see(weight).any()
     return [found.broadcast_to(call.results[0].shape)]
 
 
-def scaled_matmul(call: Call, see: See) -> list[Tensor]:
+def scaled_matmul(call: TaintedCall, see: See) -> list[Tensor]:
     """`_scaled_mm(a, b, scale_a, scale_b, bias, scale_result)`: scales of rows, or of the whole."""
     found = contracted(call, see, call.args[0], call.args[1])
     for t in tensors((call.args[2:], call.kwargs)):
@@ -56,13 +56,13 @@ def scaled_matmul(call: Call, see: See) -> list[Tensor]:
     return [found]
 
 
-def outer(call: Call, see: See) -> list[Tensor]:
+def outer(call: TaintedCall, see: See) -> list[Tensor]:
     """`addr(t, column, row)`."""
     t, column, row = call.args[:3]
     return [see(t) | see(column).unsqueeze(1) | see(row)]
 
 
-def trilinear(call: Call, see: See) -> list[Tensor]:
+def trilinear(call: TaintedCall, see: See) -> list[Tensor]:
     """Three tensors, each given dimensions of size 1, multiplied and summed."""
     found = torch.zeros((), dtype=torch.bool, device="cpu")
     for t, dims in zip(call.args[:3], call.args[3:6], strict=True):
@@ -75,13 +75,13 @@ def trilinear(call: Call, see: See) -> list[Tensor]:
     return [found]
 
 
-def distances(call: Call, see: See) -> list[Tensor]:
+def distances(call: TaintedCall, see: See) -> list[Tensor]:
     """`cdist`: rows of one against rows of the other."""
     one, other = see(call.args[0]).any(-1), see(call.args[1]).any(-1)
     return [one.unsqueeze(-1) | other.unsqueeze(-2)]
 
 
-def bagged(call: Call, see: See) -> list[Tensor]:
+def bagged(call: TaintedCall, see: See) -> list[Tensor]:
     """`embedding_bag(weight, indices, offsets)`: a row for each bag of indices."""
     weight, indices, offsets = call.args[:3]
     real = call.real(indices)
@@ -100,12 +100,12 @@ def bagged(call: Call, see: See) -> list[Tensor]:
     return [row.broadcast_to(call.results[0].shape)]
 
 
-def _anything(call: Call, see: See) -> Tensor:
+def _anything(call: TaintedCall, see: See) -> Tensor:
     found = [see(t).any() for t in tensors((call.args, call.kwargs))]
     return torch.stack(found).any()
 
 
-def each_matrix(call: Call, see: See) -> list[Tensor]:
+def each_matrix(call: TaintedCall, see: See) -> list[Tensor]:
     """The inverse, the determinant, a factorisation or a solution for each matrix of a batch."""
     given = tensors((call.args, call.kwargs))
     batch = given[0].dim() - 2
@@ -125,19 +125,19 @@ def each_matrix(call: Call, see: See) -> list[Tensor]:
     ]
 
 
-def values_of_each_matrix(call: Call, see: See) -> list[Tensor]:
+def values_of_each_matrix(call: TaintedCall, see: See) -> list[Tensor]:
     """Eigenvalues, singular values: their vectors have signs that depend on the kernel."""
     vectors = call.argument("compute_v", call.argument("compute_uv", True))
     return (everywhere if vectors else each_matrix)(call, see)
 
 
-def crossed(call: Call, see: See) -> list[Tensor]:
+def crossed(call: TaintedCall, see: See) -> list[Tensor]:
     """`linalg_cross`: of three elements."""
     found = see(call.args[0]) | see(call.args[1])
     return [found.any(call.argument("dim", -1), keepdim=True).broadcast_to(found.shape)]
 
 
-def transformed(call: Call, see: See) -> list[Tensor]:
+def transformed(call: TaintedCall, see: See) -> list[Tensor]:
     """Fourier transforms: all of the dimensions, whose size must be what it is."""
     t, dims = call.args[:2]
     real = call.real(t)

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onelaunch.padding.taint.rules.call import Call, See, any_over, dims_of, each, fitted
+from onelaunch.padding.taint.rules.call import See, TaintedCall, any_over, dims_of, each, fitted
 
 
-def reduced(call: Call, see: See) -> list[Tensor]:
+def reduced(call: TaintedCall, see: See) -> list[Tensor]:
     """Every element that is reduced counts."""
     t = call.args[0]
     found = any_over(see(t), dims_of(call, t))
     return [fitted(found, r.shape) for r in call.results]
 
 
-def summed(call: Call, see: See) -> list[Tensor]:
+def summed(call: TaintedCall, see: See) -> list[Tensor]:
     """Every element that is summed counts, but for known zeros. A sum of padding remains padding,
     for who sorts or counts rows."""
     t, dims = call.args[0], dims_of(call, call.args[0])
@@ -27,13 +27,13 @@ def summed(call: Call, see: See) -> list[Tensor]:
     return [fitted(found, r.shape) for r in call.results]
 
 
-def measured(call: Call, see: See) -> list[Tensor]:
+def measured(call: TaintedCall, see: See) -> list[Tensor]:
     """A norm: a sum of powers, where those of 0 are 0."""
     order = call.argument("ord", call.argument("p"))
     return (reduced if order is not None and order <= 0 else summed)(call, see)
 
 
-def averaged_over(call: Call, see: See) -> list[Tensor]:
+def averaged_over(call: TaintedCall, see: See) -> list[Tensor]:
     """`mean`: a sum, and how many there are."""
     t = call.args[0]
     real = call.real(t)
@@ -42,7 +42,7 @@ def averaged_over(call: Call, see: See) -> list[Tensor]:
     return summed(call, see)
 
 
-def largest(call: Call, see: See) -> list[Tensor]:
+def largest(call: TaintedCall, see: See) -> list[Tensor]:
     """The lowest do not count where there is another. The number of one that moved with the size
     is another number."""
     dims = dims_of(call, call.args[0])
@@ -52,7 +52,7 @@ def largest(call: Call, see: See) -> list[Tensor]:
     return [fitted(plane, r.shape) for plane, r in zip(planes, call.results, strict=False)]
 
 
-def behind(call: Call, see: See, dims: Sequence[int]) -> Tensor:
+def behind(call: TaintedCall, see: See, dims: Sequence[int]) -> Tensor:
     """Where what is no padding lies beyond the real size: behind padding, as by `cat`."""
     t = call.args[0]
     real, plane = call.real(t), torch.zeros_like(see(t))
@@ -62,7 +62,7 @@ def behind(call: Call, see: See, dims: Sequence[int]) -> Tensor:
     return any_over(plane & ~see(t), dims)
 
 
-def above_low(call: Call, see: See, dims: Sequence[int]) -> Tensor:
+def above_low(call: TaintedCall, see: See, dims: Sequence[int]) -> Tensor:
     t = call.args[0]
     low, plane = hiding(call.low(t), call.value(t), dims), see(t)
     some = any_over(~low, dims)
@@ -80,7 +80,7 @@ def hiding(low: Tensor, value: Tensor, dims: Sequence[int]) -> Tensor:
     return low & ((highest > hides / 10) | value.isneginf())
 
 
-def softmax(call: Call, see: See) -> list[Tensor]:
+def softmax(call: TaintedCall, see: See) -> list[Tensor]:
     """The lowest become 0 where there is another, at every call; padding they remain."""
     t = call.args[0]
     dims = dims_of(call, t)
@@ -91,12 +91,12 @@ def softmax(call: Call, see: See) -> list[Tensor]:
     return [found | see(t)]
 
 
-def log_softmax(call: Call, see: See) -> list[Tensor]:
+def log_softmax(call: TaintedCall, see: See) -> list[Tensor]:
     found = above_low(call, see, dims_of(call, call.args[0])) | see(call.args[0])
     return [found.broadcast_to(call.results[0].shape)]
 
 
-def scanned(call: Call, see: See) -> list[Tensor]:
+def scanned(call: TaintedCall, see: See) -> list[Tensor]:
     """Each element depends on itself and those before it."""
     t = call.args[0]
     (dim,) = dims_of(call, t)[:1] or [0]
@@ -104,7 +104,7 @@ def scanned(call: Call, see: See) -> list[Tensor]:
     return [found.broadcast_to(r.shape) for r in call.results]
 
 
-def normalized_last(call: Call, see: See) -> list[Tensor]:
+def normalized_last(call: TaintedCall, see: See) -> list[Tensor]:
     """`native_layer_norm` and `rms_norm`: the last dimensions together."""
     t = call.args[0]
     kept = t.dim() - len(call.args[1])
@@ -115,7 +115,7 @@ def normalized_last(call: Call, see: See) -> list[Tensor]:
     return [found.broadcast_to(call.results[0].shape), *each(found, call.results[1:])]
 
 
-def group_norm(call: Call, see: See) -> list[Tensor]:
+def group_norm(call: TaintedCall, see: See) -> list[Tensor]:
     t, n, groups = call.args[0], call.args[3], call.args[6]
     found = see(t).reshape(n, groups, -1).any(-1)
     found = found | any(bool(see(p).any()) for p in call.args[1:3] if isinstance(p, Tensor))
@@ -124,7 +124,7 @@ def group_norm(call: Call, see: See) -> list[Tensor]:
     return [whole.reshape(out.shape), *each(found, call.results[1:])]
 
 
-def batch_norm(call: Call, see: See) -> list[Tensor]:
+def batch_norm(call: TaintedCall, see: See) -> list[Tensor]:
     """In training a row's result depends on the batch; in eval on itself."""
     t = call.args[0]
     training = call.argument("training", call.argument("train", False))
@@ -137,7 +137,7 @@ def batch_norm(call: Call, see: See) -> list[Tensor]:
     return [see(t) | spread, *rest]
 
 
-def renormed(call: Call, see: See) -> list[Tensor]:
+def renormed(call: TaintedCall, see: See) -> list[Tensor]:
     """`renorm`: each slice along a dimension by its own norm."""
     t, dim = call.args[0], call.args[2] % call.args[0].dim()
     others = [d for d in range(t.dim()) if d != dim]

@@ -8,7 +8,7 @@ from onelaunch.padding.taint.rules import elementwise, layers, places, products,
 from onelaunch.padding.taint.rules.call import Flow
 
 
-def flow_of(func: Any) -> Flow | None:
+def rule_of(func: Any) -> Flow | None:
     """The flow of an overload, or None for an operation that is not known."""
     name = str(func).removeprefix("aten.").removesuffix(".default")
     packet = name.partition(".")[0]

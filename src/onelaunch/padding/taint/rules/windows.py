@@ -5,10 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onelaunch.padding.taint.rules.call import Call, See, any_over, beyond, everywhere, same_size
+from onelaunch.padding.taint.rules.call import (
+    See,
+    TaintedCall,
+    any_over,
+    beyond,
+    everywhere,
+    same_size,
+)
 
 
-def convolution(call: Call, see: See) -> list[Tensor]:
+def convolution(call: TaintedCall, see: See) -> list[Tensor]:
     """Each place depends on its window, of all channels; zeros add nothing, as beyond the edges."""
     t, weight, bias, stride, padding, dilation, transposed, extra = call.args[:8]
     rank = t.dim() - 2
@@ -32,21 +39,21 @@ def convolution(call: Call, see: See) -> list[Tensor]:
     return [found]
 
 
-def max_pooled(call: Call, see: See) -> list[Tensor]:
+def max_pooled(call: TaintedCall, see: See) -> list[Tensor]:
     found = call.func(see(call.args[0]).float(), *call.args[1:], **call.kwargs)
     first = found[0] if isinstance(found, tuple) else found
     return [first > 0 for _ in call.results]
 
 
-def adaptive_max(call: Call, see: See) -> list[Tensor]:
+def adaptive_max(call: TaintedCall, see: See) -> list[Tensor]:
     return (max_pooled if same_size(call, call.args[0], 2) else everywhere)(call, see)
 
 
-def adaptive_average(call: Call, see: See) -> list[Tensor]:
+def adaptive_average(call: TaintedCall, see: See) -> list[Tensor]:
     return (averaged if same_size(call, call.args[0], 2) else everywhere)(call, see)
 
 
-def resampled(call: Call, see: See) -> list[Tensor]:
+def resampled(call: TaintedCall, see: See) -> list[Tensor]:
     """Where the size changes, each place must still come from the same ones of the input."""
     t = call.args[0]
     if same_size(call, t, 2):
@@ -62,14 +69,14 @@ def resampled(call: Call, see: See) -> list[Tensor]:
     return (averaged if whole and times[:half] == times[half:] else everywhere)(call, see)
 
 
-def averaged(call: Call, see: See) -> list[Tensor]:
+def averaged(call: TaintedCall, see: See) -> list[Tensor]:
     """Pooling, resampling, unfolding: as far as NaN spreads, which a weight of 0 does not stop."""
     plane = see(call.args[0])
     given = torch.where(plane, torch.nan, torch.zeros((), device=plane.device))
     return [call.func(given, *call.args[1:], **call.kwargs).isnan()]
 
 
-def each_image(call: Call, see: See) -> list[Tensor]:
+def each_image(call: TaintedCall, see: See) -> list[Tensor]:
     """Resampling with wide windows: each channel of each image by itself."""
     t = call.args[0]
     if not same_size(call, t, 2) or [s[2:] for s in call.real_results[:1]] != [
@@ -79,7 +86,7 @@ def each_image(call: Call, see: See) -> list[Tensor]:
     return [any_over(see(t), range(2, t.dim())).broadcast_to(call.results[0].shape)]
 
 
-def sampled(call: Call, see: See) -> list[Tensor]:
+def sampled(call: TaintedCall, see: See) -> list[Tensor]:
     """`grid_sample`: any place of its image, as the grid says."""
     t, grid = call.args[:2]
     if not same_size(call, t, 2):
@@ -88,7 +95,7 @@ def sampled(call: Call, see: See) -> list[Tensor]:
     return [found.broadcast_to(call.results[0].shape)]
 
 
-def gridded(call: Call, see: See) -> list[Tensor]:
+def gridded(call: TaintedCall, see: See) -> list[Tensor]:
     """`affine_grid`: a grid for each matrix."""
     out = call.results[0]
     if not call.real_results or call.real_results[0][1:] != out.shape[1:]:

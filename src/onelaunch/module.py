@@ -92,8 +92,9 @@ class _Fabric(type):
 class _Twin(nn.Module):
     """Mixed into the class of a module to make the class of its graphed twin."""
 
-    __slots__ = ("__graphed__",)
-    __graphed__: Graphed[..., Any]
+    __slots__ = ("_graphed",)
+    _graphed: tuple[Graphed[..., Any]]
+    """In a tuple: Dynamo of torch 2.11 binds what it reads from a slot as it would a method."""
 
     def __new__(cls) -> Any:
         """An original, for what fills it itself: `DataParallel` makes replicas so."""
@@ -107,7 +108,11 @@ class _Twin(nn.Module):
             if "_initialize_hook" in self.__dict__:
                 _initialize(self, args, kwargs)
             return super().__call__(*args, **kwargs)
-        return self.__graphed__(*args, **kwargs)
+        return self._graphed[0](*args, **kwargs)
+
+    @property
+    def __graphed__(self) -> Graphed[..., Any]:
+        return self._graphed[0]
 
     forward: Any = _CallPath()
 
@@ -141,7 +146,7 @@ def graph_module(module: M, options: Options, pool: Pool | None) -> M:
     fast = graphed(_Forward(module, module.__dict__.get("forward")), options, pool, ("", module))
     twin = object.__new__(_twin_class(type(module)))
     twin.__dict__ = module.__dict__
-    twin.__graphed__ = fast
+    twin._graphed = (fast,)
     return cast(M, twin)
 
 
@@ -159,7 +164,8 @@ def _current(twin: _Twin) -> Graphed[..., Any]:
     before = cast(_Forward, fast.fn)
     if before.own is not own:
         module = before.module
-        fast = twin.__graphed__ = fast.like(_Forward(module, own))
+        fast = fast.like(_Forward(module, own))
+        twin._graphed = (fast,)
     return fast
 
 

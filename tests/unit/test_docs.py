@@ -7,6 +7,7 @@ warning of that code must come out of it.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import re
@@ -229,15 +230,24 @@ def plain(text: str) -> str:
 
 
 def test_the_map_of_the_code_is_complete() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+    """Each package says what its files are; CONTRIBUTING names the packages, and the files beside
+    them."""
     source = ROOT / "src/onelaunch"
-    files = [
-        path.relative_to(source) for path in source.rglob("*.[pc]*") if path.suffix in (".py", ".c")
-    ]
-    for file in files:
-        if file.name != "__init__.py":
-            assert f"`{file}`" in text, f"CONTRIBUTING.md does not say what {file} is"
-    for said in re.findall(r"^\| `([\w/]+\.(?:py|c))` \|", text, re.MULTILINE):
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for package in sorted(file.parent for file in source.rglob("__init__.py")):
+        files = {file.name for file in package.glob("*.[pc]*") if file.suffix in (".py", ".c")}
+        inner = {file.parent.name for file in package.glob("*/__init__.py")}
+        if package == source:
+            for name in files - {"__init__.py"}:
+                assert f"`{name}`" in text, f"CONTRIBUTING.md does not say what {name} is"
+            for name in inner:
+                assert re.search(rf"^(.*[|>] +)?{name}\b", text, re.MULTILINE), name
+            continue
+        said = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+        named = set(re.findall(r"^ *`?([a-z_]+(?:\.[pc]\w*|/))", said, re.MULTILINE))
+        expected = (files - {"__init__.py"}) | {f"{name}/" for name in inner}
+        assert named == expected, f"{package.name}: {named ^ expected}"
+    for said in re.findall(r"`([\w/]+\.py)`", text):
         assert (source / said).exists() or (ROOT / said).exists(), f"there is no {said}"
 
 

@@ -73,7 +73,7 @@ def test_without_the_interpreter_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_recording_works_without_it() -> None:
     code = """
 import torch, onelaunch as ol
-from onelaunch.native import native
+from onelaunch.state.native import native
 assert native().guard is None
 model = torch.nn.Linear(3, 2)
 fast = ol.graph(model, warmup=1)
@@ -154,7 +154,7 @@ def test_dicts_that_warm_code_changes_unheard_are_found_out() -> None:
 
 SHRINKING = """
 import sys, torch
-from onelaunch.native import native
+from onelaunch.state.native import native
 
 Guard = native().guard
 watched = int(sys.argv[1])

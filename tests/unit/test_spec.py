@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from onelaunch.call.spec import MODES, CallSpec, TensorSpec, ambient, default_device, modes, readers
+from onelaunch.call.ambient import MODES, ambient, default_device, modes, readers
+from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import flatten_call
 
 SIZES = st.lists(st.integers(0, 3), max_size=3)

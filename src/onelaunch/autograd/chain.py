@@ -21,7 +21,6 @@ from torch import Tensor
 
 from onelaunch.autograd.backward import Backward, Gradients
 from onelaunch.autograd.node import Lease
-from onelaunch.autograd.streams import spare_streams, take_stream
 from onelaunch.driver.protocol import Driver, Pool, Released
 
 NewPool = Callable[[Driver, torch.device], Pool]
@@ -119,3 +118,17 @@ class Chain:
         if key not in self._links:
             self._links[key] = Link(driver, device, self._new_pool)
         return self._links[key]
+
+
+_spares: dict[tuple[str, torch.device], list[object]] = {}
+
+
+def spare_streams(driver: Driver, device: torch.device) -> list[object]:
+    """Streams of recordings that are gone: the device would keep each for ever."""
+    return _spares.setdefault((driver.name, device), [])
+
+
+def take_stream(driver: Driver, device: torch.device) -> object:
+    """A stream that nobody else works on. To give it back, append it to `spare_streams`."""
+    spare = spare_streams(driver, device)
+    return spare.pop() if spare else driver.new_stream(device)

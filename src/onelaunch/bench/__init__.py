@@ -1,4 +1,20 @@
-"""Every way to run a callable, side by side: checked, then timed."""
+"""Every way to run a callable, side by side: checked, then timed.
+
+comparison.py   `ol.compare`: rounds over all engines, until their times agree
+entry.py        one engine in it: built, checked, timed, a row
+rows.py         the result, as data and JSON
+engine.py       what an engine is
+incumbents.py   PyTorch's own engines, and those of other packages
+byhand.py       a graph by hand, and the bare replays that are the limits
+ours.py         `ol.graph` with its options
+workload.py     a callable with its arguments, and copies of both
+target.py       from `path.py:name` to a callable and its arguments
+reference.py    float64, and what counts as right
+draws.py        other inputs to check engines on
+timers.py       wall, host and GPU time
+profile.py      what a workload is bound by
+environment.py  hardware and versions
+"""
 
 from onelaunch.bench.comparison import ENGINES, choose, compare
 from onelaunch.bench.rows import Comparison, Row

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from onelaunch.call.spec import default_device
+from onelaunch.call.ambient import default_device
 from onelaunch.call.tree import Flat, call_constants, flatten, is_plain
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.random_state import is_profiled

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from onelaunch.autograd.accumulate import takes_directly
 from onelaunch.autograd.backward import StaticGraph
-from onelaunch.autograd.chain import Chain, Link
+from onelaunch.autograd.chain import Chain, Link, spare_streams, take_stream
 from onelaunch.autograd.components import Component
 from onelaunch.autograd.node import Saved
 from onelaunch.autograd.pair import AutogradPair
@@ -26,7 +26,6 @@ from onelaunch.autograd.proxies import (
     is_pure_view,
     refuse_backward_hooks,
 )
-from onelaunch.autograd.streams import spare_streams, take_stream
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import unique
 from onelaunch.capture.io_plan import Inputs, Outputs, own

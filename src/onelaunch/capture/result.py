@@ -13,11 +13,12 @@ from torch.optim import Optimizer
 
 from onelaunch.autograd.freed import is_freed
 from onelaunch.autograd.pair import ForwardGraph
-from onelaunch.call.spec import lies_on, readers
+from onelaunch.call.ambient import readers
+from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import Tree, unique
 from onelaunch.capture import distributed
+from onelaunch.capture.effects import hooked_leaves, relied_on
 from onelaunch.capture.forward import Forward
-from onelaunch.capture.guarded import hooked_leaves, relied_on
 from onelaunch.capture.hooks import hooks_inside
 from onelaunch.capture.io_plan import Inputs, Outputs, varying_group
 from onelaunch.capture.recording import CapturedCall, NeedsGrad, StateOutput

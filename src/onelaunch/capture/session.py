@@ -25,9 +25,9 @@ from onelaunch.capture.checks import (
     refuse_parts,
     refuse_uncovered,
 )
+from onelaunch.capture.effects import grown, lasting_gradients, moved_on, rebound, recurrent
 from onelaunch.capture.forward import BackwardInside, Forward
 from onelaunch.capture.io_plan import Inputs, Outputs, Unfit, plan_inputs, plan_outputs, stage
-from onelaunch.capture.rebound import grown, moved_on, rebound, recurrent
 from onelaunch.capture.recording import CapturedCall, NeedsGrad, StateOutput
 from onelaunch.capture.result import CaptureRun, captured_call, mark_spent, output_ports
 from onelaunch.driver.capture_query import Asking
@@ -44,7 +44,6 @@ from onelaunch.optimizers.capturable import lasting, noting_steps
 from onelaunch.optimizers.steps import Steps, every_key
 from onelaunch.optimizers.trials import ScalarTrials
 from onelaunch.sizes.dims import Follow, Varying
-from onelaunch.state.gradients import lasting_gradients
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Slot

@@ -1,0 +1,19 @@
+"""A device that records and replays, and what torch does not dispatch to one.
+
+protocol.py         Driver, Graph, Pool: what a device must do, and nothing of how
+select.py           which driver runs a call
+cuda/               CUDA graphs
+tape/               the same without CUDA: operations recorded and repeated
+emulated/           the device `tape`: what a GPU does to a program, on any machine
+aten.py             what an operation does to memory, read off its schema
+dispatch.py         torch's kernels, past autograd, autocast and modes
+overlaps.py         tensors that share memory
+refusals.py         what a capture refuses, by operation
+host_reads.py       reads by the host that torch does not dispatch
+capture_query.py    the answer to code that asks whether it is being captured
+storage_resize.py   storages that a program resizes itself
+random_state.py     random state during a capture
+rng_functions.py    `get_rng_state` and `set_rng_state`, replaced during a capture
+attention_seeds.py  seeds handed to a backward: on the host in eager, on the device in a capture
+rows.py             rows added and left off by torch's operations
+"""

@@ -9,7 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.call.spec import CallSpec, default_device
+from onelaunch.call.ambient import default_device
+from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Constant, Container, Leaf, Tree, flatten, objects_in
 from onelaunch.capture.recording import CapturedCall
 from onelaunch.driver.overlaps import Overlaps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -12,12 +12,11 @@ from onelaunch.autograd.freed import mark_freed
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import Above, Attribute, Constant, Leaf, Same, Tree, build
+from onelaunch.capture.effects import keeper
 from onelaunch.capture.io_plan import Output
 from onelaunch.capture.recording import CapturedCall, StateOutput
 from onelaunch.driver.protocol import Driver, Released
 from onelaunch.replay.source import GeneratedFunction, tuple_of
-from onelaunch.replay.views import viewer
-from onelaunch.state.gradients import keeper
 from onelaunch.state.slots import gradient_of
 
 _C: Any = torch._C
@@ -299,3 +298,43 @@ def expression(source: GeneratedFunction, tree: Tree, names: Sequence[str]) -> s
         keys = [source.name("key", key) for key in tree.keys]
         return "{" + ", ".join(f"{k}: {c}" for k, c in zip(keys, children, strict=True)) + "}"
     return f"{source.name('build', build)}({source.name('tree', tree)}, [{', '.join(children)}])"
+
+
+def viewer(output: Output) -> Callable[[Tensor], Tensor]:
+    """Makes a result over the memory of `base`, sharing its version counter as a view does."""
+    spec, offset = output.spec, output.offset
+    if not spec.inference and torch.is_inference_mode_enabled():
+        # A view of a normal tensor is normal in inference mode, but one of another dtype is not.
+        outside = _viewer_of(spec, offset, output.is_view)
+        return lambda base: _outside_inference_mode(outside, base)
+    return _viewer_of(spec, offset, output.is_view)
+
+
+def _outside_inference_mode(view: Callable[[Tensor], Tensor], base: Tensor) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        return view(base)
+
+
+def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor], Tensor]:
+    def view(base: Tensor) -> Tensor:
+        if base.is_conj():
+            base = torch._conj(base)
+        if base.is_neg():
+            base = torch._neg_view(base)
+        size = base.element_size()
+        start = base.storage_offset() + offset // size
+        if base.dtype != spec.dtype:
+            # The bytes as one run of the one dtype, seen as the other.
+            count = -(-(offset % size + spec.extent_bytes) // size)
+            base = base.as_strided((count,), (1,), start).view(spec.dtype)
+            start = base.storage_offset() + offset % size // base.element_size()
+        if base.requires_grad and not spec.requires_grad and torch.is_grad_enabled():
+            base = base.detach()
+        made = base.as_strided(spec.shape, spec.stride, start)
+        if spec.conj:
+            made = torch._conj(made)
+        if spec.neg:
+            made = torch._neg_view(made)
+        return made if is_view else made.detach()
+
+    return view

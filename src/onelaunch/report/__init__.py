@@ -1,4 +1,9 @@
-"""A comparison for people: a table in the terminal, and one HTML file."""
+"""A comparison for people.
+
+table.py  in the terminal
+html.py   as one HTML file
+cells.py  what both say of a row
+"""
 
 from onelaunch.report.html import to_html
 from onelaunch.report.table import show

@@ -16,8 +16,8 @@ import torch
 
 from onelaunch.autograd.chain import Chain
 from onelaunch.autograd.pair import packing
-from onelaunch.call.ambient import note_modes, runs_inline
-from onelaunch.call.spec import CallSpec, ambient
+from onelaunch.call.ambient import ambient, note_modes, runs_inline
+from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from onelaunch.call.spec import CallSpec, TensorSpec, default_device, modes
+from onelaunch.call.ambient import default_device, modes
+from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Flat, call_constants, is_code, is_plain
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver

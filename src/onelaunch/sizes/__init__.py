@@ -1,0 +1,6 @@
+"""Sizes that vary from call to call, as data.
+
+buckets.py  `ol.Buckets`
+fit.py      the bucket sizes that waste least
+dims.py     dimensions whose size varies
+"""

@@ -1,12 +1,19 @@
 """CUDA graphs: `torch.cuda.CUDAGraph`, with `cuda.bindings` for the nodes inside.
 
-    driver.py        CudaDriver, what the core talks to
+    driver.py        CudaDriver, what the packages above talk to
     graph.py         an instantiated recording and its launch, the hot path
-    record.py        one stream capture, and the way back from a failed one
-    rebind.py        kernels that read an input where the caller has it: finding and proving
-    memory.py        pools and the bytes of tensors
-    order.py         streams, and launches that share memory
+    capture.py       one stream capture, and the way back from a failed one
+    memory.py        pools, and the bytes of tensors
+    streams.py       streams, and launches that share memory
     nodes.py         graph nodes: the only module that names cuda.bindings
+    kernels.py       kernels of our own, compiled at first use
+    copies.py        small inputs and results that share a node
+    ragged.py        rows added and left off by a node
+    rebind.py        kernels that read an input where the caller has it
+    scalars.py       numbers in the arguments of recorded kernels
+    saved_rng.py     random state that a callable saves and sets
+    caches.py        cuBLAS's workspaces and autocast's weights around a capture
+    prefetch.py      batches copied while the GPU works on those before
     capabilities.py  what this machine supports
 
 Importing this package starts neither CUDA nor needs cuda.bindings.

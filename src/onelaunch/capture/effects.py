@@ -1,0 +1,338 @@
+"""Which of the places that a callable reaches a recording relies on."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from onelaunch.call.spec import lies_on
+from onelaunch.call.tree import Constant, flatten, is_plain
+from onelaunch.capture.recording import StateOutput
+from onelaunch.driver.protocol import Driver
+from onelaunch.errors import CaptureError
+from onelaunch.frames.stack import Use
+from onelaunch.state.slots import (
+    MISSING,
+    Kind,
+    Slot,
+    gradient_of,
+    has_gradient,
+    look_at,
+    read_gradient,
+)
+from onelaunch.state.walk import Change, StateWalk, is_replaced, is_state
+from onelaunch.watch.observer import Observer
+
+
+def relied_on(
+    before: StateWalk,
+    found: Sequence[Change],
+    rebound: set[tuple[int, object]],
+    inputs: set[tuple[int, object]],
+    observer: Observer,
+    driver: Driver,
+    device: torch.device,
+) -> list[tuple[Slot, object]]:
+    """Which slots a call must find as the capture did, and what they must hold.
+
+    Args:
+        before: what the callable reached before the capture.
+        found: what the capture changed of it.
+        rebound: the slots that each replay writes, or that are inputs.
+        inputs: those that are.
+        observer: of the capture: which memory was read by address.
+    """
+    now = {change.slot.id: change.after for change in found}
+    guarded: list[tuple[Slot, object]] = []
+    for slot, value in before.held.values():
+        if isinstance(value, Tensor):
+            if slot.id in rebound - inputs and slot.id in now and before.is_read(slot):
+                # Whichever tensor it is, and the callable may ask whether it is one, and of what
+                # shape. The call path asks that of the inputs.
+                guarded.append((look_at(slot), look_at(slot).read()))
+            if slot.id in rebound or value.layout is not torch.strided:
+                continue
+            parameter = isinstance(slot.owner, nn.Module) and any(
+                slot.holder is slot.owner.__dict__.get(kind) for kind in ("_parameters", "_buffers")
+            )
+            mine = value.device.type == device.type
+            by_address = mine and (parameter or driver.storage(value) in observer.external)
+            if by_address or (before.is_read(slot) and slot.id not in now):
+                guarded.append((slot, value))
+            continue
+        if slot.id in rebound:
+            if before.is_read(slot):
+                guarded.append((slot, value))
+            continue
+        if not _matters(slot, value, before, slot.id in now) or is_replaced(slot, now):
+            continue
+        # A counter that the call advanced is not advanced by replays: it stays where it is now.
+        guarded.append((slot, now.get(slot.id, value)))
+    guarded += _orders(before, now)
+    guarded += _gradients(before, found, guarded)
+    owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
+    owners |= {id(owner): owner for owner in before.touched()}
+    guarded.extend(before.ways(owners.values()))
+    # A replay stores where the capture did.
+    places = {slot.id: slot for slot, _ in before.held.values()}
+    places |= {change.slot.id: change.slot for change in found}
+    stored = [places[key] for key in rebound if key in places]
+    stored = [slot for slot in stored if not is_replaced(slot, now)]
+    return _with_ways(guarded, stored, before)
+
+
+def _orders(before: StateWalk, now: Collection[tuple[int, object]]) -> list[tuple[Slot, object]]:
+    """The keys of dicts that are read as a whole, in the order in which a loop meets them."""
+    dicts = [
+        (slot, cast(dict[object, object], value))
+        for slot, value in before.held.values()
+        if type(value) in _ORDERED and before.is_read(slot)
+    ]
+    return [
+        (Slot(_ORDERED[type(value)], value, tuple, f"the keys of `{slot.name}`", None, slot), keys)
+        for slot, value in dicts
+        if 1 < len(keys := tuple(value)) <= _SMALL
+        and slot.id not in now
+        and not is_replaced(slot, now)
+    ]
+
+
+def _gradients(
+    before: StateWalk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
+) -> list[tuple[Slot, object]]:
+    """The leaves that had no gradient, where the callable accumulates any or asks; and those that
+    had one, where it asks and no kernel reads it.
+
+    What it does with them depends on that: it stores where there is none, and adds where there is
+    one; an optimizer passes over leaves without.
+    """
+    touched = [change.slot for change in found] + [slot for slot, _ in guarded]
+    backward = torch.is_grad_enabled() and before.runs_backward()
+    asks = before.asks("grad")
+    if not (backward or asks or any(slot.key is gradient_of for slot in touched)):
+        return []
+    leaves = {
+        id(t): (slot, t)  # a frozen parameter may have a gradient that an optimizer reads
+        for slot, t in before.tensors()
+        if t.is_leaf and (t.requires_grad or isinstance(t, nn.Parameter))
+    }
+    known = {slot.id for slot in touched}
+    gradients: list[tuple[Slot, object]] = []
+    for slot, t in leaves.values():
+        name = f"{slot.name}.grad"
+        if (id(t), gradient_of) not in before.held:
+            gradients.append((Slot("contents", t, gradient_of, name, None, slot), MISSING))
+        elif asks and (id(t), gradient_of) not in known:
+            gradients.append((Slot("contents", t, has_gradient, name, None, slot), True))
+    return gradients
+
+
+_ORDERED: dict[type, Kind] = {
+    **dict.fromkeys((dict, defaultdict, Counter), "of"),
+    OrderedDict: "contents",  # it keeps its order where the guard's C does not look
+}
+
+
+def hooked_leaves(
+    before: StateWalk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
+) -> list[Tensor]:
+    """The leaves whose hooks a backward in the call runs: all of them, where there may be one."""
+    touched = [change.slot for change in found] + [slot for slot, _ in guarded]
+    if not torch.is_grad_enabled() and not any(slot.key is gradient_of for slot in touched):
+        return []
+    leaves = [t for _, t in before.tensors() if t.requires_grad and t.is_leaf]
+    return list({id(t): t for t in leaves}.values())
+
+
+def _with_ways(
+    guarded: list[tuple[Slot, object]], stored: Sequence[Slot], before: StateWalk
+) -> list[tuple[Slot, object]]:
+    """Add the slots that lead to others: a list replaced is its items replaced."""
+    known = {slot.id for slot, _ in guarded}
+    for slot in [*(slot for slot, _ in guarded), *stored]:
+        via = slot.via
+        while via is not None and via.id not in known and via.id in before.held:
+            known.add(via.id)
+            guarded.append((via, before.held[via.id][1]))
+            via = via.via
+    return guarded
+
+
+_SMALL = 64
+"""Items of a container whose plain values are compared one by one."""
+
+
+def _matters(slot: Slot, value: object, before: StateWalk, changed: bool) -> bool:
+    """Whether another value in this slot could lead the callable another way."""
+    if isinstance(value, nn.Module):
+        return True
+    if id(slot.holder) in before.containers and before.containers[id(slot.holder)][2] > _SMALL:
+        return before.is_item_read(slot)
+    # An object that the call itself replaces at each call would be another at the next.
+    return before.is_read(slot) and (is_state(value) or callable(value) or not changed)
+
+
+def recurrent(
+    driver: Driver,
+    device: torch.device,
+    found: Sequence[Change],
+    hidden: Sequence[Slot],
+    observer: Observer,
+    results: Sequence[Tensor],
+) -> list[Slot]:
+    """Slots whose old tensor was read, returned or moved to another slot, and which hold a new
+    one now: recurrent state."""
+    known = {slot.id for slot in hidden}
+    passed = [*results, *(t for change in found for t in flatten(change.after).tensors)]
+    used = {driver.storage(t) for t in passed if lies_on(t, device)}
+    used |= observer.external.keys()
+    return [
+        change.slot
+        for change in found
+        if isinstance(change.before, Tensor)
+        and change.slot.id not in known
+        and lies_on(change.before, device)
+        and driver.storage(change.before) in used
+    ]
+
+
+def rebound(
+    found: Sequence[Change],
+    before: StateWalk,
+) -> Iterator[tuple[Slot, object]]:
+    """The slots that each replay has to write, with what the capture put there.
+
+    Raises:
+        CaptureError: OL105, a tensor where no replay can write it; OL118, modules change places.
+    """
+    modules = {id(value) for _, value in before.held.values() if isinstance(value, nn.Module)}
+    holders = {id(slot.holder) for slot, _ in before.held.values()}
+    holders |= set(before.containers)
+    leaves = {id(t) for _, t in before.tensors()}
+    for slot, old, new in found:
+        if slot.key is gradient_of and id(slot.holder) in leaves:
+            yield slot, new
+            continue
+        if id(slot.holder) not in holders:
+            continue  # a new container: rebuilt as a whole where its own slot is
+        tensors = flatten(new).tensors if new is not MISSING else []
+        if id(old) in modules and id(new) in modules and before.is_read(slot):
+            what = f"the callable puts another module that it has into `{slot.name}`"
+            raise CaptureError("OL118", what, fix=_BY_NUMBER)
+        if not tensors and not isinstance(old, Tensor):
+            continue  # a Python effect: it is not repeated
+        grown = old is MISSING and not isinstance(slot.holder, dict)
+        if new is MISSING or grown or isinstance(slot.holder, tuple):
+            name = slot.name.rpartition("[")[0] if slot.name.endswith("]") else slot.name
+            what = f"`{name}` {'lost' if new is MISSING else 'got'} a tensor in the call"
+            fix = "return the tensor, and append it after the call" if grown else None
+            raise CaptureError("OL105", what, fix=fix)
+        yield slot, new
+
+
+_BY_NUMBER = (
+    "leave modules where they are and choose one by a number, `self.layers[self.turn]`: each value "
+    "has a recording"
+)
+
+
+def moved_on(found: Sequence[Change], before: StateWalk) -> list[StateOutput]:
+    """What each replay stores of numbers, flags and the like, that the callable stores.
+
+    One that it only counts up is counted up from where it is then; of the others the recording
+    serves calls that find them as it did (`relied.relied_on`), and leaves them as its call did.
+    """
+    changed = {change.slot.id: change for change in found}
+    places = {change.slot.id: change.slot for change in found}
+    places |= {slot.id: slot for slot, _ in before.held.values() if before.use(slot) is Use.NONE}
+    outputs: list[StateOutput] = []
+    for key, slot in places.items():
+        change = changed.get(key)
+        value = slot.read() if change is None else change.after
+        use = before.use(slot)
+        if use is None or not is_unchanging(value) or isinstance(slot.holder, tuple):
+            continue
+        if change is not None and not (change.before is MISSING or is_unchanging(change.before)):
+            continue
+        step = None
+        if use is Use.GROWS and change is not None:
+            if type(change.before) is not int or type(value) is not int:
+                continue
+            step = value - change.before
+        outputs.append(StateOutput(slot, Constant(value), (), step))
+    return outputs
+
+
+def is_unchanging(value: object) -> bool:
+    """Whether a value is all that it is for ever: a number, a string, a tuple of such."""
+    if type(value) is tuple:
+        return all(map(is_unchanging, value))
+    return is_plain(value)
+
+
+def grown(found: Sequence[Change], before: StateWalk) -> tuple[str, ...]:
+    """The containers that the callable only adds to, which no replay does.
+
+    Raises:
+        CaptureError: OL118, it also reads one that grows or shrinks at each call.
+    """
+    names: dict[str, None] = {}
+    ways = {id(value): slot for slot, value in before.held.values()}
+    replaced = {change.slot.id for change in found}
+    for change in found:
+        container = before.containers.get(id(change.slot.holder))
+        came_or_went = change.before is MISSING or change.after is MISSING
+        if container is None or not came_or_went or flatten(change.after).tensors:
+            continue
+        way = ways.get(id(container[0]))
+        if way is not None and (way.id in replaced or is_replaced(way, replaced)):
+            continue  # a new one takes its place
+        if way is None or before.is_read(way):
+            what = f"the callable changes the length of `{container[1]}`, which it reads"
+            raise CaptureError("OL118", what, fix="keep what grows outside of the callable")
+        names[container[1]] = None
+    return tuple(names)
+
+
+def lasting_gradients(
+    driver: Driver,
+    rebound: Sequence[tuple[Slot, object]],
+    results: Sequence[Tensor],
+    hidden: Sequence[Slot],
+    device: torch.device,
+) -> set[int]:
+    """The ids of gradients that may stay the recording's own memory, if they are that.
+
+    They are not copied at each replay: a ResNet-50 has 161. Not among them is what the callable
+    also returns or stores elsewhere, since that must outlast the next call; nor what is stored in
+    one of the `hidden` slots, since the next call finds it there as an input, and may write it.
+    """
+    read = {slot.id for slot in hidden}
+    gradients: list[Tensor] = []
+    others: list[Tensor] = []
+    for slot, t in rebound:
+        if isinstance(t, Tensor):
+            lasts = slot.key is gradient_of and slot.id not in read
+            (gradients if lasts else others).append(t)
+    taken = {driver.storage(t) for t in (*results, *others) if lies_on(t, device)}
+    return {id(t) for t in gradients if lies_on(t, device) and driver.storage(t) not in taken}
+
+
+def keeper(gradients: Sequence[tuple[Any, Tensor | None]]) -> Callable[[], None]:
+    """What sees to it that each leaf has its gradient: 0.05 us for each where it has already."""
+    leaves = [leaf for leaf, _ in gradients]
+    expected = [gradient for _, gradient in gradients]
+
+    def keep() -> None:
+        if all(map(operator.is_, map(read_gradient, leaves), expected)):
+            return
+        for leaf, gradient in zip(leaves, expected, strict=True):
+            if leaf.grad is not gradient:
+                leaf.grad = gradient
+
+    return keep

@@ -18,7 +18,6 @@ from onelaunch.capture.io_plan import Inputs
 from onelaunch.capture.result import CaptureRun
 from onelaunch.errors import CaptureError, kind_of
 from onelaunch.state.slots import Slot, gradient_of
-from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Change, StateWalk
 from onelaunch.watch.observer import Observer
 
@@ -98,27 +97,21 @@ def refuse_uncovered(
             raise CaptureError("OL105", f"`{slot.name}` keeps a tensor made in the call")
 
 
-def afterthought(
-    before: StateSnapshot,
-    observer: Observer,
-    run: CaptureRun,
-    plan: Inputs,
-    holders: Collection[int],
-) -> CaptureError | None:
-    """What is wrong with a capture that succeeded, or None.
+def afterthought(run: CaptureRun, holders: Collection[int]) -> CaptureError | None:
+    """Return what is wrong with a capture that succeeded, or None.
 
     A tensor of the callable's state was moved; or one that was made in the run lives on where no
     slot leads: a hook's list, a tensor's attribute, an iterator. No replay would renew it, and each
     would write over it.
     """
-    moved = before.moved()
+    moved = run.before.moved()
     if moved is not None:
         shape = list(moved.shape)
         return CaptureError("OL107", f"a tensor of the callable's state became {shape}")
-    dropped = _dropped(run.found, before.walk)
+    dropped = _dropped(run.found, run.before.walk)
     lasting = [part for t in run.lasting for part in (t, local(t))]
-    expected = [*run.result, *lasting, *plan.statics, *dropped]
-    stray = _survivor(observer, expected, holders)
+    expected = [*run.result, *lasting, *run.plan.statics, *dropped]
+    stray = _survivor(run.observer, expected, holders)
     if stray is None:
         return None
     spec = TensorSpec.of(stray)

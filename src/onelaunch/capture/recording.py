@@ -76,13 +76,13 @@ class Bucket:
         least: the smallest sizes that are padded to it.
         places: for each argument that may be smaller, the bucketed dimensions that its varying ones
             follow.
-        way: calls it with arguments that were padded before; None where there is no other way.
+        around: the call path that pads before the launch; None where the launch always pads.
     """
 
     sizes: tuple[int, ...]
     least: tuple[int, ...]
     places: dict[int, tuple[int, ...]]
-    way: Callable[..., Any] | None = None
+    around: Callable[..., Any] | None = None
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ made from the signature and compiled once, as `dataclasses` and `namedtuple` do.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from enum import Enum
+from typing import Any, Final
 
 from onelaunch.call.spec import CallSpec
 from onelaunch.capture.recording import CapturedCall
@@ -24,13 +25,17 @@ from onelaunch.replay.launch import expression, launch
 from onelaunch.replay.source import GeneratedFunction
 
 
-class _Miss:
-    def __repr__(self) -> str:
-        return "MISS"
+class Miss(Enum):
+    """The type of `MISS`."""
+
+    MISS = "MISS"
 
 
-MISS: Any = _Miss()
+MISS: Final = Miss.MISS
 """What a call path returns for a call that its recording does not fit."""
+
+CallPath = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+"""``call(args, kwargs)`` gives the result, or `MISS`."""
 
 
 def build_call(

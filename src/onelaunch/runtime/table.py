@@ -6,32 +6,26 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, comes_apart, flatten_call, objects_in
 from onelaunch.capture.recording import CapturedCall, Recording
-from onelaunch.driver.capture_query import Asking
-from onelaunch.driver.protocol import Driver
 from onelaunch.driver.protocol import Pool as DevicePool
 from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
-from onelaunch.optimizers.capturable import Options as StepOptions
+from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.changing import MANY, Finding, Newest
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Backoff, Member, Pool
+from onelaunch.runtime.pool import Member, Pool
 from onelaunch.runtime.stats import Counts, GraphStats, graph_stats
 from onelaunch.source import levels_to_user
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import bytes_of
-from onelaunch.state.snapshot import ReachableState
-from onelaunch.state.walk import StateWalk
-from onelaunch.watch.compiled import CompiledAccesses
-from onelaunch.watch.ledger import TRIES, Ledger
+from onelaunch.watch.ledger import TRIES
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -60,89 +54,6 @@ class Entry:
         if self.captured.pair is not None:
             self.info.kept_bytes = graph.memory_bytes
         return self.info
-
-
-@dataclass(slots=True)
-class SignatureState:
-    """What is known of a signature, recorded or not."""
-
-    warm: int = 0
-    forward: bool = False
-    """Whether its results require grad, so that it is captured as a forward with a backward."""
-    threads: set[int] = field(default_factory=lambda: cast(set[int], set()))
-    """Who warmed up: cuBLAS and cuDNN make a handle for each thread, and not under capture."""
-    least: int = 0
-    """Warm-up calls that what it reaches needs, whatever the option says."""
-    unfit: int = 0
-    """Recordings in a row that did not fit the very call that they were captured for."""
-    eager: str | None = None
-    """Why it runs eagerly for good, or None."""
-    known: CompiledAccesses | None = None
-    ledger: Ledger | None = None
-    """The operations of the last run, with which the next capture is compared."""
-    differing: int = 0
-    """Captures in a row that differed from the run before them."""
-    unread: int = 0
-    """Captures in a row that read more than the runs before them."""
-    alone: int = 0
-    """Recordings in a row that served the call that they were captured for, and no other."""
-    launched: int = 0
-    """Launches of all its recordings, as the last one was captured."""
-    why: str | None = None
-    launches: list[int] | None = None
-    """The count of a recording that this signature's next one takes the place of."""
-    need_bytes: int = 0
-    """What a recording needs in a pool of its own, as far as a warm-up showed; or 0. With buckets
-    a warm-up runs at the size of its call, and shows what is needed at least."""
-    backoff: Backoff = field(default_factory=Backoff)
-    asking: Asking = field(default_factory=Asking)
-    """What the callable is told where it asks whether it is being captured."""
-    options: StepOptions | None = None
-    """Of the optimizers that step in the last recording."""
-    parts: dict[tuple[bool, ...], SignatureState] | None = None
-    """By which leaves have a gradient, once a recording was dropped because one was replaced."""
-
-    def lost(self, launches: list[int]) -> None:
-        """A recording of it is gone. The next one goes on with its count."""
-        launches[0] += self.launches[0] if self.launches else 0
-        self.launches = launches
-
-    def gone(self) -> int:
-        """Launches of recordings that are gone, and that no other goes on counting yet."""
-        parts = () if self.parts is None else list(self.parts.values())
-        return sum(part.gone() for part in parts) + (self.launches[0] if self.launches else 0)
-
-    def part(self, walked: StateWalk) -> SignatureState:
-        """The signature with the gradients of now, if they count."""
-        if self.parts is None:
-            return self
-        empty = tuple(t.grad is None for _, t in walked.tensors() if t.is_leaf and t.requires_grad)
-        if empty not in self.parts:  # the first goes on where this one was
-            part = SignatureState(
-                self.warm, threads=self.threads, why=self.why, launches=self.launches
-            )
-            self.parts[empty] = part
-            self.warm, self.launches = 0, None
-        return self.parts[empty]
-
-
-@dataclass(slots=True)
-class Attempt:
-    """A call that warms its signature up, or is to be recorded.
-
-    Attributes:
-        flat: its arguments; of the bucket's size where it is to be recorded.
-        reached: the state that it reaches.
-    """
-
-    driver: Driver
-    device: torch.device
-    spec: CallSpec
-    signature: SignatureState
-    flat: Flat
-    reached: ReachableState
-    ahead: bool = False
-    """Whether there is no call, only a capture."""
 
 
 _KEEP_IN_PLACE = (

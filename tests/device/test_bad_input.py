@@ -70,8 +70,6 @@ def test_a_class_is_not_a_model() -> None:
         ("on_mismatch", None),
         ("on_refusal", "error"),
         ("on_refusal", None),
-        ("policy", "never"),
-        ("policy", None),
     ],
 )
 def test_bad_options(option: str, value: Any) -> None:

@@ -46,8 +46,6 @@ class Recording:
     kept_bytes: int = 0
     driver_bytes: int = 0
     hooks: tuple[str, ...] = ()
-    eager_us: float | None = None
-    replay_us: float | None = None
     _counter: Callable[[], int] = field(default=lambda: 0, repr=False)
 
     @property

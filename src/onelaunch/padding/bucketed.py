@@ -149,9 +149,7 @@ class Bucketed(Graphed[P, R]):
             self._read_sizes = reader(call, flat)
         bucket = self._buckets.choose(call.sizes)
         assert bucket is not None
-        ways = self._paths(bucket)
-        if self.options.policy == "always":  # a recording on trial changes its call path
-            self._ways[call.sizes] = self._count(call.sizes), ways
+        self._ways[call.sizes] = self._count(call.sizes), self._paths(bucket)
 
     def _paths(self, bucket: Sizes) -> list[Callable[..., Any]]:
         """The call paths of a bucket's recordings: those that take arguments as they are first."""
@@ -282,15 +280,13 @@ class Bucketed(Graphed[P, R]):
         assert self._job is not None
         return self._job.proof.follows if self._job.varying else ()
 
-    def _call_of(
-        self, captured: CapturedCall, spec: CallSpec, instead: Callable[..., Any] | None = None
-    ) -> Callable[..., Any]:
+    def _call_of(self, captured: CapturedCall, spec: CallSpec) -> Callable[..., Any]:
         job = self._job
         assert job is not None
         least = self._buckets.smallest(job.bucket)
         places = {index: _places(job.call.padded[index]) for index in job.varying}
         captured.bucket = Bucket(job.bucket, least, places)
-        call = super()._call_of(captured, spec, instead)
+        call = super()._call_of(captured, spec)
         if least == job.bucket:
             return call
         way = PaddedCall(call, self._buckets, self._names, job)

@@ -30,7 +30,6 @@ from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import Options as StepOptions
 from onelaunch.replay.call_path import MISS, build_call
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.policy import timed
 from onelaunch.runtime.pool import Pool
 from onelaunch.runtime.signature import foreign, opaque, spec_of
 from onelaunch.runtime.table import (
@@ -137,20 +136,6 @@ class Graphed(Table, Generic[P, R]):
             return self.fn(*args, **kwargs)
         finally:
             self._running.remove(get_ident())
-
-    def _eager_in(self, driver: Driver) -> Callable[..., R]:
-        """Runs the callable itself where a recording would be replayed. Keeps no `self`, whose
-        recording has it."""
-        itself = weakref.ref(self)
-
-        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-            graphed = itself()
-            assert graphed is not None  # it is being called
-            with driver.exclusive():
-                graphed._enter_eager()
-            return graphed._eager(args, kwargs)
-
-        return run
 
     def _advance(
         self,
@@ -357,8 +342,6 @@ class Graphed(Table, Generic[P, R]):
             captured.launches = signature.launches
         captured.clock = self._pool.clock
         captured.guard = self._shared(captured.guard)
-        measured = self.options.policy == "measure"
-        eager = self._call_of(captured, spec, self._eager_in(driver)) if measured else None
         call = self._call_of(captured, spec)
         if forward is not None:
             kept = captured.graph.memory_bytes
@@ -371,10 +354,7 @@ class Graphed(Table, Generic[P, R]):
         signature.options = StepOptions(captured.optimizers, captured.scalars.keys)
         self._counts.captured(captured.seconds)
         member = member_of(captured, recorder.pool, kept, weakref.WeakMethod(self._evicted))
-        entry = Entry(call, spec, signature, flat.paths, captured, info, member)
-        if eager is not None:
-            entry.call = timed(entry, eager)
-        return entry
+        return Entry(call, spec, signature, flat.paths, captured, info, member)
 
     def _varying_arguments(self) -> Mapping[int, Varying]:
         """The arguments that may be smaller in a call than in the recording under way."""
@@ -384,10 +364,8 @@ class Graphed(Table, Generic[P, R]):
         """For each tensor of its result the dimensions that follow their sizes."""
         return ()
 
-    def _call_of(
-        self, captured: CapturedCall, spec: CallSpec, instead: Callable[..., Any] | None = None
-    ) -> Callable[..., Any]:
-        return build_call(captured, spec, self._name, instead)
+    def _call_of(self, captured: CapturedCall, spec: CallSpec) -> Callable[..., Any]:
+        return build_call(captured, spec, self._name)
 
     def _alike(self) -> Sequence[Entry]:
         """The recordings that a new signature differs from, under ``on_mismatch="error"``."""

@@ -14,7 +14,6 @@ Inputs = Literal["copy", "rebind"]
 Gradients = Literal["autograd", "direct"]
 OnMismatch = Literal["record", "error"]
 OnRefusal = Literal["raise", "eager"]
-Policy = Literal["always", "measure"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class Options:
     max_in_flight: int = 4
     on_mismatch: OnMismatch = "record"
     on_refusal: OnRefusal = "raise"
-    policy: Policy = "always"
     buckets: Buckets | None = None
 
     def __post_init__(self) -> None:
@@ -39,7 +37,6 @@ class Options:
         _one_of("gradients", self.gradients, ("autograd", "direct"))
         _one_of("on_mismatch", self.on_mismatch, ("record", "error"))
         _one_of("on_refusal", self.on_refusal, ("raise", "eager"))
-        _one_of("policy", self.policy, ("always", "measure"))
         _one_of("compile", self.compile, (False, True, "default", "max-autotune"))
         if not (self.buckets is None or isinstance(self.buckets, Buckets)):
             fix = "buckets=ol.Buckets(dim=0, sizes=(1, 4, 16))"

@@ -34,7 +34,7 @@ from onelaunch.watch.compiled import CompiledAccesses
 from onelaunch.watch.ledger import TRIES, Ledger
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     """A recording in the table."""
 

@@ -8,7 +8,7 @@ from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
 from onelaunch.optimizers.capturable import capturable
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.pool import Pool
-from onelaunch.runtime.stats import GraphStats, PoolStats, RecordingStats
+from onelaunch.runtime.stats import GraphStats, PoolStats
 from onelaunch.sizes.buckets import Buckets
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "Pool",
     "PoolStats",
     "Recording",
-    "RecordingStats",
     "ReplayError",
     "capturable",
     "compare",

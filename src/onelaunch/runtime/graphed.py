@@ -349,7 +349,7 @@ class Graphed(Table, Generic[P, R]):
             kept = recorder.pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
         else:
             kept = recorder.pool.memory_bytes
-        info = describe(captured, spec, flat, reason, kept)
+        info = describe(self._name, captured, spec, flat, reason, kept)
         captured.inputs.tensors = []
         signature.options = StepOptions(captured.optimizers, captured.scalars.keys)
         self._counts.captured(captured.seconds)

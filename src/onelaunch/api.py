@@ -132,7 +132,7 @@ def graph(
         max_in_flight: in training, forwards of one signature that wait for their backward at the
             same time; each holds a recording with its saved tensors. Beyond so many a call runs
             eagerly, with one warning.
-        on_mismatch: ``"error"``: a signature other than the first one is a `ReplayError`.
+        on_mismatch: ``"raise"``: a signature other than the first one is a `ReplayError`.
         on_refusal: what to do where `fn` cannot be captured: ``"raise"`` the `CaptureError`, or
             run that signature ``"eager"`` with one warning.
         buckets: sizes of a changing dimension that each get one recording; other sizes are padded

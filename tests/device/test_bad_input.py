@@ -66,7 +66,7 @@ def test_a_class_is_not_a_model() -> None:
         ("max_recordings", 0),
         ("max_recordings", 1.5),
         ("max_recordings", None),
-        ("on_mismatch", "raise"),
+        ("on_mismatch", "error"),
         ("on_mismatch", None),
         ("on_refusal", "error"),
         ("on_refusal", None),

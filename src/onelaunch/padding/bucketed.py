@@ -169,7 +169,7 @@ class Bucketed(Graphed[P, R]):
         """A call above the largest bucket."""
         size, largest = shown(call.sizes), shown(self._buckets.largest)
         what = f"`{self._name}` was called with size {size}, above {largest}"
-        if self._buckets.overflow == "error":
+        if self._buckets.overflow == "raise":
             raise ReplayError("OL210", what)
         places = [
             i

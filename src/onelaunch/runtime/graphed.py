@@ -188,7 +188,7 @@ class Graphed(Table, Generic[P, R]):
 
     def _new_signature(self, spec: CallSpec, flat: Flat) -> SignatureState | None:
         """A signature that was never seen; None if there are too many."""
-        if self.options.on_mismatch == "error" and self._alike():
+        if self.options.on_mismatch == "raise" and self._alike():
             raise mismatch(self._name, self._alike()[0], spec)
         if len(self._signatures) >= 4 * self.options.max_recordings:
             self._warn("OL301", varying(self._name, self._entries, len(self._signatures), spec))
@@ -368,7 +368,7 @@ class Graphed(Table, Generic[P, R]):
         return build_call(captured, spec, self._name)
 
     def _alike(self) -> Sequence[Entry]:
-        """The recordings that a new signature differs from, under ``on_mismatch="error"``."""
+        """The recordings that a new signature differs from, under ``on_mismatch="raise"``."""
         return self._entries
 
     def _ungraphed(self, signature: SignatureState, code: str, why: str | CaptureError) -> Any:

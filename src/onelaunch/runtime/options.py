@@ -12,7 +12,7 @@ from onelaunch.sizes.buckets import Buckets
 Outputs = Literal["fresh", "static"]
 Inputs = Literal["copy", "rebind"]
 Gradients = Literal["autograd", "direct"]
-OnMismatch = Literal["record", "error"]
+OnMismatch = Literal["record", "raise"]
 OnRefusal = Literal["raise", "eager"]
 
 
@@ -35,7 +35,7 @@ class Options:
         _one_of("outputs", self.outputs, ("fresh", "static"))
         _one_of("inputs", self.inputs, ("copy", "rebind"))
         _one_of("gradients", self.gradients, ("autograd", "direct"))
-        _one_of("on_mismatch", self.on_mismatch, ("record", "error"))
+        _one_of("on_mismatch", self.on_mismatch, ("record", "raise"))
         _one_of("on_refusal", self.on_refusal, ("raise", "eager"))
         _one_of("compile", self.compile, (False, True, "default", "max-autotune"))
         if not (self.buckets is None or isinstance(self.buckets, Buckets)):

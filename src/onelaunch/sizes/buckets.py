@@ -14,7 +14,7 @@ from typing import Any, Literal, SupportsIndex, cast
 from onelaunch.errors import GraphError
 from onelaunch.sizes.fit import fit
 
-Overflow = Literal["eager", "chunk", "error"]
+Overflow = Literal["eager", "chunk", "raise"]
 Number = int | float | bool
 Key = int | str
 Sizes = tuple[int, ...]
@@ -38,7 +38,7 @@ class Buckets:
             tuple, as ``{"mask": (None, 0)}``. None, the default, repeats the last real row: zeros
             are not neutral everywhere.
         overflow: calls above the largest size run ``"eager"``, are cut into chunks and put together
-            (``"chunk"``), or raise a `ReplayError` (``"error"``).
+            (``"chunk"``), or raise a `ReplayError` (``"raise"``).
         independent: you assert that real rows do not depend on padded ones; nothing is checked.
         outputs: which dimension of a result follows each bucketed one, by the number of the tensor
             in the result: ``{0: 0, 1: None}``. Found out where it is not said.
@@ -82,8 +82,8 @@ class Buckets:
             what = f"sizes={sizes!r:.60} for {len(places)} dimension{'s' * (len(places) > 1)}"
             fix = "sizes=((1, 4), (8, 16)), a tuple for each dimension"
             raise GraphError("OL401", what, fix=fix)
-        if overflow not in ("eager", "chunk", "error"):
-            fix = 'overflow is one of "eager", "chunk", "error"'
+        if overflow not in ("eager", "chunk", "raise"):
+            fix = 'overflow is one of "eager", "chunk", "raise"'
             raise GraphError("OL401", f"overflow={overflow!r}", fix=fix)
         if type(independent) is not bool:
             raise GraphError("OL401", f"independent={independent!r}", fix="True or False")

@@ -8,5 +8,4 @@ components.py  results with graphs of their own: a node for each
 accumulate.py  gradients that a backward adds to `.grad` itself
 chain.py       callables that run one after another, in common memory; spare streams
 freed.py       results whose graph the callable has freed itself
-diagnose.py    who keeps an autograd graph from before a capture
 """

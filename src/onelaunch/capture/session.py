@@ -12,7 +12,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.autograd.diagnose import explained
 from onelaunch.autograd.proxies import proxy_for
 from onelaunch.call.tree import Flat, Same, Tree, flatten, given, unflatten, unique
 from onelaunch.capture import distributed
@@ -131,10 +130,7 @@ class CaptureSession:
                 let_go(error)
                 if self._wanted_by_host():
                     continue
-                better = explained(error, [t for _, t in self.reached.walk().tensors()])
-                if better is error:
-                    raise
-                raise better from error
+                raise
             finally:
                 self._release()
 

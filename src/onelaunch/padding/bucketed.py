@@ -138,9 +138,7 @@ class Bucketed(Graphed[P, R]):
             self._read_sizes = reader(call, flat)
         bucket = self._buckets.choose(call.sizes)
         assert bucket is not None
-        paths = self._paths(bucket)
-        if self.options.policy == "always":  # a recording on trial changes its call path
-            self._by_sizes[call.sizes] = self._count(call.sizes), paths
+        self._by_sizes[call.sizes] = self._count(call.sizes), self._paths(bucket)
 
     def _paths(self, bucket: Sizes) -> list[CallPath]:
         """The call paths of a bucket's recordings: those that take arguments as they are first."""
@@ -160,7 +158,7 @@ class Bucketed(Graphed[P, R]):
         """A call above the largest bucket."""
         size, largest = shown(call.sizes), shown(self._buckets.largest)
         what = f"`{self._name}` was called with size {size}, above {largest}"
-        if self._buckets.overflow == "error":
+        if self._buckets.overflow == "raise":
             raise ReplayError("OL210", what)
         places = [
             i

@@ -87,16 +87,10 @@ class BucketStrategy(Strategy):
             self._set_varying({})
             return record()
 
-    def call_path(
-        self,
-        captured: CapturedCall,
-        spec: CallSpec,
-        label: str,
-        instead: Callable[..., Any] | None = None,
-    ) -> CallPath:
+    def call_path(self, captured: CapturedCall, spec: CallSpec, label: str) -> CallPath:
         places = {index: _places(self._call.padded[index]) for index in self.varying}
         captured.bucket = Bucket(self.bucket, self._least, places)
-        call = super().call_path(captured, spec, label, instead)
+        call = super().call_path(captured, spec, label)
         if self._least == self.bucket:
             return call
         around = PaddedCall(

@@ -39,14 +39,11 @@ CallPath = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 def build_call(
-    captured: CapturedCall, spec: CallSpec, label: str, instead: Callable[..., Any] | None = None
+    captured: CapturedCall, spec: CallSpec, label: str
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
     """The call path of a recording: ``call(args, kwargs)`` gives the result or `MISS`.
 
     A miss has no effect. The caller has seen to it that nothing ambient forbids a replay.
-
-    Args:
-        instead: gives the result of calls that fit, in the place of a replay.
     """
     driver, device = captured.driver, captured.device
     source = GeneratedFunction(names={"MISS": MISS})
@@ -68,9 +65,6 @@ def build_call(
     source.miss_if(f"not {source.name('state', captured.guard.check)}()")
     if captured.scalars.keys:
         source.miss_if(f"not {source.name('numbers', captured.scalars.current)}()")
-    if instead is not None:
-        source.line(f"return {source.name('instead', instead)}(args, kwargs)")
-        return source.compile("args, kwargs", label)
     if captured.pair is not None:  # the recording, if no other call has it in flight
         source.line(f"flight = {source.name('take', captured.pair.take)}()")
         source.miss_if("flight is None")

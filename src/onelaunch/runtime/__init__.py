@@ -9,5 +9,4 @@ warmup.py     the runs before a capture, and what they show
 pool.py       `ol.Pool`, and its budget
 stats.py      what recordings cost and did, as data
 options.py    the options of `ol.graph`, checked
-policy.py     `policy="measure"`: a recording against the callable itself
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 
@@ -133,15 +133,9 @@ class Strategy:
         """Capture by `record`, which may be called again with other `varying` arguments."""
         return record()
 
-    def call_path(
-        self,
-        captured: CapturedCall,
-        spec: CallSpec,
-        label: str,
-        instead: Callable[..., Any] | None = None,
-    ) -> CallPath:
+    def call_path(self, captured: CapturedCall, spec: CallSpec, label: str) -> CallPath:
         """Return the call path of a recording."""
-        return build_call(captured, spec, label, instead)
+        return build_call(captured, spec, label)
 
 
 AS_IT_IS = Strategy()

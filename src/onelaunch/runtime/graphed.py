@@ -40,7 +40,6 @@ from onelaunch.runtime.attempt import (
     Warming,
 )
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.policy import timed
 from onelaunch.runtime.pool import Pool
 from onelaunch.runtime.signature import foreign, opaque, spec_of
 from onelaunch.runtime.table import (
@@ -145,20 +144,6 @@ class Graphed(Table, Generic[P, R]):
         finally:
             self._running.remove(get_ident())
 
-    def _eager_in(self, driver: Driver) -> Callable[..., R]:
-        """Runs the callable itself where a recording would be replayed. Keeps no `self`, whose
-        recording has it."""
-        itself = weakref.ref(self)
-
-        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-            graphed = itself()
-            assert graphed is not None  # it is being called
-            with driver.exclusive():
-                graphed._enter_eager()
-            return graphed._eager(args, kwargs)
-
-        return run
-
     def _advance(
         self,
         driver: Driver,
@@ -191,7 +176,7 @@ class Graphed(Table, Generic[P, R]):
         signature = self._signatures.get(spec)
         if signature is None:
             alike = strategy.alike(self._entries)
-            if self.options.on_mismatch == "error" and alike:
+            if self.options.on_mismatch == "raise" and alike:
                 raise mismatch(self._name, alike[0], spec)
             if len(self._signatures) >= 4 * self.options.max_recordings:
                 many = varying(self._name, self._entries, len(self._signatures), spec)
@@ -378,25 +363,19 @@ class Graphed(Table, Generic[P, R]):
             captured.launches = signature.launches
         captured.clock = self._pool.clock
         captured.guard = self._shared(captured.guard)
-        measured = self.options.policy == "measure"
-        call_path = attempt.strategy.call_path
-        eager = call_path(captured, spec, self._name, self._eager_in(driver)) if measured else None
-        call = call_path(captured, spec, self._name)
+        call = attempt.strategy.call_path(captured, spec, self._name)
         if forward is not None:
             kept = captured.graph.memory_bytes
         elif recorder.pool is self._pool.on(driver, device):
             kept = recorder.pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
         else:
             kept = recorder.pool.memory_bytes
-        info = describe(captured, spec, flat, reason, kept)
+        info = describe(self._name, captured, spec, flat, reason, kept)
         captured.inputs.tensors = []
         signature.options = StepOptions(captured.optimizers, captured.scalars.keys)
         self._counts.captured(captured.seconds)
         member = member_of(captured, recorder.pool, kept, weakref.WeakMethod(self._evicted))
-        entry = Entry(call, spec, signature, flat.paths, captured, info, member)
-        if eager is not None:
-            entry.call = timed(entry, eager)
-        return entry
+        return Entry(call, spec, signature, flat.paths, captured, info, member)
 
     def _ungraphed(self, signature: SignatureState, code: str, why: str | CaptureError) -> Miss:
         signature.eager = code

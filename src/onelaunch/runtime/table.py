@@ -6,7 +6,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -28,7 +28,7 @@ from onelaunch.state.host_values import bytes_of
 from onelaunch.watch.ledger import TRIES
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     """A recording in the table."""
 
@@ -48,12 +48,16 @@ class Entry:
         return new or captured.differs is not None
 
     def figures(self) -> Recording:
-        """What is told of it, as it is now: a backward may have been captured since."""
-        graph = self.captured.graph
-        self.info.memory_bytes, self.info.driver_bytes = graph.memory_bytes, graph.driver_bytes
-        if self.captured.pair is not None:
-            self.info.kept_bytes = graph.memory_bytes
-        return self.info
+        """Tell of it as it is now: a backward may have been captured since."""
+        captured, graph = self.captured, self.captured.graph
+        kept_bytes = self.info.kept_bytes if captured.pair is None else graph.memory_bytes
+        return replace(
+            self.info,
+            pool_bytes=graph.memory_bytes,
+            kept_bytes=kept_bytes,
+            driver_bytes=graph.driver_bytes,
+            replays=captured.launches[0],
+        )
 
 
 _KEEP_IN_PLACE = (
@@ -96,7 +100,7 @@ class Table:
     def stats(self) -> GraphStats:
         """What the recordings hold, and what the calls were. Costs microseconds, and no sync."""
         gone = sum(signature.gone() for signature in list(self._signatures.values()))
-        return graph_stats(self._name, self.recordings, self._counts, gone)
+        return graph_stats(self.recordings, self._counts, gone)
 
     def reset(self) -> None:
         """Free every recording and forget every signature; the next calls warm up again.

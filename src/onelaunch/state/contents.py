@@ -81,7 +81,7 @@ class Contents:
             self._met.setdefault(container, []).append(key)
         self._named: dict[int, dict[str, Use]] = {}
         """id of a class -> what was read of it and of its instances."""
-        for value in () if reads is None else reads.living():
+        for value in () if reads is None else reads.alive():
             owner = reads and reads.of(value)
             kinds = list(type(value).__mro__)
             kinds += value.__mro__ if isinstance(value, type) else ()

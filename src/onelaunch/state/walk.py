@@ -211,7 +211,7 @@ def walk(
             for slot, use in found.contents.of_globals(namespace, names):
                 _hold(found, slot, use, queue)
         _visit_all(found, queue, seen)
-        for value in (known or reads).living():
+        for value in (known or reads).alive():
             if id(value) not in seen:
                 name = value.__qualname__ if isinstance(value, type) else _named(value)
                 queue.append((name, value, None))

@@ -230,7 +230,7 @@ class _Reader:
 
     def next_(self, step: dis.Instruction, index: int) -> None:
         base = self._stack[-1] if self._stack else UNKNOWN
-        # At the end it pops the iterator; from 3.12 the instruction there pops it and another value.
+        # At the end it pops the iterator; from 3.12 the instruction there pops it and one more.
         after = [*self._stack, UNKNOWN] if sys.version_info >= (3, 12) else self._stack[:-1]
         self._at.setdefault(step.argval, after)
         self._stack.append(Symbol("element", base, offset=step.offset))
@@ -244,7 +244,7 @@ class _Reader:
             self._stack += [Symbol("element", base, offset=step.offset)] * count
 
     def matched(self, step: dis.Instruction, index: int) -> None:
-        """Note `case Layer(scale=scale)`, or a match by position, where the class names attributes."""
+        """Note `case Layer(scale=scale)`, or one by position, where the class names attributes."""
         base, _, names = self._pops(3)
         if step.arg:
             self._found.opaque.append(base)

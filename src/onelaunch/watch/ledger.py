@@ -25,7 +25,13 @@ from onelaunch.driver.refusals import DRAWN
 from onelaunch.errors import CaptureError
 from onelaunch.source import Place, user_frame
 from onelaunch.state.host_values import key_of, values_of
-from onelaunch.state.slots import MISSING, gradient_of, look_at, read_hooks, read_last_hooks
+from onelaunch.state.slots import (
+    MISSING,
+    description_slot,
+    gradient_of,
+    read_hooks,
+    read_last_hooks,
+)
 from onelaunch.state.walk import StateWalk
 from onelaunch.watch.operations import Watching
 
@@ -118,7 +124,7 @@ class Ledger:
             key: _content(value) for key, (_, value) in walked.held.items()
         }
         """What the slots held before the run: plain values, and which objects."""
-        looks = [look_at(slot) for slot, _ in walked.tensors() if walked.is_read(slot)]
+        looks = [description_slot(slot) for slot, _ in walked.tensors() if walked.is_read(slot)]
         self.held.update((look.id, _content(look.read())) for look in looks)
         if not self._on_host:
             for _, t in walked.tensors():

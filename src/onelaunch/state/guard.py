@@ -39,17 +39,17 @@ class StateGuard:
 
     Args:
         slots: (slot, expected content); tensors, modules and code are compared by identity, plain
-        values by type and bits.
+            values by type and bits.
         tensors: tensors that the graph reads or writes by address; kept alive.
         sized: (container, names): containers that must keep their length; in a dict of attributes
-        only keys among the names must not come or go.
+            only keys among the names must not come or go.
         modes: torch's modes, with their expected values.
         leaves: tensors whose hooks ran in the capture, or would have.
 
     Attributes:
         check: returns whether all is unchanged, and changes nothing. 0.3 us, and 0.03 us for each
-        tensor; with Python older than 3.12 another 0.02 us for each slot. Without a compiler on
-        the machine it runs in Python, ten times slower.
+            tensor; with Python older than 3.12 another 0.02 us for each slot. Without a compiler on
+            the machine it runs in Python, ten times slower.
     """
 
     check: Callable[[], bool]

@@ -197,7 +197,7 @@ def walk(
     Args:
         roots: (name, object) pairs: the callable, and arguments compared by identity.
         reads: the reads of the callable. Without them, before it has run, everything that the roots
-        lead to is found.
+            lead to is found.
         known: reads whose objects are visited even if no slot leads to them; default `reads`.
     """
     found = StateWalk(Contents(reads))

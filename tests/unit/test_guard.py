@@ -103,7 +103,7 @@ def guard_of(
     kept = [(s, v) for s, v in slots if found.is_read(s) and not isinstance(v, Tensor)]
     kept += [(s, v) for s, v in slots if isinstance(v, Tensor)]
     sized = {id(c): (c, names) for c, names in found.sized()}
-    kept += found.ways(owners.values())
+    kept += found.paths(owners.values())
     return StateGuard(kept, tensors, list(sized.values()), readers())
 
 

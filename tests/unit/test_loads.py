@@ -187,7 +187,7 @@ def test_what_a_run_made_and_read_goes_with_it() -> None:
 
     reads = seen(made)
     assert boxes[0]() is None
-    assert not any(isinstance(value, Inner | Outer) for value in reads.living())
+    assert not any(isinstance(value, Inner | Outer) for value in reads.alive())
 
 
 def left_early(root: Box, box: Box) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from onelaunch.state.native import _dicts_tell, native
+from onelaunch.state.native import _dicts_report_changes, native
 
 fresh = native.__wrapped__
 
@@ -128,8 +128,8 @@ def test_deaf_dicts_are_found_out() -> None:
         def check(self) -> bool:
             return True
 
-    assert not _dicts_tell(Deaf)
-    assert _dicts_tell(native().guard) or sys.version_info >= (3, 13)
+    assert not _dicts_report_changes(Deaf)
+    assert _dicts_report_changes(native().guard) or sys.version_info >= (3, 13)
 
 
 def deaf_when_warm(guard: Any) -> Any:
@@ -149,7 +149,7 @@ def deaf_when_warm(guard: Any) -> Any:
 
 
 def test_dicts_that_warm_code_changes_unheard_are_found_out() -> None:
-    assert not _dicts_tell(deaf_when_warm(native().guard))
+    assert not _dicts_report_changes(deaf_when_warm(native().guard))
 
 
 SHRINKING = """

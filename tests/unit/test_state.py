@@ -176,9 +176,9 @@ def test_an_attribute_that_nobody_was_seen_to_touch_is_a_change() -> None:
     net.late = 1
     before = seen(net)
     assert ("late",) not in {(slot.name,) for slot, _ in before.held.values()}
-    assert before.stands()
+    assert before.is_current()
     net.__dict__.update(late=2, later=3)  # as code in C may
-    assert not before.stands()
+    assert not before.is_current()
     found = changes(before, walk([("f", net)], before.reads))
     assert {c.slot.key: c.before for c in found} == {"late": 1, "later": MISSING}
     restore(found)
@@ -239,11 +239,11 @@ def test_a_walk_stands_until_something_changes(name: str) -> None:
     if name == "a base class":
         net.parts[0].__class__ = Other
     found = seen(net)
-    assert found.stands()
+    assert found.is_current()
     kept = helper.__code__, helper.__defaults__, Other.__bases__
     try:
         EDITS[name](net)
-        assert not found.stands()
+        assert not found.is_current()
     finally:
         helper.__code__, helper.__defaults__, Other.__bases__ = kept
 
@@ -265,7 +265,7 @@ def test_hooks_of_parts_alone() -> None:
 def test_the_ways_to_attributes() -> None:
     net = Net()
     found = seen(net)
-    ways = list(found.ways([net, net.layer]))
+    ways = list(found.paths([net, net.layer]))
     assert all(slot.read() is value for slot, value in ways)
     names = {slot.name for slot, _ in ways}
     assert {"the class of a `Net`", "`__dict__` of a `Net`", "`_modules` of a `Net`"} <= names

@@ -20,9 +20,9 @@ from onelaunch.state.slots import (
     MISSING,
     Kind,
     Slot,
+    description_slot,
     gradient_of,
     has_gradient,
-    look_at,
     read_gradient,
 )
 from onelaunch.state.walk import Change, StateWalk, is_replaced, is_state
@@ -54,7 +54,7 @@ def relied_on(
             if slot.id in rebound - inputs and slot.id in now and before.is_read(slot):
                 # Whichever tensor it is, and the callable may ask whether it is one, and of what
                 # shape. The call path asks that of the inputs.
-                guarded.append((look_at(slot), look_at(slot).read()))
+                guarded.append((description_slot(slot), description_slot(slot).read()))
             if slot.id in rebound or value.layout is not torch.strided:
                 continue
             parameter = isinstance(slot.owner, nn.Module) and any(
@@ -77,7 +77,7 @@ def relied_on(
     guarded += _gradients(before, found, guarded)
     owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
     owners |= {id(owner): owner for owner in before.touched()}
-    guarded.extend(before.ways(owners.values()))
+    guarded.extend(before.paths(owners.values()))
     # A replay stores where the capture did.
     places = {slot.id: slot for slot, _ in before.held.values()}
     places |= {change.slot.id: change.slot for change in found}

@@ -385,7 +385,7 @@ class CaptureSession:
             reads,
             around,
             asking,
-            nullcontext() if watch is None else watch.told(),
+            nullcontext() if watch is None else watch.active(),
             observer,
         ):
             result = observer.outcome(self.fn, *args, **kwargs)

@@ -1,10 +1,10 @@
-"""The Python frames that run in a warm-up: what their code loads, of which object.
+"""The Python frames that run in a warm-up: the attributes, items and variables that they load.
 
 watch.py    FrameWatch: each frame that runs, and its loads looked up on their objects
-loads.py    what the code of a function loads
+loads.py    a reader of bytecode: the loads and stores of a function
 stack.py    symbols for the values on a function's stack
 members.py  functions behind decorators, and the names in their code
-reads.py    Reads: what was seen to be read, of which object
-peek.py     what objects hold, without running anybody's code
-origins.py  whose code a function is, and which is not read
+reads.py    Reads: the reads seen in a callable's runs, by object
+peek.py     attributes and items of objects, without running user code
+origins.py  the origin of code: the user's, a package's, or machinery that is not read
 """

@@ -1,7 +1,8 @@
-"""What the code of a function loads, and of which object: a symbol for each value on its stack.
+"""A reader of bytecode: the loads and stores of a function, and of which object each one is.
 
-`self.opt.step` is the attribute `step` of the attribute `opt` of the variable `self`, and of
-nothing else that has a `step`. `frames` gives the symbols their values when the function has run.
+Each value on the function's stack gets a symbol: `self.opt.step` is the attribute `step` of the
+attribute `opt` of the variable `self`, and of nothing else that has a `step`. `watch` gives the
+symbols their values when the function has run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable
 
-from onelaunch.frames.stack import UNKNOWN, Load, Loads, Symbol, Use, bare, summed
+from onelaunch.frames.stack import UNKNOWN, Load, Loads, Symbol, Use, summed_up, without_offset
 
 
 @functools.lru_cache(maxsize=16384)
@@ -22,7 +23,7 @@ def loads_of(code: types.CodeType) -> Loads:
 
 
 class _Reader:
-    """Follows the stack through a function's instructions, in their order."""
+    """A reader that follows the stack through a function's instructions, in their order."""
 
     def __init__(self, code: types.CodeType) -> None:
         self._steps = list(dis.get_instructions(code))
@@ -31,22 +32,22 @@ class _Reader:
         self._loads: list[Load] = []
         self._found = Loads(
             free=frozenset(code.co_freevars) | frozenset(code.co_cellvars),
-            gone=frozenset(s.argval for s in self._steps if s.opname in _CLEARS),
+            cleared=frozenset(s.argval for s in self._steps if s.opname in _CLEARS),
             offsets=[step.offset for step in self._steps],
         )
         self._stored = {s.argval for s in self._steps if s.opname in _STORES}
         self._stores_items = any(s.opname == "STORE_SUBSCR" for s in self._steps)
-        self._open = 0
-        """Where the last branch ends that was met: what lies before may not run."""
-        self._counting: dict[int, Symbol] = {}
+        self._branch_end = 0
+        """The end of the last branch met so far; instructions before it may not run."""
+        self._counters: dict[int, Symbol] = {}
         self._stores: set[Symbol] = set()
         self._unescaped: dict[int, int] = {}
-        """id of a symbol -> its load, of those of which only items by known keys were taken yet."""
+        """id of a symbol of which only items by known keys were taken yet -> its load."""
         self._indexed: set[int] = set()
-        """ids of symbols of which an item was taken, or stored."""
+        """ids of symbols of which an item was loaded or stored."""
         self._loaded: set[Symbol] = set()
-        self._settled: set[Symbol] = set()
-        """The places that have been stored by then, in any case, before any load."""
+        self._always_stored: set[Symbol] = set()
+        """Places that were stored before any load, whichever branches ran."""
 
     def read(self) -> Loads:
         for index, step in enumerate(self._steps):
@@ -61,17 +62,17 @@ class _Reader:
                 if step.argval < step.offset:
                     self._found.backward.append((step.offset, step.argval))
                 self._at.setdefault(step.argval, list(self._stack))
-                self._open = max(self._open, step.argval)
+                self._branch_end = max(self._branch_end, step.argval)
             if step.opname in _ENDS:
                 self._stack = []
-        for number, known in self._counting.items():
+        for number, known in self._counters.items():
             if known not in self._stores:
                 self._loads[number] = Load(self._loads[number].place)
         for number in self._unescaped.values():
             place = self._loads[number].place
             if id(place) in self._indexed:
                 self._loads[number] = Load(place, Use.ITEMS)
-        return summed(self._found, self._loads)
+        return summed_up(self._found, self._loads)
 
     def _merge(self, other: list[Symbol]) -> None:
         if not self._stack:
@@ -98,7 +99,7 @@ class _Reader:
         return [self._pop() for _ in range(count)][::-1]
 
     def _other(self, step: dis.Instruction) -> None:
-        """An instruction whose result is nobody's place."""
+        """Apply an instruction whose results are no places that can be followed."""
         effect = dis.stack_effect(step.opcode, step.arg, jump=False)
         self._pops(max(0, -effect))
         if effect > 0:
@@ -108,28 +109,28 @@ class _Reader:
 
     def _note(self, place: Symbol, index: int) -> None:
         items = place.kind == "item"
-        grows = self._stores_items if items else place.key in self._stored
-        use, known = Use.READ, bare(place)
+        may_grow = self._stores_items if items else place.key in self._stored
+        use, known = Use.READ, without_offset(place)
         self._loaded.add(known)
-        if known in self._settled:
+        if known in self._always_stored:
             use = Use.NONE
         elif self._steps[index + 1].argval in _GROWING:
             use = Use.GROWS
-        elif grows and _only_counts(self._steps, index, place.key, items=items):
-            use = Use.GROWS  # if it is the very place that is stored
-            self._counting[len(self._loads)] = known
+        elif may_grow and _only_counts(self._steps, index, place.key, items=items):
+            use = Use.GROWS  # if the place that is stored turns out to be this one
+            self._counters[len(self._loads)] = known
         self._loads.append(Load(place, use))
         if use is Use.READ:
             self._unescaped[id(place)] = len(self._loads) - 1
 
     def _store(self, place: Symbol, step: dis.Instruction) -> None:
         self._loads.append(Load(place, stores=True))
-        known = bare(place)
+        known = without_offset(place)
         self._stores.add(known)
-        if step.offset >= self._open and known not in self._loaded:
-            self._settled.add(known)
+        if step.offset >= self._branch_end and known not in self._loaded:
+            self._always_stored.add(known)
 
-    # The instructions that matter, by what they load.
+    # The instructions that matter, by the place that they load.
 
     def constant(self, step: dis.Instruction, index: int) -> None:
         self._stack.append(Symbol("constant", key=step.argval))
@@ -206,7 +207,7 @@ class _Reader:
         self._stack.append(symbol)
 
     def contains(self, step: dis.Instruction, index: int) -> None:
-        """`"scale" in layer.__dict__`, or in `vars(layer)`."""
+        """Note `"scale" in layer.__dict__`, or in `vars(layer)`."""
         key, place = self._pops(2)
         if place.kind == "call" and place.base and place.base.key == "vars" and place.parts:
             place = Symbol("namespace", place.parts[0])
@@ -224,12 +225,12 @@ class _Reader:
             place = Symbol("item", base, parts=(key,))
         self._store(place, step)
 
-    def nothing(self, step: dis.Instruction, index: int) -> None:
-        """Leave the stack as it is: an iterator, too, stands for what it goes through."""
+    def unchanged(self, step: dis.Instruction, index: int) -> None:
+        """Leave the stack as it is: an iterator stands for the container that it goes through."""
 
     def next_(self, step: dis.Instruction, index: int) -> None:
         base = self._stack[-1] if self._stack else UNKNOWN
-        # At the end it pops the iterator; from 3.12 the instruction there does, and one thing more.
+        # At the end it pops the iterator; from 3.12 the instruction there pops it and one more.
         after = [*self._stack, UNKNOWN] if sys.version_info >= (3, 12) else self._stack[:-1]
         self._at.setdefault(step.argval, after)
         self._stack.append(Symbol("element", base, offset=step.offset))
@@ -243,7 +244,7 @@ class _Reader:
             self._stack += [Symbol("element", base, offset=step.offset)] * count
 
     def matched(self, step: dis.Instruction, index: int) -> None:
-        """`case Layer(scale=scale)`, or by position, where the class says which attributes."""
+        """Note `case Layer(scale=scale)`, or one by position, where the class names attributes."""
         base, _, names = self._pops(3)
         if step.arg:
             self._found.opaque.append(base)
@@ -255,11 +256,11 @@ class _Reader:
         self._stack.append(Symbol("parts", parts=tuple(self._pops(step.arg or 0))))
 
     def append(self, step: dis.Instruction, index: int) -> None:
-        """One more part, of a comprehension: it is below the iterators of its loops."""
+        """Add a part to a comprehension's result, which is below the iterators of its loops."""
         self._extend(step.arg or 1, self._pops(2 if step.opname == "MAP_ADD" else 1))
 
     def extended(self, step: dis.Instruction, index: int) -> None:
-        """`[*layers]`"""
+        """Note `[*layers]`."""
         more = Symbol("element", self._pop(), offset=step.offset)
         self._extend(step.arg or 1, [more])
 
@@ -293,29 +294,29 @@ class _Reader:
     def call(self, step: dis.Instruction, index: int) -> None:
         if step.opname == "CALL_KW":
             self._pop()
-        given = self._pops((step.arg or 0) + 2)
-        self._called(given[:2], given[2:], step.offset)
+        arguments = self._pops((step.arg or 0) + 2)
+        self._called(arguments[:2], arguments[2:], step.offset)
 
     def call_spread(self, step: dis.Instruction, index: int) -> None:
         count = 3 + ((step.arg or 0) & 1)
-        given = self._pops(count)
-        self._called(given[:2], given[2:], step.offset)
+        arguments = self._pops(count)
+        self._called(arguments[:2], arguments[2:], step.offset)
 
-    def _called(self, front: list[Symbol], given: Iterable[Symbol], offset: int) -> None:
-        # Of the two one is the callable; the other nothing, or the object whose method it is.
+    def _called(self, front: list[Symbol], arguments: Iterable[Symbol], offset: int) -> None:
+        # One of the two is the callable, the other NULL or the object whose method it is.
         first, second = front
         known = [s for s in front if s.kind != "unknown"]
         if len(known) == 2:
-            function, given = first, (second, *given)
+            function, arguments = first, (second, *arguments)
         else:
             function = known[0] if known else UNKNOWN
-        symbol = Symbol("call", function, parts=tuple(given), offset=offset)
+        symbol = Symbol("call", function, parts=tuple(arguments), offset=offset)
         self._found.calls.append(symbol)
         self._stack.append(symbol)
 
 
 _GROWING = frozenset({"append", "extend", "appendleft", "add", "update", "insert"})
-"""Methods by which a container grows."""
+"""Methods that make a container grow."""
 _KEEPS = (
     "POP",
     "STORE",
@@ -329,7 +330,7 @@ _KEEPS = (
     "END_FOR",
     "LIST_",
 )
-"""Instructions after which what is on top of the stack is what it was."""
+"""Prefixes of instructions that do not replace the top of the stack."""
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 _ENDS = frozenset(
     (
@@ -373,7 +374,7 @@ _HANDLERS: dict[str, _Handler] = {
     "BINARY_SUBSCR": _Reader.item,
     "STORE_SUBSCR": _Reader.store_item,
     "CONTAINS_OP": _Reader.contains,
-    **dict.fromkeys(("GET_ITER", "GET_YIELD_FROM_ITER", "PRECALL", "KW_NAMES"), _Reader.nothing),
+    **dict.fromkeys(("GET_ITER", "GET_YIELD_FROM_ITER", "PRECALL", "KW_NAMES"), _Reader.unchanged),
     "FOR_ITER": _Reader.next_,
     "UNPACK_SEQUENCE": _Reader.unpack,
     "MATCH_CLASS": _Reader.matched,
@@ -395,7 +396,7 @@ _CLEARS = ("DELETE_FAST", "DELETE_DEREF", "DELETE_NAME", "LOAD_FAST_AND_CLEAR")
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME")
 _CALLS = ("CALL", "PRECALL", "PUSH_NULL", "KW_NAMES")
 _PASSES = ("LOAD_", "SWAP", "COPY", "CACHE", "BINARY_SUBSCR", *_CALLS)
-"""What may lie between a read and the store of an assignment such as `n += k`."""
+"""Prefixes of instructions between the read and the store of an assignment such as `n += k`."""
 
 
 def _only_counts(
@@ -406,11 +407,11 @@ def _only_counts(
     items: bool = False,
     operators: tuple[str, ...] = ("+", "+=", "-="),
 ) -> bool:
-    """Whether what is read at `start` is but one term of the number that is stored there next.
+    """Return whether the value read at `start` is only a term of the number stored there next.
 
     Args:
-        items: whether it is an item of a container; else an attribute or variable of this name.
-        operators: what may be computed with it; any where it is empty.
+        items: True for an item of a container; else it is an attribute or variable of this name.
+        operators: the operators that may be applied to it; empty for any.
     """
     above, computed = 1, not operators
     for i in range(start + 1, len(steps)):
@@ -433,7 +434,7 @@ def _only_counts(
 
 @functools.lru_cache(maxsize=4096)
 def only_counts(code: types.CodeType, name: str) -> bool:
-    """Whether code does nothing with a number of this name but compute the next one: `n += 1`."""
+    """Return whether code uses a number of this name only to compute the next one: `n += 1`."""
     steps = list(dis.get_instructions(code))
     for i, step in enumerate(steps):
         if _reads(step, name) and not _only_counts(steps, i, name, operators=()):
@@ -443,7 +444,7 @@ def only_counts(code: types.CodeType, name: str) -> bool:
 
 
 def _reads(step: dis.Instruction, name: str) -> bool:
-    """Whether an attribute or variable of this name is read. A method is no number."""
+    """Return whether an attribute or variable of this name is read. A method is no number."""
     if step.argval != name or not step.opname.startswith("LOAD_"):
         return False
     if step.opname == "LOAD_ATTR" and sys.version_info >= (3, 12):

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 @functools.lru_cache(maxsize=4096)
 def names_read(code: types.CodeType) -> frozenset[str]:
-    """The global and attribute names in a function's code, nested functions included."""
+    """Return the global and attribute names in a function's code, nested functions included."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -19,7 +19,7 @@ def names_read(code: types.CodeType) -> frozenset[str]:
 
 
 def functions_in(member: object) -> list[types.FunctionType]:
-    """The functions behind a member of a class, however it is decorated."""
+    """Return the functions behind a member of a class, however it is decorated."""
     found: dict[int, types.FunctionType] = {}
     waiting = [member]
     while waiting:
@@ -34,7 +34,7 @@ def functions_in(member: object) -> list[types.FunctionType]:
 
 
 def behind(member: object) -> Iterator[object]:
-    """What a decorator that makes no function has made something of."""
+    """Return the functions wrapped by a descriptor (property, partial, cached_property...)."""
     if isinstance(member, property):
         yield from (f for f in (member.fget, member.fset) if f is not None)
     elif isinstance(member, staticmethod | classmethod):

@@ -1,4 +1,4 @@
-"""What objects hold, looked at without running anybody's code: no property, no `__getattr__`."""
+"""Attributes and items of objects, without running user code: no property, no `__getattr__`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ import torch
 from torch import Tensor, nn
 
 MOST = 1000
-"""Items that are looked at."""
+"""Items of one object that are followed."""
 
 LEAVES = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
 )
 _LEAVES = frozenset(LEAVES)
-_SHOW_NOTHING = (Tensor, torch.Stream, torch.Event)
-"""Those of torch's streams that have gone leave weak references to nothing behind (torch 2.11)."""
+_OPAQUE = (Tensor, torch.Stream, torch.Event)
+"""Types without attributes to follow. A stream of torch's that was freed leaves weak references to
+nothing behind (torch 2.11)."""
 
 
-def leads_on(value: object) -> bool:
-    """Whether a value may have attributes or items that somebody reads."""
+def has_contents(value: object) -> bool:
+    """Return whether a value may have attributes or items that code reads."""
     kind = type(value)  # `isinstance` would ask the value for its class
-    return kind not in _LEAVES and not issubclass(kind, (*LEAVES, *_SHOW_NOTHING))
+    return kind not in _LEAVES and not issubclass(kind, (*LEAVES, *_OPAQUE))
 
 
 BUILTIN = frozenset(
@@ -43,23 +44,23 @@ BUILTIN = frozenset(
 
 
 def has_attributes(value: object) -> bool:
-    """Whether reads of a value's attributes are noted."""
+    """Return whether reads of a value's attributes are noted."""
     kind = type(value)
-    if kind in _LEAVES or issubclass(kind, _SHOW_NOTHING):
+    if kind in _LEAVES or issubclass(kind, _OPAQUE):
         return False
     return id(value if issubclass(kind, type) else kind) not in BUILTIN
 
 
-def globals_named(namespace: Mapping[str, Any], name: str) -> list[object]:
+def global_values(namespace: Mapping[str, Any], name: str) -> list[object]:
     if name in namespace:
         return [namespace[name]]
     return [vars(builtins)[name]] if name in vars(builtins) else []
 
 
 def peek(value: object, name: str) -> Iterator[object]:
-    """What an attribute holds, as far as that is told without running anybody's code."""
+    """Return the value of an attribute, where it can be found without running user code."""
     kind = type(value)
-    if kind in _LEAVES or issubclass(kind, _SHOW_NOTHING):
+    if kind in _LEAVES or issubclass(kind, _OPAQUE):
         return
     if name == "__class__":
         yield kind
@@ -96,7 +97,7 @@ class _OfOne(NamedTuple):
 
 
 _OF_NAMED_TUPLES = type(vars(_OfOne)["item"])
-"""What reads an item by its name; it is C."""
+"""The descriptor of a named tuple's item, which is C."""
 
 
 def _of_class(kind: type, name: str) -> Iterator[object]:
@@ -115,7 +116,7 @@ def _unbound(member: object) -> Iterator[object]:
 
 
 def class_member(kind: type, name: str) -> object:
-    """What a class, or one that it derives from, has under a name; None for nothing."""
+    """Return a member of a class or of its bases by name, or None."""
     for parent in kind.__mro__:
         if name in vars(parent):
             return vars(parent)[name]
@@ -123,7 +124,7 @@ def class_member(kind: type, name: str) -> object:
 
 
 def attributes_of(value: object) -> dict[str, Any] | None:
-    """The `__dict__` of an object, or None, without asking its `__getattr__`."""
+    """Return the `__dict__` of an object, or None, without calling its `__getattr__`."""
     kind = type(value)
     if issubclass(kind, threading.local):
         return vars(value)  # this thread's
@@ -131,13 +132,13 @@ def attributes_of(value: object) -> dict[str, Any] | None:
         return None
     try:
         found = object.__getattribute__(value, "__dict__")
-    except AttributeError:  # a class of the interpreter's own, which keeps it to itself
+    except AttributeError:  # a class of the interpreter, which hides it
         return None
     return cast(dict[str, Any], found) if isinstance(found, dict) else None
 
 
 def items(value: object, keys: Iterable[object]) -> Iterator[object]:
-    """The items of a builtin container under these keys; all where none is known."""
+    """Return the items of a builtin container under these keys; all where no key is known."""
     known = [key for key in keys if isinstance(key, int | str | float)]
     if isinstance(value, nn.ModuleList | nn.ModuleDict | nn.Sequential):
         yield from value._modules.values()
@@ -155,10 +156,10 @@ def items(value: object, keys: Iterable[object]) -> Iterator[object]:
 
 
 def elements(value: object) -> Iterator[object]:
-    """What going through a value gives, without running anybody's code; itself if it is none."""
+    """Return the elements of a container, without running user code; of another value, itself."""
     if isinstance(value, dict):
         yield from list(dict.values(cast(dict[Any, object], value)))[:MOST]
-        yield from [key for key in list(dict.keys(value))[:MOST] if leads_on(key)]
+        yield from [key for key in list(dict.keys(value))[:MOST] if has_contents(key)]
     elif isinstance(value, types.MappingProxyType):
         yield from list(cast(Any, value).values())[:MOST]
     elif isinstance(value, list):
@@ -171,16 +172,16 @@ def elements(value: object) -> Iterator[object]:
         yield from value._modules.values()
     elif isinstance(value, enum.EnumMeta):
         yield from cast(Any, value).__members__.values()
-    elif leads_on(value):
+    elif has_contents(value):
         yield value
 
 
-def went_through(iterator: object) -> object:
-    """What an iterator that C made of one container goes through; else the iterator."""
+def iterated_container(iterator: object) -> object:
+    """Return the container that a builtin iterator goes through; of another value, itself."""
     while isinstance(iterator, Iterator) and type(iterator).__module__ == "builtins":
         if isinstance(iterator, types.GeneratorType):
             break
-        referents = [v for v in gc.get_referents(iterator) if leads_on(v)]
+        referents = [v for v in gc.get_referents(iterator) if has_contents(v)]
         if len(referents) != 1:
             break
         (iterator,) = referents

@@ -1,4 +1,4 @@
-"""What the Python code of a callable's runs was seen to read."""
+"""The reads of Python code in a callable's runs."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from onelaunch.frames.stack import Use
 
 @dataclass(slots=True)
 class Owner:
-    """An object of which attributes were loaded or stored."""
+    """An object whose attributes were loaded or stored."""
 
     ref: Callable[[], object]
     names: dict[str, Use] = field(default_factory=dict[str, Use])
-    """Attribute -> what becomes of what it held."""
+    """Attribute -> how its value from before the call was used."""
     opaque: bool = False
-    """Whether any attribute may have been read."""
+    """True if any attribute may have been read."""
 
 
 @dataclass(slots=True)
 class Reads:
-    """What the Python code of a callable's runs was seen to read. Keeps nothing alive, but for
-    objects that have slots alone."""
+    """A record of all that the Python code of a callable's runs read. Keeps nothing alive, except
+    objects that have only slots."""
 
     owners: dict[int, Owner] = field(default_factory=dict[int, Owner])
     globals: dict[int, tuple[dict[str, Any], dict[str, Use]]] = field(
         default_factory=lambda: cast(Any, {})
     )
-    """id -> the globals of a module, and those loaded, as in `Owner.names`."""
+    """id -> the globals of a module, and the uses of the loaded ones, as in `Owner.names`."""
     variables: dict[tuple[types.CodeType, str], Use] = field(default_factory=lambda: cast(Any, {}))
-    """Variables of functions around a function, as in `Owner.names`."""
+    """Free variables of functions, as in `Owner.names`."""
     items: dict[tuple[int, object], Use] = field(default_factory=lambda: cast(Any, {}))
     """(id of a container, key), as in `Owner.names`."""
     codes: set[types.CodeType] = field(default_factory=lambda: cast(Any, set()))
-    """All that ran."""
+    """The code that ran."""
     backward: bool = False
-    """Whether a backward ran inside."""
+    """True if a backward ran inside."""
     takes_functions: str | None = None
-    """An operator that was called which takes functions; see `watching.HigherOrder`."""
+    """The name of an operator called that takes functions; see `watch.operations.HigherOrder`."""
     noted: set[tuple[types.CodeType, int]] = field(default_factory=lambda: cast(Any, set()))
-    """Code, and id of globals, whose loads of globals and of variables around it are known."""
+    """(code, id of its globals) whose loads of globals and free variables are known."""
     kinds: weakref.WeakKeyDictionary[type | types.CodeType, Owner] = field(
         default_factory=lambda: cast(Any, weakref.WeakKeyDictionary())
     )
-    """class, or code -> what was read of its instances, or functions, which tells of one that came
-    after the run."""
+    """class, or code -> the reads of its instances, or functions: expected of one made after the
+    run too."""
 
     def copy(self) -> Reads:
-        """What is known, without what is gone; a run adds to it."""
+        """Return a copy for a run to add to, without the objects that were freed."""
         return Reads(
             {
                 key: Owner(owner.ref, dict(owner.names), owner.opaque)
@@ -73,39 +73,39 @@ class Reads:
         )
 
     def of_globals(self, namespace: dict[str, Any]) -> dict[str, Use]:
-        """The globals of a module that were loaded."""
+        """Return the uses of the globals of a module that were loaded."""
         return self.globals.setdefault(id(namespace), (namespace, {}))[1]
 
     def owner(self, value: object) -> Owner:
-        """The entry of an object, made if there is none."""
+        """Return the entry of an object, made if there is none."""
         found = self.owners.get(id(value))
         if found is None or found.ref() is not value:
             found = self.owners[id(value)] = Owner(_reference(value))
         return found
 
     def of(self, value: object) -> Owner | None:
-        """What was read of an object, or None."""
+        """Return the entry of an object, or None."""
         found = self.owners.get(id(value))
         return found if found is not None and found.ref() is value else None
 
     def expected(self, value: object) -> Owner | None:
-        """What a run will read of an object: as of others of its class, if no run has met it."""
+        """Return the expected reads of an object: its own, or its class's if no run has met it."""
         found = self.of(value)
-        return found if found or isinstance(value, _APART) else self.kinds.get(_kind(value))
+        return found if found or isinstance(value, _NOT_ALIKE) else self.kinds.get(_kind(value))
 
     def settle(self) -> None:
-        """Sum up, after a run, what was read of the instances of each class; and let go of what
-        is held here alone, an object or a graph that the run made."""
+        """Sum up, after a run, the reads of the instances of each class; and drop objects that only
+        this keeps alive, such as a graph that the run made."""
         for owner in self.owners.values():
             value = owner.ref()
-            if value is None or isinstance(value, _APART):
+            if value is None or isinstance(value, _NOT_ALIKE):
                 continue
-            kind = self.kinds.setdefault(_kind(value), Owner(_gone))
+            kind = self.kinds.setdefault(_kind(value), Owner(_freed))
             raise_uses(kind.names, owner.names)
             kind.opaque |= owner.opaque
         value, count = None, -1
         ours = [k for k, owner in self.owners.items() if isinstance(owner.ref, functools.partial)]
-        while len(ours) != count:  # one that held another may have gone
+        while len(ours) != count:  # one that held another may have been dropped
             count = len(ours)
             for key in ours:
                 value = self.owners[key].ref()
@@ -115,8 +115,8 @@ class Reads:
             ours = [key for key in ours if key in self.owners]
 
     def exceeds(self, other: Reads, containers: set[int]) -> bool:
-        """Whether more was read than is known in `other`, of what is still there; of items those
-        that are in these containers."""
+        """Return whether more was read than `other` knows, of objects that are alive; of items,
+        only those of these containers."""
         if self.codes - other.codes or _exceed(self.variables, other.variables):
             return True
         if _exceed({k: use for k, use in self.items.items() if k[0] in containers}, other.items):
@@ -133,8 +133,8 @@ class Reads:
                 return True
         return False
 
-    def living(self) -> list[object]:
-        """The objects of which something was read, and which are still there."""
+    def alive(self) -> list[object]:
+        """Return the objects that were read and are alive."""
         found = [owner.ref() for owner in self.owners.values()]
         return [value for value in found if value is not None]
 
@@ -144,27 +144,27 @@ def _exceed(uses: Mapping[Any, Use], known: Mapping[Any, Use]) -> bool:
 
 
 def raise_uses(known: dict[Any, Use], uses: Mapping[Any, Use]) -> None:
-    """Note uses of places beside those that are known."""
+    """Add uses to those known, keeping the greater for each place."""
     for place, use in uses.items():
         if use > known.get(place, -1):
             known[place] = use
 
 
 def _reference(value: object) -> Callable[[], object]:
-    """Refers to an object weakly; where that cannot be, for good, but for what a run made; see
-    `Reads.settle`."""
+    """Return a weak reference to an object; a strong one where there can be none, which
+    `Reads.settle` drops for objects that a run made."""
     try:
         return weakref.ref(value)
     except TypeError:
         return functools.partial(_itself, value)
 
 
-_APART = (type, types.ModuleType)
-"""Of these what is read of one says nothing of another."""
+_NOT_ALIKE = (type, types.ModuleType)
+"""Types whose instances have nothing in common: reads of one are not expected of another."""
 
 
 def _kind(value: object) -> type | types.CodeType:
-    """What one object has in common with others of which the same is read."""
+    """Return the kind of an object: the same is read of all objects of a kind."""
     return value.__code__ if isinstance(value, types.FunctionType) else type(value)
 
 
@@ -172,7 +172,7 @@ _OURS_ALONE = 3
 """References to an object that a partial, a variable and `sys.getrefcount` itself hold."""
 
 
-def _gone() -> None:
+def _freed() -> None:
     return None
 
 

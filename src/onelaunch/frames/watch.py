@@ -1,9 +1,9 @@
-"""What the Python code of a run loads, and of which objects: seen in the frames that it ran in.
+"""A profile hook that notes the loads of a run's Python code, with the objects they are of.
 
-Every function that runs, in whatever package, is watched by the interpreter's profile hook. When it
-returns, what its instructions load (see `loads`) is looked up from the values of its variables. So
-methods of objects made in the call, partials, enumerations and classes of libraries are seen as
-anything else is, and what merely has the name of something that was read is not.
+The interpreter's profile hook watches every function that runs, in any package. When one returns,
+the loads of its instructions (see `loads`) are looked up from the values of its variables. So
+methods of objects made in the call, partials, enumerations and classes of libraries are seen like
+anything else, and an object that merely shares a name with one that was read is not.
 """
 
 from __future__ import annotations
@@ -26,19 +26,25 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.frames.loads import loads_of
-from onelaunch.frames.origins import TORCH, is_generated, is_machinery, keeps, serves_machinery
+from onelaunch.frames.origins import (
+    TORCH,
+    is_container_code,
+    is_generated,
+    is_machinery,
+    serves_machinery,
+)
 from onelaunch.frames.peek import (
     BUILTIN,
     MOST,
     attributes_of,
     class_member,
     elements,
-    globals_named,
+    global_values,
     has_attributes,
+    has_contents,
     items,
-    leads_on,
+    iterated_container,
     peek,
-    went_through,
 )
 from onelaunch.frames.reads import Reads, raise_uses
 from onelaunch.frames.stack import UNKNOWN, Loads, Symbol, Use
@@ -50,10 +56,10 @@ _LOOKS_UP = {
     nn.Module.__setattr__.__code__,
     nn.Module.__delattr__.__code__,
 }
-"""Where the attribute of somebody's module is looked up; it is known already."""
+"""Code that looks up attributes of modules; the load that called it is noted already."""
 _IMPORTS = cast(Any, importlib)._bootstrap._find_and_load.__code__
 _ITERATED = ".0"
-"""The argument of a comprehension or generator expression: an iterator."""
+"""Name of the argument of a comprehension or generator expression: an iterator."""
 _BACKWARDS = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _HIGHER_ORDER = (TORCH + "_higher_order_ops", TORCH + "nn/attention/flex_attention.py")
 _TAKE_FUNCTIONS = frozenset({"flex_attention", "cond", "while_loop", "scan", "associative_scan"})
@@ -61,28 +67,28 @@ _RUNS_BACKWARD = {cast(types.FunctionType, fn).__code__ for fn in _BACKWARDS}
 
 
 class FrameWatch:
-    """Notes in `reads` what the functions read that run while it is active."""
+    """A watch that notes in `reads` the reads of functions that run while it is active."""
 
     def __init__(self, reads: Reads) -> None:
         self.reads = reads
         self._active = False
-        # The collector's callbacks run whenever there is garbage, and are not the callable's.
+        # The collector's callbacks may run at any time, and are not the callable's.
         self._unread = _LOOKS_UP | {getattr(fn, "__code__", None) for fn in gc.callbacks}
         self._importing: list[FrameType] = []
-        """Imports under way: what finders read, and a module's own code, is no part of the run."""
+        """Imports under way: reads of finders and of a module's own code are no part of the run."""
         self._codes: dict[int, _Code] = {}
-        """By id."""
-        self._given: dict[int, dict[str, Any]] = {}
-        """id of a frame -> the arguments that it was called with, if it replaces any."""
+        """id of a code object -> facts about it."""
+        self._arguments: dict[int, dict[str, Any]] = {}
+        """id of a frame -> the arguments of its call, of the names that it assigns anew."""
         self._results: dict[int, dict[int, list[object]]] = {}
-        """id of a frame -> what Python code called by each of its instructions returned."""
+        """id of a frame -> the results of Python code called by each of its instructions."""
         self._lock = threading.Lock()
 
     @contextmanager
     def watching(self) -> Generator[None]:
-        """Around a run, in this thread. Slows it down by some 50 us for each function that runs."""
+        """Watch a run in this thread. Slows it down by some 50 us for each function that runs."""
         before = sys.getprofile()
-        with no_collection(), self.told():
+        with no_collection(), self.active():
             sys.setprofile(self)
             try:
                 yield
@@ -91,15 +97,15 @@ class FrameWatch:
                     sys.setprofile(before)
 
     @contextmanager
-    def told(self) -> Generator[None]:
-        """Around a run of which somebody else's hook tells this."""
+    def active(self) -> Generator[None]:
+        """Be active during a run; another profile hook calls this one."""
         self._active = True
         try:
             with _Joining(self) if torch.is_grad_enabled() else nullcontext():
                 yield
         finally:
             self._active = False
-            self._given.clear()  # another thread may keep this as its hook
+            self._arguments.clear()  # another thread may keep this as its hook
             self._results.clear()
             self.reads.settle()
 
@@ -120,8 +126,8 @@ class FrameWatch:
         elif self._importing:
             return
         elif event == "call":
-            if known.tells:
-                self._told_by(known.code)
+            if known.matters:
+                self._note_torch(known.code)
             if not known.unread:
                 self._called(frame, known)
         else:
@@ -133,8 +139,8 @@ class FrameWatch:
         self._codes[id(code)] = known
         return known
 
-    def _told_by(self, code: types.CodeType) -> None:
-        """Note what a call of torch's tells by itself."""
+    def _note_torch(self, code: types.CodeType) -> None:
+        """Note a call of torch's that matters in itself: a backward, or a higher-order operator."""
         if code in _RUNS_BACKWARD:
             self.reads.backward = True
         else:
@@ -148,18 +154,18 @@ class FrameWatch:
             self.reads.codes.add(known.code)
         if known.replaced:
             values = frame.f_locals
-            given = {n: v for n in known.replaced if leads_on(v := values.get(n))}
-            if given:
-                self._given[id(frame)] = given
+            arguments = {n: v for n in known.replaced if has_contents(v := values.get(n))}
+            if arguments:
+                self._arguments[id(frame)] = arguments
         if known.iterates:  # at the end it is exhausted
-            iterated = went_through(frame.f_locals.get(_ITERATED))
-            self._given.setdefault(id(frame), {})[_ITERATED] = iterated
+            container = iterated_container(frame.f_locals.get(_ITERATED))
+            self._arguments.setdefault(id(frame), {})[_ITERATED] = container
 
     def _returned(self, frame: FrameType, known: _Code, result: object) -> None:
-        given = self._given.pop(id(frame), {}) if self._given else {}
+        arguments = self._arguments.pop(id(frame), {}) if self._arguments else {}
         results = self._results.pop(id(frame), {}) if self._results else {}
         parent = frame.f_back
-        if parent is not None and leads_on(result):
+        if parent is not None and has_contents(result):
             caller = self._codes.get(id(parent.f_code)) or self._known(parent.f_code)
             if not caller.machinery:
                 at = self._results.setdefault(id(parent), {}).setdefault(parent.f_lasti, [])
@@ -167,21 +173,21 @@ class FrameWatch:
                     at.append(result)
         if not known.unread and not known.is_unread(frame):
             with self._lock:
-                _Frame(self.reads, frame, loads_of(known.code), given, results).note()
+                _Frame(self.reads, frame, loads_of(known.code), arguments, results).note()
 
 
 @dataclass(slots=True)
 class _Code:
-    """What is known of a function's code, whichever frame it runs in.
+    """Facts about a function's code, the same for each frame that it runs in.
 
     Attributes:
-        machinery: whether it is of the workings of the standard library, torch or onelaunch.
-        unread: whether none of its frames is read.
-        met: whether one of them was.
+        machinery: True for internals of the standard library, torch or onelaunch.
+        unread: True if none of its frames is read.
+        met: True once one of them was.
         replaced: the arguments that it assigns anew.
-        iterates: whether it is a comprehension or a generator expression.
-        imports: whether it runs an import: a finder's search, or a module's own code.
-        tells: whether a call of it says something by itself.
+        iterates: True for a comprehension or a generator expression.
+        imports: True if it runs an import: a finder's search, or a module's own code.
+        matters: True if a call of it is noted in itself; see `_note_torch`.
     """
 
     code: types.CodeType
@@ -191,22 +197,22 @@ class _Code:
     replaced: tuple[str, ...] = ()
     iterates: bool = False
     imports: bool = field(init=False)
-    tells: bool = field(init=False)
-    _told: bool = field(init=False)
+    matters: bool = field(init=False)
+    _is_always_read: bool = field(init=False)
 
     def __post_init__(self) -> None:
         file, name = self.code.co_filename, self.code.co_name
         self.imports = self.code is _IMPORTS or name == "<module>"
         takes = name in _TAKE_FUNCTIONS and file.startswith(_HIGHER_ORDER)
-        self.tells = takes or self.code in _RUNS_BACKWARD
-        self._told = file != "<string>" and not keeps(file)
+        self.matters = takes or self.code in _RUNS_BACKWARD
+        self._is_always_read = file != "<string>" and not is_container_code(file)
 
     def is_unread(self, frame: FrameType) -> bool:
-        """Whether one frame is not read, which its caller may decide."""
-        return not self._told and (is_generated(frame) or serves_machinery(frame))
+        """Return whether one frame is not read, which its caller may decide."""
+        return not self._is_always_read and (is_generated(frame) or serves_machinery(frame))
 
     def meet(self) -> None:
-        """Learn what its first frame is to be asked, and later ones."""
+        """Find, at its first frame, which arguments to keep of each."""
         code, self.met = self.code, True
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
         assigned = loads_of(code).assigned
@@ -215,7 +221,7 @@ class _Code:
 
 
 class _Joining(DispatchMode):
-    """Has other threads watched that work for this one: autograd's, for a device."""
+    """A mode that also watches threads that work for this one: autograd's, for a device."""
 
     def __init__(self, watch: FrameWatch) -> None:
         super().__init__()
@@ -232,14 +238,14 @@ class _Joining(DispatchMode):
 
 
 class _Frame:
-    """One function that has run: the values of its symbols."""
+    """A function that has run, with the values of its symbols."""
 
     def __init__(
         self,
         reads: Reads,
         frame: FrameType,
         loads: Loads,
-        given: Mapping[str, Any],
+        arguments: Mapping[str, Any],
         results: Mapping[int, list[object]],
     ) -> None:
         self._reads = reads
@@ -248,16 +254,16 @@ class _Frame:
         self._locals = frame.f_locals
         self._loads = loads
         self._last = loads.reached(frame.f_lasti)
-        self._given = given
+        self._arguments = arguments
         self._results = {loads.instruction(at): found for at, found in results.items()}
         self._variables: dict[str, list[object]] = {}
-        self._seeking = 0
-        """How many variables are being followed, whose values are not all known yet."""
+        self._following = 0
+        """Number of variables being followed, whose values are not all known yet."""
         self._known: dict[int, list[object]] = {}
         """id of a symbol -> its values."""
 
     def note(self) -> None:
-        """Note all that the function's code loads and stores."""
+        """Note all loads and stores of the function's code."""
         reads, loads = self._reads, self._loads
         if (self._code, id(self._globals)) not in reads.noted:
             reads.noted.add((self._code, id(self._globals)))
@@ -269,12 +275,12 @@ class _Frame:
                 self._attributes(value, uses)
         for place, use in loads.places.items():
             if loads.begins[place] <= self._last:
-                self._noted(place, use)
+                self._note_place(place, use)
         for symbol in loads.opaque:
-            self._opaque(self._values(symbol))
+            self._note_opaque(self._values(symbol))
         for call in loads.calls:
             if call.offset <= self._last:
-                self._passed(call)
+                self._note_call(call)
 
     def _attributes(self, value: object, uses: Mapping[str, Use]) -> None:
         if has_attributes(value):
@@ -284,7 +290,7 @@ class _Frame:
             if others:  # its class has them
                 raise_uses(self._reads.owner(type(value)).names, others)
 
-    def _noted(self, place: Symbol, use: Use) -> None:
+    def _note_place(self, place: Symbol, use: Use) -> None:
         if place.kind == "attribute":
             for value in self._values(place.base):
                 self._attributes(value, {place.key: use})
@@ -297,26 +303,26 @@ class _Frame:
                         self._reads.items, dict.fromkeys([(id(value), k) for k in keys], use)
                     )
 
-    def _passed(self, call: Symbol) -> None:
-        """What code that is not read may do with the objects that it is given."""
+    def _note_call(self, call: Symbol) -> None:
+        """Note what a callee that is not read may read of its arguments."""
         if self._is_made_by_c(call.base):
-            self._opaque(v for part in call.parts for v in self._values(part))
+            self._note_opaque(v for part in call.parts for v in self._values(part))
         for function in self._values(call.base):
             if function is vars or function is dir:
-                self._opaque(v for part in call.parts for v in self._values(part))
+                self._note_opaque(v for part in call.parts for v in self._values(part))
             elif (function is getattr or function is hasattr) and len(call.parts) > 1:
-                self._looked_up(call.parts[0], call.parts[1])
+                self._note_getattr(call.parts[0], call.parts[1])
             elif getattr(function, "__module__", None) in _READS_ALL:
-                self._opaque(v for part in call.parts for v in self._values(part))
+                self._note_opaque(v for part in call.parts for v in self._values(part))
 
     def _is_made_by_c(self, function: Symbol | None) -> bool:
-        """Whether what is called is an object whose class is C's: `attrgetter("scale")(layer)`."""
+        """Return whether the callee is an instance of a C class: `attrgetter("scale")(layer)`."""
         if function is None or function.kind != "call":
             return False
         made = [v for v in self._values(function.base) if isinstance(v, type)]
         return any(map(_is_called_by_c, made))
 
-    def _looked_up(self, base: Symbol, name: Symbol) -> None:
+    def _note_getattr(self, base: Symbol, name: Symbol) -> None:
         names = [n for n in self._values(name) if type(n) is str]
         for value in self._values(base):
             if not has_attributes(value):
@@ -326,7 +332,7 @@ class _Frame:
             for n in names:
                 self._reads.owner(value).names[n] = Use.READ
 
-    def _opaque(self, values: Iterable[object]) -> None:
+    def _note_opaque(self, values: Iterable[object]) -> None:
         for value in values:
             if has_attributes(value) and not isinstance(value, _NOT_OPAQUE):
                 self._reads.owner(value).opaque = True
@@ -334,24 +340,24 @@ class _Frame:
     # Values of symbols.
 
     def _values(self, symbol: Symbol | None) -> list[object]:
-        """What a symbol may have stood for. Runs no code of the user's."""
+        """Return the values that a symbol may have had. Runs no user code."""
         symbol = symbol or UNKNOWN
         if symbol.kind == "variable":
             return self._variable(symbol.key)
         if id(symbol) in self._known:
             return self._known[id(symbol)]
-        found = self._sought(symbol)
-        if not self._seeking:
+        found = self._find(symbol)
+        if not self._following:
             self._known[id(symbol)] = found
         return found
 
-    def _sought(self, symbol: Symbol) -> list[object]:
+    def _find(self, symbol: Symbol) -> list[object]:
         kind = symbol.kind
         found: list[object] = list(self._results.get(symbol.offset, ()))
         if kind == "constant":
             found.append(symbol.key)
         elif kind == "global":
-            found += globals_named(self._globals, symbol.key)
+            found += global_values(self._globals, symbol.key)
         elif kind == "attribute":
             found += [v for o in self._values(symbol.base) for v in peek(o, symbol.key)]
         elif kind == "namespace":
@@ -360,8 +366,8 @@ class _Frame:
             keys = [v for part in symbol.parts for v in self._values(part)]
             inside = self._values(symbol.base)
             found += [v for o in inside for v in items(o, keys)]
-            if symbol.base and symbol.base.kind in _MADE:  # of that its items are what is known
-                found += filter(leads_on, inside)
+            if symbol.base and symbol.base.kind in _MADE:  # its values are known by their items
+                found += filter(has_contents, inside)
         elif kind in ("parts", "either"):
             found += [v for part in symbol.parts for v in self._values(part)]
         elif kind == "call":
@@ -371,32 +377,32 @@ class _Frame:
         return found[:MOST]
 
     def _variable(self, name: str) -> list[object]:
-        """Its values at the call and at the end, and all that are assigned in between."""
+        """Return a variable's values: at the call, at the end, and all assigned in between."""
         if name in self._variables:
             return self._variables[name]
         found = self._variables[name] = [
-            values[name] for values in (self._given, self._locals) if name in values
+            values[name] for values in (self._arguments, self._locals) if name in values
         ]
         loads = self._loads
         if name not in loads.assigned:
             return found
-        if not found and name not in loads.gone and name not in loads.free:
-            return found  # what assigns it did not run
+        if not found and name not in loads.cleared and name not in loads.free:
+            return found  # no assignment to it ran
         seen = {id(v) for v in found}
         before = -1
-        self._seeking += 1
+        self._following += 1
         while before < len(found) < MOST:
             before = len(found)
             for symbol in self._loads.assigned[name]:
                 for value in self._values(symbol):
-                    if id(value) not in seen and (leads_on(value) or type(value) in (str, int)):
+                    if id(value) not in seen and (has_contents(value) or type(value) in (str, int)):
                         seen.add(id(value))
                         found.append(value)
-        self._seeking -= 1
+        self._following -= 1
         return found
 
     def _returned(self, call: Symbol) -> list[object]:
-        """What a call may have given: of code that is not read, something of what it was given."""
+        """Return the possible results of a call; of code not read, its arguments and items."""
         found: list[object] = []
         for function in self._values(call.base):
             if function is getattr and len(call.parts) > 1:
@@ -412,12 +418,12 @@ class _Frame:
             elif isinstance(function, weakref.ref):
                 found.append(cast(Any, weakref.ref.__call__(function)))
             elif _is_unread(function):
-                given = [v for part in call.parts for v in self._values(part)]
-                found += [v for v in given if leads_on(v)]
-                found += [v for v in map(elements, given) for v in v if leads_on(v)]
+                arguments = [v for part in call.parts for v in self._values(part)]
+                found += [v for v in arguments if has_contents(v)]
+                found += [v for v in map(elements, arguments) for v in v if has_contents(v)]
         if self._is_made_by_c(call.base):
-            given = [v for part in call.parts for v in self._values(part)]
-            found += [v for o in given for v in (*_held(o), *elements(o)) if leads_on(v)]
+            arguments = [v for part in call.parts for v in self._values(part)]
+            found += [v for o in arguments for v in (*_held(o), *elements(o)) if has_contents(v)]
         return found
 
     def _module(self, symbol: Symbol) -> list[object]:
@@ -433,13 +439,13 @@ class _Frame:
 
 
 _MADE = ("call", "parts", "either")
-"""Symbols of containers that the code itself makes, or has made."""
+"""Kinds of symbols for containers that the code itself makes."""
 _NOT_OPAQUE = (types.ModuleType, types.FunctionType, type, nn.Module, dict, list, tuple, deque)
-"""What code that is not read is given without reading its attributes one by one."""
+"""Types whose attributes a callee that is not read does not read one by one."""
 
 
 def _is_unread(function: object) -> bool:
-    """Whether what is called is no Python code that would be seen."""
+    """Return whether a callee is no Python code that would be seen."""
     if isinstance(function, types.MethodType):
         function = function.__func__
     if isinstance(function, types.FunctionType):
@@ -460,7 +466,7 @@ def _namespaces(values: Iterable[object]) -> list[object]:
 
 
 def _held(value: object) -> Iterable[object]:
-    """What an object's attributes hold, of which any may be read."""
+    """Return the values of an object's attributes, any of which may be read."""
     return list((attributes_of(value) or {}).values()) if has_attributes(value) else ()
 
 
@@ -471,7 +477,7 @@ def _is_called_by_c(kind: type) -> bool:
 _READS_ALL = frozenset(
     {"copy", "copyreg", "dataclasses", "inspect", "json", "operator", "pickle", "_pickle", "pprint"}
 )
-"""Modules whose functions read the attributes of whatever they are given."""
+"""Modules whose functions read any attribute of their arguments."""
 _OF_C = (
     *(types.BuiltinFunctionType, types.MethodWrapperType),
     *(types.MethodDescriptorType, types.WrapperDescriptorType),

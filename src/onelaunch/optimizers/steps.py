@@ -150,17 +150,17 @@ class Steps:
             except CaptureError as error:
                 observer.refused = observer.refused or error  # the callable may catch it
                 raise
-            observer.noting = None if is_of_torch(optimizer) else self._note
+            observer.on_operation = None if is_of_torch(optimizer) else self._note
 
         def after(optimizer: Optimizer) -> None:
-            observer.noting = None
+            observer.on_operation = None
             self.after(optimizer)
 
         try:
             with watching_steps(before, after):
                 yield
         finally:
-            observer.noting = None
+            observer.on_operation = None
             self.restore()
 
     def _note(self, func: Any, args: Any, kwargs: Any) -> None:

@@ -14,7 +14,7 @@ from onelaunch.driver.aten import operator, tensors
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.sizes.buckets import Sizes
 from onelaunch.sizes.dims import Follow
-from onelaunch.watch.operations import TakingApart
+from onelaunch.watch.operations import DecomposingMode
 
 
 def line(dim: int, place: int, sizes: dict[Sizes, int]) -> Follow | None:
@@ -131,7 +131,7 @@ def _agree(a: Tensor, b: Tensor, tolerance: float, usual: Tensor) -> Tensor:
     return ((near & finite) | (a == b) | (a.isnan() & b.isnan())).all()
 
 
-class Jitter(TakingApart):
+class Jitter(DecomposingMode):
     """A run with rounding errors larger than any kernel's: an integer that it does not change may
     not change with the kernel either."""
 

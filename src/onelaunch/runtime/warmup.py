@@ -127,7 +127,7 @@ class Warmup:
         if any(map(_creates_state, attempt.reached.changed(before)[1])):
             signature.warm -= 1  # an optimizer's first step: the next call shows what it reads
         else:
-            signature.known = observer.told(named)
+            signature.known = observer.accesses(named)
         return result
 
     def rehearse(self, attempt: Attempt, refuse: Refuse, then: Callable[[Any], object]) -> None:
@@ -158,7 +158,7 @@ class Warmup:
             signature.need_bytes = max(0, need - observer.saved_bytes)
             signature.threads.add(get_ident())
             if self._options.compile:
-                signature.known = observer.told(named)
+                signature.known = observer.accesses(named)
                 for _ in range(2):
                     driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
         refuse_lasting(effects.found)

@@ -1,10 +1,10 @@
-"""The world behind the arguments: what a callable reaches, and whether it is as it was.
+"""The state behind the arguments: finding it, restoring it, and checking that it is unchanged.
 
-walk.py         StateWalk: what a callable reaches
-contents.py     the places that one object holds, as far as they were touched
-slots.py        Slot: one place that holds what a callable reads
-snapshot.py     what it reaches before and after its runs, and the way back to what it was
+walk.py         StateWalk: the state that a callable reaches
+contents.py     the slots of one object, as far as they were touched
+slots.py        Slot: one place that holds a value the callable reads
+snapshot.py     StateSnapshot: the state before a capture, to compare with and to restore
 guard.py        StateGuard: the check before each replay
 native/         the same check in C
-host_values.py  what the host reads of host tensors: values that a call must match
+host_values.py  values of host tensors that the host reads, which a call must match
 """

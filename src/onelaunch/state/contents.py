@@ -1,4 +1,4 @@
-"""The places that one object holds, and the code that it leads to."""
+"""The slots of one object, and the code that it leads to."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from onelaunch.state.slots import (
 )
 
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")
-_LISTED_ANEW = ("modules_buffers", "named_module_buffers")
-"""Which DDP makes at each forward, of buffers that are reached without them."""
+_REMADE_BY_DDP = ("modules_buffers", "named_module_buffers")
+"""Lists that DDP makes anew at each forward, of buffers that are reached without them."""
 _UNWALKED = ("torch._", "torch.cuda", "torch.utils", "threading", "logging", "onelaunch")
-MOST_BYTES = 1 << 14  # of a numpy array that is compared at each call, at 0.1 us for a KB
+MOST_BYTES = 1 << 14  # largest NumPy array that is compared at each call, at 0.1 us for a KB
 
 
 class Untouched(NamedTuple):
-    """Attributes of a module that no code was seen to read or store: some 20 of each.
+    """The attributes of a module that no code was seen to read or store: some 20 for each module.
 
     Attributes:
         holder: the module's `__dict__`.
-        values: what they are.
+        values: their values.
     """
 
     name: str
@@ -54,19 +54,19 @@ class Untouched(NamedTuple):
     via: Slot | None
 
     def slot(self, key: str) -> Slot:
-        """The place of one."""
+        """Return the slot of one attribute."""
         return Slot("item", self.holder, key, f"{self.name}{key}", self.module, self.via)
 
     def changed(self) -> bool:
-        """Whether another object is in one of them now."""
+        """Return whether one of them holds another object now."""
         return any(self.holder.get(key, MISSING) is not old for key, old in self.values.items())
 
 
 class Contents:
-    """What objects hold, as far as a callable was seen to read it; before it has run, all of it.
+    """The slots of objects, as far as a callable was seen to read them; before it has run, all.
 
     Args:
-        reads: what was seen, or None.
+        reads: the reads of the callable, or None.
     """
 
     def __init__(self, reads: Reads | None) -> None:
@@ -74,27 +74,27 @@ class Contents:
         self.containers: dict[int, tuple[Any, str, int]] = {}
         """id -> (container, name, length), of lists, dicts, sets and deques."""
         self.untouched: dict[int, Untouched] = {}
-        """id of a module's `__dict__` -> those of its attributes that nobody was seen to touch."""
-        self._met: dict[int, list[object]] = {}
-        """id of a container of which items were read, or stored -> their keys."""
+        """id of a module's `__dict__` -> its attributes that no code was seen to touch."""
+        self._keys: dict[int, list[object]] = {}
+        """id of a container -> the keys of items that were read or stored."""
         for container, key in () if reads is None else reads.items:
-            self._met.setdefault(container, []).append(key)
-        self._named: dict[int, dict[str, Use]] = {}
-        """id of a class -> what was read of it and of its instances."""
-        for value in () if reads is None else reads.living():
+            self._keys.setdefault(container, []).append(key)
+        self._uses_by_class: dict[int, dict[str, Use]] = {}
+        """id of a class -> uses of its attributes and of its instances'."""
+        for value in () if reads is None else reads.alive():
             owner = reads and reads.of(value)
             kinds = list(type(value).__mro__)
             kinds += value.__mro__ if isinstance(value, type) else ()
             for kind in kinds:
-                names = self._named.setdefault(id(kind), {})
+                names = self._uses_by_class.setdefault(id(kind), {})
                 raise_uses(names, owner.names if owner else {})
 
     def names_of(self, kind: type) -> dict[str, Use]:
-        """What was read of a class, or of its instances."""
-        return self._named.get(id(kind), {})
+        """Return the uses of attributes of a class, or of its instances."""
+        return self._uses_by_class.get(id(kind), {})
 
     def _use(self, owner: Owner | None, name: object) -> Use | None:
-        """What becomes of an attribute; None where nobody was seen to touch it."""
+        """Return the use of an attribute; None if no code was seen to touch it."""
         if self.reads is None:
             return Use.READ
         if owner is None:
@@ -104,7 +104,12 @@ class Contents:
     def of(
         self, name: str, value: object, via: Slot | None, use: Use = Use.READ
     ) -> Iterator[tuple[Slot, Use | None]]:
-        """The places of one object, to which `via` led, whose use is given."""
+        """Return the slots of one object, with their uses.
+
+        Args:
+        via: the slot that led to the object.
+        use: the use of that slot.
+        """
         if isinstance(value, nn.Module):
             yield from self._of_module(name, value, via)
         elif isinstance(value, types.FunctionType):
@@ -125,16 +130,16 @@ class Contents:
     def _items(
         self, name: str, value: Any, use: Use = Use.READ
     ) -> Iterator[tuple[Slot, Use | None]]:
-        """What is in a container."""
+        """Return the slots of a container's items."""
         if isinstance(value, dict | types.MappingProxyType):
             mapping = cast(dict[Any, object], value)
             self.containers[id(mapping)] = (mapping, name, len(mapping))
-            # One that has not been there may come: `try: d["scale"]`, or a class's `__missing__`.
-            missed = [key for key in self._met.get(id(mapping), ()) if key not in mapping]
+            # A missing key may be added: `try: d["scale"]`, or a class's `__missing__`.
+            missed = [key for key in self._keys.get(id(mapping), ()) if key not in mapping]
             for key in (*mapping, *missed):
                 text = f"{name}[{_short(key)}]"
                 slot = Slot("item", mapping, key, text, None)
-                known = self.reads if id(mapping) in self._met and use is Use.ITEMS else None
+                known = self.reads if id(mapping) in self._keys and use is Use.ITEMS else None
                 yield slot, Use.READ if known is None else known.items.get(slot.id)
             if isinstance(value, defaultdict):
                 factory = f"{name}.default_factory"
@@ -149,11 +154,11 @@ class Contents:
         elif isinstance(value, set):
             held = cast(set[object], value)
             self.containers[id(held)] = (held, name, len(held))
-            # A registry of classes grows, which its length tells; there may be hundreds.
+            # A registry of classes only grows, which its length shows; it may have hundreds.
             registry = bool(held) and all(isinstance(one, type) for one in held)
             if len(held) <= MOST and not registry:
-                how = frozenset if is_plain(frozenset(held)) else _members_of
-                yield Slot("contents", held, how, f"what `{name}` holds", None), Use.READ
+                reader = frozenset if is_plain(frozenset(held)) else _members_of
+                yield Slot("contents", held, reader, f"what `{name}` holds", None), Use.READ
         elif isinstance(value, bytearray):
             yield Slot("contents", value, bytes, name, None), Use.READ
         elif isinstance(value, contextvars.ContextVar):
@@ -162,7 +167,7 @@ class Contents:
             yield Slot("contents", value, type(value).tobytes, name, None), Use.READ
 
     def _attributes(self, name: str, value: Any) -> Iterator[tuple[Slot, Use | None]]:
-        """What an instance of somebody's class has in its `__dict__` and its slots."""
+        """Return the slots of an instance: its `__dict__`, and `__slots__` of user classes."""
         if type(value).__module__.startswith(_UNWALKED):
             return
         owner = self.reads and self.reads.expected(value)
@@ -188,13 +193,13 @@ class Contents:
             if isinstance(entries, dict):
                 for key in cast(dict[str, object], entries):
                     yield Slot("item", entries, key, f"{prefix}{key}", module, via), Use.READ
-        derived = _LISTED_ANEW if isinstance(module, nn.parallel.DistributedDataParallel) else ()
+        derived = _REMADE_BY_DDP if isinstance(module, nn.parallel.DistributedDataParallel) else ()
         untouched: dict[str, object] = {}
         for key, value in list(attributes.items()):
             if key in MODULE_DICTS or key in derived or (self.reads is None and key in _NOT_READ):
                 continue
             use = self._use(owner, key)
-            if use is None and not isinstance(value, Tensor):  # whose memory may be known otherwise
+            if use is None and not isinstance(value, Tensor):  # a kernel may read a tensor's memory
                 untouched[key] = value
             else:
                 yield Slot("item", attributes, key, f"{prefix}{key}", module, via), use
@@ -218,32 +223,32 @@ class Contents:
             yield Slot("of", fn, defaults_of, f"{name}.__defaults__", None), Use.READ
         if fn.__kwdefaults__:
             yield Slot("of", fn, keyword_defaults_of, f"{name}.__kwdefaults__", None), Use.READ
-        if reads is None and not is_installed(code.co_filename):  # it may read all that it names
+        if reads is None and not is_installed(code.co_filename):  # it may read any global it names
             names = dict.fromkeys(names_read(code), Use.READ)
             yield from self.of_globals(fn.__globals__, names)
 
     def of_globals(
         self, namespace: dict[str, Any], names: dict[str, Use]
     ) -> Iterator[tuple[Slot, Use]]:
-        """The globals of a module that are read; of an installed one those that may change."""
+        """Return the globals of a module that are read; of an installed one, if they may change."""
         installed = is_installed(str(namespace.get("__file__") or ""))
         for name in list(names):
-            # One that has not been there may come, and hide a builtin.
+            # A missing global may be added, and hide a builtin.
             fixed = installed and _is_fixed(namespace.get(name, _is_fixed))
             if not (fixed or name.startswith("__")):
                 yield Slot("item", namespace, name, name, None), names[name]
 
     def _of_python_module(self, name: str, module: types.ModuleType) -> Iterator[tuple[Slot, Use]]:
-        """What was read of a module's attributes: `settings.model.scale`."""
+        """Return the attributes of a module that were read: `settings.model.scale`."""
         owner = self.reads and self.reads.of(module)
         installed = is_library_module(module)
         for key, use in owner.names.items() if owner else ():
-            # One that has not been there may come: `getattr(settings, "scale", 1)`.
+            # A missing attribute may be added: `getattr(settings, "scale", 1)`.
             if not (installed and _is_fixed(vars(module).get(key, _is_fixed))):
                 yield Slot("item", vars(module), key, f"{name}.{key}", None), use
 
     def _of_class(self, kind: type) -> Iterator[tuple[Slot, Use | None]]:
-        """The attributes of a class; of an installed one those that may change."""
+        """Return the attributes of a class; of an installed one, if they may change."""
         installed = is_library_class(kind)
         members, names = members_of(kind), self.names_of(kind)
         for key, member in list(members.items()):
@@ -258,12 +263,12 @@ class Contents:
             yield from self._items(kind.__qualname__, vars(kind)["_member_map_"])
 
     def _ran(self, member: object) -> bool:
-        """Whether a member of a class is, or wraps, code that ran: Python calls some by itself."""
+        """Return whether a member of a class is, or wraps, code that ran: Python calls some."""
         codes = self.reads.codes if self.reads is not None else ()
         return any(fn.__code__ in codes for fn in functions_in(member))
 
     def code_of(self, name: str, value: object) -> Iterator[tuple[str, object]]:
-        """What else an object leads to: its class, and code behind decorators."""
+        """Return what else an object leads to: its class, and code behind decorators."""
         if isinstance(value, types.MethodType):
             yield "self" if not isinstance(value.__self__, nn.Module) else "", value.__self__
             yield name, value.__func__
@@ -290,7 +295,7 @@ def _factory_of(value: defaultdict[Any, Any]) -> object:
 
 
 def _members_of(value: set[object]) -> frozenset[int]:
-    """Which objects are in a set, told without keeping any."""
+    """Return the ids of a set's elements, which keeps none of them alive."""
     return frozenset(map(id, value))
 
 
@@ -310,11 +315,11 @@ _NOT_READ = frozenset(
     for key in vars(nn.Module())
     if key.startswith(("_forward_", "_backward_", "_state_", "_load_state_", "_non_persistent_"))
 )
-"""Of what `nn.Module` gives to each module: hooks, and what only saving and loading read."""
+"""Attributes of every `nn.Module` that no forward reads: hooks, and what saving and loading use."""
 
 
 def _of_script(prefix: str, module: Any) -> Iterator[tuple[Slot, Use]]:
-    """What a TorchScript module holds where Python does not: its numbers, tensors and mode."""
+    """Return the slots of a TorchScript module outside Python: its numbers, tensors and mode."""
     inner, known = module._c, vars(module).get("_concrete_type")
     parameters: Any = torch._C.ParameterDict(inner)
     keys = [*dict(parameters.items()), "training"]
@@ -328,7 +333,7 @@ def _of_script(prefix: str, module: Any) -> Iterator[tuple[Slot, Use]]:
 
 
 def dicts_of(value: object) -> list[dict[str, Any]]:
-    """The dicts that hold the attributes of an object or module."""
+    """Return the dicts that hold the attributes of an object or module."""
     if isinstance(value, nn.Module):
         inner = [value.__dict__.get(kind) for kind in MODULE_DICTS]
         return [value.__dict__, *(entries for entries in inner if isinstance(entries, dict))]
@@ -341,12 +346,12 @@ def dicts_of(value: object) -> list[dict[str, Any]]:
 
 
 def members_of(kind: type) -> dict[str, object]:
-    """A class shows its dict by a proxy; the dict itself can tell that it changes."""
+    """Return the dict behind a class's proxy: the dict itself can be watched for changes."""
     return cast(dict[str, object], gc.get_referents(vars(kind))[0])
 
 
 def _is_fixed(value: object) -> bool:
-    """Whether what an installed package has under a name is its code, taken as it is."""
+    """Return whether a value of an installed package is code, which is taken never to change."""
     while isinstance(value, staticmethod | classmethod):
         value = cast(Any, value).__func__
     if isinstance(value, types.FunctionType):
@@ -359,19 +364,19 @@ def _is_fixed(value: object) -> bool:
 
 
 def is_library_class(kind: type) -> bool:
-    """Whether a class comes from an installed package."""
+    """Return whether a class comes from an installed package."""
     name = kind.__module__ if type(kind.__module__) is str else ""
     return _is_library(name, sys.modules.get(name))
 
 
 def is_library_module(module: types.ModuleType) -> bool:
-    """Whether a module is of an installed package."""
+    """Return whether a module comes from an installed package."""
     return _is_library(module.__name__, module)
 
 
 def _is_library(name: str, module: types.ModuleType | None) -> bool:
-    """Whether a name is of an installed package: where its module has no file, as one that was
-    executed or is written in C, the packages around it tell."""
+    """Return whether a name comes from an installed package. For a module without a file, one that
+    was executed or is written in C, the packages around it decide."""
     while True:
         file = getattr(module, "__file__", None)
         if file is not None:

@@ -1,9 +1,9 @@
-"""Whether what a recording relies on, behind its arguments, is still as it was.
+"""The check before each replay that a recording's state is unchanged.
 
-Four things are checked at every call: that the modes of torch are those of the capture, that each
-slot holds the very object it held (the parameter, the submodule, the flag), that each tensor read
-by address is still there, laid out as it was (`p.data = ...`, `set_`, `resize_` move a tensor
-without replacing it), and in grad mode that each of them requires grad or not, as it did.
+It checks four things at every call: torch's modes are those of the capture; each slot holds the
+same object (the parameter, the submodule, the flag); each tensor read by address has the same
+memory and layout (`p.data = ...`, `set_`, `resize_` move a tensor without replacing it); and in
+grad mode, each of these tensors requires grad as it did.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from onelaunch.state.host_values import version_of
 from onelaunch.state.native import native
 from onelaunch.state.slots import (
     Slot,
-    checker,
     code_of,
     defaults_of,
     gradient_of,
     is_same_method,
     keyword_defaults_of,
+    same_gradients,
     same_hooks,
 )
 
 Reader = tuple[Callable[[], object], object]
-"""A mode: how to read it, and the very object that must come back."""
+"""A mode: its reader, and the object that the reader must return."""
 
 
 class StateGuard:
-    """The state that a recording was captured in.
+    """A guard of the state that a recording was captured in.
 
     Args:
-        slots: (slot, what it must hold); tensors, modules and code by identity, plain values by
-            type and bits.
+        slots: (slot, expected content); tensors, modules and code are compared by identity, plain
+            values by type and bits.
         tensors: tensors that the graph reads or writes by address; kept alive.
-        sized: (container, names): what must keep its length; of a dict of attributes only a key
-            among the names may not come or go.
-        modes: modes of torch, and what they must be.
+        sized: (container, names): containers that must keep their length; in a dict of attributes
+            only keys among the names must not come or go.
+        modes: torch's modes, with their expected values.
         leaves: tensors whose hooks ran in the capture, or would have.
 
     Attributes:
-        check: whether all is as it was; changes nothing. 0.3 us, and 0.03 us for each tensor; with
-            Python older than 3.12 another 0.02 us for each slot. Without a compiler on the machine
-            the same in Python, ten times slower.
+        check: returns whether all is unchanged, and changes nothing. 0.3 us, and 0.03 us for each
+            tensor; with Python older than 3.12 another 0.02 us for each slot. Without a compiler on
+            the machine it runs in Python, ten times slower.
     """
 
     check: Callable[[], bool]
@@ -63,7 +63,7 @@ class StateGuard:
         leaves: Sequence[Tensor] = (),
         asks: bool = False,
     ) -> None:
-        # Dicts of attributes first: those need no look unless they change.
+        # Dicts of attributes first: they are read only after one has changed.
         ordered = sorted(slots, key=lambda pair: not _is_attribute(pair[0]))
         self._slots = [slot for slot, _ in ordered]
         self._values = [value for _, value in ordered]
@@ -74,19 +74,18 @@ class StateGuard:
         ]
         self._modes = list(modes)
         self.tensors = list(tensors)
-        self._places = [_Place.of(t) for t in self.tensors]
-        # Without grad mode what requires grad is nobody's business, and may change, unless the
-        # callable asks.
-        wanting = torch.is_grad_enabled() or asks
-        self._grads = [t.requires_grad for t in self.tensors] if wanting else []
+        self._layouts = [_Layout.of(t) for t in self.tensors]
+        # Without grad mode `requires_grad` has no effect and may change, unless it is read.
+        grads_matter = torch.is_grad_enabled() or asks
+        self._grads = [t.requires_grad for t in self.tensors] if grads_matter else []
         self._same_hooks = same_hooks(leaves) if leaves else None
         self.check = self._native_check() or self._python_check
 
     def agrees(self, other: StateGuard) -> bool:
-        """Whether it checks just what another does, so that one of them can serve both.
+        """Return whether it makes the same checks as another guard, so that one can serve both.
 
-        Recordings that share a guard find it in the processor's caches: one of BERT, with all that
-        it looks at, is some 100 KB.
+        Recordings that share a guard find it in the processor's caches: one of BERT, with all the
+        memory that it reads, is some 100 KB.
         """
         return (
             self._same_hooks is None
@@ -98,25 +97,26 @@ class StateGuard:
             and len(self._sized) == len(other._sized)
             and all(a.id == b.id for a, b in zip(self._slots, other._slots, strict=True))
             and all(map(_fits, self._values, other._values))
-            and all(a.agrees(b) for a, b in zip(self._places, other._places, strict=True))
+            and all(a.agrees(b) for a, b in zip(self._layouts, other._layouts, strict=True))
             and all(a.agrees(b) for a, b in zip(self._sized, other._sized, strict=True))
         )
 
     def _native_check(self) -> Callable[[], bool] | None:
-        """The check in C, for all that C can see; the rest around it."""
+        """Return the check in C for all that C can read, with the rest around it; None without
+        C."""
         guard = native().guard
         if guard is None:
             return None
-        seen = [i for i in self._watched if _is_seen_by_c(self._slots[i])]
-        watched = sum(_is_attribute(self._slots[i]) for i in seen)
-        values = [self._values[i] for i in seen]
+        in_c = [i for i in self._watched if _is_readable_in_c(self._slots[i])]
+        watched = sum(_is_attribute(self._slots[i]) for i in in_c)
+        values = [self._values[i] for i in in_c]
         lengths = [len(size.container) for size in self._sized]
         plain = [t for t in self.tensors if _is_laid_out_for_c(t)]
         native_guard = guard(
             tuple(read for read, _ in self._modes),
             tuple(expected for _, expected in self._modes),
-            tuple(self._slots[i].holder for i in seen),
-            tuple(_key_for_c(self._slots[i]) for i in seen),
+            tuple(self._slots[i].holder for i in in_c),
+            tuple(_key_for_c(self._slots[i]) for i in in_c),
             values,
             watched,
             tuple(size.container for size in self._sized),
@@ -125,44 +125,44 @@ class StateGuard:
             tuple(plain),
             bool(self._grads),
         )
-        quick = native_guard.check
-        if quick() is not True:
-            return None  # a container that shows Python something else than it holds
-        unseen = [i for i in self._watched if not _is_seen_by_c(self._slots[i])]
-        rest = [i for i in unseen if self._slots[i].key is not gradient_of]
-        same_gradients = checker(
-            [(self._slots[i].holder, _gradient(self._values[i])) for i in unseen if i not in rest]
+        check_in_c = native_guard.check
+        if check_in_c() is not True:
+            return None  # a container whose methods show other contents than it has
+        not_in_c = [i for i in self._watched if not _is_readable_in_c(self._slots[i])]
+        rest = [i for i in not_in_c if self._slots[i].key is not gradient_of]
+        gradients_kept = same_gradients(
+            [(self._slots[i].holder, _gradient(self._values[i])) for i in not_in_c if i not in rest]
         )
-        others = [p for p in self._places if not any(p.tensor is t for t in plain)]
+        others = [p for p in self._layouts if not any(p.tensor is t for t in plain)]
 
         def settle() -> bool:
-            """Let equal values take the place of those captured, and look once more.
+            """Let equal values take the place of the captured ones, and check once more.
 
-            What is taken is what was looked at: another thread may change it in between.
+            The values taken are the ones compared: another thread may change a slot in between.
             """
             now = [len(size.container) for size in self._sized]
-            contents = [self._slots[i].read() for i in seen]
+            contents = [self._slots[i].read() for i in in_c]
             if not all(size.kept() for size in self._sized):
                 return False
-            if not all(map(_fits, contents, (self._values[i] for i in seen))):
+            if not all(map(_fits, contents, (self._values[i] for i in in_c))):
                 return False
             lengths[:] = now
             values[:] = contents
-            return quick() is True
+            return check_in_c() is True
 
         hooks_kept = self._same_hooks
-        if not unseen and not others and hooks_kept is None:
-            return lambda: (found := quick()) is True or (found is None and settle())
+        if not not_in_c and not others and hooks_kept is None:
+            return lambda: (found := check_in_c()) is True or (found is None and settle())
 
         def check() -> bool:
-            found = quick()
+            found = check_in_c()
             if found is not True and (found is False or not settle()):
                 return False
             return (
-                same_gradients()
+                gradients_kept()
                 and (hooks_kept is None or hooks_kept())
                 and all(map(self._holds, rest))
-                and all(place.kept() for place in others)
+                and all(layout.kept() for layout in others)
                 and (not others or self._same_grads())
             )
 
@@ -173,7 +173,7 @@ class StateGuard:
             all(read() is expected for read, expected in self._modes)
             and all(size.kept() for size in self._sized)
             and all(map(self._holds, self._watched))
-            and all(place.kept() for place in self._places)
+            and all(layout.kept() for layout in self._layouts)
             and self._same_grads()
             and (self._same_hooks is None or self._same_hooks())
         )
@@ -184,11 +184,11 @@ class StateGuard:
         )
 
     def _holds(self, index: int) -> bool:
-        """Whether a slot holds what it must."""
+        """Return whether a slot holds its expected content."""
         return _fits(self._slots[index].read(), self._values[index])
 
     def moved(self) -> str | None:
-        """The name of a tensor that is gone from its slot or memory for good, or None.
+        """Return the name of a tensor that left its slot or memory for good, or None.
 
         A flag that differs can come back, so a recording waits for it; a moved parameter does not.
         """
@@ -197,13 +197,13 @@ class StateGuard:
                 return slot.name
             if slot.key is version_of and slot.read() != value:
                 return slot.name
-        for index, place in enumerate(self._places):
-            if not place.kept():
-                return self._name(place.tensor, index)
+        for index, layout in enumerate(self._layouts):
+            if not layout.kept():
+                return self._name(layout.tensor, index)
         return None
 
     def difference(self) -> str | None:
-        """The name of what differs, with what it was and is, or None."""
+        """Return the first difference: a name, with captured and current value; or None."""
         moved = self.moved()
         if moved is not None:
             return f"{moved} moved"
@@ -224,11 +224,11 @@ class StateGuard:
         return None
 
     def held(self) -> Iterator[tuple[Slot, object]]:
-        """The slots, and what they must hold."""
+        """Return the slots with their expected contents."""
         return zip(self._slots, self._values, strict=True)
 
     def names(self) -> list[str]:
-        """The slots whose tensors are read by address."""
+        """Return the names of slots whose tensors are read by address."""
         return [
             slot.name
             for slot, value in zip(self._slots, self._values, strict=True)
@@ -242,14 +242,14 @@ class StateGuard:
         return f"tensor {index}"
 
     def untraced(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Those of `tensors` that no guarded slot holds."""
+        """Return the tensors that no guarded slot holds."""
         held = {id(local(v)) if isinstance(v, Tensor) else id(v) for v in self._values}
         return [t for t in tensors if id(local(t)) not in held]
 
 
 def _fits(content: object, value: object) -> bool:
-    """Whether `content` may stand where `value` stood: the same object, the same method of the same
-    object, or a plain equal value."""
+    """Return whether `content` may replace `value`: the same object, the same method of the same
+    object, or an equal plain value."""
     if content is value or is_same_method(content, value):
         return True
     if type(content) is tuple and type(value) is tuple:
@@ -262,18 +262,18 @@ def _gradient(value: object) -> Tensor | None:
 
 
 def _stays(slot: Slot) -> bool:
-    """Whether what a slot holds can never be another: what is in a tuple."""
+    """Return whether a slot's content can never change: an item of a tuple."""
     return slot.kind == "item" and isinstance(slot.holder, tuple)
 
 
-def _is_seen_by_c(slot: Slot) -> bool:
+def _is_readable_in_c(slot: Slot) -> bool:
     return slot.kind in ("cell", "of") or (
         slot.kind == "item" and isinstance(slot.holder, dict | list)
     )
 
 
 _PARTS: Any = {code_of: 0, defaults_of: 1, keyword_defaults_of: 2}
-"""What C calls the parts of a function."""
+"""The numbers that C has for the parts of a function."""
 
 
 def _key_for_c(slot: Slot) -> object:
@@ -281,25 +281,25 @@ def _key_for_c(slot: Slot) -> object:
 
 
 def _is_laid_out_for_c(t: Tensor) -> bool:
-    """C sees no subclass's own layout, and no lazy conjugation."""
+    """Return whether C sees the tensor's layout; not of subclasses, nor lazy conjugation."""
     return type(t) in (Tensor, torch.nn.Parameter) and not t.is_complex()
 
 
-class _Place:
-    """Where a tensor lies, and how."""
+class _Layout:
+    """The memory and layout of a tensor."""
 
     def __init__(self, tensor: Tensor, state: tuple[object, ...]) -> None:
         self.tensor = tensor
         self._state = state
 
     @classmethod
-    def of(cls, t: Tensor) -> _Place:
+    def of(cls, t: Tensor) -> _Layout:
         return cls(t, _layout(t))
 
     def kept(self) -> bool:
         return _layout(self.tensor) == self._state
 
-    def agrees(self, other: _Place) -> bool:
+    def agrees(self, other: _Layout) -> bool:
         return self.tensor is other.tensor and self._state == other._state
 
 
@@ -309,7 +309,7 @@ def _layout(t: Tensor) -> tuple[object, ...]:
 
 
 class _Size:
-    """The length of a container, and for a dict of attributes which names it has."""
+    """The length of a container; for a dict of attributes, the names of interest in it."""
 
     def __init__(self, container: Any, names: frozenset[str] | None) -> None:
         self.container = container
@@ -330,9 +330,9 @@ class _Size:
 
 
 def _is_attribute(slot: Slot) -> bool:
-    """Whether a slot is looked at only when a watched dict changed.
+    """Return whether a slot is checked only after a watched dict has changed.
 
-    Those of objects and modules are watched; globals change too often. Which dict an object has
-    no watched dict tells: that is looked at every time.
+    Dicts of objects and modules are watched; globals change too often. An object may get a new
+    dict, which no watched dict reports: that is checked every time.
     """
     return slot.kind == "item" and slot.owner is not None and isinstance(slot.holder, dict)

@@ -1,4 +1,4 @@
-"""The places that hold what a callable reads."""
+"""Slots: the places that hold the values a callable reads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 Kind = Literal["item", "cell", "of", "contents"]
-"""How a slot is read: ``holder[key]``, ``holder.cell_contents`` or ``key(holder)``; the last as
-``"contents"`` where the guard's C does not know the key."""
+"""The kind of read of a slot: ``holder[key]``, ``holder.cell_contents`` or ``key(holder)``; the
+last is ``"contents"`` if the guard's C does not know the key."""
 
 
 class Slot(NamedTuple):
-    """One place that holds a value: a dict entry, a list item, or a closure cell."""
+    """A place that holds a value: a dict entry, a list item, or a closure cell."""
 
     kind: Kind
     holder: Any
@@ -29,17 +29,17 @@ class Slot(NamedTuple):
     owner: Any
     """The object whose attribute the slot is, or None."""
     via: Slot | None = None
-    """The slot that led here: its content is, or holds, this slot's holder."""
+    """The slot that leads here: its content is, or holds, this slot's holder."""
 
     @property
     def id(self) -> tuple[int, object]:
         return (id(self.holder), self.key)
 
     def read(self) -> object:
-        """What the slot holds, or `MISSING`; whatever a class of containers shows of itself."""
+        """Return the slot's content, or `MISSING`. Ignores a container class's overrides."""
         holder = self.holder
         kind: type = type(holder)
-        if kind is dict and self.kind == "item":  # nearly all of them
+        if kind is dict and self.kind == "item":  # nearly all slots
             return holder.get(self.key, MISSING)
         try:
             if self.kind == "cell":
@@ -55,7 +55,7 @@ class Slot(NamedTuple):
             return MISSING
 
     def shown(self, value: object) -> str:
-        """A value of the slot in a message: the numbers of an array, whose bytes are read."""
+        """Return a value of the slot for a message: an array's numbers, not its bytes."""
         if self.kind == "contents" and isinstance(value, bytes):
             with suppress(TypeError, ValueError, NotImplementedError):  # `cast` knows plain numbers
                 kind: Any = memoryview(self.holder).format
@@ -63,7 +63,7 @@ class Slot(NamedTuple):
         return repr(value)[:40]
 
     def write(self, value: object) -> None:
-        """Put `value` in, as the callable did."""
+        """Store `value`, as the callable did."""
         if self.kind == "cell":
             self.holder.cell_contents = value
         elif self.kind in ("of", "contents") or isinstance(self.owner, type):
@@ -74,7 +74,7 @@ class Slot(NamedTuple):
             self.holder[self.key] = value
 
     def _assign(self, value: object) -> None:
-        """Write an attribute whose place is no dict that may be written: a class's, or a slot."""
+        """Store an attribute that is not in a writable dict: of a class, or in `__slots__`."""
         if self.key is gradient_of:
             self.holder.grad = None if value is MISSING else value
             return
@@ -85,7 +85,7 @@ class Slot(NamedTuple):
             self.holder.set(value)
             return
         if isinstance(value, bytes):
-            _put_back(self.holder, value)
+            _restore_bytes(self.holder, value)
             return
         member = getattr(self.key, "__self__", None)
         if isinstance(member, types.MemberDescriptorType):
@@ -93,12 +93,12 @@ class Slot(NamedTuple):
         elif isinstance(self.owner, type):
             holder, name = self.owner, self.key
         else:
-            return  # what a set holds is no tensor, and its changes stay
+            return  # a set holds no tensor, and its changes stay
         delattr(holder, name) if value is MISSING else setattr(holder, name, value)
 
 
-def _put_back(array: Any, content: bytes) -> None:
-    """Have an array hold what was read of it, unless it has grown: then its changes stay."""
+def _restore_bytes(array: Any, content: bytes) -> None:
+    """Restore an array's bytes, unless it has grown: then its changes stay."""
     view = memoryview(array)
     if view.nbytes != len(content) or view.readonly or "O" in view.format:
         return
@@ -118,7 +118,7 @@ MISSING: Any = _Missing()
 
 @dataclass(frozen=True)
 class ScriptAttribute:
-    """Reads an attribute of a TorchScript module."""
+    """A reader of an attribute of a TorchScript module."""
 
     name: str
 
@@ -127,7 +127,7 @@ class ScriptAttribute:
 
 
 def function_of(partial: functools.partial[Any]) -> object:
-    """What a partial calls, and what it gives; as its state is set, all of them are others."""
+    """Return the function of a partial. `__setstate__` replaces it and all arguments."""
     return partial.func
 
 
@@ -140,7 +140,7 @@ def keywords_of(partial: functools.partial[Any]) -> dict[str, Any]:
 
 
 def code_of(fn: types.FunctionType) -> types.CodeType:
-    """The code of a function, which can be replaced in place."""
+    """Return the code of a function, which can be replaced in place."""
     return fn.__code__
 
 
@@ -153,15 +153,15 @@ def keyword_defaults_of(fn: types.FunctionType) -> dict[str, Any] | None:
 
 
 def is_same_method(a: object, b: object) -> bool:
-    """Whether both are one function bound to one object; each look at it makes another method."""
+    """Return whether both are one function bound to one object; each access makes a new method."""
     if not (isinstance(a, types.MethodType) and isinstance(b, types.MethodType)):
         return False
     return a.__self__ is b.__self__ and a.__func__ is b.__func__
 
 
 @dataclass(frozen=True)
-class _Look:
-    """Reads what Python can ask of the tensor in a slot but for its elements."""
+class _Description:
+    """A reader of all that Python can ask of the tensor in a slot, except its elements."""
 
     kind: Kind
     key: Any
@@ -174,27 +174,27 @@ class _Look:
         return f"{type(t)} {t.dtype} {t.device} {t.requires_grad} {tuple(t.shape)} {strides}"
 
 
-def look_at(slot: Slot) -> Slot:
-    """A slot of what the tensor in a slot is, whichever it is."""
+def description_slot(slot: Slot) -> Slot:
+    """Return a slot that holds a description of the tensor in a slot, whichever tensor it is."""
     name = f"what tensor `{slot.name}` is"
-    return Slot("contents", slot.holder, _Look(slot.kind, slot.key), name, None)
+    return Slot("contents", slot.holder, _Description(slot.kind, slot.key), name, None)
 
 
 def gradient_of(t: Tensor) -> Tensor:
-    """Raises where there is none: the slot is empty."""
+    """Return a leaf's gradient. Raises where there is none: the slot is empty."""
     if not t.is_leaf or t.grad is None:
         raise LookupError
     return t.grad
 
 
 def has_gradient(t: Tensor) -> bool:
-    """Whether a leaf has a gradient."""
+    """Return whether a leaf has a gradient."""
     return read_gradient(t) is not None
 
 
 _base: Any = torch._C.TensorBase
 read_gradient: Callable[[Tensor], Tensor | None] = _base.grad.__get__
-"""`leaf.grad` without Python's share of it: 0.05 us."""
+"""`leaf.grad` without its Python wrapper: 0.05 us."""
 
 
 read_hooks: Any = _base._backward_hooks.__get__
@@ -203,7 +203,7 @@ read_last_hooks: Any = _base._post_accumulate_grad_hooks.__get__
 
 
 def same_hooks(leaves: Sequence[Tensor]) -> Callable[[], bool]:
-    """What tells whether each leaf has the hooks that it has now: 0.1 us for each."""
+    """Return a check that each leaf has the hooks it has now: 0.1 us for each leaf."""
     hooks, last_hooks = list(map(read_hooks, leaves)), list(map(read_last_hooks, leaves))
     dicts = [entries for entries in (*hooks, *last_hooks) if entries]
 
@@ -223,9 +223,8 @@ def same_hooks(leaves: Sequence[Tensor]) -> Callable[[], bool]:
     return same
 
 
-def checker(gradients: Sequence[tuple[Any, Tensor | None]]) -> Callable[[], bool]:
-    """What tells whether each leaf has the gradient given, or none where that is None: 0.05 us
-    for each."""
+def same_gradients(gradients: Sequence[tuple[Any, Tensor | None]]) -> Callable[[], bool]:
+    """Return a check that each leaf's `.grad` is the expected object or None: 0.05 us for each."""
     leaves = [leaf for leaf, _ in gradients]
     expected = [gradient for _, gradient in gradients]
     return lambda: all(map(operator.is_, map(read_gradient, leaves), expected))

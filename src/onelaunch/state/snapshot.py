@@ -1,4 +1,4 @@
-"""What a callable reaches before and after its runs, and the way back to what it was."""
+"""Snapshots of the state that a callable reaches, and the rollback to them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from onelaunch.state.walk import Change, StateWalk, changes, restore, walk
 
 
 class ReachableState:
-    """The state that a callable reaches, walked once for as long as nothing changes.
+    """The state that a callable reaches, walked again only after a change.
 
     It serves one capture and the runs that come before it, all under `Driver.exclusive`.
 
     Args:
-        roots: where the state begins, named.
-        reads: what the callable was seen to read, or None before it has run.
+        roots: the named objects where the walk begins.
+        reads: the reads of the callable, or None before it has run.
     """
 
     def __init__(self, roots: Sequence[tuple[str, object]], reads: Reads | None = None) -> None:
@@ -33,37 +33,37 @@ class ReachableState:
         self._now: StateWalk | None = None
 
     def walk(self) -> StateWalk:
-        """The state as it is now."""
+        """Return the current state."""
         if self._now is None:
             self._now = walk(self.roots, self.reads)
         return self._now
 
     def values(self) -> list[object]:
-        """All that is reached."""
+        """Return all contents that are reached."""
         return [value for _, value in self.walk().held.values()]
 
     def changed(self, before: StateWalk) -> tuple[StateWalk, list[Change]]:
-        """The state after a run, and what the run has changed of that `before` it."""
-        if before.reads is self.reads and before.stands():
+        """Return the state after a run, and the run's changes to the state `before` it."""
+        if before.reads is self.reads and before.is_current():
             self._now = before
             return before, []
         after = walk(self.roots, self.reads)
         found = changes(before, after)
-        self._now = None if found else after  # what was changed will be put back
+        self._now = None if found else after  # changes will be undone
         return after, found
 
     def know(self, reads: Reads | None) -> None:
-        """Walk again the next time if more is known by now of what the callable reads."""
+        """Take new reads of the callable; if there are any, the next use walks again."""
         if self.reads is not reads:
             self.reads, self._now = reads, None
 
     def forget(self) -> None:
-        """Walk again the next time: the state was changed otherwise."""
+        """Walk again at the next use: something else changed the state."""
         self._now = None
 
 
 def held_by(driver: Driver, device: torch.device, found: StateWalk) -> dict[int, list[Tensor]]:
-    """storage -> the tensors on the device that are reached."""
+    """Return the reached tensors on the device, by storage."""
     held: dict[int, list[Tensor]] = {}
     for _, t in found.tensors():
         if lies_on(t, device):
@@ -73,34 +73,34 @@ def held_by(driver: Driver, device: torch.device, found: StateWalk) -> dict[int,
 
 @dataclass(slots=True)
 class StateSnapshot:
-    """The state that a callable reaches, as it was before a capture."""
+    """A snapshot of the state that a callable reaches, taken before a capture."""
 
     reached: ReachableState
     walk: StateWalk
     held: dict[int, list[Tensor]]
-    """storage -> tensors that the callable reaches by address. The capture adds what it finds."""
+    """storage -> tensors that the callable reaches by address. The capture adds to it."""
     _kept: list[_Kept]
 
     @staticmethod
     def of(driver: Driver, device: torch.device, reached: ReachableState) -> StateSnapshot:
-        """The state as it is now."""
+        """Take a snapshot of the current state."""
         found = reached.walk()
         held = held_by(driver, device, found)
         tensors = [t for _, t in found.tensors() if lies_on(t, device)]
         return StateSnapshot(reached, found, held, [_Kept.of(local(t)) for t in tensors])
 
     def values(self, tree: Tree) -> list[tuple[str, object]]:
-        """What a call reaches, by name; `tree` is of its arguments."""
+        """Return what a call reaches, by name; `tree` holds its arguments."""
         values: list[tuple[str, object]] = [(at, c.value) for at, c in call_constants(tree)]
         return values + [(slot.name, value) for slot, value in self.walk.held.values()]
 
     def generators(self, tree: Tree) -> list[torch.Generator]:
-        """The generators of torch's that a call reaches, each once."""
+        """Return torch's generators that a call reaches, each once."""
         values = self.values(tree)
         return list({id(g): g for _, g in values if isinstance(g, torch.Generator)}.values())
 
     def objects(self) -> dict[int, Same]:
-        """What the callable reaches, and returns as it is: a list of its own, a cache."""
+        """Return reached objects that a call may return as they are: its own list, a cache."""
         return {
             id(value): Same(value, None)
             for _, value in self.walk.held.values()
@@ -108,15 +108,16 @@ class StateSnapshot:
         }
 
     def moved(self) -> Tensor | None:
-        """A tensor that has other memory, sizes or strides now."""
+        """Return a tensor whose memory, sizes or strides have changed, or None."""
         return next((k.tensor for k in self._kept if k.changed()), None)
 
     def undo(self, found: Sequence[Change], again: bool = True) -> None:
-        """Put back what a failed capture left in the callable's state: of the changes that were
-        `found`, or of those there are, what has to do with tensors, and if the callable will run
-        `again` in place of this run the numbers and flags that its code names, and which of its
-        modules is where. But those stay as they are where a container has grown or shrunk, which
-        may have to agree with them."""
+        """Roll back what a failed capture changed in the callable's state.
+
+        Of the changes `found`, by default all there are, it undoes those of tensors; and if the
+        callable runs `again` in place of this run, also its numbers, flags and modules. Numbers and
+        modules stay changed where a container has grown or shrunk: they may have to agree with it.
+        """
         found = found or self.reached.changed(self.walk)[1]
         self.reached.forget()
         again = again and not any(
@@ -143,7 +144,7 @@ class StateSnapshot:
 
 @dataclass(slots=True)
 class _Kept:
-    """A tensor that existed before a capture, with where it was."""
+    """A tensor that existed before a capture, with its memory and layout then."""
 
     tensor: Tensor
     alias: Tensor

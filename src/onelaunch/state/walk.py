@@ -1,8 +1,8 @@
-"""What a callable reaches behind its arguments: parameters, attributes, closures, globals.
+"""The state that a callable reaches: parameters, attributes, closures, globals.
 
-A graph reads memory by address and repeats the branches that Python took, so everything that led it
-there is part of what must be unchanged. `walk` finds the places (slots) that the callable was seen
-to touch, and what they hold; `guard.StateGuard` watches those that mattered.
+A graph reads memory by address and repeats the branches that Python took, so everything that led
+there must be unchanged. `walk` finds the slots that the callable was seen to touch, and their
+contents; `guard.StateGuard` checks the slots that matter.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from onelaunch.state.slots import (
 
 @dataclass(slots=True)
 class StateWalk:
-    """Every slot that a callable touches, with what it held."""
+    """The slots that a callable touches, with their contents at the time of the walk."""
 
     contents: Contents
     held: dict[tuple[int, object], tuple[Slot, object]] = field(
         default_factory=lambda: cast(Any, {})
     )
     uses: dict[tuple[int, object], Use] = field(default_factory=lambda: cast(Any, {}))
-    """What becomes of what a slot holds, of those that were touched."""
+    """id of a touched slot -> the use of its content."""
     by_key: set[int] = field(default_factory=set[int])
     """ids of dicts of which only known items were touched."""
     owners: list[object] = field(default_factory=list[object])
@@ -64,24 +64,23 @@ class StateWalk:
     facts: list[tuple[Callable[[Any], object], object, object]] = field(
         default_factory=lambda: cast(Any, [])
     )
-    """What decided where the walk went beside what slots hold: how it is asked, of what, and what
-    it was."""
+    """(reader, object, value) of further facts that decided the course of the walk."""
 
-    def stands(self) -> bool:
-        """Whether the same walk would find the same now, in a tenth of its time. Of a callable that
-        runs a backward it is not told: its hooks may be any."""
+    def is_current(self) -> bool:
+        """Return whether a new walk would find the same, in a tenth of its time. False for a
+        callable that runs a backward, whose hooks may have changed."""
         if torch.is_grad_enabled() and self.runs_backward():
             return False
         return (
             all(_is_same(value, slot.read()) for slot, value in self.held.values())
-            and all(ask(of) == told for ask, of, told in self.facts)
+            and all(read(value) == then for read, value, then in self.facts)
             and all(len(inside) == count for inside, _, count in self.containers.values())
             and not any(u.changed() for u in self.contents.untouched.values())
         )
 
     @property
     def reads(self) -> Reads | None:
-        """What the callable was seen to read, or None before it has run."""
+        """Reads of the callable, or None before it has run."""
         return self.contents.reads
 
     @property
@@ -90,28 +89,28 @@ class StateWalk:
         return self.contents.containers
 
     def use(self, slot: Slot) -> Use | None:
-        """What becomes of what a slot holds; None for one that was not touched."""
+        """Return the use of a slot's content; None for a slot that was not touched."""
         return self.uses.get(slot.id)
 
     def is_read(self, slot: Slot) -> bool:
-        """Whether the callable was seen to read the slot for more than to count it."""
+        """Return whether the callable reads the slot, and not only to count it."""
         return self.use(slot) is Use.READ
 
     def is_item_read(self, slot: Slot) -> bool:
-        """Whether the key of a container's slot was seen in a read."""
+        """Return whether a container's slot was read by its key."""
         found = self.reads.items if self.reads is not None else {}
         return found.get(slot.id) is Use.READ
 
     def runs_backward(self) -> bool:
-        """Whether the callable runs a backward: as was seen, or before, as its code may."""
+        """Return whether the callable ran a backward; before it has run, whether its code may."""
         if self.reads is not None:
             return self.reads.backward
         named = [names_read(fn.__code__) for fn in self.functions]
         return any("backward" in name or name == "autograd" for names in named for name in names)
 
     def asks(self, name: str) -> bool:
-        """Whether code that ran has this name, by which it may ask tensors something. Of which
-        tensors it asks is not noted."""
+        """Return whether code that ran names this attribute of tensors. Reads of tensors'
+        attributes are not noted one by one."""
         codes = self.reads.codes if self.reads is not None else ()
         named = any(name in code.co_names or name in code.co_consts for code in codes)
         return self.reads is None or named
@@ -119,8 +118,8 @@ class StateWalk:
     def sized(
         self, replaced: Collection[tuple[int, object]] = ()
     ) -> Iterator[tuple[Any, frozenset[str] | None]]:
-        """What must not grow or shrink: containers, and dicts of attributes, for which only the
-        names given matter.
+        """Return containers that must not grow or shrink, and dicts of attributes, with the only
+        names that matter.
 
         Args:
             replaced: slots in which each call puts another object.
@@ -136,15 +135,15 @@ class StateWalk:
                     yield attributes, names if own else None
         for kind in self.classes:
             names = self.contents.names_of(kind)
-            if names and not is_library_class(kind):  # which may get what it had of another
+            if names and not is_library_class(kind):  # it may get an attribute that a base had
                 yield members_of(kind), frozenset(names)
         for slot, value in self.held.values():
             stays = slot.id not in replaced and not is_replaced(slot, replaced)
             if id(value) in self.containers and self.is_read(slot) and stays:
                 yield value, None
 
-    def ways(self, owners: Iterable[object]) -> Iterator[tuple[Slot, object]]:
-        """What leads to the attributes of `owners`: their dicts, their classes, and code.
+    def paths(self, owners: Iterable[object]) -> Iterator[tuple[Slot, object]]:
+        """Return the slots that lead to the attributes of `owners`: their dicts, classes, and code.
 
         Other tools replace these: `module._modules = ...`, or a notebook that reloads a function
         in place.
@@ -170,7 +169,7 @@ class StateWalk:
                 yield Slot("of", fn, code_of, f"the code of `{fn.__qualname__}`", None), fn.__code__
 
     def touched(self) -> Iterator[object]:
-        """The objects of which something was read."""
+        """Return the objects whose attributes were read."""
         if self.reads is not None:
             for owner in self.owners:
                 seen = self.reads.of(owner)
@@ -178,14 +177,14 @@ class StateWalk:
                     yield owner
 
     def tensors(self) -> Iterator[tuple[Slot, Tensor]]:
-        """The slots that hold tensors."""
+        """Return the slots that hold tensors."""
         for slot, value in self.held.values():
             if isinstance(value, Tensor):
                 yield slot, value
 
 
 _LEAVES = frozenset({bool, int, float, str, type(None)})
-"""Types of most values that a walk meets, which lead nowhere."""
+"""Types of most values that a walk meets, which hold nothing more."""
 Queue = deque[tuple[str, object, Slot | None]]
 
 
@@ -193,13 +192,13 @@ Queue = deque[tuple[str, object, Slot | None]]
 def walk(
     roots: Iterable[tuple[str, object]], reads: Reads | None = None, known: Reads | None = None
 ) -> StateWalk:
-    """Find what the callable touches. Costs a few microseconds for each object visited.
+    """Find the slots that a callable touches. Costs a few microseconds for each object visited.
 
     Args:
         roots: (name, object) pairs: the callable, and arguments compared by identity.
-        reads: what the callable was seen to read. Without it, before it has run, all that the roots
+        reads: the reads of the callable. Without them, before it has run, everything that the roots
             lead to is found.
-        known: which of these objects are looked at that nothing leads to, in place of all.
+        known: reads whose objects are visited even if no slot leads to them; default `reads`.
     """
     found = StateWalk(Contents(reads))
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
@@ -209,15 +208,15 @@ def walk(
     if reads is not None:
         for namespace, names in reads.globals.values():
             for slot, use in found.contents.of_globals(namespace, names):
-                _hold(found, slot, use, queue)
+                _add_slot(found, slot, use, queue)
         _visit_all(found, queue, seen)
-        for value in (known or reads).living():
+        for value in (known or reads).alive():
             if id(value) not in seen:
                 name = value.__qualname__ if isinstance(value, type) else _named(value)
                 queue.append((name, value, None))
                 _visit_all(found, queue, seen)
     if torch.is_grad_enabled() and found.runs_backward():
-        while _hooked(found, queue, seen):
+        while _queue_hooks(found, queue, seen):
             _visit_all(found, queue, seen)
     return found
 
@@ -232,7 +231,7 @@ def _visit_all(found: StateWalk, queue: Queue, seen: set[int]) -> None:
 
 
 def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot | None) -> None:
-    """Hold what one object holds, and go on to what was read of it."""
+    """Add the slots of one object, and queue the contents that were read."""
     if type(value) is OrderedDict and not value and _is_bare(found, value):  # hooks, mostly
         found.contents.containers[id(value)] = (value, name, 0)
         return
@@ -249,23 +248,23 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
             found.owners.append(value)
             found.facts.append((type, value, type(value)))
             found.facts += ((len, attributes, len(attributes)) for attributes in dicts)
-    led = Use.READ if via is None else found.uses.get(via.id, Use.READ)
-    for slot, use in found.contents.of(name, value, via, led):
+    use_of_via = Use.READ if via is None else found.uses.get(via.id, Use.READ)
+    for slot, use in found.contents.of(name, value, via, use_of_via):
         if via is not None and slot.via is None:
             slot = Slot(*slot[:5], via)  # `_replace` takes three times as long
-        _hold(found, slot, use, queue)
+        _add_slot(found, slot, use, queue)
     queue.extend(
         (inner_name, inner, via) for inner_name, inner in found.contents.code_of(name, value)
     )
 
 
 def _is_bare(found: StateWalk, container: object) -> bool:
-    """Whether nothing but its items is known or read of a container."""
+    """Return whether a container has no attributes, and no read of any is known."""
     read = found.reads is not None and found.reads.of(container) is not None
     return not (read or attributes_of(container))
 
 
-def _hold(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> None:
+def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> None:
     content = slot.read()
     tensor = isinstance(content, Tensor)
     if tensor and content.is_leaf:
@@ -281,19 +280,19 @@ def _hold(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> None:
         use = Use.READ  # the last item of a list is another when it has grown
     if use is Use.ITEMS:
         found.by_key.add(id(content))
-    elif use is Use.READ and id(content) in found.by_key:  # reached by another way too
+    elif use is Use.READ and id(content) in found.by_key:  # reached through another slot too
         found.by_key.discard(id(content))
         items = [found.held.get((id(content), item)) for item in cast(dict[Any, Any], content)]
         for item, _ in filter(None, items):
-            _hold(found, item, Use.READ, queue)
+            _add_slot(found, item, Use.READ, queue)
     if use is not None:
         found.uses[key] = max(use, found.uses.get(key, use))
         if not tensor and type(content) not in _LEAVES:
             queue.append((slot.name, content, slot))
 
 
-def _hooked(found: StateWalk, queue: Queue, seen: set[int]) -> bool:
-    """Move the hooks of leaves to `queue`, where a backward inside runs them."""
+def _queue_hooks(found: StateWalk, queue: Queue, seen: set[int]) -> bool:
+    """Queue the hooks of leaves, which a backward inside runs. Return whether there are any."""
     for slot, t in found.tensors():
         for hooks in (read_hooks(t), read_last_hooks(t)) if t.requires_grad else ():
             new = [h for h in (hooks or {}).values() if id(h) not in seen]
@@ -315,7 +314,7 @@ class Change(NamedTuple):
 
 
 def changes(before: StateWalk, after: StateWalk) -> list[Change]:
-    """What differs between two walks of the same roots."""
+    """Return the differences between two walks of the same roots."""
     found: list[Change] = []
     for key, (slot, value) in after.held.items():
         old = before.held.get(key, (slot, MISSING))[1]
@@ -326,12 +325,12 @@ def changes(before: StateWalk, after: StateWalk) -> list[Change]:
             found.append(Change(slot, value, MISSING))
     for key, attributes in after.contents.untouched.items():
         known = before.contents.untouched.get(key)
-        found += _changed(attributes, {} if known is None else known.values)
+        found += _unseen_changes(attributes, {} if known is None else known.values)
     return found
 
 
-def _changed(attributes: Untouched, old: dict[str, object]) -> Iterator[Change]:
-    """Those that the callable has changed though nobody saw it touch them."""
+def _unseen_changes(attributes: Untouched, old: dict[str, object]) -> Iterator[Change]:
+    """Return changes of attributes that no read or store of the callable's was seen to touch."""
     new = attributes.values
     if len(old) == len(new) and all(map(operator.is_, old.values(), new.values())):
         return  # in the same order
@@ -343,7 +342,7 @@ def _changed(attributes: Untouched, old: dict[str, object]) -> Iterator[Change]:
 
 
 def _is_same(old: object, value: object) -> bool:
-    """Whether a slot holds what it did: what an array holds is other bytes at each look."""
+    """Return whether a content is the same; an array's is a new `bytes` at each read."""
     if old is value:
         return True
     return (is_plain(old) and Constant(old).matches(value)) or is_same_method(old, value)
@@ -355,12 +354,12 @@ def reads_more(
     before: StateWalk,
     found: Iterable[Change],
 ) -> bool:
-    """Whether a run read what no run before it did, of what it did not make itself.
+    """Return whether a run read more than the runs before it, of objects that it did not make.
 
     Args:
-        reads: what is known after it.
+        reads: the reads known after it.
         before: the state before it, as far as it was known to be read.
-        found: what it changed of that.
+        found: its changes to that state.
     """
     if reads is None or reads is before.reads:
         return False
@@ -368,7 +367,7 @@ def reads_more(
     if before.reads is not None and not reads.exceeds(before.reads, containers):
         return False
     now = walk(roots, reads, before.reads)
-    replaced = {c.slot.id for c in found if c.before is not MISSING}  # what came new stays
+    replaced = {c.slot.id for c in found if c.before is not MISSING}  # new slots stay
     return any(
         use > before.uses.get(key, Use.NONE)
         and key not in replaced
@@ -378,7 +377,7 @@ def reads_more(
 
 
 def restore(found: Iterable[Change]) -> None:
-    """Undo changes, as after a capture that failed. What came in a tuple goes with it."""
+    """Undo changes, as after a failed capture. The items of a tuple are undone with the tuple."""
     for change in found:
         inside = isinstance(change.slot.holder, tuple)
         if not inside and _is_same(change.after, change.slot.read()):
@@ -386,15 +385,15 @@ def restore(found: Iterable[Change]) -> None:
 
 
 def is_replaced(slot: Slot, replaced: Collection[tuple[int, object]]) -> bool:
-    """Whether another object takes, at each call, the place of one that led to this slot."""
-    way = slot.via
-    while way is not None:
-        if way.id in replaced:
+    """Return whether each call replaces a content on the path to this slot."""
+    leading = slot.via
+    while leading is not None:
+        if leading.id in replaced:
             return True
-        way = way.via
+        leading = leading.via
     return False
 
 
 def is_state(value: object) -> bool:
-    """Whether a change of this value could change what the callable computes."""
+    """Return whether a change of this value could change the results of the callable."""
     return isinstance(value, Tensor | nn.Module | torch.Generator) or is_plain(value)

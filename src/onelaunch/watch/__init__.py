@@ -1,8 +1,8 @@
-"""The operations of a run, seen one by one.
+"""Modes that watch the operations of a run, one by one.
 
-operations.py   a mode that sees operations as they are recorded
-observer.py     Observer: what the callable does to memory, operation by operation
-ledger.py       Ledger: the operations of a run, held against those of another
-compiled.py     what a watched run read and wrote, for code compiled since
-host_memory.py  the host's tensors in a run: where their values come from, and who reads them
+operations.py   Watching: a mode that gets operations as they are recorded
+observer.py     Observer: the reads and writes of memory, operation by operation
+ledger.py       Ledger: the operations of a run, compared with another run's
+compiled.py     the reads and writes of a watched run, for code compiled since
+host_memory.py  host tensors in a run: the sources of their values, and their readers
 """

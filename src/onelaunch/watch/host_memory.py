@@ -1,4 +1,4 @@
-"""Tensors of the host's in a run: where their values come from, and who reads them."""
+"""Host tensors in a run: the sources of their values, and their readers."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from onelaunch.state.host_values import MOST_BYTES, bytes_of, is_comparable
 
 
 class HostMemory:
-    """What is known of the host's memory in one run."""
+    """The host memory that one run uses."""
 
     def __init__(self) -> None:
         # Storages made in the call from constants: the same each time, unlike all others.
         self._constant: set[int] = set()
         self._blank: set[int] = set()
-        # Those computed in the call from others: from which; and those that are random.
+        # Storages computed in the call -> the storages they come from; and the random ones.
         self._roots: dict[int, frozenset[int]] = {}
         self._random: set[int] = set()
         self._outside: dict[int, Tensor] = {}
-        # Of those before, the ones whose values the host used.
+        # Storages from before the call whose values the host used.
         self._read: dict[int, Tensor] = {}
         self._arguments: dict[int, Tensor] = {}
 
     def give(self, arguments: Mapping[int, Tensor]) -> None:
-        """Those of the call that are the host's, by number. A tensor of one element is a constant:
-        its value is part of what a call must match."""
+        """Take the host arguments of the call, by number. A tensor without dimensions is a
+        constant: a call must match its value."""
         self._arguments = dict(arguments)
         for t in arguments.values():
             if not t.dim():
@@ -36,21 +36,21 @@ class HostMemory:
                 self._read[_storage(t)] = t
 
     def lifted(self, t: Tensor) -> None:
-        """A tensor was made of a constant in the code."""
+        """Note a tensor made from a constant in the code."""
         self._constant.add(_storage(t))
 
     def used(self, t: Tensor) -> None:
-        """An operation is given a tensor."""
+        """Note a tensor that an operation is given."""
         storage = _storage(t)
         if not self._is_known(storage) and storage not in self._roots:
             self._outside.setdefault(storage, t)
 
     def made(self, t: Tensor, sources: Sequence[int], random: bool, idle: bool) -> bool:
-        """An operation gave a tensor; whether its memory is new.
+        """Note a result of an operation, and return whether its memory is new.
 
         Args:
-            sources: the storages of what it was given.
-            idle: whether it fills nothing: memory from `torch.empty`, filled by who knows whom.
+            sources: the storages of the operation's arguments.
+            idle: True if it fills nothing, as `torch.empty`.
         """
         storage = _storage(t)
         if storage in sources:
@@ -67,7 +67,7 @@ class HostMemory:
         return True
 
     def written(self, t: Tensor) -> bool:
-        """An operation writes into a tensor; whether it is one of the call's own constants."""
+        """Note a write into a tensor, and return whether it is a constant made in the call."""
         storage = _storage(t)
         if storage in self._blank:
             self._blank.discard(storage)
@@ -75,14 +75,14 @@ class HostMemory:
         return storage in self._constant
 
     def varies(self, t: Tensor) -> bool:
-        """Whether a tensor's values may differ in another call that the recording fits."""
+        """Return whether a tensor's values may differ in another call that the recording fits."""
         return _storage(t) not in self._constant and _storage(t) not in self._read
 
     def read(self, t: Tensor) -> None:
-        """The host uses the values of a tensor: they are part of what a call must match.
+        """Note that the host uses the values of a tensor, which a call must match from now on.
 
         Raises:
-            CaptureError: OL104, they cannot be.
+            CaptureError: OL104, they cannot be compared.
         """
         storage = _storage(t)
         if self._is_known(storage):
@@ -105,15 +105,15 @@ class HostMemory:
             self._read[root] = outside
 
     def _is_known(self, storage: int) -> bool:
-        """Whether memory was made in the call from constants, or not filled yet."""
+        """Return whether memory was made in the call from constants, or is not filled yet."""
         return storage in self._constant or storage in self._blank
 
     def is_constant(self, t: Tensor) -> bool:
-        """Whether a tensor was made in the run from constants alone."""
+        """Return whether a tensor was made in the run from constants alone."""
         return _storage(t) in self._constant
 
     def read_arguments(self) -> dict[int, bytes]:
-        """The elements of the arguments that the host read, by number."""
+        """Return the bytes of the arguments that the host read, by number."""
         return {
             index: bytes_of(t)
             for index, t in self._arguments.items()
@@ -121,13 +121,13 @@ class HostMemory:
         }
 
     def read_state(self) -> list[Tensor]:
-        """The other tensors whose values it read."""
+        """Return the other tensors whose values the host read."""
         given = self._arguments.values()
         read = self._read.items()
         return [t for root, t in read if not any(_is_over(a, root) for a in given)]
 
     def release(self) -> None:
-        """Let go of all tensors."""
+        """Release all tensors."""
         self._outside.clear()
         self._read.clear()
         self._arguments.clear()
@@ -142,5 +142,5 @@ def _is_over(t: Tensor, storage: int) -> bool:
 
 
 def named(t: Tensor) -> str:
-    """A tensor in a message: ``float32[4, 8] on cuda:0``."""
+    """Return a tensor's text for a message: ``float32[4, 8] on cuda:0``."""
     return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)} on {t.device}"

@@ -1,7 +1,7 @@
-"""The operations of a run without the values of tensors, held against those of another run.
+"""A ledger: the operations of a run, without values of tensors, compared with another run's.
 
-What a replay repeats is what one run did. Where a second run of the same call does something else,
-an operation, a number, other memory, something moves in Python that a replay would freeze.
+A replay repeats one run. If a second run of the same call differs in an operation, a number or
+memory, then something changes in Python that a replay would freeze.
 """
 
 from __future__ import annotations
@@ -25,25 +25,31 @@ from onelaunch.driver.refusals import DRAWN
 from onelaunch.errors import CaptureError
 from onelaunch.source import Place, user_frame
 from onelaunch.state.host_values import key_of, values_of
-from onelaunch.state.slots import MISSING, gradient_of, look_at, read_hooks, read_last_hooks
+from onelaunch.state.slots import (
+    MISSING,
+    description_slot,
+    gradient_of,
+    read_hooks,
+    read_last_hooks,
+)
 from onelaunch.state.walk import StateWalk
 from onelaunch.watch.operations import Watching
 
 TRIES = 3
-"""Captures in a row that may differ from the run before them."""
+"""Number of captures in a row that may differ from the run before them."""
 
 _SMALL_BYTES = 64
-"""A host tensor up to this size is compared by its value."""
+"""Largest host tensor that is compared by its value."""
 
-_STAND_FOR_THEMSELVES = frozenset(
+_COMPARED_BY_VALUE = frozenset(
     {bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
 
 
 class _Operand(NamedTuple):
-    """A tensor that an operation was given, but for its value."""
+    """A tensor that an operation was given, without its values."""
 
-    whose: object
+    origin: object
     shape: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
     stride: tuple[int, ...] = ()
@@ -53,32 +59,32 @@ class _Operand(NamedTuple):
 
 
 class _Count(NamedTuple):
-    """How many arguments an operation has."""
+    """The number of arguments of an operation."""
 
     arguments: int
 
 
 class Difference(NamedTuple):
-    """How a run differs from the one before it."""
+    """A difference between a run and the one before it."""
 
     what: str
     place: Place | None
-    """The line that does something else now."""
+    """The line that acts differently now."""
     fix: str | None = None
 
     def refusal(self) -> CaptureError:
-        """The error for a callable that goes on so."""
+        """Return the error for a callable whose runs keep differing."""
         where = str(self.place) if self.place else None
         return CaptureError("OL117", self.what, where=where, fix=self.fix)
 
 
 class Ledger:
-    """The operations of one run, in order. Keeps nothing alive; 10 us for each operation.
+    """A list of the operations of one run, in order. Keeps nothing alive; 10 us for each operation.
 
     Args:
-        inputs: the tensors of the call, and what the run is given for each.
+        inputs: (tensor of the call, tensor that the run gets in its place).
         walked: the state that the callable reaches, before the run.
-        hidden: storage -> slot, for memory that stands in a slot for what the slot held.
+        hidden: storage -> slot, for memory that replaces a slot's own in the run.
         earlier: the run to compare with.
     """
 
@@ -93,146 +99,152 @@ class Ledger:
     ) -> None:
         self._storage = driver.storage
         self._on_host = device.type == "cpu"
-        self._whose: dict[int, object] = {}
+        self._origins: dict[int, object] = {}
         for slot, t in walked.tensors():
             if _has_memory(t):
-                self._whose.setdefault(self._storage(t), f"`{slot.name}`")
-        self._whose.update({storage: f"`{name}`" for storage, name in (hidden or {}).items()})
-        self._displaced = frozenset(hidden or ())  # where these begin is the capture's affair
+                self._origins.setdefault(self._storage(t), f"`{slot.name}`")
+        self._origins.update({storage: f"`{name}`" for storage, name in (hidden or {}).items()})
+        self._displaced = frozenset(hidden or ())  # their offsets depend on the capture
         first: dict[int, str] = {}
-        named = dict(self._whose)
-        given: list[object] = []
+        named = dict(self._origins)
+        layouts: list[object] = []
         for index, (t, here) in enumerate(inputs):
             if _has_memory(t):
                 place = named.get(self._storage(t))
-                given.append((t.dtype, t.shape, t.stride(), t.device, place))
+                layouts.append((t.dtype, t.shape, t.stride(), t.device, place))
                 name = first.setdefault(self._storage(t), f"argument {index}")
-                self._whose[self._storage(here)] = name
+                self._origins[self._storage(here)] = name
                 self._displaced |= {self._storage(here)}
-        self._given = given
+        self._layouts = layouts
         self.values = values_of(t for t, _ in inputs) if not self._on_host else {}
-        """Of the host's arguments, by number."""
+        """Bytes of the host arguments, by number."""
         leaves = [t for _, t in walked.tensors() if t.requires_grad]
         self._hooks = [tuple(hooks or ()) for t in leaves for hooks in _hooks_of(t)]
         self.held: dict[object, object] = {
             key: _content(value) for key, (_, value) in walked.held.items()
         }
-        """What the slots held before the run: plain values, and which objects."""
-        looks = [look_at(slot) for slot, _ in walked.tensors() if walked.is_read(slot)]
-        self.held.update((look.id, _content(look.read())) for look in looks)
+        """id of a slot -> its content before the run: a plain value, or the id of an object."""
+        descriptions = [
+            description_slot(slot) for slot, _ in walked.tensors() if walked.is_read(slot)
+        ]
+        self.held.update((slot.id, _content(slot.read())) for slot in descriptions)
         if not self._on_host:
             for _, t in walked.tensors():
                 if _has_memory(t) and t.device.type == "cpu":
                     key = key_of(t)
                     self.held[id(t), key] = _content(key(t))
         self._made: dict[int, StorageWeakRef] = {}
-        """By name of the memory. A reference keeps the id of a storage, not what it holds, so that
-        no other that is made unseen, by a compiled kernel, is taken for one that has gone."""
+        """storage -> a weak reference, which keeps the id of a storage taken, not its memory: so no
+        storage that a compiled kernel makes unseen is mistaken for one that was freed."""
         self._unseen: list[tuple[int, StorageWeakRef, int, Place | None]] = []
-        """Memory that neither the call nor its state leads to and that no operation was seen to
-        make; the operation that used it first, and its line."""
+        """Memory that is in neither the call nor its state, and that no operation was seen to make;
+        with the operation that used it first, and its line."""
         self.lasting: dict[int, int] = {}
-        """Number -> storage, of those that have not gone with the run."""
+        """Number in `_unseen` -> storage, of memory that outlives the run."""
         self._entries: list[tuple[Any, ...]] = []
-        # Calls of other sizes than in the capture, as buckets have, are no comparison; nor are
-        # those whose arguments share other memory, or with other hooks on leaves.
-        alike = earlier is not None and earlier._given == given and earlier._hooks == self._hooks
+        # Only calls alike are compared: the same sizes (buckets have others than the capture), the
+        # same sharing of memory between arguments, the same hooks on leaves.
+        alike = (
+            earlier is not None and earlier._layouts == layouts and earlier._hooks == self._hooks
+        )
         self._earlier = earlier if alike else None
         self.difference: Difference | None = None
         self.optimizers = optimizers_in(walked)
-        """Those that the callable reaches, by id."""
+        """ids of the optimizers that the callable reaches."""
         self.steps = 0
-        """Of these how many step at present. The numbers of their groups are read at each call, or
-        guarded, and others stand in for them in a capture; those of one that is made in the call
-        are numbers like others."""
+        """Number of these that step at present. The numbers of their groups are read at each call,
+        or guarded, and replaced in a capture; the numbers of an optimizer made in the call are
+        like any others."""
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
-        """Before an operation. What `made` is to be given."""
-        given: set[int] = set()
+        """Note an operation before it runs. Return its storages, for `made`."""
+        storages: set[int] = set()
         number = len(self._entries)
-        if str(func).startswith("aten.lift"):  # its argument is memory that was made unseen
+        if str(func).startswith("aten.lift"):  # its argument is memory made outside the dispatcher
             for t in tensors(args):
-                self._whose[self._storage(t)] = self._lifted(t, number)
-        entry = (str(func), self._noted(args, given), self._noted(kwargs, given))
+                self._origins[self._storage(t)] = self._lifted(t, number)
+        entry = (str(func), self._noted(args, storages), self._noted(kwargs, storages))
         self._entries.append(entry)
         if self._earlier is not None and self.difference is None:
             others = self._earlier._entries
             other = others[number] if number < len(others) else None
             if other != entry:
                 fix = _WHOLE if _grows(other, entry) else None
-                self.difference = Difference(_told(number, other, entry), user_frame(), fix)
-        return given
+                self.difference = Difference(_message(number, other, entry), user_frame(), fix)
+        return storages
 
-    def made(self, given: set[int], results: Sequence[Tensor]) -> None:
-        """After an operation: its results that are new memory are known by its number."""
+    def made(self, storages: set[int], results: Sequence[Tensor]) -> None:
+        """Note the results of an operation: new memory is named by the operation's number."""
         number = len(self._entries) - 1
         for place, t in enumerate(results):
             if _has_memory(t):
                 storage = self._storage(t)
-                if storage not in given:
-                    self._whose[storage] = number, place
+                if storage not in storages:
+                    self._origins[storage] = number, place
                     self._made[storage] = StorageWeakRef(local(t).untyped_storage())
 
     def differs(self, difference: Difference) -> None:
-        """Note what is no operation."""
+        """Note a difference that is not in an operation."""
         if self._earlier is not None:
             self.difference = self.difference or difference
 
     def finish(self) -> None:
-        """After the run."""
+        """Finish the comparison after the run."""
         self.lasting = {
             n: storage for n, (storage, ref, *_) in enumerate(self._unseen) if not ref.expired()
         }
         if self._earlier is not None and self.difference is None:
             others = self._earlier._entries
             if len(others) > len(self._entries):
-                told = _told(len(self._entries), others[len(self._entries)], None)
-                self.difference = Difference(told, None)
+                message = _message(len(self._entries), others[len(self._entries)], None)
+                self.difference = Difference(message, None)
             for number, (_, _, at, place) in enumerate(self._unseen):
                 before, now = self._earlier.lasting.get(number), self.lasting.get(number)
                 if before is not None and now is not None and before != now:
-                    told = f"operation {at + 1} of the call, {_named(self._entries[at])}, got one"
-                    told += " tensor in the run before, and another in the capture"
-                    self.differs(Difference(told, place))
+                    message = (
+                        f"operation {at + 1} of the call, {_named(self._entries[at])}, got one"
+                    )
+                    message += " tensor in the run before, and another in the capture"
+                    self.differs(Difference(message, place))
         self._earlier = None
-        self._whose.clear()
+        self._origins.clear()
         self._made.clear()
         self._unseen.clear()
 
-    def _noted(self, value: Any, given: set[int]) -> Any:
+    def _noted(self, value: Any, storages: set[int]) -> Any:
         if isinstance(value, Tensor):
-            return self._operand(value, given)
+            return self._operand(value, storages)
         kind = type(value)
-        if kind in _STAND_FOR_THEMSELVES:
+        if kind in _COMPARED_BY_VALUE:
             return kind, value
         if kind is float:
             return kind, None if self.steps else value.hex()
         if isinstance(value, (list, tuple)):
-            return [self._noted(part, given) for part in value]  # pyright: ignore
+            return [self._noted(part, storages) for part in value]  # pyright: ignore
         if isinstance(value, dict):
-            return [(key, self._noted(part, given)) for key, part in value.items()]  # pyright: ignore
+            return [(key, self._noted(part, storages)) for key, part in value.items()]  # pyright: ignore
         return kind, repr(value) if kind is complex else None
 
-    def _operand(self, t: Tensor, given: set[int]) -> _Operand:
+    def _operand(self, t: Tensor, storages: set[int]) -> _Operand:
         if not _has_memory(t):
             return _Operand(None, (), t.dtype)  # nested or sparse
         storage = self._storage(t)
-        given.add(storage)
-        whose = self._whose.get(storage)
-        if isinstance(whose, tuple) and storage in self._made and self._made[storage].expired():
-            whose = None  # other memory, at an address that was free again
+        storages.add(storage)
+        origin = self._origins.get(storage)
+        if isinstance(origin, tuple) and storage in self._made and self._made[storage].expired():
+            origin = None  # other memory, at an address that was free again
         scalar = not t.dim()
-        displaced = isinstance(whose, tuple) or storage in self._displaced
-        if whose is None:
-            whose = self._unnamed(t, storage)
+        displaced = isinstance(origin, tuple) or storage in self._displaced
+        if origin is None:
+            origin = self._unnamed(t, storage)
             displaced = scalar
         if scalar or _is_position(t):
-            # Where a number lies depends on how the call gets it; attention's seed and offset are
-            # on the device in a capture only.
-            return _Operand(whose, tuple(t.shape), t.dtype)
+            # The memory of a number depends on how the call gets it; attention's seed and offset
+            # are on the device in a capture only.
+            return _Operand(origin, tuple(t.shape), t.dtype)
         offset = 0 if displaced else int(t.storage_offset())
         shape, stride = tuple(t.shape), t.stride()
-        return _Operand(whose, shape, t.dtype, stride, offset, t.device, t.requires_grad)
+        return _Operand(origin, shape, t.dtype, stride, offset, t.device, t.requires_grad)
 
     def _lifted(self, t: Tensor, number: int) -> object:
         if t.device.type == "cpu" and t.nbytes <= _SMALL_BYTES:
@@ -242,7 +254,7 @@ class Ledger:
         return number, 0
 
     def _unnamed(self, t: Tensor, storage: int) -> object:
-        """Memory that neither the call nor its state leads to, and that no operation made."""
+        """Name memory that is in neither the call nor its state, and that no operation made."""
         host = t.device.type == "cpu"
         if (
             host
@@ -253,7 +265,7 @@ class Ledger:
                 return "value", None
             with torch._C.DisableTorchFunction():
                 return "value", repr(t.detach().tolist())
-        # Others on the host reach a device only where that is refused.
+        # A larger host tensor reaches the device only by a copy, which is refused.
         if host and not self._on_host:
             return "host"
         for number, (other, reference, *_) in enumerate(self._unseen):
@@ -277,13 +289,13 @@ def _is_position(t: Tensor) -> bool:
 
 
 def optimizers_in(walked: StateWalk) -> set[int]:
-    """The optimizers among the state that a callable reaches, by id."""
+    """Return the ids of the optimizers among the state that a callable reaches."""
     held = (value for _, value in walked.held.values())
     return {id(value) for value in held if isinstance(value, Optimizer)}
 
 
 class Noting(Watching):
-    """Notes the operations of a run."""
+    """A mode that notes the operations of a run in a ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()
@@ -291,9 +303,9 @@ class Noting(Watching):
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and note it; see `Watching`."""
-        given = self._ledger.note(func, args, kwargs)
+        storages = self._ledger.note(func, args, kwargs)
         result = func(*args, **kwargs)
-        self._ledger.made(given, tensors(result))
+        self._ledger.made(storages, tensors(result))
         return result
 
 
@@ -301,13 +313,13 @@ def refuse_drawn(generators: HostGenerators, fn: object, ledger: Ledger | None) 
     """Refuse a call that advances the generators of Python or NumPy.
 
     Raises:
-        CaptureError: OL117; where another thread may have drawn, the ledger differs instead.
+        CaptureError: OL117; if another thread may have drawn, the ledger differs instead.
     """
-    whose = generators.moved()
-    if whose is None:
+    generator = generators.moved()
+    if generator is None:
         return
     place = drawing_line_of(fn)
-    what = f"the generator {whose} is advanced in the call"
+    what = f"the generator {generator} is advanced in the call"
     if generators.sure():
         generators.restore()
         raise CaptureError("OL117", what, where=str(place) if place else None, fix=DRAWN)
@@ -316,8 +328,8 @@ def refuse_drawn(generators: HostGenerators, fn: object, ledger: Ledger | None) 
 
 
 def moved(earlier: Ledger, slots: Iterable[tuple[Any, object]]) -> bool:
-    """Whether one of these slots, given by id and content, held something else before a run. Of a
-    slot that was not known then it is not told, but for gradients, which were none."""
+    """Return whether one of these slots, by id and content, held another content before a run. A
+    slot that was unknown then counts as unchanged, except for gradients, which were None."""
     held = earlier.held
     return any(
         held[key] != _content(value)
@@ -331,11 +343,11 @@ def _content(value: object) -> object:
     return (type(value), repr(value)) if is_plain(value) else id(value)
 
 
-# What a message says.
+# Messages.
 
 
-def _told(number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | None) -> str:
-    """The first difference between two operations with this number; None where there is none."""
+def _message(number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | None) -> str:
+    """Return the message for two operations of this number that differ; None is no operation."""
     step = f"operation {number + 1} of the call"
     if was is None or now is None or was[0] != now[0]:
         return f"{step} was {_named(was)} in the run before, and is {_named(now)} in the capture"
@@ -350,13 +362,13 @@ _WHOLE = (
 
 
 def _grows(was: tuple[Any, ...] | None, now: tuple[Any, ...]) -> bool:
-    """Whether the operations differ in a tensor that has become larger."""
+    """Return whether the operations differ in a tensor that has become larger."""
     if was is None or was[0] != now[0]:
         return False
     a, b = _differing(was[1:], now[1:])
     if not (isinstance(a, _Operand) and isinstance(b, _Operand)):
         return False
-    alike = a.whose == b.whose and len(a.shape) == len(b.shape) and a.shape != b.shape
+    alike = a.origin == b.origin and len(a.shape) == len(b.shape) and a.shape != b.shape
     return alike and all(n <= m for n, m in zip(a.shape, b.shape, strict=True))
 
 
@@ -367,9 +379,9 @@ def _named(entry: tuple[Any, ...] | None) -> str:
 
 
 def _differing(was: Any, now: Any) -> tuple[Any, Any]:
-    """The first parts in which these differ, which they do."""
-    lists = isinstance(was, (list, tuple)) and isinstance(now, (list, tuple))
-    if not lists or _is_leaf(was) or _is_leaf(now):
+    """Return the first parts that differ, of two values that do."""
+    are_lists = isinstance(was, (list, tuple)) and isinstance(now, (list, tuple))
+    if not are_lists or _is_leaf(was) or _is_leaf(now):
         return was, now
     for a, b in zip(was, now, strict=False):  # pyright: ignore
         if a != b:
@@ -390,17 +402,17 @@ def _shown(was: Any, now: Any) -> tuple[str, str]:
         for name in _Operand._fields:
             a, b = getattr(was, name), getattr(now, name)
             if a != b:
-                if name == "whose":
-                    return _whose(a), _whose(b)
+                if name == "origin":
+                    return _origin_text(a), _origin_text(b)
                 return f"a tensor of {name} {a}", f"one of {name} {b}"
     return _value(was), _value(now)
 
 
-def _whose(whose: Any) -> str:
-    if isinstance(whose, str):
-        return whose
-    if isinstance(whose, tuple):
-        match whose:
+def _origin_text(origin: Any) -> str:
+    if isinstance(origin, str):
+        return origin
+    if isinstance(origin, tuple):
+        match origin:
             case ("value", value):
                 return f"{value}"
             case ("memory", _):
@@ -414,7 +426,7 @@ def _whose(whose: Any) -> str:
 
 def _value(noted: Any) -> str:
     if isinstance(noted, _Operand):
-        return _whose(noted.whose)
+        return _origin_text(noted.origin)
     if isinstance(noted, tuple) and len(noted) == 2:  # pyright: ignore
         kind, value = noted  # pyright: ignore
         if value is None and kind is not type(None):

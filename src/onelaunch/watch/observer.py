@@ -1,7 +1,8 @@
-"""What a callable does to memory, seen operation by operation.
+"""An observer of the memory that a run reads and writes, operation by operation.
 
-The observer runs around the callable while it is captured. It learns which tensors the kernels read
-by address, which memory they write, and refuses what a replay would freeze, at the user's line.
+The observer runs around the callable while it is captured. It finds the tensors that kernels read
+by address and the memory that they write, and refuses, at the user's line, what a replay would
+freeze.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ _COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::copy")
 
 
 class Observer(Watching):
-    """Watches one run of a callable.
+    """A mode that watches one run of a callable.
 
     Args:
         driver: the driver of `device`.
-        device: where the recording runs; tensors elsewhere are the host's.
+        device: the device of the recording; tensors elsewhere are host tensors.
         inputs: device tensors that are inputs of the recording.
         held: storage -> tensors over it that exist already and that the callable can reach.
-        displaced: those of them that stand for memory in the middle of a storage.
+        displaced: inputs that stand for memory in the middle of a storage.
         save: keep a copy of memory that existed before, before its first write, for `restore`.
-        refuse: raise for what cannot be captured; ``"later"``: keep what no other look at the run
-            would find, uses of the host's tensors; otherwise only watch.
+        refuse: True to raise for what cannot be captured; ``"later"`` to keep the refusals that no
+            other check finds, for uses of host tensors; False only to watch.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class Observer(Watching):
         self._kind = device.type
         self._save = save
         self._refuse = refuse is True
-        self._later = refuse == "later"
-        # storage -> where the inputs in it end
+        self._deferring = refuse == "later"
+        # storage -> the end of the inputs in it
         self._inputs: dict[int, int] = {}
         for region in map(driver.region, inputs):
             stop = self._inputs.get(region.storage, 0)
@@ -76,34 +77,34 @@ class Observer(Watching):
         self._held = held or {}
         self._produced: set[int] = set()
         self.host = HostMemory()
-        """Of tensors that are the host's."""
+        """The host tensors of the run."""
         self.wanted: set[int] = set()
-        """Storages of the device's whose values the host wanted."""
-        # Views made in the run, of memory that is read by address.
+        """Storages on the device whose values the host wanted."""
+        # ids of views made in the run, of memory that is read by address.
         self._derived: set[int] = set()
-        # So that no other tensor takes an id or address while we watch.
+        # Kept so that no other tensor gets their ids or addresses during the run.
         self._kept: list[Tensor] = []
         self._saved: list[tuple[Tensor, Tensor]] = []
         self._saved_regions: set[Region] = set()
         self.made_tensors: list[weakref.ref[Tensor]] = []
-        """Those made in the run, over memory of the recording."""
+        """Tensors made in the run, over memory of the recording."""
         self.seeds: set[int] = set()
-        """The storages of seeds for a backward, which eager has on the host."""
+        """Storages of seeds for a backward, which are on the host in eager."""
         self.draws: list[Callable[[], object]] = []
-        """Draws from the host's default generator, whose place in the stream each call moves on."""
+        """Draws from the host's default generator, which each call advances."""
         self.refused: CaptureError | None = None
-        """What was refused first, which the callable may have caught."""
-        self.noting: Callable[[Any, Any, Any], None] | None = None
-        """Is told of each operation."""
+        """The first refusal, which the callable may have caught."""
+        self.on_operation: Callable[[Any, Any, Any], None] | None = None
+        """Called with each operation."""
         self.ledger: Ledger | None = None
-        """Where the operations are written down."""
+        """The ledger that notes the operations."""
         self.external: dict[int, list[Tensor]] = {}
         """storage -> the tensors over it that were read or written by address."""
         self.written: dict[int, Tensor] = {}
         """storage -> a tensor over it, for memory that existed before and was written."""
         self.version_bumped: set[int] = set()
-        """The storages whose version counters the writes advanced; not those of a BatchNorm's
-        statistics."""
+        """The storages whose version counters the writes advanced; a BatchNorm's statistics are
+        written without that."""
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and note what it does; see `Watching`."""
@@ -126,17 +127,17 @@ class Observer(Watching):
         return result
 
     def _consume(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        """Before an operation: what it reads and writes. Its tensors."""
+        """Note the reads and writes of an operation before it runs. Return its tensors."""
         name: str = func._schema.name
-        if self.noting is not None:
-            self.noting(func, args, kwargs)
+        if self.on_operation is not None:
+            self.on_operation(func, args, kwargs)
         given = tensors((args, kwargs))
         if name in LIFTS:
             self._lift(given)
         if self._refuse:
             self._check(func, name, given, args, kwargs)
-        elif self._later:
-            self._put_off(self._check, func, name, given, args, kwargs)
+        elif self._deferring:
+            self._defer(self._check, func, name, given, args, kwargs)
         for t in given:
             self._read(t)
             if not self._on_device(t) and has_strides(t):
@@ -149,11 +150,11 @@ class Observer(Watching):
         return given
 
     def outcome(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call `fn`, inside the context of this observer; what it returns.
+        """Call `fn` inside the context of this observer, and return its result.
 
         Raises:
-            CaptureError: what was refused first in it, whatever became of that: the callable may
-                have caught it, and TorchScript's interpreter makes another error of it.
+            CaptureError: the first refusal, even if the callable caught it or TorchScript's
+                interpreter raised another error in its place.
         """
         result: Any = None
         try:
@@ -166,8 +167,8 @@ class Observer(Watching):
             raise self.refused
         return result
 
-    def _put_off(self, check: Callable[..., object], *args: Any) -> None:
-        """Keep the refusal of a use of the host's tensors, for `adopt`."""
+    def _defer(self, check: Callable[..., object], *args: Any) -> None:
+        """Keep the refusal of a use of host tensors, for `adopt`."""
         try:
             check(*args)
         except CaptureError as error:
@@ -175,7 +176,7 @@ class Observer(Watching):
                 self.refused = self.refused or error.with_traceback(None)
 
     def made(self, t: Tensor) -> bool:
-        """Whether this memory was allocated in the run."""
+        """Return whether this memory was allocated in the run."""
         return self._storage(t) in self._produced
 
     def _on_device(self, t: Tensor) -> bool:
@@ -185,13 +186,13 @@ class Observer(Watching):
         return self._driver.storage(t)
 
     def known(self, t: Tensor) -> bool:
-        """Whether the recording itself made this memory, or brings it in."""
+        """Return whether the recording made this memory, or it is an input."""
         storage = self._storage(t)
         return storage in self._produced or storage in self._inputs
 
     def refuse_seed(self, method: str) -> CaptureError:
-        """The error for a generator that is seeded, or whose state is set or read, in the run; not
-        by torch's functions for the default one (see `driver.rewind`)."""
+        """Return the error for a generator that is seeded, or whose state is set or read, in the
+        run; not by torch's functions for the default one (see `Driver.rewind`)."""
         fix = "get_rng_state and set_rng_state of torch or torch.cuda, which a replay repeats"
         what = f"`{method}` of a random generator in a capture"
         error = refuse("OL106", what, fix=fix if method.endswith("get_state") else None)
@@ -199,13 +200,13 @@ class Observer(Watching):
         return error
 
     def refuse_draw(self, method: str) -> CaptureError:
-        """The error for a number drawn from Python's own generator in the run."""
+        """Return the error for a number drawn from Python's generator in the run."""
         error = refuse("OL117", f"`random.{method}` draws a number in a capture", fix=DRAWN)
         self.refused = self.refused or error
         return error
 
     def host_reads(self) -> HostReads:
-        """A mode that refuses the host's reads of device memory."""
+        """Return a mode that refuses the host's reads of device memory."""
         return self._reads
 
     def _refuse_read(self, code: str, what: str, t: Tensor, fix: str | None) -> None:
@@ -215,7 +216,7 @@ class Observer(Watching):
         raise error
 
     def _lift(self, tensors: Sequence[Tensor]) -> None:
-        """`torch.tensor(...)`: new memory, filled from Python behind the dispatcher."""
+        """Note `torch.tensor(...)`: new memory, filled from Python without the dispatcher."""
         for t in tensors:
             if self._on_device(t) and self._device.type != "cpu":
                 if self._refuse and t.numel():
@@ -240,13 +241,13 @@ class Observer(Watching):
         for t in tensors:
             if not has_strides(t):
                 kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
-                raise refuse("OL109", f"{_spoken(name)} on {kind}")
+                raise refuse("OL109", f"{_readable(name)} on {kind}")
             (device if self._on_device(t) else host).append(t)
         if device:
             found = refusal(func, args, kwargs)
             if found is not None:
                 self.wanted.add(self._storage(device[0]))
-                what = found.what or f"{_spoken(name)} needs the value of {named(device[0])}"
+                what = found.what or f"{_readable(name)} needs the value of {named(device[0])}"
                 what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
                 raise refuse(found.code, what, fix=fix)
         target = kwargs.get("device")
@@ -260,26 +261,27 @@ class Observer(Watching):
             )
         )
         if moves:
-            raise refuse("OL103", f"{_spoken(name)} copies {named(tensors[-1])} across")
+            raise refuse("OL103", f"{_readable(name)} copies {named(tensors[-1])} across")
         if (
             self._device.type != "cpu"
             and not (device or self._is_ours(target))
             and operator(func).random
         ):
             if kwargs.get("generator") is not None:
-                raise refuse("OL104", f"{_spoken(name)} draws from a generator of the host's")
+                raise refuse("OL104", f"{_readable(name)} draws from a generator of the host's")
             self.draws.append(partial(func, *args, **kwargs))
         for t in host:
             varying = self.host.varies(t)
             if device and (varying or t.dim()):
                 raise refuse(
-                    "OL104", f"{_spoken(name)} uses a host tensor, {named(t)}, with device tensors"
+                    "OL104",
+                    f"{_readable(name)} uses a host tensor, {named(t)}, with device tensors",
                 )
             if varying and refusal(func, args, kwargs) is not None:
                 self._read_on_host(t)
 
     def _read_on_host(self, t: Tensor) -> None:
-        """The host uses the values of a host tensor."""
+        """Note that the host uses the values of a host tensor."""
         if not self._refuse:
             return
         try:
@@ -292,7 +294,7 @@ class Observer(Watching):
         return device is not None and torch.device(device).type == self._device.type
 
     def _is_number(self, args: Sequence[Any]) -> bool:
-        """``x[0] = 5``: a 0-dim host constant copied to the device, which a fill does too."""
+        """Return whether a copy is ``x[0] = 5``: a 0-dim host constant, which a fill writes too."""
         if len(args) < 2 or not isinstance(args[0], Tensor) or not isinstance(args[1], Tensor):
             return False
         target, source = args[:2]
@@ -310,7 +312,7 @@ class Observer(Watching):
         stride: Sequence[int],
         storage_offset: int | None = None,
     ) -> None:
-        """`as_strided` reaches the whole storage, where a recording has the argument alone."""
+        """Refuse `as_strided` beyond the argument: a recording does not have the whole storage."""
         if not self._on_device(t) or self._storage(t) not in self._inputs:
             return
         if self._storage(t) in self._displaced:
@@ -334,7 +336,7 @@ class Observer(Watching):
     def _write(self, t: Tensor) -> None:
         if not self._on_device(t):
             constant = self.host.written(t)
-            if (self._refuse or self._later) and not constant:
+            if (self._refuse or self._deferring) and not constant:
                 error = refuse("OL104", f"a host tensor, {named(t)}, is written")
                 self.refused = self.refused or error
                 if self._refuse:
@@ -345,9 +347,9 @@ class Observer(Watching):
             return
         self.written.setdefault(region.storage, t)
         if self._save and region not in self._saved_regions:
-            # Parts of a storage are saved as they are first written; `restore` goes backwards.
+            # Regions are saved before their first write; `restore` goes backwards.
             self._saved_regions.add(region)
-            with _disable_current_modes():  # others that watch are to see the callable alone
+            with _disable_current_modes():  # other modes must see the callable's operations alone
                 memory = self._driver.alias(t, torch.uint8, (region.stop - region.start,), (1,), 0)
                 self._saved.append((memory, memory.clone()))
 
@@ -355,7 +357,7 @@ class Observer(Watching):
         random = operator(func).random
         for t in outputs:
             if t.is_nested and self._refuse:
-                raise refuse("OL109", f"{_spoken(func.name())} makes a nested tensor")
+                raise refuse("OL109", f"{_readable(func.name())} makes a nested tensor")
             if not has_strides(t):
                 continue
             if self._on_device(t):
@@ -376,7 +378,7 @@ class Observer(Watching):
                 self._kept.append(t)
 
     def _note_seeds(self, func: Any, given: Sequence[Tensor], result: Any) -> None:
-        if self.seeds:  # memory of one that is gone, which another tensor has now
+        if self.seeds:  # a new tensor may have the memory of a seed that was freed
             made = set(map(self._storage, filter(has_strides, tensors(result))))
             self.seeds -= made - set(map(self._storage, filter(has_strides, given)))
         self.seeds.update(map(self._storage, given_seeds(func, result)))
@@ -388,11 +390,12 @@ class Observer(Watching):
         originals: Sequence[Tensor],
         statics: Sequence[Tensor],
     ) -> None:
-        """Take over what another run of the same callable read and wrote.
+        """Take over the reads and writes of another run of the same callable.
 
         Args:
-            now: what is in the places of that run in this one.
-            originals, statics: the inputs of the recording, and what the callable got for each.
+            now: place -> tensor of this run, for the places of that run.
+            originals, statics: the inputs of the recording, and the tensor the callable got for
+                each.
         """
         if known.refused is not None:
             raise known.refused
@@ -413,8 +416,9 @@ class Observer(Watching):
                 if version_bumped:
                     self.version_bumped.add(self._storage(memory))
 
-    def told(self, places: Sequence[tuple[object, Tensor]]) -> CompiledAccesses:
-        """What the run did, for other calls; `places` are of its tensors, before it."""
+    def accesses(self, places: Sequence[tuple[object, Tensor]]) -> CompiledAccesses:
+        """Return the reads and writes of the run, for other calls, by the tensors' places before
+        it."""
         named: dict[int, list[object]] = {}
         for place, t in places:
             if self._on_device(t) and has_strides(t):
@@ -425,7 +429,7 @@ class Observer(Watching):
 
     @property
     def own(self) -> set[int]:
-        """The ids of the tensors that this observer itself keeps alive."""
+        """ids of the tensors that this observer keeps alive."""
         return {id(t) for t in self.written.values()} | self._derived
 
     @property
@@ -434,7 +438,7 @@ class Observer(Watching):
         return sum(before.nbytes for _, before in self._saved)
 
     def release(self) -> None:
-        """Forget what was made during the run, so that its memory can be used again."""
+        """Release tensors made during the run, so that their memory can be used again."""
         self.made_tensors.clear()
         self._kept.clear()
         self._derived.clear()
@@ -442,14 +446,12 @@ class Observer(Watching):
         self.host.release()
 
     def restore(self) -> None:
-        """Put back every byte that existed before the run; needs `save`."""
+        """Restore every byte that existed before the run; needs `save`."""
         for memory, before in reversed(self._saved):
-            if (
-                memory.untyped_storage().nbytes()
-            ):  # else the run had it for itself, and gave it back
+            if memory.untyped_storage().nbytes():  # else the run allocated it and freed it
                 memory.copy_(before)
         self._saved.clear()
 
 
-def _spoken(name: str) -> str:
+def _readable(name: str) -> str:
     return f"`{name.removeprefix('aten::')}`"

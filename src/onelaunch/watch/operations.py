@@ -1,4 +1,4 @@
-"""A mode that sees the operations of a run as they are recorded."""
+"""Modes that get the operations of a run as they are recorded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onelaunch.unwinding import DispatchMode
 
 
 class HigherOrder(CaptureError):
-    """An operator that takes functions, such as `flex_attention`, is called, or was before."""
+    """The refusal of an operator that takes functions, such as `flex_attention`."""
 
     def __init__(self, name: str) -> None:
         place = user_frame()
@@ -24,19 +24,19 @@ class HigherOrder(CaptureError):
         super().__init__("OL109", what, where=where)
 
     def mend_dynamo(self) -> None:
-        """Have Dynamo begin anew. It never again compiles a function that it has met under a mode,
-        and these operators have it compile theirs at each call."""
+        """Reset Dynamo: it never compiles a function again that it has met under a mode, and these
+        operators have it compile their functions at each call."""
         torch._dynamo.reset()
 
 
-class TakingApart(DispatchMode):
-    """Hands `operation` each one, composite ones taken apart."""
+class DecomposingMode(DispatchMode):
+    """A mode that passes each operation to `operation`, composite ones decomposed."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.taken_apart(func, args, kwargs or {})
+        return self.decompose(func, args, kwargs or {})
 
-    def taken_apart(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation, or those that it is composed of."""
+    def decompose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation, or its parts if it is composite."""
         if operator(func).composite:
             with self:
                 return operator(func).decomposed(args, kwargs)
@@ -44,11 +44,12 @@ class TakingApart(DispatchMode):
 
     @abstractmethod
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation, and give its result."""
+        """Run an operation and return its result."""
 
 
-class Watching(TakingApart):
-    """Hands `operation` those of a callable, on the parts of this process."""
+class Watching(DecomposingMode):
+    """A mode that passes the operations of a callable to `operation`; of DTensors, on local
+    parts."""
 
     supports_higher_order_operators = True
 
@@ -59,4 +60,4 @@ class Watching(TakingApart):
             return func(*args, **(kwargs or {}))
         if not isinstance(func, torch._ops.OpOverload):
             raise HigherOrder(func.name())
-        return self.taken_apart(func, args, kwargs or {})
+        return self.decompose(func, args, kwargs or {})

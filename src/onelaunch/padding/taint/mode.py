@@ -33,10 +33,10 @@ from onelaunch.padding.taint.shadow import (
 )
 from onelaunch.padding.taint.trace import Step, name_of, packet_of, step_of
 from onelaunch.source import user_frame
-from onelaunch.watch.operations import TakingApart
+from onelaunch.watch.operations import DecomposingMode
 
 
-class TaintMode(TakingApart):
+class TaintMode(DecomposingMode):
     """Follows padding through a run at a padded size.
 
     Args:

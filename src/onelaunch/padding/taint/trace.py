@@ -11,7 +11,7 @@ from torch import Tensor
 from onelaunch.driver.aten import leaves, operator, tensors
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.padding.taint.displacement import MOVES, Picked, picked
-from onelaunch.watch.operations import TakingApart
+from onelaunch.watch.operations import DecomposingMode
 
 # Whether an operation of one trace is missing in that of another size says nothing: layout only.
 LAYOUT = frozenset(
@@ -172,7 +172,7 @@ def form(steps: Sequence[Step]) -> tuple[object, ...]:
     )
 
 
-class Trace(TakingApart):
+class Trace(DecomposingMode):
     """Notes the operations of a run."""
 
     def __init__(self) -> None:

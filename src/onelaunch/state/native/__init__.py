@@ -1,8 +1,8 @@
-"""`guard.c`, the one piece of C: built by the system's compiler at first use.
+"""The build of `guard.c`, the only C in the package, by the system's compiler at first use.
 
-Where that fails it is done without. A wheel for each torch and Python is not worth 500 lines. What
-is built is kept in the user's cache directory, named by the source and the interpreter;
-``ONELAUNCH_NATIVE=0`` turns it off.
+Where the build fails, the guard runs in Python: a wheel for each torch and Python is not worth 500
+lines. The library is kept in the user's cache directory, named by the source and the interpreter.
+``ONELAUNCH_NATIVE=0`` disables it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FUNCTIONS = (
 
 @dataclass(frozen=True)
 class Native:
-    """The compiled guard: its class, or why there is none."""
+    """The class of the compiled guard, or the reason why there is none."""
 
     guard: Any | None
     reason: str
@@ -47,28 +47,28 @@ class Native:
 
 @functools.cache
 def native() -> Native:
-    """Build if need be (0.5 s, once for each machine and Python), load, and connect to torch."""
+    """Build `guard.c` if need be (0.5 s, once for each machine and Python), load it, connect it."""
     if os.environ.get("ONELAUNCH_NATIVE") == "0":
         return Native(None, "turned off by ONELAUNCH_NATIVE=0")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return Native(None, "it relies on the interpreter lock, which this Python goes without")
     try:
         module = _load(_built())
-        place = _place()
+        offset = _pointer_offset()
         library = ctypes.CDLL(str(_library()))
         addresses = [
             ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in _FUNCTIONS
         ]
     except (OSError, AttributeError, ImportError, subprocess.SubprocessError, LookupError) as error:
         return Native(None, f"{type(error).__name__}: {error}")
-    module.connect(*addresses, place, torch._C.TensorBase.requires_grad, MISSING)
-    if not _dicts_tell(module.Guard):
+    module.connect(*addresses, offset, torch._C.TensorBase.requires_grad, MISSING)
+    if not _dicts_report_changes(module.Guard):
         module.unwatch()
     return Native(module.Guard, "in use")
 
 
 class _Object:
-    """What has a dict of its own."""
+    """An object with a dict."""
 
     a: object
     b: object
@@ -90,11 +90,12 @@ def _update(o: _Object) -> None:
     vars(o).update(a=object())
 
 
-_WARM = 64  # times after which the interpreter has made code its own for what it meets
+_WARM = 64  # runs after which the interpreter has specialized the code
 
 
-def _dicts_tell(guard: Any) -> bool:
-    """Whether watched dicts tell of every change: Python 3.13.0 tells of none by ``o.a = b``."""
+def _dicts_report_changes(guard: Any) -> bool:
+    """Return whether watched dicts report all changes: Python 3.13.0 reports none by ``o.a =
+    b``."""
 
     def seen(change: Callable[[_Object], None]) -> bool:
         o = _Object()
@@ -110,7 +111,7 @@ def _dicts_tell(guard: Any) -> bool:
 
 
 def _library() -> Path:
-    """The library that exports the C interface; torch has loaded it already."""
+    """Return the library that exports the C interface; torch has loaded it already."""
     folder = Path(torch.__file__).parent / "lib"
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll"):
         if (folder / name).exists():
@@ -118,23 +119,23 @@ def _library() -> Path:
     raise LookupError(f"no libtorch_cpu in {folder}")
 
 
-def _place() -> int:
-    """Where a Python tensor keeps its one pointer, found by looking."""
-    places: set[int] | None = None
+def _pointer_offset() -> int:
+    """Find the offset of the pointer to the C++ tensor in a Python tensor, by searching for it."""
+    offsets: set[int] | None = None
     plain = (torch.empty(2, device="cpu"), torch.empty(1, device="cpu"))
     for t in (*plain, torch.nn.Parameter(torch.empty(3, device="cpu"))):
         size = type(t).__basicsize__ // 8
         words = (ctypes.c_uint64 * size).from_address(id(t))
-        # Not the head: a reference count and a type.
+        # Without the head: a reference count and a type.
         found = {8 * i for i in range(2, size) if words[i] == t._cdata}
-        places = found if places is None else places & found
-    if not places:
+        offsets = found if offsets is None else offsets & found
+    if not offsets:
         raise LookupError("this torch keeps its tensors in another way")
-    return min(places)
+    return min(offsets)
 
 
 def _built() -> Path:
-    """The shared library, compiled if it is not in the cache."""
+    """Return the shared library, compiled if it is not in the cache."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     key = hashlib.sha256(_SOURCE.read_bytes() + suffix.encode()).hexdigest()[:16]
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -154,7 +155,7 @@ def _built() -> Path:
 
 
 def _compiler() -> list[str]:
-    """The compiler that Python was built with, or another that is here."""
+    """Return the compiler that Python was built with, or another that is installed."""
     wanted = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     for candidate in ([wanted[0]], ["cc"], ["gcc"], ["clang"]):
         if shutil.which(candidate[0]):

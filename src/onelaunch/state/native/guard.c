@@ -1,8 +1,8 @@
-/* The check of `guard.StateGuard`, without an interpreter loop around it.
+/* The check of `guard.StateGuard`, without an interpreter loop.
  *
- * A recording of ResNet-50 relies on 2,000 slots and 320 tensors, far too many for Python. It sees a
- * tensor through the C interface that libtorch exports and keeps stable (aoti_torch_*), and
- * needs no header of torch: `place` is where, in the Python object, the one pointer lies that an
+ * A recording of ResNet-50 relies on 2,000 slots and 320 tensors, far too many for Python. Tensors
+ * are read through the C interface that libtorch exports and keeps stable (aoti_torch_*), which
+ * needs no header of torch: `place` is the offset, in the Python object, of the one pointer that an
  * at::Tensor consists of.
  */
 #define PY_SSIZE_T_CLEAN
@@ -16,7 +16,7 @@ typedef int32_t (*get_number)(void *, int64_t *);
 typedef int32_t (*get_dtype)(void *, int32_t *);
 
 static PyObject *vars_of; /* the builtin `vars` */
-static PyObject *missing; /* what a slot is said to hold that holds nothing */
+static PyObject *missing; /* stands for the content of an empty slot */
 
 static struct {
     get_pointer data;
@@ -37,40 +37,39 @@ typedef struct {
     int requires_grad; /* 1 or 0, where it matters */
 } Memory;
 
-#define EACH_PART(act) /* on what the collector is to know of */                                   \
+#define EACH_PART(act) /* on each object that the collector must know */                           \
     act(self->readers); act(self->expected); act(self->holders); act(self->keys);                  \
     act(self->values); act(self->sized); act(self->lengths); act(self->tensors)
 
-/* Where an object keeps its dict, and which slot says the one that it must be. */
+/* The place where an object keeps its dict, and the slot with the expected dict. */
 typedef struct {
     PyObject **place;
     Py_ssize_t slot;
 } Own;
 
 /* A check may run Python: readers, and the methods of keys and of containers. That may do anything,
- * to the lists too, so their sizes are looked at wherever they are read; what they hold is compared
- * and never used. The tuples stay: see `clear`. */
+ * even change the lists, so their sizes are checked at every read; their items are compared and
+ * never used. The tuples stay: see `clear`. */
 typedef struct {
     PyObject_HEAD
-    PyObject *readers, *expected; /* tuples: callables, and the very object each returns */
-    PyObject *holders, *keys;     /* tuples: dicts, lists, cells, objects, and what to look up */
+    PyObject *readers, *expected; /* tuples: callables, and the object each must return */
+    PyObject *holders, *keys;     /* tuples: dicts, lists, cells, objects, and their keys */
     PyObject *values;             /* list: an equal value may take the place of another */
     PyObject *sized;              /* tuple: containers that must not grow or shrink */
     PyObject *lengths;            /* list: of `sized` */
     PyObject *tensors;            /* tuple, kept alive */
-    int grads;                    /* whether it matters that a tensor requires grad */
-    int checking;                 /* how many checks are under way */
+    int grads;                    /* 1 if it matters that a tensor requires grad */
+    int checking;                 /* number of checks under way */
     Own *own;
     Py_ssize_t owns;
-    /* So many of the holders and of the sized, the first, are dicts that tell when they change, */
-    Py_ssize_t watched, watched_sized;
-    uint64_t seen; /* and these are the `changes` at which they were last found as expected. */
+    Py_ssize_t watched, watched_sized; /* the first holders and sized are watched dicts: how many */
+    uint64_t seen; /* `changes` when the watched dicts were last found as expected */
     Memory *memory;
     Py_ssize_t count;
 } Guard;
 
-/* Since Python 3.12 a dict can tell that it changes: then its entries need no look at every call.
- * Any change of any watched dict makes every guard look once more. */
+/* Since Python 3.12 a dict can be watched: then its entries need no check at every call. A change
+ * of any watched dict makes every guard check once more. */
 static uint64_t changes = 1;
 static int watcher = -1;
 
@@ -102,7 +101,7 @@ static int describe(Memory *m, int64_t **sizes, int64_t **strides)
            torch.strides(m->tensor, strides);
 }
 
-/* 1 or 0; -1, an exception; 2, what a mode of torch functions makes of it. */
+/* 1 or 0; -1, an exception; 2, a mode of torch functions returned something else. */
 static int requires_grad(PyObject *tensor)
 {
     PyObject *value = torch.requires_grad->get(tensor, torch.requires_grad->closure);
@@ -147,7 +146,7 @@ static int unmoved(const Memory *m)
     return !memcmp(sizes, m->layout, bytes) && !memcmp(strides, m->layout + m->dim, bytes);
 }
 
-/* Each of these: 1, as captured; 0, not; -1, an exception. */
+/* Each of these returns 1: as captured; 0: not; -1: an exception. */
 
 static int same_modes(Guard *self)
 {
@@ -163,8 +162,8 @@ static int same_modes(Guard *self)
     return 1;
 }
 
-/* Which dict each object has, straight from where it keeps it: 1 ns. Nothing tells of a new one,
- * `o.__dict__ = {...}`, to which the change of the old one means nothing. */
+/* The dict of each object, read from its place: 1 ns. No watcher reports a new dict,
+ * `o.__dict__ = {...}`, and the old one is not changed by it. */
 static int same_dicts(Guard *self)
 {
     if (PyList_GET_SIZE(self->values) != PyTuple_GET_SIZE(self->holders))
@@ -183,7 +182,7 @@ static PyObject *part_of(PyObject *function, Py_ssize_t index)
     return part ? part : Py_None;
 }
 
-/* What a slot holds, or NULL; borrowed: it is compared and never used. */
+/* The content of a slot, or NULL; borrowed: it is compared and never used. */
 static PyObject *look_up(PyObject *holder, PyObject *key)
 {
     if (key == (PyObject *)&PyType_Type)
@@ -192,13 +191,13 @@ static PyObject *look_up(PyObject *holder, PyObject *key)
         return PyDict_GetItemWithError(holder, key);
     if (PyCell_Check(holder))
         return PyCell_GET(holder);
-    Py_ssize_t index = PyLong_AsSsize_t(key); /* `known` has tried it */
+    Py_ssize_t index = PyLong_AsSsize_t(key); /* `known` has checked it */
     if (PyFunction_Check(holder))
         return part_of(holder, index);
     return index >= 0 && index < PyList_GET_SIZE(holder) ? PyList_GET_ITEM(holder, index) : NULL;
 }
 
-/* The keys of a dict, in their order. */
+/* The same keys in a dict, in the same order. */
 static int same_keys(PyObject *dict, PyObject *keys)
 {
     Py_ssize_t place = 0, count = 0;
@@ -309,7 +308,7 @@ static int visit(Guard *self, visitproc visit, void *arg)
 static int clear(Guard *self)
 {
     if (self->checking)
-        return 0; /* the collector comes again */
+        return 0; /* the collector will try again */
     PyMem_Free(self->own);
     self->own = NULL;
     self->owns = 0;
@@ -331,7 +330,7 @@ static void dealloc(Guard *self)
     Py_DECREF(type);
 }
 
-/* Whether `look_up` can look there, or `same_dicts`; -1 with an exception where not. */
+/* 0 if `look_up` or `same_dicts` can read this slot; -1 with an exception if not. */
 static int known(PyObject *holder, PyObject *key)
 {
     if (PyDict_Check(holder) || PyCell_Check(holder) || key == (PyObject *)&PyType_Type)
@@ -347,8 +346,8 @@ static int known(PyObject *holder, PyObject *key)
     return -1;
 }
 
-/* Find where the objects keep their dicts; from then on they stay there. An object of the same
- * layout keeps it at the same place, so a new class does not move it. */
+/* Find the places where the objects keep their dicts, which are fixed from then on: a new class
+ * must have the same layout, and so does not move the place. */
 static int find_dicts(Guard *self)
 {
     Py_ssize_t holders = PyTuple_GET_SIZE(self->holders);
@@ -369,7 +368,7 @@ static int find_dicts(Guard *self)
     return 0;
 }
 
-/* Fill in what can fail, once the guard owns its parts. */
+/* Do the part of the construction that can fail, once the guard owns its objects. */
 static int prepare(Guard *self)
 {
     Py_ssize_t holders = PyTuple_GET_SIZE(self->holders), sized = PyTuple_GET_SIZE(self->sized);
@@ -476,7 +475,7 @@ static PyObject *connect(PyObject *Py_UNUSED(module), PyObject *args)
     torch.dtype = (get_dtype)dtype;
     torch.place = place;
     torch.requires_grad = ((PyGetSetDescrObject *)grad)->d_getset;
-    torch.type = PyDescr_TYPE(grad); /* they live as long as torch */
+    torch.type = PyDescr_TYPE(grad); /* both live as long as torch */
     Py_RETURN_NONE;
 }
 
@@ -492,7 +491,7 @@ static PyObject *unwatch(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 
 static PyMethodDef methods[] = {
     {"connect", connect, METH_VARARGS, "Give the addresses of torch's functions."},
-    {"unwatch", unwatch, METH_NOARGS, "Trust no dict to tell: look into each at every call."},
+    {"unwatch", unwatch, METH_NOARGS, "Watch no dicts: read each at every call."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -516,7 +515,7 @@ PyMODINIT_FUNC PyInit_onelaunch_guard(void)
 #if PY_VERSION_HEX >= 0x030C0000
     watcher = PyDict_AddWatcher(notice);
     if (watcher < 0)
-        PyErr_Clear(); /* all eight are taken: look at every call */
+        PyErr_Clear(); /* all eight watchers are taken: check at every call */
 #endif
     return module;
 }

@@ -60,6 +60,8 @@ class StaticGraph:
     """How many of the inputs, the last, are leaves to whose `.grad` the backward adds itself."""
     rewind: Rewind | None
     """Of the forward."""
+    where: str | None = None
+    """The line where the callable begins."""
     asking: Asking = field(default_factory=Asking)
     """What the forward was told."""
     rebound: list[Slot] = field(default_factory=list[Slot])
@@ -191,7 +193,7 @@ class Backward:
             for storage in observer.external.keys() & static.stored():
                 spec = TensorSpec.of(observer.external[storage][0])
                 what = f"a backward reads a tensor that the call has stored, {spec}"
-                raise CaptureError("OL105", what, fix=_HANDED)
+                raise CaptureError("OL105", what, where=static.where, fix=_HANDED)
             self.written = [
                 t
                 for storage, t in observer.written.items()

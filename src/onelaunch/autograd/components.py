@@ -73,6 +73,11 @@ class ComponentNode:
         return (self, in_flight, results, seen), wanted
 
     @property
+    def where(self) -> str | None:
+        """See `node.Joined.where`."""
+        return self._whole.where
+
+    @property
     def width(self) -> int:
         """See `node.Joined.width`."""
         return len(self._share.inputs)

@@ -122,6 +122,11 @@ class AutogradPair:
         return None if token is None else InFlightForward(token)
 
     @property
+    def where(self) -> str | None:
+        """The line where the callable begins."""
+        return self.static.where
+
+    @property
     def in_flight(self) -> bool:
         return self.lease.taken
 

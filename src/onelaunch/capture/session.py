@@ -43,6 +43,7 @@ from onelaunch.optimizers.capturable import lasting, noting_steps
 from onelaunch.optimizers.steps import Steps, every_key
 from onelaunch.optimizers.trials import ScalarTrials
 from onelaunch.sizes.dims import Follow, Varying
+from onelaunch.source import line_of, user_line
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Slot
@@ -130,9 +131,17 @@ class CaptureSession:
                 let_go(error)
                 if self._wanted_by_host():
                     continue
+                error.where = error.where or self._line(error.code)
                 raise
             finally:
                 self._release()
+
+    def _line(self, code: str = "") -> str | None:
+        """Return where the callable begins, for a refusal that no line of it was found for; or the
+        line that calls it, where its code is torch's."""
+        find = seeding_line_of if code == "OL106" else line_of
+        place = find(self.callee.fn)
+        return str(place) if place else user_line()
 
     def _wanted_by_host(self) -> bool:
         """Whether what was refused is the value of an argument that the host can give: a number
@@ -293,10 +302,12 @@ class CaptureSession:
         generators = HostGenerators(before.values(tree))
         result = self._called(args, kwargs, run, generators)
         self.driver.join(distributed.side_streams(v for _, v in before.walk.held.values()))
-        inspect_arguments(tree, (args, kwargs), arguments, plan)
+        inspect_arguments(tree, (args, kwargs), arguments, plan, observer)
         refuse_gradients(tree, (args, kwargs), arguments, plan, read=False)
-        if places != [t.data_ptr() for t in arguments]:
-            raise CaptureError("OL107", "an argument was given other memory")
+        for t, place in zip(arguments, places, strict=True):
+            if t.data_ptr() != place:
+                where = observer.reshaped_at(t)
+                raise CaptureError("OL107", "an argument was given other memory", where=where)
         # What the callable has, and may return or store as it is; `follows` counts its tensors too.
         known = {} if self.follows else before.objects() | given(tree, (args, kwargs))
         flat = flatten(result, "result", objects=True, known=known)
@@ -304,7 +315,7 @@ class CaptureSession:
             self.forward.settle(observer, flat.tensors, arguments, plan)
         refuse_opaque(flat.tree)
         run.after, run.found = self.reached.changed(before.walk)
-        run.steps.refuse_schedule(run.found)
+        run.steps.refuse_schedule(run.found, self.callee.fn)
         state = run.state_inputs
         run.again = recurrent(self.driver, self.device, run.found, state, observer, flat.tensors)
         refuse_parts([cast(Tensor, slot.read()) for slot in run.again], (), ())
@@ -397,7 +408,7 @@ class CaptureSession:
     def _taken(self, run: CaptureRun, flat: Flat, known: Mapping[int, Same]) -> Outputs:
         """Plan how the results reach the caller, and what it stored reaches its slots."""
         before, plan, observer = run.before, run.plan, run.observer
-        stored = list(rebound(run.found, before.walk))
+        stored = list(rebound(run.found, before.walk, observer))
         trees = [flatten(value, slot.name, known=known) for slot, value in stored]
         if self.forward is not None:
             for part in trees:
@@ -432,6 +443,7 @@ class CaptureSession:
         if self.forward is not None:
             self.forward.pair.static.asking = self.asking
             self.forward.pair.static.rebound = [slot for slot, _ in stored]
+            self.forward.pair.static.where = self._line()
         assert run.after is not None
         covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
         refuse_uncovered(before.walk, run.after, covered, observer, self.device)
@@ -445,9 +457,8 @@ class CaptureSession:
             return nullcontext()  # the tape compares the state that it records
 
         def refusal() -> CaptureError:
-            place = seeding_line_of(self.fn)
             what = "`torch.manual_seed`, or the like, in a capture"
-            return CaptureError("OL106", what, where=str(place) if place else None)
+            return CaptureError("OL106", what, where=self._line("OL106"))
 
         def redraw() -> None:
             for draw in observer.draws:

@@ -100,6 +100,7 @@ class Operator:
         describes: its numbers are about metadata, so that they are no host read.
         outs: its arguments for the memory of its results.
         idle: there is nothing to repeat: metadata only, or memory left undefined.
+        reshapes: it gives the tensor itself other sizes, strides or memory (``t.resize_``).
         wraps: its result is of another class, and of the argument's memory.
         collective: it goes to other processes, and gives something to wait for.
     """
@@ -114,7 +115,8 @@ class Operator:
         whole = has_kernel(self.name, "CPU") or has_kernel(self.name, "CUDA")
         self.composite = has_kernel(self.name, _IMPLICIT) and not whole
         self.describes = self.name in _DESCRIPTIONS or func.namespace == "prim"
-        self.idle = torch.Tag.inplace_view in func.tags or self.name in _UNDEFINED
+        self.reshapes = torch.Tag.inplace_view in func.tags
+        self.idle = self.reshapes or self.name in _UNDEFINED
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.is_constant = self.name == "aten::lift_fresh"
         self._arguments = func._schema.arguments

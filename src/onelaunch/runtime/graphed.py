@@ -53,6 +53,7 @@ from onelaunch.runtime.table import (
     why,
 )
 from onelaunch.runtime.warmup import Warmup, wants_grad
+from onelaunch.source import user_line
 from onelaunch.state.snapshot import ReachableState
 from onelaunch.watch.ledger import TRIES
 from onelaunch.watch.operations import HigherOrder
@@ -60,7 +61,7 @@ from onelaunch.watch.operations import HigherOrder
 P = ParamSpec("P")
 R = TypeVar("R")
 
-
+_INSIDE = "a backward runs inside, or a leaf is made for one"
 _OF_FUNCTIONS = frozenset(
     {"__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"}
 )
@@ -223,9 +224,7 @@ class Graphed(Table, Generic[P, R]):
             signature.forward = True
             return MISS
         except BackwardInside:
-            return self._ungraphed(
-                signature, "OL303", "a backward runs inside, or a leaf is made for one"
-            )
+            return self._ungraphed(signature, "OL303", _INSIDE)
         except CaptureError as error:
             if not signature.asking.otherwise():
                 return self._refused(signature, error)
@@ -426,7 +425,8 @@ class Graphed(Table, Generic[P, R]):
             if refused is not None:
                 raise refused
             if len(self._entries) >= self.options.max_recordings:
-                raise CaptureError("OL301", f"{len(self._entries)} recordings exist")
+                what = f"{len(self._entries)} recordings exist"
+                raise CaptureError("OL301", what, where=user_line())
             self._chain = chain
             attempt = Attempt(driver, device, spec, signature, flat, reached, strategy, ahead=True)
             elsewhere = False
@@ -447,9 +447,7 @@ class Graphed(Table, Generic[P, R]):
                     self._drop_unsettled(entry)
                     entry = self._record_ahead(attempt)
             except BackwardInside:
-                raise CaptureError(
-                    "OL303", "a backward runs inside, or a leaf is made for one"
-                ) from None
+                raise CaptureError("OL303", _INSIDE) from None
             finally:
                 self._chain = None
             if entry is None:

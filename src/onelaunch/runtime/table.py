@@ -16,13 +16,13 @@ from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, comes_apart, flatten_call, objects_in
 from onelaunch.capture.recording import CapturedCall, Recording
 from onelaunch.driver.protocol import Pool as DevicePool
-from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
+from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
 from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.changing import MANY, Finding, Newest
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, Pool
 from onelaunch.runtime.stats import Counts, GraphStats, graph_stats
-from onelaunch.source import levels_to_user
+from onelaunch.source import levels_to_user, user_line
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import bytes_of
 from onelaunch.watch.ledger import TRIES
@@ -229,9 +229,9 @@ class Table:
         if code + kind in self._warned:
             return
         self._warned.add(code + kind)
-        fix = fix or (CATALOGUE[code].fix if code in CATALOGUE else "")
-        text = what if what.startswith("[") else f"[{code}] {what}\n  fix:   {fix}"
-        warnings.warn(text, GraphWarning, stacklevel=levels_to_user())
+        if not what.startswith("["):  # else it is the message of an error
+            what = str(GraphError(code, what, where=user_line(), fix=fix or None))
+        warnings.warn(what, GraphWarning, stacklevel=levels_to_user())
 
     def _no_room(self, attempt: Attempt) -> str:
         """That a recording does not fit into the pool."""

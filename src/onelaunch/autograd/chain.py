@@ -13,25 +13,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from onelaunch.autograd.backward import Backward, Gradients
 from onelaunch.autograd.node import Lease
-from onelaunch.driver.protocol import Driver, Pool, Released
+from onelaunch.driver.protocol import Driver, Launch, Pool, Released
 
 NewPool = Callable[[Driver, torch.device], Pool]
-
-
-class Launch(Protocol):
-    """See `Graph.launch`."""
-
-    def __call__(
-        self, sources: Sequence[Tensor], targets: Sequence[Tensor]
-    ) -> Mapping[int, Tensor] | None: ...
 
 
 class Link:
@@ -67,13 +58,11 @@ class Link:
             others.append(lease)
         self._later.append(later)
 
-        def in_order(
-            sources: Sequence[Tensor], targets: Sequence[Tensor]
-        ) -> Mapping[int, Tensor] | None:
+        def in_order(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
             with self.lock:
                 if any(other.taken for other in later):
                     raise Released("a forward that runs after this one waits for its backward")
-                return launch(sources, targets)
+                launch(sources, targets)
 
         return in_order
 

@@ -203,7 +203,7 @@ class TapeDriver:
             recorder.restore()
         if recorder.refused is not None:  # whatever the body made of it
             raise recorder.refused
-        return TapeGraph(pool, memory, ports, recorder), cast(T, result)
+        return TapeGraph(pool, memory, ports, recorder.steps), cast(T, result)
 
     def rebind(
         self,

@@ -159,7 +159,7 @@ class CaptureSession:
         hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
         pinned = set(before.held) - {self.driver.storage(t) for t in hidden_tensors}
         kept, lasts = self._trials.kept(before.walk), lasting(optimizers_in(before.walk))
-        steps = Steps(kept, self.device.type == "cuda", self._trials.seed, lasts)
+        steps = Steps(kept, self.driver.demands_capturable, self._trials.seed, lasts)
         run = CaptureRun(steps=steps)
         plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
         plan.varying = dict(self.varying)
@@ -279,7 +279,7 @@ class CaptureSession:
 
         def body(capture: Capture) -> None:
             fresh = plan_inputs(self.driver, plan.tensors, self.device, pinned)
-            steps = Steps(every_key, self.device.type == "cuda")
+            steps = Steps(every_key, self.driver.demands_capturable)
             again = replace(before, held=dict(before.held))
             self._run(capture, fresh, tree, [], again, CaptureRun(steps=steps))
 
@@ -472,8 +472,8 @@ class CaptureSession:
         return outputs
 
     def _seeds_kept(self, observer: Observer) -> AbstractContextManager[None]:
-        if self.device.type != "cuda":
-            return nullcontext()  # the tape compares the state that it records
+        if self.driver.computes_on_host:
+            return nullcontext()  # a recording advances the host's generator, which is watched
 
         def refusal() -> CaptureError:
             place = seeding_line_of(self.fn)

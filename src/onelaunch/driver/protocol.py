@@ -211,7 +211,20 @@ class Graph(Protocol):
 class Driver(Protocol):
     """A device that can record and replay."""
 
-    name: str
+    tensor_class: type[Tensor]
+    """The class of the device's tensors besides `nn.Parameter`: memory and nothing more."""
+
+    computes_on_host: bool
+    """The host's kernels and random generators serve the device."""
+
+    records_compiled: bool
+    """Kernels of Inductor's are recorded like torch's own."""
+
+    demands_capturable: bool
+    """In a capture torch refuses an optimizer that is not marked capturable, even a fused one."""
+
+    float32_rounding: float
+    """The relative difference between two float32 kernels that compute the same."""
 
     lock: RLock
     """What `exclusive` holds. A backward runs in a thread for which its holder may be waiting, so

@@ -23,6 +23,7 @@ from torch.utils import checkpoint
 from onelaunch.call.dtensor import is_wrapped
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import refuse
+from onelaunch.driver.select import recordable
 from onelaunch.errors import CaptureError
 from onelaunch.state.slots import Slot, gradient_of
 from onelaunch.state.walk import StateWalk
@@ -65,9 +66,9 @@ class ProxyLeaves:
         self._real: dict[int, Tensor] = {}
         self._slots: list[tuple[Slot, object, object]] = []
         for slot, t in before.tensors():
-            if slot.id in inputs or t.device.type != device.type or not _is_plain(t):
+            if slot.id in inputs or slot.key is gradient_of or t.device.type != device.type:
                 continue
-            if slot.key is gradient_of:
+            if t.is_inference() or not recordable(t):
                 continue
             if id(t) not in self._of:
                 proxy = proxy_for(t)
@@ -131,15 +132,6 @@ class ProxyLeaves:
             proxy.is_leaf and proxy.grad is not (real.grad if real.is_leaf else None)
             for proxy, real in self.pairs()
         )
-
-
-def _is_plain(t: Tensor) -> bool:
-    """Whether a stand-in is all that `t` is: no subclass, no layout or bits of its own."""
-    known = (
-        type(t) in (Tensor, nn.Parameter)
-        or type(t).__module__ == "onelaunch.driver.emulated.device"
-    )
-    return known and t.layout is torch.strided and not t.is_inference() and not t.is_quantized
 
 
 def proxy_for(t: Tensor) -> Tensor:

@@ -170,7 +170,7 @@ class CaptureSession:
         state = [cast(Tensor, slot.read()) for slot in self._state_inputs]
         pinned = set(before.held) - {self.driver.storage(t) for t in state}
         kept, lasts = self._trials.kept(before.walk), lasting(optimizers_in(before.walk))
-        steps = Steps(kept, self.device.type == "cuda", self._trials.seed, lasts)
+        steps = Steps(kept, self.driver.demands_capturable, self._trials.seed, lasts)
         plan = plan_inputs(self.driver, [*tensors, *state], self.device, pinned)
         plan.varying = dict(self.varying)
         plan.give_by_value(self._by_value)
@@ -278,7 +278,7 @@ class CaptureSession:
         def body(capture: Capture) -> None:
             before = replace(run.before, held=dict(run.before.held))
             plan = plan_inputs(self.driver, run.plan.tensors, self.device, pinned)
-            steps = Steps(every_key, self.device.type == "cuda")
+            steps = Steps(every_key, self.driver.demands_capturable)
             self._run(capture, CaptureRun(before, plan, (), steps), tree)
 
         observer = run.observer
@@ -453,8 +453,8 @@ class CaptureSession:
         return outputs
 
     def _seeds_kept(self, observer: Observer) -> AbstractContextManager[None]:
-        if self.device.type != "cuda":
-            return nullcontext()  # the tape compares the state that it records
+        if self.driver.computes_on_host:
+            return nullcontext()  # a recording advances the host's generator, which is watched
 
         def refusal() -> CaptureError:
             what = "`torch.manual_seed`, or the like, in a capture"

@@ -82,14 +82,14 @@ class Steps:
 
     Args:
         kept: the keys of an optimizer's groups whose numbers stay constants of the recording.
-        on_cuda: torch refuses there a step that is not marked capturable, even a fused one.
+        capturable: see `Driver.demands_capturable`.
         seed: of the numbers that stand in.
         lasts: whether an optimizer outlives the call, as far as it is known. One that the callable
             makes and drops is not held, and its numbers are constants like others in the callable.
     """
 
     kept: Callable[[Optimizer], frozenset[str]] = lambda _: frozenset()
-    on_cuda: bool = False
+    capturable: bool = False
     seed: int = 0
     lasts: Callable[[Optimizer], bool] = lambda _: True
     optimizers: list[Optimizer] = field(default_factory=lambda: cast(list[Optimizer], []))
@@ -127,7 +127,7 @@ class Steps:
         self._counts[id(optimizer)] = _counters(optimizer)
         for group in optimizer.param_groups:
             before = dict(group)
-            if self.on_cuda and group.get("fused") and not group.get("capturable"):
+            if self.capturable and group.get("fused") and not group.get("capturable"):
                 group["capturable"] = True
             if lasts:
                 self._swap(group, self.kept(optimizer))

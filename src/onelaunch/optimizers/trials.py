@@ -145,13 +145,13 @@ def constants(
     where not all can be turned.
     """
     keys = {place.key for group in optimizer.param_groups for place in places_of(group, kept)}
-    reads, cuda = _Reads(), device.type == "cuda"
+    reads, capturable = _Reads(), driver.demands_capturable
 
     def tried(without: Collection[str]) -> Reached | None:
         doubts = _Ambiguous()
         for copied in (False, True):  # some make their state where they are made
             for more in range(_SEEDS):
-                steps = Steps(lambda _: frozenset({*kept, *without}), cuda, seed + more)
+                steps = Steps(lambda _: frozenset({*kept, *without}), capturable, seed + more)
                 try:
                     trial = _miniature(optimizer, stepped, device, reads, copied)
                     with preserved_random_state(device):

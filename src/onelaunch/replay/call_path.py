@@ -48,8 +48,7 @@ def build_call(
     driver, device = captured.driver, captured.device
     source = GeneratedFunction(names={"MISS": MISS})
     leaves: dict[int, str] = {}
-    if driver.name == "cuda":  # on the tape a mode is active meanwhile
-        source.miss_if(f"{source.name('capturing', driver.capturing)}()")
+    source.miss_if(f"{source.name('capturing', driver.capturing)}()")
     match(source, spec.tree, "args", "kwargs", leaves)
     inputs = [leaves[i] for i in range(len(leaves))]
     for slot in captured.hidden:

@@ -43,13 +43,13 @@ class HostReads(FunctionMode):
         """The function of torch's that is under way and reads an argument inside."""
 
     def __enter__(self) -> HostReads:
-        _unnoticed.begin()
+        without_notice.begin()
         super().__enter__()
         return self
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
-        _unnoticed.end()
+        without_notice.end()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -66,7 +66,7 @@ class HostReads(FunctionMode):
                 return func(*args, **(kwargs or {}))
             finally:
                 self.calling = None
-        indexes = func in (Tensor.__getitem__, Tensor.__setitem__) and _is_by_list(args[1])
+        indexes = func in (Tensor.__getitem__, Tensor.__setitem__) and is_by_list(args[1])
         if indexes and args[0].device.type != "cpu" and self._owns(args[0]):
             what = "an index that is a list is copied to the device"
             self._refuse("OL103", what, args[0], BY_LIST)
@@ -79,7 +79,7 @@ class HostReads(FunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _is_by_list(index: Any) -> bool:
+def is_by_list(index: Any) -> bool:
     """Whether an index has a list of numbers in it; one of other things stands for a tuple."""
     parts = index if isinstance(index, tuple) else (index,)
     return any(
@@ -121,7 +121,7 @@ class _Unnoticed:
 
 
 def _is_ours(mode: object) -> bool:
-    return isinstance(mode, HostReads)
+    return isinstance(mode, FunctionMode)
 
 
 @contextmanager
@@ -134,4 +134,4 @@ def _without_modes(count: int) -> Generator[None]:
             torch._C._push_on_torch_function_stack(mode)
 
 
-_unnoticed = _Unnoticed()
+without_notice = _Unnoticed()

@@ -13,6 +13,8 @@ import inspect
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -194,6 +196,18 @@ def test_every_page_is_reached_from_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
     for page in DOCS:
         assert f"(docs/{page.name})" in text, page.name
+
+
+def test_what_is_written_from_the_code_is_up_to_date() -> None:
+    script = [sys.executable, str(ROOT / "scripts/write_docs.py"), "--check"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"run scripts/write_docs.py: {done.stdout}{done.stderr}"
+
+
+def test_the_api_has_every_public_name() -> None:
+    text = (ROOT / "docs/api.md").read_text()
+    for name in ol.__all__:
+        assert f"\n### {name}\n" in text, name
 
 
 # What is listed is listed in full.

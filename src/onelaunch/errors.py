@@ -172,7 +172,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "parts before and after the hook",
     ),
     "OL113": CatalogueEntry(
-        "an argument that requires grad is changed in place",
+        "a tensor that requires grad is changed in place",
         "autograd would have to see the change on the caller's tensor, and a replay hands it "
         "results only",
         "work on a copy, `x = x.clone()`, and return it",
@@ -304,13 +304,13 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     "OL307": CatalogueEntry(
         "the callable makes its state anew in each call",
         "a recording fits a call only while the objects that it read are the same, and this "
-        "callable replaces them",
+        "callable replaces or changes them",
         "make such an object once, before the calls, or change it in place",
     ),
     "OL308": CatalogueEntry(
         "hooks inside",
-        "a replay repeats a hook's tensor operations and where they are stored; the rest of its "
-        "Python, such as a count or a log, ran in the warm-up and the capture only",
+        "a replay repeats a hook's tensor operations and stores their results as it did; the rest "
+        "of its Python, such as a count or a log, ran in the warm-up and the capture only",
         "remove the hook, put it on the graphed module itself, or read the values that it needs "
         "from a result",
     ),

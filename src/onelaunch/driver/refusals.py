@@ -29,7 +29,20 @@ _UNVALIDATED = (
     "no validation of values: torch.distributions.Normal(..., validate_args=False), or once for "
     "all torch.distributions.Distribution.set_default_validate_args(False)"
 )
-_FIXED = "use a form of fixed size: torch.where, a mask, or topk"
+_FIXED = "compute at a fixed size, with a mask or topk; or move the operation out of the callable"
+_CHOICE = (
+    "torch.where(condition, a, b), which computes both; where only one may run, decide before the "
+    "call and pass a bool, of which each value gets a recording"
+)
+_SELECTED = (
+    "torch.where(mask, x, 0), where zeros in place of what is left out change nothing, as in a sum "
+    "(a mean divides by mask.sum(), a maximum fills with -inf); else select after the call"
+)
+_ASSIGNED = (
+    "x.masked_scatter_(mask, values), with a mask of as many dimensions as x; or "
+    "torch.where(mask, values, x), where values is as large as x"
+)
+_FOUND = "torch.nonzero_static(x, size=n), which fills missing rows with -1"
 
 DRAWN = (
     "draw on the device, `torch.rand((), device=x.device)`, which each replay does anew; or draw "
@@ -87,7 +100,7 @@ REFUSALS: dict[str, Refusal] = {
     # Host reads.
     "aten::_local_scalar_dense": Refusal("OL101", _INDEX),
     "aten::item": Refusal("OL101", _INDEX),
-    "aten::is_nonzero": Refusal("OL101", "torch.where(condition, a, b)"),
+    "aten::is_nonzero": Refusal("OL101", _CHOICE),
     "aten::equal": Refusal("OL101", "(a == b).all() stays on the device"),
     "aten::allclose": Refusal("OL101", "torch.isclose(a, b).all() stays on the device"),
     "aten::_linalg_check_errors": Refusal(
@@ -97,10 +110,10 @@ REFUSALS: dict[str, Refusal] = {
     "aten::normal.Tensor_Tensor": Refusal("OL101", "mean + std * torch.randn_like(std)"),
     "aten::histc": Refusal("OL101", "torch.histc(x, bins, min=low, max=high)", _unbounded),
     # Sizes that depend on data.
-    "aten::nonzero": Refusal("OL102", "torch.nonzero_static(x, size=n), or torch.where(c, a, b)"),
-    "aten::nonzero_numpy": Refusal("OL102", "torch.nonzero_static(x, size=n)"),
-    "aten::argwhere": Refusal("OL102", "torch.nonzero_static(x, size=n)"),
-    "aten::masked_select": Refusal("OL102", "torch.where(mask, x, 0)"),
+    "aten::nonzero": Refusal("OL102", _FOUND),
+    "aten::nonzero_numpy": Refusal("OL102", _FOUND),
+    "aten::argwhere": Refusal("OL102", _FOUND),
+    "aten::masked_select": Refusal("OL102", _SELECTED),
     "aten::_unique": Refusal("OL102", _FIXED),
     "aten::_unique2": Refusal("OL102", _FIXED),
     "aten::unique_dim": Refusal("OL102", _FIXED),
@@ -112,10 +125,10 @@ REFUSALS: dict[str, Refusal] = {
     "aten::repeat_interleave.Tensor": Refusal(
         "OL102", "torch.repeat_interleave(x, repeats, output_size=n)", _unsized
     ),
-    "aten::index.Tensor": Refusal("OL102", "torch.where(mask, x, 0)", _masked),
-    "aten::index_put_": Refusal("OL102", "torch.where(mask, values, x)", _masked_values),
-    "aten::index_put": Refusal("OL102", "torch.where(mask, values, x)", _masked_values),
-    "aten::_index_put_impl_": Refusal("OL102", "torch.where(mask, values, x)", _masked_values),
+    "aten::index.Tensor": Refusal("OL102", _SELECTED, _masked),
+    "aten::index_put_": Refusal("OL102", _ASSIGNED, _masked_values),
+    "aten::index_put": Refusal("OL102", _ASSIGNED, _masked_values),
+    "aten::_index_put_impl_": Refusal("OL102", _ASSIGNED, _masked_values),
     "aten::_to_sparse": Refusal("OL102", _FIXED),
     "aten::_pack_padded_sequence": Refusal("OL102", _PADDED),
     # https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/cudnn/RNN.cpp

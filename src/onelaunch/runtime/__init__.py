@@ -8,5 +8,6 @@ changing.py   arguments that are others at each call, so that no signature comes
 warmup.py     the runs before a capture, and what they show
 pool.py       `ol.Pool`, and its budget
 stats.py      what recordings cost and did, as data
+ungraphed.py  why the gradients of a signature are not graphed
 options.py    the options of `ol.graph`, checked
 """

@@ -6,7 +6,6 @@ from onelaunch.capture.recording import Recording
 from onelaunch.compat import make_graphed_callables
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
 from onelaunch.optimizers.capturable import capturable
-from onelaunch.prefetch import prefetch
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.pool import Pool
 from onelaunch.runtime.stats import GraphStats, PoolStats, RecordingStats
@@ -29,5 +28,4 @@ __all__ = [
     "compare",
     "graph",
     "make_graphed_callables",
-    "prefetch",
 ]

@@ -17,6 +17,7 @@ from onelaunch import bench
 from onelaunch.bench import Comparison
 from onelaunch.bench.target import load
 from onelaunch.cli import run
+from onelaunch.cli.commands import ENGINES
 from onelaunch.errors import CATALOGUE, GraphError
 
 FACTORIES = """
@@ -336,3 +337,7 @@ def test_a_file_that_fails_after_all(factories: Path, capsys: pytest.CaptureFixt
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert re.fullmatch(r"onelaunch \d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+def test_the_names_of_the_engines() -> None:
+    assert tuple(bench.ENGINES) == ENGINES

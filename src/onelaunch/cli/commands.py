@@ -1,11 +1,12 @@
-"""The command `onelaunch`.
+"""The subcommands of `onelaunch`, their options, and the answers to mistakes in them.
 
-Exit codes: 0; 1, an engine gave wrong results; 2, the command could not do its work; 130, stopped.
+torch takes seconds to import, so only the functions that need it do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -18,14 +19,18 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from onelaunch import bench
-from onelaunch.bench.environment import environment, version
-from onelaunch.bench.target import load, raised
-from onelaunch.driver.cuda import capabilities
+from onelaunch.cli import FAILED, OK, STOPPED, WRONG
 from onelaunch.errors import CATALOGUE, GraphError
-from onelaunch.report import show, to_html
 
-OK, WRONG, FAILED, STOPPED = 0, 1, 2, 130
+ENGINES = (
+    *("eager", "no_grad", "inference_mode", "by-hand", "make_graphed_callables"),
+    *("compile", "reduce-overhead", "max-autotune", "cudagraphs"),
+    *("torchscript", "torchscript-script", "aotinductor", "onnxruntime"),
+    *("tensorrt", "openxla", "tvm"),
+    *("onelaunch", "onelaunch-rebind", "onelaunch-static", "onelaunch-compile"),
+    *("onelaunch-max-autotune", "bare", "bare_compiled"),
+)
+"""The names in `bench.ENGINES`, which would import torch; a test compares the two."""
 # Newer versions of typer carry click inside, older ones import it: this is its class in both.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 WIDTH = 140  # of a table that goes to a file or a pipe
@@ -41,7 +46,11 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print("onelaunch", version("onelaunch") or "of a source tree")
+        try:
+            version = importlib.metadata.version("onelaunch")
+        except importlib.metadata.PackageNotFoundError:
+            version = "of a source tree"
+        print("onelaunch", version)
         raise typer.Exit
 
 
@@ -66,7 +75,7 @@ def compare(
         ),
     ],
     engines: Annotated[
-        str | None, typer.Option(help=f"Only these, with commas: {', '.join(bench.ENGINES)}.")
+        str | None, typer.Option(help=f"Only these, with commas: {', '.join(ENGINES)}.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="How long to time at most, all engines.")] = 10.0,
     json: Annotated[Path | None, typer.Option(help="Write the comparison here as JSON.")] = None,
@@ -76,6 +85,10 @@ def compare(
     for file in (json, report):
         if file is not None:
             _check_file(file)
+    from onelaunch import bench
+    from onelaunch.bench.target import load, raised
+    from onelaunch.report import show, to_html
+
     names = None if engines is None else [n.strip() for n in engines.split(",") if n.strip()]
     bench.choose(names)  # a wrong name is told before a model is loaded
     fn, args, kwargs = load(target)
@@ -116,6 +129,9 @@ def compare(
 @app.command()
 def info() -> int:
     """Say what this machine supports, and which way inputs and outputs travel here."""
+    from onelaunch.bench.environment import environment
+    from onelaunch.driver.cuda import capabilities
+
     here = environment()
     found = capabilities()
     lines = {**here, "recordings": "CUDA graphs" if here["gpu"] else "the tape: no GPU here"}
@@ -183,8 +199,8 @@ def _bad(what: str, where: str, why: str, fix: str = "onelaunch compare --help")
     return GraphError("OL401", what, where=where, why=why, fix=fix)
 
 
-def run(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code; messages go to stderr, without a traceback."""
+def execute(argv: Sequence[str] | None) -> int:
+    """Run the subcommand that these arguments name; its exit code, mistakes told on stderr."""
     try:
         code = app(args=argv, prog_name="onelaunch", standalone_mode=False)
     except GraphError as error:
@@ -193,10 +209,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"GraphError {_usage(error)}", file=sys.stderr)
         return FAILED
-    except (KeyboardInterrupt, typer.Abort):
-        code = STOPPED
-    if code == STOPPED:  # typer's too
-        print("stopped before there was anything to show", file=sys.stderr)
+    except typer.Abort:  # Ctrl-C, as typer passes it on
+        return STOPPED
     return code if isinstance(code, int) else OK
 
 
@@ -207,7 +221,3 @@ def _usage(error: Exception) -> GraphError:
     command = getattr(context, "command_path", "onelaunch")
     why = "the command line could not be understood"
     return GraphError("OL401", message, where=command, why=why, fix=f"{command} --help")
-
-
-def main() -> None:
-    sys.exit(run())

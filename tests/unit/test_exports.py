@@ -38,7 +38,7 @@ except AttributeError as error:
 onelaunch.GraphError
 for arguments in ["--version"], ["explain", "OL101"], ["--help"], ["compare", "--help"]:
     assert run(arguments) == 0
-for mistake in ["explian"], ["compare"]:
+for mistake in ["explian"], ["compare"], ["compare", "x.py:y", "--engines", "eagr"]:
     assert run(mistake) == 2
 assert "torch" not in sys.modules
 onelaunch.graph

@@ -126,7 +126,7 @@ def _shape(made: object) -> str:
 
 def raised(what: str, error: BaseException, target: str) -> GraphError:
     """The error for code of the user's that raised, with their line."""
-    fix = "do the same in Python, which shows the whole traceback"
+    fix = f"onelaunch compare {target} --traceback    # shows every line on the way there"
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         fix = f"`pip install` the package that has `{package}`, or name another factory"

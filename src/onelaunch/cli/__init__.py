@@ -1,6 +1,7 @@
 """The command `onelaunch`.
 
 commands.py  its subcommands, their options, and what a mistake in them is answered with
+progress.py  how far it is: a bar on a terminal, a line for each step elsewhere
 
 Exit codes: 0; 1, an engine gave wrong results; 2, the command could not do its work; 130, stopped.
 """

@@ -6,21 +6,26 @@ torch takes seconds to import, so only the functions that need it do.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib.metadata
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Annotated
+from traceback import print_exception
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from onelaunch.cli import FAILED, OK, STOPPED, WRONG
+from onelaunch.cli.progress import progress
 from onelaunch.errors import CATALOGUE, GraphError
+
+if TYPE_CHECKING:
+    from onelaunch.bench import Comparison
 
 ENGINES = (
     *("eager", "no_grad", "inference_mode", "by-hand", "make_graphed_callables"),
@@ -34,8 +39,6 @@ ENGINES = (
 # Newer versions of typer carry click inside, older ones import it: this is its class in both.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 WIDTH = 140  # of a table that goes to a file or a pipe
-
-_NOTHING = ("interrupted", "missing")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -80,50 +83,58 @@ def compare(
     seconds: Annotated[float, typer.Option(help="How long to time at most, all engines.")] = 10.0,
     json: Annotated[Path | None, typer.Option(help="Write the comparison here as JSON.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write it here as one HTML page.")] = None,
+    traceback: Annotated[
+        bool,
+        typer.Option("--traceback", help="Where the target raises, show all of the way there."),
+    ] = False,
 ) -> int:
     """Run every engine on the same input: checked against float64, then timed."""
+    names = _engines(engines)
+    if not seconds > 0:
+        why = "timing takes a number of seconds above 0"
+        raise _bad(f"--seconds is {seconds:g}", "--seconds", why, "--seconds 10")
     for file in (json, report):
         if file is not None:
             _check_file(file)
-    from onelaunch import bench
-    from onelaunch.bench.target import load, raised
+    console = _console()
+    with _tracebacks(traceback):
+        result = _measure(target, names, seconds, console)
+    measured = any(row.wall for row in result.rows)
+    if result.interrupted and not measured and not result.wrong:
+        return STOPPED
     from onelaunch.report import show, to_html
 
-    names = None if engines is None else [n.strip() for n in engines.split(",") if n.strip()]
-    bench.choose(names)  # a wrong name is told before a model is loaded
-    fn, args, kwargs = load(target)
-    console = _console()
-    bar = _progress(console)
-    # Where nothing is shown, rich leaves an empty line.
-    with bar if console.is_terminal else contextlib.nullcontext():
-        task = bar.add_task("starting", total=1.0)
-
-        def on_progress(text: str, part: float) -> None:
-            bar.update(task, description=text, completed=part)
-
-        try:
-            result = bench.compare(
-                fn,
-                args,
-                kwargs,
-                engines=names,
-                seconds=seconds,
-                name=target,
-                on_progress=on_progress,
-            )
-        except GraphError:
-            raise
-        except Exception as error:
-            raise raised("the callable", error, target) from error
-    if result.interrupted and all(row.status in _NOTHING for row in result.rows):
-        return STOPPED
     show(result, console)
     if json is not None:
         _write(json, result.to_json() + "\n")
     if report is not None:
         _write(report, to_html(result))
         console.print(f"\nThe report: {escape(str(report))}")
-    return WRONG if result.wrong else OK
+    if result.wrong:
+        return WRONG
+    return OK if measured else FAILED
+
+
+def _measure(
+    target: str, engines: list[str] | None, seconds: float, console: Console
+) -> Comparison:
+    """Load the target, and compare the engines on it."""
+    with progress(console) as tell:
+        tell("importing PyTorch", 0.0)
+        from onelaunch import bench
+        from onelaunch.bench.target import load, raised
+
+        tell(f"loading {target}", 0.0)
+    fn, args, kwargs = load(target)  # no bar meanwhile: it may print, or ask something
+    with progress(console) as tell:
+        try:
+            return bench.compare(
+                fn, args, kwargs, engines=engines, seconds=seconds, name=target, on_progress=tell
+            )
+        except GraphError:
+            raise
+        except Exception as error:
+            raise raised("the callable", error, target) from error
 
 
 @app.command()
@@ -165,15 +176,44 @@ def explain_code(code: Annotated[str, typer.Argument(help="A code, such as OL101
     return OK
 
 
+def _engines(text: str | None) -> list[str] | None:
+    """Read the names that `--engines` was given."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in ENGINES]
+    if names and not unknown:
+        return names
+    near = [match for name in names for match in difflib.get_close_matches(name, ENGINES, 1)]
+    what = f"no engine is called {' or '.join(unknown)}" if unknown else "no engine is named"
+    why = f"the engines are {', '.join(ENGINES)}"
+    raise _bad(what, "--engines", why, f"--engines {','.join(near) or 'eager,onelaunch'}")
+
+
+@contextlib.contextmanager
+def _tracebacks(shown: bool) -> Generator[None]:
+    """Print the traceback of what the user's code raised, if that is asked for."""
+    try:
+        yield
+    except GraphError as error:
+        if shown and error.__cause__ is not None:
+            print_exception(error.__cause__)
+        raise
+
+
 def _check_file(file: Path) -> None:
-    """Refuse a file that cannot be written, before the work of which it is to tell."""
+    """Refuse a file that cannot be written, before the work that it is to hold."""
     folder = file.absolute().parent
     why = "the comparison is written there"
-    if not folder.is_dir():
-        raise _bad(f"there is no folder {file.parent}", str(file), why)
-    if file.is_dir():
-        raise _bad(f"{file} is a folder", str(file), why, f"the name of a file: {file}/result")
-    if not os.access(file if file.exists() else folder, os.W_OK):
+    try:
+        if not folder.is_dir():
+            raise _bad(f"there is no folder {file.parent}", str(file), why)
+        if file.is_dir():
+            raise _bad(f"{file} is a folder", str(file), why, f"the name of a file: {file}/result")
+        writable = os.access(file if file.exists() else folder, os.W_OK)
+    except OSError as error:  # a name that is too long, say
+        raise _bad(f"{file} cannot be written: {error.strerror}", str(file), why) from error
+    if not writable:
         raise _bad(f"{file} cannot be written", str(file), why, "a file that you may write")
 
 
@@ -184,11 +224,6 @@ def _write(file: Path, text: str) -> None:
         raise _bad(
             f"{file} could not be written: {error.strerror}", str(file), str(error)
         ) from error
-
-
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
 
 
 def _console() -> Console:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from benchmarks import render
 from benchmarks.engines import ORDER, engines_for
+from benchmarks.show import committed
 from examples.workloads import WORKLOADS
 from onelaunch.bench import ENGINES, Comparison, Row, Timing
 from onelaunch.bench.profile import Profile
@@ -174,6 +175,24 @@ def test_cells() -> None:
     assert timing(Timing(249, 2 * 64_894_000, 5)) == "249 us ±64.9 s"
     assert [memory(n) for n in (0, 80)] == ["0", "80 B"]
     assert [memory(n) for n in (0, 2048, 3 << 20, 3 << 30)] == ["0", "2 KiB", "3 MiB", "3.0 GiB"]
+
+
+@pytest.mark.parametrize("workload", ORDER)
+def test_a_committed_result_is_shown_as_one_of_this_machine(workload: str) -> None:
+    comparison = committed(workload)
+    assert comparison.best is not None
+    assert not comparison.best.engine.startswith("bare")  # which is no way to run anything
+    text = printed(comparison)
+    assert "NVIDIA" in text
+    assert "Fastest correct engine: " in text
+    assert "NVIDIA" in to_html(comparison)
+
+
+def test_the_demo_shows_a_committed_result() -> None:
+    """Without a GPU, after its own; and says at its top, in two lines, what a CPU cannot show."""
+    text = (render.ROOT / "scripts" / "demo").read_text()
+    assert "python -m benchmarks.show cnn" in text
+    assert text.index("A laptop can show") < text.index("It cannot show") < text.index("compare ex")
 
 
 def test_the_benchmark_names_engines_and_workloads_that_exist() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from onelaunch.bench import ENGINES, Comparison, Row, Timing
 from onelaunch.bench.profile import Profile
 from onelaunch.report import show, to_html
 from onelaunch.report.cells import cells, memory, timing, verdict
+from onelaunch.report.html import STYLE
 
 
 def timed(name: str, wall: float, *, fresh: bool = True, noisy: bool = False) -> Row:
@@ -154,7 +156,7 @@ def test_the_page_is_one_well_formed_file() -> None:
     page.feed(text)
     assert page.open == []
     assert page.loads == []
-    assert page.seen.count("rect") == 4
+    assert page.seen.count("dt") == page.seen.count("i") == 4
     assert "&lt;net&gt;" in text
     assert "<net>" not in text
     assert "<no>" not in text
@@ -166,7 +168,46 @@ def test_the_page_is_one_well_formed_file() -> None:
 def test_a_page_without_figures() -> None:
     page = Page()
     page.feed(to_html(Comparison("w", (Row("a", "A", "missing", "no GPU"),))))
-    assert "svg" not in page.seen
+    assert "dl" not in page.seen
+
+
+def test_the_bars_are_as_long_as_the_times() -> None:
+    parts = [float(part) for part in re.findall(r"--part:([\d.]+)", to_html(COMPARISON))]
+    assert parts == [20 / 400, 30 / 400, 90 / 400, 1.0]  # the fastest first
+
+
+def test_nothing_on_the_page_is_wider_than_a_phone() -> None:
+    """Long words break, tables and code scroll by themselves, and no width is in pixels."""
+    text = to_html(COMPARISON)
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
+    rules = dict(re.findall(r"^([\w., :-]+) \{(.*?)\}", STYLE, re.M | re.S))
+    assert "overflow-wrap: anywhere" in rules["body"]
+    for scrolls in ("table", "pre"):
+        assert "overflow-x: auto" in rules[scrolls]
+    assert "display: block" in rules["table"]  # a table that is none does not scroll
+    widths = re.findall(r"(?<![-\w])(?:min-)?width: ([^;]+);", STYLE)
+    assert widths == ["12rem", "calc(var(--part) * (100% - 5.5rem))", "1px"]
+    assert not re.search(r"\b(width|height)=", text.replace("width=device-width", ""))
+    assert "minmax(0, 1fr)" in STYLE.partition("@media (max-width: 40rem)")[2]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_colours_of_text_stand_out(dark: bool) -> None:
+    light, _, rest = STYLE.partition("@media (prefers-color-scheme: dark)")
+    colours = dict(re.findall(r"--(\w+): (#\w{6})\b", rest.partition("\n}")[0] if dark else light))
+    colours.pop("bar", None)
+    assert set(colours) == {"best", "wrong", "failed", "small"}
+    page = "#121212" if dark else "#ffffff"
+    for name, colour in colours.items():
+        brighter, darker = sorted((luminance(colour), luminance(page)), reverse=True)
+        assert (brighter + 0.05) / (darker + 0.05) > 4.5, name  # WCAG's contrast of text
+
+
+def luminance(colour: str) -> float:
+    """WCAG's relative luminance of ``#rrggbb``."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def test_cells() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import re
+import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from rich.console import Console
 
 from benchmarks import render
 from benchmarks.engines import ORDER, engines_for
+from benchmarks.picture import ENGINES as ENGINES_DRAWN
 from benchmarks.show import committed
 from examples.workloads import WORKLOADS
 from onelaunch.bench import ENGINES, Comparison, Row, Timing
@@ -281,3 +284,36 @@ def test_the_documents_are_up_to_date() -> None:
             assert render.render(file.read_text()) == file.read_text(), (
                 "run: python -m benchmarks.render"
             )
+    assert render.picture() == render.PICTURE.read_text(), "run: python -m benchmarks.render"
+
+
+def test_the_picture_shows_every_workload_in_every_engine() -> None:
+    text = render.picture()
+    svg = "{http://www.w3.org/2000/svg}"
+    panels = list(ElementTree.fromstring(text).iter(f"{svg}g"))
+    workloads = json.loads((render.RESULTS / "engines.json").read_text())["workloads"]
+    assert len(panels) == len(workloads)
+    for panel, (name, data) in zip(panels, workloads.items(), strict=True):
+        said = [element.text for element in panel.iter(f"{svg}text")]
+        assert said[0] == render.NAMES[name]
+        assert said[1::2] == list(ENGINES_DRAWN.values())
+        assert said[2::2] == [render.wall(data, engine) for engine in ENGINES_DRAWN]
+        widths = [float(bar.attrib["width"]) for bar in panel.iter(f"{svg}rect")]
+        walls = [comparable(data, engine) for engine in ENGINES_DRAWN]
+        assert widths == pytest.approx([w / max(walls) * max(widths) for w in walls], abs=0.1)
+    assert len(text.encode()) < 30_000
+    assert "prefers-color-scheme: dark" in text
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "(docs/engines.svg)" in (render.ROOT / "README.md").read_text()
+
+
+def comparable(data: dict[str, Any], engine: str) -> float:
+    """The wall time that a bar is to show, 0 where there is none."""
+    row = render.row_of(data, engine)
+    return row["wall"]["median_us"] if row and row["status"] == "ok" and row["wall"] else 0.0
+
+
+def test_an_engine_without_a_time_has_no_bar(tmp_path: Path) -> None:
+    results(tmp_path)
+    text = render.picture(tmp_path)
+    assert text.count('width="0.0"') == len(ENGINES_DRAWN) - 1  # eager alone was measured there

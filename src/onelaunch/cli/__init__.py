@@ -1,7 +1,7 @@
 """The command `onelaunch`.
 
-commands.py  its subcommands, their options, and what a mistake in them is answered with
-progress.py  how far it is: a bar on a terminal, a line for each step elsewhere
+commands.py  its subcommands, their options, and the answers to mistakes in them
+progress.py  its progress: a bar on a terminal, a line for each step elsewhere
 
 Exit codes: 0; 1, an engine gave wrong results; 2, the command could not do its work; 130, stopped.
 """

@@ -66,7 +66,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Run a PyTorch callable as one CUDA graph launch, and see whether it pays."""
+    """Run a PyTorch callable as one CUDA graph launch, and see if it pays."""
 
 
 @app.command()
@@ -139,7 +139,7 @@ def _measure(
 
 @app.command()
 def info() -> int:
-    """Say what this machine supports, and which way inputs and outputs travel here."""
+    """List the abilities of this machine, and the way of inputs and outputs on it."""
     from onelaunch.bench.environment import environment
     from onelaunch.driver.cuda import capabilities
 
@@ -161,7 +161,7 @@ def info() -> int:
 
 @app.command("explain")
 def explain_code(code: Annotated[str, typer.Argument(help="A code, such as OL101.")]) -> int:
-    """Say what an error code means, and what to write instead."""
+    """Explain an error code, with the code to write instead."""
     key = code.strip().strip("[]").upper()
     entry = CATALOGUE.get(key)
     if entry is None:
@@ -192,7 +192,7 @@ def _engines(text: str | None) -> list[str] | None:
 
 @contextlib.contextmanager
 def _tracebacks(shown: bool) -> Generator[None]:
-    """Print the traceback of what the user's code raised, if that is asked for."""
+    """Print the traceback of an exception of the user's code, if that is asked for."""
     try:
         yield
     except GraphError as error:

@@ -1,4 +1,4 @@
-"""How far the command is: a bar on a terminal, and elsewhere a line on stderr for each step."""
+"""The progress of the command: a bar on a terminal, elsewhere a line on stderr for each step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPEAT_SECONDS = 10.0  # between two lines of one step, such as the rounds of ti
 
 @contextlib.contextmanager
 def progress(console: Console) -> Generator[OnProgress]:
-    """Give the function that is told each step, and the part that is done, from 0 to 1."""
+    """Show each step that the given function is told, and the part that is done, from 0 to 1."""
     if not sys.stdout.isatty() or console.is_dumb_terminal:
         yield Lines()
         return

@@ -46,7 +46,7 @@ pre { padding: .8rem 1rem; border: 1px solid var(--line); border-radius: .4rem; 
 
 
 def to_html(comparison: Comparison) -> str:
-    """The page: what bounds the workload, the table, a bar chart, the code, the environment."""
+    """Write the page: the profile, the verdict with its code, bars, the table, the environment."""
     parts = [f"<h1>{escape(comparison.workload)}: the ways to run it</h1>"]
     if comparison.profile is not None:
         parts.append(f"<p>{escape(comparison.profile.summary)}</p>")

@@ -27,7 +27,7 @@ import torch
 
 import onelaunch as ol
 from onelaunch.bench import ENGINES
-from onelaunch.cli import app
+from onelaunch.cli.commands import app
 from onelaunch.errors import CATALOGUE
 
 ROOT = Path(__file__).parents[2]

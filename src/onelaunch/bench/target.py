@@ -1,4 +1,4 @@
-"""From ``path.py:name`` or ``module:name`` to a callable and its arguments."""
+"""The callable and the arguments that ``path.py:name`` or ``module:name`` stand for."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def load(target: str) -> Call:
 
 
 def _unknown(target: str, place: str, name: str, module: Any) -> GraphError:
-    """There is no factory of this name, but perhaps of a similar one."""
+    """Make the error for a name that the module lacks, with the nearest that it has."""
     own = [
         n
         for n, v in vars(module).items()
@@ -94,7 +94,7 @@ def _import(target: str, place: str) -> Any:
 
 
 def _root(path: Path) -> tuple[Path, str]:
-    """The folder to put on the path, and the dotted name of the file from there."""
+    """Find the folder to put on the path, and the dotted name of the file from there."""
     names = [path.stem]
     folder = path.parent
     while (folder / "__init__.py").is_file():
@@ -125,8 +125,8 @@ def _shape(made: object) -> str:
 
 
 def raised(what: str, error: BaseException, target: str) -> GraphError:
-    """The error for code of the user's that raised, with their line."""
-    fix = "do the same in Python, which shows the whole traceback"
+    """Make the error for code of the user's that raised, with their line."""
+    fix = f"onelaunch compare {target} --traceback    # shows every line on the way there"
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         fix = f"`pip install` the package that has `{package}`, or name another factory"
@@ -140,7 +140,7 @@ def raised(what: str, error: BaseException, target: str) -> GraphError:
 
 
 def _line(error: BaseException) -> str:
-    """The innermost line that is neither onelaunch's nor of an installed package."""
+    """Find the innermost line that is neither onelaunch's nor of an installed package."""
     if isinstance(error, SyntaxError) and error.filename:
         return f", at {error.filename}:{error.lineno}: {(error.text or '').strip()}"
     ours = (str(Path(__file__).parents[1]), str(Path(importlib.__file__).parent), "<")

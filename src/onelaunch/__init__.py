@@ -4,7 +4,7 @@ from onelaunch.api import graph
 from onelaunch.bench import Comparison, compare
 from onelaunch.capture.recording import Recording
 from onelaunch.compat import make_graphed_callables
-from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
+from onelaunch.errors import ArgumentError, CaptureError, GraphError, GraphWarning, ReplayError
 from onelaunch.optimizers.capturable import capturable
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.pool import Pool
@@ -12,6 +12,7 @@ from onelaunch.runtime.stats import GraphStats, PoolStats
 from onelaunch.sizes.buckets import Buckets
 
 __all__ = [
+    "ArgumentError",
     "Buckets",
     "CaptureError",
     "Comparison",

@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from torch import nn
 
-from onelaunch.errors import GraphError, kind_of
+from onelaunch.errors import ArgumentError, kind_of
 from onelaunch.module import graph_module
 from onelaunch.padding.bucketed import graphed
 from onelaunch.runtime.graphed import Graphed
@@ -143,7 +143,7 @@ def graph(
         `memory_bytes` and `reset`.
 
     Raises:
-        GraphError: OL401, an option or callable of the wrong kind.
+        ArgumentError: OL401, an option or callable of the wrong kind.
         CaptureError: at the call that captures, if `fn` cannot be captured as written.
 
     What a replay costs the host is in docs/benchmarks.md, for five models. Python effects of `fn`
@@ -168,7 +168,7 @@ def graph(
         buckets=buckets,
     )
     if pool is not None and not isinstance(pool, Pool):
-        raise GraphError("OL401", f"pool={pool!r}", fix="pool=ol.Pool(), or None")
+        raise ArgumentError("OL401", f"pool={pool!r}", fix="pool=ol.Pool(), or None")
     return _Decorator(options, pool) if fn is None else _graphed(fn, options, pool)
 
 
@@ -176,9 +176,9 @@ def _graphed(fn: Any, options: Options, pool: Pool | None) -> Any:
     if isinstance(fn, nn.Module):
         return graph_module(fn, options, pool)
     if isinstance(fn, Graphed):
-        raise GraphError("OL401", f"{fn!r} is graphed already", fix="use it as it is")
+        raise ArgumentError("OL401", f"{fn!r} is graphed already", fix="use it as it is")
     if not callable(fn) or isinstance(fn, type):
         shown = repr(fn)[:60]
         fix = "pass a function, a bound method or a module"
-        raise GraphError("OL401", f"expected a callable, got {kind_of(fn)}: {shown}", fix=fix)
+        raise ArgumentError("OL401", f"expected a callable, got {kind_of(fn)}: {shown}", fix=fix)
     return graphed(fn, options, pool)

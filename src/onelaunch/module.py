@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from onelaunch.capture import distributed
-from onelaunch.errors import GraphError
+from onelaunch.errors import ArgumentError
 from onelaunch.padding.bucketed import graphed
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
@@ -139,9 +139,9 @@ def graph_module(module: M, options: Options, pool: Pool | None) -> M:
     """The graphed twin of a module."""
     if isinstance(module, torch.jit.ScriptModule):
         fix = "graph the Python module it was scripted from, or `ol.graph(lambda x: scripted(x))`"
-        raise GraphError("OL401", "a ScriptModule has no Python state to share", fix=fix)
+        raise ArgumentError("OL401", "a ScriptModule has no Python state to share", fix=fix)
     if isinstance(module, _Twin):
-        raise GraphError("OL401", "this module is graphed already", fix="use it as it is")
+        raise ArgumentError("OL401", "this module is graphed already", fix="use it as it is")
     distributed.refuse_module(module)
     fast = graphed(_Forward(module, module.__dict__.get("forward")), options, pool, ("", module))
     twin = object.__new__(_twin_class(type(module)))

@@ -174,7 +174,7 @@ def test_bad_input_is_exit_code_2(
 
 
 def four_parts(err: str) -> None:
-    assert err.startswith("GraphError [OL401] ")
+    assert err.startswith("ArgumentError [OL401] ")
     assert all(f"\n  {part}:" in err for part in ("why", "fix"))
     assert "Traceback" not in err
 

@@ -21,7 +21,7 @@ from onelaunch.capture.io_plan import Unfit
 from onelaunch.capture.recording import Bucket, CapturedCall
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver
-from onelaunch.errors import GraphError, ReplayError
+from onelaunch.errors import ArgumentError, GraphError, ReplayError
 from onelaunch.padding.chunks import Chunks, chunks, joined
 from onelaunch.padding.compare import Known
 from onelaunch.padding.pad import Proof, Request, check_named, parameters, request, resized, varying
@@ -335,7 +335,7 @@ class Bucketed(Graphed[P, R]):
         flat = flatten_call(args, kwargs)
         call = request(self._buckets, flat, self._names)
         if 0 in call.sizes:
-            raise GraphError("OL401", "the example has no rows", fix="one of 1 row or more")
+            raise ArgumentError("OL401", "the example has no rows", fix="one of 1 row or more")
         every = list(self._buckets.largest_first())
         # 0.1 s to import, for whoever asks for a progress bar.
         from rich.console import Console

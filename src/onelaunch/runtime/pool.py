@@ -22,7 +22,7 @@ from torch import Tensor
 from onelaunch.capture.io_plan import staged_bytes
 from onelaunch.driver.protocol import Driver, Graph
 from onelaunch.driver.protocol import Pool as DevicePool
-from onelaunch.errors import GraphError
+from onelaunch.errors import ArgumentError
 from onelaunch.runtime.stats import GraphStats, PoolStats
 from onelaunch.sizes.buckets import integer
 
@@ -127,11 +127,11 @@ class Pool:
         fix = "max_bytes=2**30, or None for no bound"
         most = None if max_bytes is None else integer(max_bytes)
         if max_bytes is not None and most is None:
-            raise GraphError(
+            raise ArgumentError(
                 "OL401", f"max_bytes must be an int or None, got {max_bytes!r}", fix=fix
             )
         if most is not None and most <= 0:
-            raise GraphError("OL401", f"max_bytes must be positive, got {max_bytes}", fix=fix)
+            raise ArgumentError("OL401", f"max_bytes must be positive, got {max_bytes}", fix=fix)
         self.max_bytes = most
         self._pools: dict[tuple[str, torch.device], DevicePool] = {}
         self._apart: weakref.WeakSet[DevicePool] = weakref.WeakSet()

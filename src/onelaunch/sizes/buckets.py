@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, SupportsIndex, cast
 
-from onelaunch.errors import GraphError
+from onelaunch.errors import ArgumentError
 from onelaunch.sizes.fit import fit
 
 Overflow = Literal["eager", "chunk", "raise"]
@@ -44,7 +44,7 @@ class Buckets:
             in the result: ``{0: 0, 1: None}``. Found out where it is not said.
 
     Raises:
-        GraphError: OL401 for sizes or dimensions that make no sense.
+        ArgumentError: OL401 for sizes or dimensions that make no sense.
 
     Example:
         >>> Buckets(dim=0, sizes=(1, 4, 16)).choose((3,))
@@ -81,12 +81,12 @@ class Buckets:
         if listed is None or len(listed) != len(places) or not nested:
             what = f"sizes={sizes!r:.60} for {len(places)} dimension{'s' * (len(places) > 1)}"
             fix = "sizes=((1, 4), (8, 16)), a tuple for each dimension"
-            raise GraphError("OL401", what, fix=fix)
+            raise ArgumentError("OL401", what, fix=fix)
         if overflow not in ("eager", "chunk", "raise"):
             fix = 'overflow is one of "eager", "chunk", "raise"'
-            raise GraphError("OL401", f"overflow={overflow!r}", fix=fix)
+            raise ArgumentError("OL401", f"overflow={overflow!r}", fix=fix)
         if type(independent) is not bool:
-            raise GraphError("OL401", f"independent={independent!r}", fix="True or False")
+            raise ArgumentError("OL401", f"independent={independent!r}", fix="True or False")
         settings = {
             "dim": places,
             "sizes": tuple(_ascending(s) for s in listed),
@@ -133,7 +133,7 @@ class Buckets:
         sizes.
 
         Raises:
-            GraphError: OL401 if nothing was observed.
+            ArgumentError: OL401 if nothing was observed.
         """
         several = _listed(dim)
         observed = [_observed(rows) for rows in _by_dimension(histogram, several)]
@@ -218,7 +218,7 @@ def _by_dimension(histogram: object, several: Sequence[object] | None) -> list[o
         if len(sizes) != count:
             what = f"the histogram has size {size!r}, and {count} dimensions are bucketed"
             fix = f"dim={tuple(range(len(sizes)))}, one for each number of a size"
-            raise GraphError("OL401", what, fix=fix)
+            raise ArgumentError("OL401", what, fix=fix)
         if several is None or not _is_amount(times):
             return [histogram]
         if 0 not in sizes:  # of which nothing is computed
@@ -231,16 +231,16 @@ def _observed(histogram: object) -> dict[int, float]:
     """The sizes that were called, and how often."""
     fix = "a mapping of size to count, of one dimension, with a positive size in it"
     if not isinstance(histogram, Mapping):
-        raise GraphError("OL401", f"histogram={histogram!r:.60}", fix=fix)
+        raise ArgumentError("OL401", f"histogram={histogram!r:.60}", fix=fix)
     rows: dict[int, float] = {}
     for given, count in cast("Mapping[object, object]", histogram).items():
         size = integer(given)
         if size is None or size < 0 or not _is_amount(count):
-            raise GraphError("OL401", f"histogram has {given!r}: {count!r}", fix=fix)
+            raise ArgumentError("OL401", f"histogram has {given!r}: {count!r}", fix=fix)
         if size and count:
             rows[size] = cast(float, count)
     if not rows:
-        raise GraphError("OL401", "the histogram has no size above 0", fix=fix)
+        raise ArgumentError("OL401", "the histogram has no size above 0", fix=fix)
     return rows
 
 
@@ -264,7 +264,7 @@ def _is_amount(value: object) -> bool:
 def _positive(name: str, value: object) -> int:
     found = integer(value)
     if found is None or found < 1:
-        raise GraphError("OL401", f"{name}={value!r}", fix=f"{name} is an int of at least 1")
+        raise ArgumentError("OL401", f"{name}={value!r}", fix=f"{name} is an int of at least 1")
     return found
 
 
@@ -273,7 +273,7 @@ def _places(dim: object, several: list[object] | None) -> Sizes:
     found = [integer(d) for d in ([dim] if several is None else several)]
     places = tuple(d for d in found if d is not None and d >= 0)
     if not places or len(set(places)) < len(found):
-        raise GraphError("OL401", f"dim={dim!r}", fix="dim=0, or dim=(0, 1)")
+        raise ArgumentError("OL401", f"dim={dim!r}", fix="dim=0, or dim=(0, 1)")
     return places
 
 
@@ -282,7 +282,7 @@ def _ascending(sizes: object) -> Sizes:
     found = {size for size in listed if size is not None and size > 0}
     if not listed or not all(size in found for size in listed):
         fix = "sizes=(1, 4, 16), each an int of at least 1"
-        raise GraphError("OL401", f"sizes={sizes!r:.60}", fix=fix)
+        raise ArgumentError("OL401", f"sizes={sizes!r:.60}", fix=fix)
     return tuple(sorted(found))
 
 
@@ -323,7 +323,7 @@ def _by_argument(
 ) -> dict[Any, tuple[Any, ...]]:
     """What is said of single arguments or results: one value for each dimension."""
     if not isinstance({} if given is None else given, Mapping):
-        raise GraphError("OL401", f"{name}={given!r:.60}", fix=_EXAMPLES[name])
+        raise ArgumentError("OL401", f"{name}={given!r:.60}", fix=_EXAMPLES[name])
     found: dict[Any, tuple[Any, ...]] = {}
     for key, value in cast("Mapping[object, object]", given or {}).items():
         several = isinstance(value, tuple | list)
@@ -331,9 +331,9 @@ def _by_argument(
         what = f"{name}={{{key!r}: {value!r}}}"
         if len(each) != count:
             fix = f"{count} of them, or a single one for all"
-            raise GraphError("OL401", f"{what} for {count} dimensions", fix=fix)
+            raise ArgumentError("OL401", f"{what} for {count} dimensions", fix=fix)
         named = type(key) is int or (isinstance(key, str) and name != "outputs")
         if not named or not all(map(allowed, each)):
-            raise GraphError("OL401", what, fix=_EXAMPLES[name])
+            raise ArgumentError("OL401", what, fix=_EXAMPLES[name])
         found[key] = each
     return found

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_type_hints
 
 import onelaunch
+from onelaunch.runtime.options import GraphOptions, Options
 
 ROOT = Path(__file__).parents[2]
 LEAN = """
@@ -50,6 +52,17 @@ def test_all_is_what_is_exported() -> None:
 def test_what_is_exported_is_documented() -> None:
     for name in onelaunch.__all__:
         assert inspect.getdoc(getattr(onelaunch, name)), name
+
+
+def test_the_options_of_graph_are_listed() -> None:
+    given, kept = get_type_hints(GraphOptions), get_type_hints(Options)
+    assert given.pop("pool") == onelaunch.Pool | None
+    assert given == kept
+    listed = inspect.signature(onelaunch.graph).parameters
+    assert set(listed) == {"fn", "pool", *kept}
+    assert {name: listed[name].default for name in kept} == vars(Options())
+    documented = inspect.getdoc(onelaunch.graph) or ""
+    assert all(f"\n    {name}: " in documented for name in listed)
 
 
 def test_the_wheel_has_what_is_not_python() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from onelaunch.errors import ArgumentError
+from onelaunch.runtime.pool import Pool
 from onelaunch.sizes.buckets import Buckets
 
 Outputs = Literal["fresh", "static"]
@@ -16,9 +17,25 @@ OnMismatch = Literal["record", "raise"]
 OnRefusal = Literal["raise", "eager"]
 
 
-@dataclass(frozen=True)
+class GraphOptions(TypedDict, total=False):
+    """The options of `graph`, as they are given; `Options` has their defaults."""
+
+    warmup: int
+    outputs: Outputs
+    inputs: Inputs
+    gradients: Gradients
+    compile: bool | str
+    pool: Pool | None
+    max_recordings: int
+    max_in_flight: int
+    on_mismatch: OnMismatch
+    on_refusal: OnRefusal
+    buckets: Buckets | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `graph`, checked."""
+    """The options of `graph`, checked, but for the pool, which is no setting."""
 
     warmup: int = 3
     outputs: Outputs = "fresh"

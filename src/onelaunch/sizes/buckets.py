@@ -9,7 +9,7 @@ import operator
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, SupportsIndex, cast
+from typing import Any, Literal, SupportsIndex, TypedDict, Unpack, cast
 
 from onelaunch.errors import ArgumentError
 from onelaunch.sizes.fit import fit
@@ -19,6 +19,19 @@ Number = int | float | bool
 Key = int | str
 Sizes = tuple[int, ...]
 """One size for each bucketed dimension."""
+Dims = Mapping[Key, int | Sequence[int | Sequence[int] | None] | None]
+Fills = Mapping[Key, Number | Sequence[Number | None] | None]
+ResultDims = Mapping[int, int | Sequence[int | None] | None]
+
+
+class BucketOptions(TypedDict, total=False):
+    """The options of `Buckets` besides the dimension and its sizes."""
+
+    dims: Dims | None
+    pad: Fills | None
+    overflow: Overflow
+    independent: bool
+    outputs: ResultDims | None
 
 
 @dataclass(frozen=True, init=False)
@@ -68,11 +81,11 @@ class Buckets:
         dim: int | Sequence[int] = 0,
         sizes: Sequence[int] | Sequence[Sequence[int]] = (),
         *,
-        dims: Mapping[Key, int | Sequence[int | Sequence[int] | None] | None] | None = None,
-        pad: Mapping[Key, Number | Sequence[Number | None] | None] | None = None,
+        dims: Dims | None = None,
+        pad: Fills | None = None,
         overflow: Overflow = "eager",
         independent: bool = False,
-        outputs: Mapping[int, int | Sequence[int | None] | None] | None = None,
+        outputs: ResultDims | None = None,
     ) -> None:
         several = _listed(dim)
         places = _places(dim, several)
@@ -100,18 +113,17 @@ class Buckets:
             object.__setattr__(self, name, value)
 
     @staticmethod
-    def powers_of_two(upto: int, dim: int = 0, **options: object) -> Buckets:
-        """1, 2, 4, ... up to `upto`, which is the last size whether or not it is a power."""
-        upto = _positive("upto", upto)
-        sizes = [1 << i for i in range(upto.bit_length()) if 1 << i < upto]
-        return Buckets(dim, (*sizes, upto), **options)  # pyright: ignore[reportArgumentType]
+    def powers_of_two(max_size: int, dim: int = 0, **options: Unpack[BucketOptions]) -> Buckets:
+        """1, 2, 4, ... up to `max_size`, which is the last size whether or not it is a power."""
+        most = _positive("max_size", max_size)
+        sizes = [1 << i for i in range(most.bit_length()) if 1 << i < most]
+        return Buckets(dim, (*sizes, most), **options)
 
     @staticmethod
-    def every(step: int, *, upto: int, dim: int = 0, **options: object) -> Buckets:
-        """`step`, 2 `step`, ... up to `upto`, which is the last size."""
-        step, upto = _positive("step", step), _positive("upto", upto)
-        sizes = range(step, upto, step)
-        return Buckets(dim, (*sizes, upto), **options)  # pyright: ignore[reportArgumentType]
+    def every(step: int, max_size: int, dim: int = 0, **options: Unpack[BucketOptions]) -> Buckets:
+        """`step`, 2 `step`, ... up to `max_size`, which is the last size."""
+        step, most = _positive("step", step), _positive("max_size", max_size)
+        return Buckets(dim, (*range(step, most, step), most), **options)
 
     @staticmethod
     def fit(
@@ -119,7 +131,7 @@ class Buckets:
         *,
         max_sizes: int | None = None,
         dim: int | Sequence[int] = 0,
-        **options: object,
+        **options: Unpack[BucketOptions],
     ) -> Buckets:
         """Choose the sizes that compute the fewest rows for observed requests.
 
@@ -140,7 +152,7 @@ class Buckets:
         most = None if max_sizes is None else _positive("max_sizes", max_sizes)
         found = [fit(rows, len(rows) if most is None else most) for rows in observed]
         chosen = found[0] if several is None else found
-        return Buckets(dim, chosen, **options)  # pyright: ignore[reportArgumentType]
+        return Buckets(dim, chosen, **options)
 
     def choose(self, sizes: Sizes) -> Sizes | None:
         """The smallest bucket that holds `sizes`, or None above the largest."""

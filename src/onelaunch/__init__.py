@@ -29,3 +29,10 @@ __all__ = [
     "graph",
     "make_graphed_callables",
 ]
+
+for _name in __all__:
+    globals()[_name].__module__ = __name__
+
+
+def __dir__() -> list[str]:
+    return __all__

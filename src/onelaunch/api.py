@@ -13,7 +13,7 @@ from onelaunch.module import graph_module
 from onelaunch.padding.bucketed import graphed
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import GraphOptions, Options
-from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.pool import Pool, PoolManager, manager_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _Decorator:
     """The decorator that ``@ol.graph(...)`` makes."""
 
-    def __init__(self, options: Options, pool: Pool | None) -> None:
+    def __init__(self, options: Options, pool: PoolManager | None) -> None:
         self._options = options
         self._pool = pool
 
@@ -117,10 +117,11 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
     checked = Options(**settings)
     if pool is not None and not isinstance(pool, Pool):
         raise ArgumentError("OL401", f"pool={pool!r}", fix="pool=ol.Pool(), or None")
-    return _Decorator(checked, pool) if fn is None else _graphed(fn, checked, pool)
+    shared = None if pool is None else manager_of(pool)
+    return _Decorator(checked, shared) if fn is None else _graphed(fn, checked, shared)
 
 
-def _graphed(fn: Any, options: Options, pool: Pool | None) -> Any:
+def _graphed(fn: Any, options: Options, pool: PoolManager | None) -> Any:
     if isinstance(fn, nn.Module):
         return graph_module(fn, options, pool)
     if isinstance(fn, Graphed):

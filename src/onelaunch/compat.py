@@ -14,11 +14,12 @@ from onelaunch.autograd.pair import AutogradPair
 from onelaunch.autograd.proxies import CapturedGraph
 from onelaunch.call.tree import flatten, unique
 from onelaunch.errors import ArgumentError
-from onelaunch.runtime.graphed import Graphed
+from onelaunch.runtime.graphed import Graphed, capture_in
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.pool import Pool, PoolManager, manager_of
+from onelaunch.runtime.table import newest_pair
 
-_POOLS: dict[object, Pool] = {}
+_POOLS: dict[object, PoolManager] = {}
 """The pools that stand for torch's pool ids."""
 
 
@@ -93,10 +94,11 @@ def make_graphed_callables(
         for fn, graphed, arguments, named in zip(chosen, made, args, kwargs, strict=True):
             wanting = _wanting(fn, (arguments, named or {}))
             then = partial(_rehearsed, wanting=wanting, allow_unused_input=allow_unused_input)
-            graphed.capture_in(chain, tuple(arguments), named or {}, then)
+            capture_in(graphed, chain, tuple(arguments), named or {}, then)
         for graphed in reversed(made):
-            if graphed.newest_pair is not None:
-                capture_backward(graphed.newest_pair)
+            pair = newest_pair(graphed)
+            if pair is not None:
+                capture_backward(pair)
     except BaseException:  # of the callables, or Ctrl-C: no module keeps another forward
         for fn, forward in before:
             del fn.forward
@@ -150,15 +152,15 @@ def _rehearsed(result: Any, wanting: Sequence[Tensor], allow_unused_input: bool)
         raise ArgumentError("OL401", what, fix=fix)
 
 
-def _pool(given: Any) -> Pool:
+def _pool(given: Any) -> PoolManager:
     if given is None:
-        return Pool()
+        return PoolManager()
     if isinstance(given, Pool):
-        return given
-    return _POOLS.setdefault(getattr(given, "id", given), Pool())
+        return manager_of(given)
+    return _POOLS.setdefault(getattr(given, "id", given), PoolManager())
 
 
-def _graphed(fn: Any, options: Options, pool: Pool) -> Graphed[..., Any]:
+def _graphed(fn: Any, options: Options, pool: PoolManager) -> Graphed[..., Any]:
     if isinstance(fn, nn.Module):
         return Graphed(_Forward(fn), options, pool, root=("", fn))
     return Graphed(fn, options, pool)

@@ -15,9 +15,9 @@ from torch.nn.modules.module import _has_any_global_hook
 from onelaunch.capture import distributed
 from onelaunch.errors import ArgumentError
 from onelaunch.padding.bucketed import graphed
-from onelaunch.runtime.graphed import Graphed
+from onelaunch.runtime.graphed import Graphed, like
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.pool import PoolManager
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -135,7 +135,7 @@ class _Twin(nn.Module):
         return typing.cast, (None, cast(_Forward, self.__graphed__.fn).module)
 
 
-def graph_module(module: M, options: Options, pool: Pool | None) -> M:
+def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
     """The graphed twin of a module."""
     if isinstance(module, torch.jit.ScriptModule):
         fix = "graph the Python module it was scripted from, or `ol.graph(lambda x: scripted(x))`"
@@ -164,7 +164,7 @@ def _current(twin: _Twin) -> Graphed[..., Any]:
     before = cast(_Forward, fast.fn)
     if before.own is not own:
         module = before.module
-        fast = fast.like(_Forward(module, own))
+        fast = like(fast, _Forward(module, own))
         twin._graphed = (fast,)
     return fast
 

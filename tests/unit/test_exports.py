@@ -49,9 +49,20 @@ def test_all_is_what_is_exported() -> None:
     assert sorted(onelaunch.__all__) == list(onelaunch.__all__)
 
 
+def test_what_is_shown_is_public() -> None:
+    assert dir(onelaunch) == list(onelaunch.__all__)
+    for name in onelaunch.__all__:
+        value = getattr(onelaunch, name)
+        assert (value.__module__, value.__qualname__) == ("onelaunch", name)
+
+
 def test_what_is_exported_is_documented() -> None:
     for name in onelaunch.__all__:
-        assert inspect.getdoc(getattr(onelaunch, name)), name
+        value = getattr(onelaunch, name)
+        assert inspect.getdoc(value), name
+        for member, part in inspect.getmembers(value if inspect.isclass(value) else None):
+            said = inspect.getdoc(part) if not member.startswith("_") else None
+            assert "internal" not in (said or "").lower(), f"{name}.{member}"
 
 
 def test_the_options_of_graph_are_listed() -> None:

@@ -30,7 +30,7 @@ from onelaunch.padding.proof import prove
 from onelaunch.replay.call_path import MISS
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.signature import foreign
 from onelaunch.runtime.stats import GraphStats
 from onelaunch.runtime.table import Attempt, Entry
@@ -44,7 +44,7 @@ R = TypeVar("R")
 def graphed(
     fn: Callable[P, R],
     options: Options,
-    pool: Pool | None = None,
+    pool: PoolManager | None = None,
     root: tuple[str, object] | None = None,
 ) -> Graphed[P, R]:
     """The graphed callable for these options."""
@@ -70,7 +70,7 @@ class Bucketed(Graphed[P, R]):
         self,
         fn: Callable[P, R],
         options: Options,
-        pool: Pool | None = None,
+        pool: PoolManager | None = None,
         root: tuple[str, object] | None = None,
     ) -> None:
         assert options.buckets is not None

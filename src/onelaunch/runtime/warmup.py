@@ -26,7 +26,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.optimizers.capturable import noting_steps, refusal, settle, watching_steps
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.table import Attempt, SignatureState
 from onelaunch.state.slots import MISSING, gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
@@ -57,7 +57,7 @@ class Warmup:
         pool: foresees what a recording will need of it.
     """
 
-    def __init__(self, callee: Callee, options: Options, pool: Pool) -> None:
+    def __init__(self, callee: Callee, options: Options, pool: PoolManager) -> None:
         self._callee = callee
         self._options = options
         self._pool = pool

@@ -30,7 +30,8 @@ T = TypeVar("T")
 
 _WORTH_LAUNCHES = 32
 """A capture costs about as much as so many eager calls."""
-_LONGEST_WAIT = 1024
+_WAIT = 8 * _WORTH_LAUNCHES
+"""So that captures cost an eighth of the eager calls between them."""
 
 
 @dataclass(eq=False)
@@ -60,29 +61,30 @@ class Member:
 
 @dataclass(slots=True)
 class Backoff:
-    """When a signature whose recording was evicted is captured again.
+    """The calls of a signature that run eagerly before it is captured again.
 
-    At once; but one that keeps being evicted before it was of much use runs eagerly for a while,
-    longer each time, so that recordings that cannot all be in the pool do not take turns in it.
+    None after an eviction; but after the second in a row of a recording that was of little use,
+    some, so that recordings that cannot all be in the pool do not take turns in it.
     """
 
-    early: int = 0
+    early: bool = False
     wait: int = 0
     seen: int = 0
 
     def evicted(self, launches: int, together: bool = False) -> None:
-        """It went, after so many launches in all; one of several that go `together` counts."""
+        """Note an eviction, after so many launches in all; of several `together` one counts."""
         if not together:
-            self.early = self.early + 1 if launches - self.seen < _WORTH_LAUNCHES else 0
+            early = launches - self.seen < _WORTH_LAUNCHES
+            self.wait = _WAIT if early and self.early else 0
+            self.early = early
         self.seen = launches
-        self.wait = min(2 ** (self.early + 1), _LONGEST_WAIT) if self.early > 1 else 0
 
     def defer(self) -> None:
-        """There is no room for it now, but there will be."""
+        """Wait for room that there will be."""
         self.wait = _WORTH_LAUNCHES
 
     def waits(self) -> bool:
-        """Whether this call is to run eagerly."""
+        """Tell whether this call is to run eagerly."""
         self.wait = max(0, self.wait - 1)
         return self.wait > 0
 

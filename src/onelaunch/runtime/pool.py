@@ -165,7 +165,7 @@ def manager_of(pool: Pool) -> PoolManager:
 class PoolManager:
     """The device pools of one `Pool`, the recordings in them, and their budget.
 
-    All methods but `stats` and `memory_bytes` are called inside `Driver.exclusive`.
+    All methods but `stats`, `memory_bytes` and `free` are called inside `Driver.exclusive`.
 
     Args:
         max_bytes: the most that it may hold, on all devices; None: no limit.

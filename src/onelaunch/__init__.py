@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from onelaunch.bench import Comparison, compare
     from onelaunch.capture.recording import Recording
     from onelaunch.compat import make_graphed_callables
-    from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
+    from onelaunch.errors import (
+        ArgumentError,
+        CaptureError,
+        GraphError,
+        GraphWarning,
+        ReplayError,
+    )
     from onelaunch.optimizers.capturable import capturable
     from onelaunch.runtime.graphed import Graphed
     from onelaunch.runtime.pool import Pool
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
     from onelaunch.sizes.buckets import Buckets
 
 __all__ = [
+    "ArgumentError",
     "Buckets",
     "CaptureError",
     "Comparison",
@@ -40,6 +47,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "ArgumentError": "onelaunch.errors",
     "Buckets": "onelaunch.sizes.buckets",
     "CaptureError": "onelaunch.errors",
     "Comparison": "onelaunch.bench",
@@ -50,7 +58,6 @@ _MODULES = {
     "Pool": "onelaunch.runtime.pool",
     "PoolStats": "onelaunch.runtime.stats",
     "Recording": "onelaunch.capture.recording",
-    "RecordingStats": "onelaunch.runtime.stats",
     "ReplayError": "onelaunch.errors",
     "capturable": "onelaunch.optimizers.capturable",
     "compare": "onelaunch.bench",

@@ -1,6 +1,7 @@
 """The errors that onelaunch raises, and the catalogue behind their codes.
 
     GraphError
+    ├── ArgumentError   an option or argument that is not valid; also a ValueError
     ├── CaptureError    the callable cannot be captured as written
     └── ReplayError     a call that no recording fits, under ``on_mismatch="raise"``
 
@@ -61,6 +62,10 @@ class GraphError(RuntimeError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.code, self.what, self.where, self.why, self.fix)
+
+
+class ArgumentError(GraphError, ValueError):
+    """An option or argument that is not valid; `what` names it and its value."""
 
 
 class CaptureError(GraphError):

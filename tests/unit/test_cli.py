@@ -236,7 +236,7 @@ def test_bad_input_is_exit_code_2(
 
 
 def four_parts(err: str) -> None:
-    steps, _, message = err.partition("GraphError [OL401] ")
+    steps, _, message = err.partition("ArgumentError [OL401] ")
     assert message
     assert all(re.match(r" *\d+ s  ", line) for line in steps.splitlines())
     assert all(f"\n  {part}:" in err for part in ("why", "fix"))

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_type_hints
 
 import onelaunch
+from onelaunch.runtime.options import GraphOptions, Options
 
 ROOT = Path(__file__).parents[2]
 LEAN = """
@@ -78,9 +80,28 @@ def test_what_a_type_checker_sees_is_what_is_imported() -> None:
     assert sorted(seen) == onelaunch.__all__
 
 
+def test_what_is_shown_is_public() -> None:
+    assert dir(onelaunch) == list(onelaunch.__all__)
+
+
 def test_what_is_exported_is_documented() -> None:
     for name in onelaunch.__all__:
-        assert inspect.getdoc(getattr(onelaunch, name)), name
+        value = getattr(onelaunch, name)
+        assert inspect.getdoc(value), name
+        for member, part in inspect.getmembers(value if inspect.isclass(value) else None):
+            said = inspect.getdoc(part) if not member.startswith("_") else None
+            assert "internal" not in (said or "").lower(), f"{name}.{member}"
+
+
+def test_the_options_of_graph_are_listed() -> None:
+    given, kept = get_type_hints(GraphOptions), get_type_hints(Options)
+    assert given.pop("pool") == onelaunch.Pool | None
+    assert given == kept
+    listed = inspect.signature(onelaunch.graph).parameters
+    assert set(listed) == {"fn", "pool", *kept}
+    assert {name: listed[name].default for name in kept} == vars(Options())
+    documented = inspect.getdoc(onelaunch.graph) or ""
+    assert all(f"\n    {name}: " in documented for name in listed)
 
 
 def test_the_wheel_has_what_is_not_python() -> None:

@@ -24,7 +24,7 @@ from onelaunch.bench.reference import Reference, make_reference
 from onelaunch.bench.rows import Comparison
 from onelaunch.bench.timers import WINDOW, timers_for
 from onelaunch.bench.workload import Workload
-from onelaunch.errors import GraphError, kind_of
+from onelaunch.errors import ArgumentError, kind_of
 
 DEFAULT: tuple[Engine, ...] = (
     *EAGER,
@@ -82,7 +82,7 @@ def compare(
         The rows. On KeyboardInterrupt, the rows so far.
 
     Raises:
-        GraphError: OL401, a bad argument, or a callable that returns no tensor.
+        ArgumentError: OL401, a bad argument, or a callable that returns no tensor.
         Exception: whatever `fn` itself raises on these arguments, unchanged.
 
     Example:
@@ -106,7 +106,7 @@ def choose(engines: Sequence[str | Engine] | None) -> tuple[Engine, ...]:
     """Find the engines of these names; all of the default ones for None.
 
     Raises:
-        GraphError: OL401, with the unknown names.
+        ArgumentError: OL401, with the unknown names.
     """
     if engines is None:
         return DEFAULT
@@ -257,8 +257,8 @@ def _validated(fn: object, args: object, kwargs: object, seconds: object) -> Wor
     return Workload(fn, tuple(args), dict(kwargs or {}))
 
 
-def _bad(what: str, why: str, fix: str | None = None) -> GraphError:
-    return GraphError("OL401", what, where="compare", why=why, fix=fix)
+def _bad(what: str, why: str, fix: str | None = None) -> ArgumentError:
+    return ArgumentError("OL401", what, where="compare", why=why, fix=fix)
 
 
 def _name_of(fn: Callable[..., Any]) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 from onelaunch.bench.draws import DRAWS, Draw, draws, nudged
 from onelaunch.bench.workload import Inputs, Workload, clone, each_tensor, to_host, widen
 from onelaunch.call import tree
-from onelaunch.errors import GraphError, kind_of
+from onelaunch.errors import ArgumentError, kind_of
 
 TOLERANCE = {
     torch.float64: 1e-10,
@@ -122,7 +122,7 @@ def make_reference(
         seconds: draws that are not begun by then are left out.
 
     Raises:
-        GraphError: OL401, the callable returns no tensor.
+        ArgumentError: OL401, the callable returns no tensor.
         Exception: the callable's own, on the arguments given.
     """
     start = time.monotonic()
@@ -134,7 +134,7 @@ def make_reference(
         fix = "return the tensors that the call computes"
         what = f"the callable returns no tensor, but {kind_of(result)}"
         where = getattr(workload.fn, "__qualname__", type(workload.fn).__qualname__)
-        raise GraphError("OL401", what, where=where, why=why, fix=fix)
+        raise ArgumentError("OL401", what, where=where, why=why, fix=fix)
     again = snapshot(Workload(given.fn, *workload.copy_inputs())())
     base = max(_tolerance(t.dtype) for t in [*workload.tensors(), *first])
     trial = _Trial(workload, given.fn, first, base, generator)

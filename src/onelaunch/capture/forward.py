@@ -55,7 +55,7 @@ class BackwardInside(Exception):
 
 
 class Budget(Protocol):
-    """Where the memory of recordings is counted: `ol.Pool`."""
+    """The object behind an `ol.Pool`, which counts the memory of recordings."""
 
     def apart(self, driver: Driver, device: torch.device) -> DevicePool:
         """Memory that no other recording uses."""

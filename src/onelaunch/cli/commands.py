@@ -22,7 +22,7 @@ from rich.text import Text
 
 from onelaunch.cli import FAILED, OK, STOPPED, WRONG
 from onelaunch.cli.progress import progress
-from onelaunch.errors import CATALOGUE, GraphError
+from onelaunch.errors import CATALOGUE, ArgumentError, GraphError
 
 if TYPE_CHECKING:
     from onelaunch.bench import Comparison
@@ -166,7 +166,7 @@ def explain_code(code: Annotated[str, typer.Argument(help="A code, such as OL101
     entry = CATALOGUE.get(key)
     if entry is None:
         known = f"the codes are {', '.join(CATALOGUE)}"
-        raise GraphError(
+        raise ArgumentError(
             "OL401", f"there is no code {code}", why=known, fix="onelaunch explain OL101"
         )
     console = _console()
@@ -230,8 +230,8 @@ def _console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=WIDTH)
 
 
-def _bad(what: str, where: str, why: str, fix: str = "onelaunch compare --help") -> GraphError:
-    return GraphError("OL401", what, where=where, why=why, fix=fix)
+def _bad(what: str, where: str, why: str, fix: str = "onelaunch compare --help") -> ArgumentError:
+    return ArgumentError("OL401", what, where=where, why=why, fix=fix)
 
 
 def execute(argv: Sequence[str] | None) -> int:
@@ -242,17 +242,17 @@ def execute(argv: Sequence[str] | None) -> int:
         print(f"{type(error).__name__} {error}", file=sys.stderr)
         return FAILED
     except UsageError as error:
-        print(f"GraphError {_usage(error)}", file=sys.stderr)
+        print(f"ArgumentError {_usage(error)}", file=sys.stderr)
         return FAILED
     except typer.Abort:  # Ctrl-C, as typer passes it on
         return STOPPED
     return code if isinstance(code, int) else OK
 
 
-def _usage(error: Exception) -> GraphError:
+def _usage(error: Exception) -> ArgumentError:
     """A mistake on the command line in the form that all errors have."""
     message = getattr(error, "format_message", error.__str__)() or "no command is given"
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", "onelaunch")
     why = "the command line could not be understood"
-    return GraphError("OL401", message, where=command, why=why, fix=f"{command} --help")
+    return ArgumentError("OL401", message, where=command, why=why, fix=f"{command} --help")

@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
 )
 
 from onelaunch.driver.refusals import refuse
-from onelaunch.errors import CaptureError, GraphError, kind_of
+from onelaunch.errors import ArgumentError, CaptureError, kind_of
 from onelaunch.watch.ledger import Ledger
 
 Stepper = TypeVar("Stepper", bound=Optimizer)
@@ -282,7 +282,7 @@ def capturable(optimizer: Stepper) -> Stepper:
 
     Raises:
         CaptureError: OL120, no option makes this optimizer capturable.
-        GraphError: OL401, not an optimizer.
+        ArgumentError: OL401, not an optimizer.
 
     Example:
         >>> import torch, onelaunch as ol
@@ -293,7 +293,7 @@ def capturable(optimizer: Stepper) -> Stepper:
     """
     if not isinstance(optimizer, Optimizer):
         what = f"expected an optimizer, got {kind_of(optimizer)}"
-        raise GraphError("OL401", what, fix="ol.capturable(torch.optim.Adam(...))")
+        raise ArgumentError("OL401", what, fix="ol.capturable(torch.optim.Adam(...))")
     kind = type(optimizer).__name__
     if kind in _NEVER:
         what, fix = _NEVER[kind]

@@ -14,7 +14,7 @@ from onelaunch.autograd.pair import packing
 from onelaunch.call.ambient import runs_inline
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.driver.protocol import Driver
-from onelaunch.errors import GraphError, ReplayError
+from onelaunch.errors import ArgumentError, GraphError, ReplayError
 from onelaunch.padding.chunks import Chunks, chunks, joined
 from onelaunch.padding.pad import Proof, Request, check_named, parameters, request, resized
 from onelaunch.padding.padded_call import reader, unread
@@ -22,7 +22,7 @@ from onelaunch.padding.strategy import Bucketing, BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.signature import foreign
 from onelaunch.runtime.stats import GraphStats
 from onelaunch.sizes.buckets import Buckets, Sizes, histogram, padding, rows, shown, volume
@@ -34,7 +34,7 @@ R = TypeVar("R")
 def graphed(
     fn: Callable[P, R],
     options: Options,
-    pool: Pool | None = None,
+    pool: PoolManager | None = None,
     root: tuple[str, object] | None = None,
 ) -> Graphed[P, R]:
     """The graphed callable for these options."""
@@ -60,7 +60,7 @@ class Bucketed(Graphed[P, R]):
         self,
         fn: Callable[P, R],
         options: Options,
-        pool: Pool | None = None,
+        pool: PoolManager | None = None,
         root: tuple[str, object] | None = None,
     ) -> None:
         assert options.buckets is not None
@@ -214,7 +214,7 @@ class Bucketed(Graphed[P, R]):
         with driver.exclusive():
             strategy = BucketStrategy(self._bucketing, call, flat, bucket, ahead=True)
             grown, named = unflatten(flat.tree, strategy.padded.tensors)
-            self.capture_in(None, grown, named, lambda result: None, strategy)
+            self._capture_in(None, grown, named, lambda result: None, strategy)
 
     def capture_all(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Record every bucket ahead of time, the largest first, so that one pool serves them best.
@@ -230,7 +230,7 @@ class Bucketed(Graphed[P, R]):
         flat = flatten_call(args, kwargs)
         call = request(self._buckets, flat, self._names)
         if 0 in call.sizes:
-            raise GraphError("OL401", "the example has no rows", fix="one of 1 row or more")
+            raise ArgumentError("OL401", "the example has no rows", fix="one of 1 row or more")
         every = list(self._buckets.largest_first())
         # 0.1 s to import, for whoever asks for a progress bar.
         from rich.console import Console

@@ -40,7 +40,7 @@ from onelaunch.runtime.attempt import (
     Warming,
 )
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.signature import foreign, opaque, spec_of
 from onelaunch.runtime.table import (
     Entry,
@@ -78,10 +78,10 @@ class Graphed(Table, Generic[P, R]):
         self,
         fn: Callable[P, R],
         options: Options,
-        pool: Pool | None = None,
+        pool: PoolManager | None = None,
         root: tuple[str, object] | None = None,
     ) -> None:
-        super().__init__(getattr(fn, "__name__", type(fn).__name__), options, pool or Pool())
+        super().__init__(getattr(fn, "__name__", type(fn).__name__), options, pool or PoolManager())
         self.fn = fn
         self._callee = Callee(fn, options.compile, options.buckets is not None, root)
         self._warmup = Warmup(self._callee, options, self._pool)
@@ -396,9 +396,9 @@ class Graphed(Table, Generic[P, R]):
             CaptureError: it cannot be captured; OL110 where it stores new tensors in Python state
                 (a cold optimizer: run one real step first).
         """
-        self.capture_in(None, args, kwargs, lambda result: None)
+        self._capture_in(None, args, kwargs, lambda result: None)
 
-    def capture_in(
+    def _capture_in(
         self,
         chain: Chain | None,
         args: tuple[Any, ...],
@@ -406,7 +406,7 @@ class Graphed(Table, Generic[P, R]):
         then: Callable[[Any], object],
         strategy: Strategy = AS_IT_IS,
     ) -> None:
-        """`capture` as a part of a chain; `then` is given the result of the warm-up. Internal."""
+        """See `capture_in`."""
         kwargs = dict(kwargs)
         flat = self._flat(args, kwargs)
         reason = ambient()
@@ -442,7 +442,7 @@ class Graphed(Table, Generic[P, R]):
             try:
                 self._rehearse(attempt, look)
                 if elsewhere:
-                    self.capture_in(chain, args, kwargs, then, strategy)
+                    self._capture_in(chain, args, kwargs, then, strategy)
                     return
                 entry = self._record_ahead(attempt)
                 while entry is not None and entry.unsettled:
@@ -457,10 +457,6 @@ class Graphed(Table, Generic[P, R]):
             signature.eager = None
             self._agreed(signature)
             self._add(entry)
-
-    def like(self, fn: Callable[P, R]) -> Graphed[P, R]:
-        """Another callable over the same state, graphed with its options and pool. Internal."""
-        return type(self)(fn, self.options, self._pool, self._callee.root)
 
     def _record_ahead(self, attempt: Attempt) -> Entry | None:
         try:
@@ -483,3 +479,19 @@ class Graphed(Table, Generic[P, R]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.fn, self.options, None, self._callee.root)
+
+
+def like(graphed: Graphed[P, R], fn: Callable[P, R]) -> Graphed[P, R]:
+    """Graph another callable over the same state, with the same options and pool."""
+    return type(graphed)(fn, graphed.options, graphed._pool, graphed._callee.root)
+
+
+def capture_in(
+    graphed: Graphed[..., Any],
+    chain: Chain,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    then: Callable[[Any], object],
+) -> None:
+    """Do `Graphed.capture` as a part of a chain; `then` is given the result of the warm-up."""
+    graphed._capture_in(chain, args, kwargs, then)

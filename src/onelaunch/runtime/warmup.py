@@ -28,7 +28,7 @@ from onelaunch.errors import CaptureError, let_go
 from onelaunch.optimizers.capturable import noting_steps, refusal, settle, watching_steps
 from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.pool import PoolManager
 from onelaunch.state.slots import MISSING, gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
@@ -58,7 +58,7 @@ class Warmup:
         pool: foresees what a recording will need of it.
     """
 
-    def __init__(self, callee: Callee, options: Options, pool: Pool) -> None:
+    def __init__(self, callee: Callee, options: Options, pool: PoolManager) -> None:
         self._callee = callee
         self._options = options
         self._pool = pool

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.autograd.chain import Chain
+from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.autograd.pair import AutogradPair
-from onelaunch.autograd.proxies import CapturedGraph
 from onelaunch.call.tree import flatten, unique
 from onelaunch.errors import GraphError
 from onelaunch.runtime.graphed import Graphed

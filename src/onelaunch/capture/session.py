@@ -214,7 +214,7 @@ class CaptureSession:
             graph.reset()
             before.undo(run.found)
             raise error
-        turned = self._trials.turned(self.driver, self.device, self.pool, run.steps, graph)
+        turned = self._trials.patch(self.driver, self.device, self.pool, run.steps, graph)
         if turned is None:
             graph.reset()
             before.undo(run.found)

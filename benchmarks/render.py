@@ -34,7 +34,6 @@ NAMES = {
     "resnext101": "ResNeXt-101 32x8d (64, 3, 7, 7)",
     "bert": "BERT-base (1, 16)",
     "sine": "sin(2x) (5,)",
-    "sine_step": "sin(2x) (5,), a step of Adam",
     "linear_small": "Linear 10-64-10 (10,)",
     "linear": "Linear(1000, 500) (32, 1000)",
     "conv2d": "conv2d (4, 3, 32, 32), (16, 3, 3, 3)",
@@ -192,32 +191,6 @@ def training(part: str) -> Callable[[dict[str, Any]], str]:
     return make
 
 
-def tape(results: dict[str, Any]) -> str:
-    """Eager and replay on a CPU."""
-    rows = [
-        (NAMES.get(name, name), beside(row["eager"]), beside(row["replay"]), times(row))
-        if row["status"] == "ok"
-        else (NAMES.get(name, name), row["status"], "-", "-")
-        for name, row in results["workloads"].items()
-    ]
-    here = results["environment"]
-    text = (
-        f"Microseconds of CPU time per call, median and distance between the quartiles, and the "
-        f"median of the rounds' ratios, to be at most {results['limit']}. {here['cpu']}, "
-        f"{here['system']}, torch {here['torch']} with one thread, Python {here['python']}, "
-        "float32.\n"
-    )
-    return table(("workload", "eager", "replay", "of eager's"), rows) + "\n" + text
-
-
-def beside(timing: dict[str, float]) -> str:
-    return f"{number(timing['median_us'])} ±{number(timing['spread_us'])}"
-
-
-def times(row: dict[str, Any]) -> str:
-    return f"{row['ratio']:.2f}x" + ("" if row["met"] else ", missed")
-
-
 def trained(data: dict[str, Any], variant: str) -> str:
     row = next((row for row in data["rows"] if row["variant"] == variant), None)
     if row is None:
@@ -275,7 +248,6 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "call-overhead-slow-host": ("call_overhead_slow_host.json", call_overhead),
     "shapes": ("shapes.json", shapes),
     "shapes-serving": ("shapes.json", shapes_serving),
-    "tape": ("tape.json", tape),
     "learning": ("learning.json", learning),
     "torch-versions": ("torch_versions.json", torch_versions),
     "training-summary": ("training.json", training_summary),

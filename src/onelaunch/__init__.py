@@ -6,10 +6,9 @@ from onelaunch.capture.recording import Recording
 from onelaunch.compat import make_graphed_callables
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
 from onelaunch.optimizers.capturable import capturable
-from onelaunch.prefetch import prefetch
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.pool import Pool
-from onelaunch.runtime.stats import GraphStats, PoolStats, RecordingStats
+from onelaunch.runtime.stats import GraphStats, PoolStats
 from onelaunch.sizes.buckets import Buckets
 
 __all__ = [
@@ -23,11 +22,9 @@ __all__ = [
     "Pool",
     "PoolStats",
     "Recording",
-    "RecordingStats",
     "ReplayError",
     "capturable",
     "compare",
     "graph",
     "make_graphed_callables",
-    "prefetch",
 ]

@@ -18,7 +18,6 @@ from onelaunch.runtime.options import (
     OnRefusal,
     Options,
     Outputs,
-    Policy,
 )
 from onelaunch.runtime.pool import Pool
 from onelaunch.sizes.buckets import Buckets
@@ -57,7 +56,6 @@ def graph(
     max_in_flight: int = 4,
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
-    policy: Policy = "always",
     buckets: Buckets | None = None,
 ) -> _Decorator: ...
 @overload
@@ -74,7 +72,6 @@ def graph(
     max_in_flight: int = 4,
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
-    policy: Policy = "always",
     buckets: Buckets | None = None,
 ) -> M: ...
 @overload
@@ -91,7 +88,6 @@ def graph(
     max_in_flight: int = 4,
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
-    policy: Policy = "always",
     buckets: Buckets | None = None,
 ) -> Graphed[P, R]: ...
 def graph(
@@ -107,7 +103,6 @@ def graph(
     max_in_flight: int = 4,
     on_mismatch: OnMismatch = "record",
     on_refusal: OnRefusal = "raise",
-    policy: Policy = "always",
     buckets: Buckets | None = None,
 ) -> Any:
     """The same callable, its device work as one launch.
@@ -137,10 +132,9 @@ def graph(
         max_in_flight: in training, forwards of one signature that wait for their backward at the
             same time; each holds a recording with its saved tensors. Beyond so many a call runs
             eagerly, with one warning.
-        on_mismatch: ``"error"``: a signature other than the first one is a `ReplayError`.
+        on_mismatch: ``"raise"``: a signature other than the first one is a `ReplayError`.
         on_refusal: what to do where `fn` cannot be captured: ``"raise"`` the `CaptureError`, or
             run that signature ``"eager"`` with one warning.
-        policy: ``"measure"``: time the caller's own eager calls and replays, keep the faster.
         buckets: sizes of a changing dimension that each get one recording; other sizes are padded
             to the next, and the results cut back. See `Buckets`.
 
@@ -171,7 +165,6 @@ def graph(
         max_in_flight=max_in_flight,
         on_mismatch=on_mismatch,
         on_refusal=on_refusal,
-        policy=policy,
         buckets=buckets,
     )
     if pool is not None and not isinstance(pool, Pool):

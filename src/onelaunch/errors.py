@@ -2,7 +2,7 @@
 
     GraphError
     ├── CaptureError    the callable cannot be captured as written
-    └── ReplayError     a call that no recording fits, under ``on_mismatch="error"``
+    └── ReplayError     a call that no recording fits, under ``on_mismatch="raise"``
 
 An exception raised by the user's own callable is never wrapped: it comes through as it is.
 """
@@ -240,7 +240,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     "OL201": CatalogueEntry(
         "the call fits no recording",
         "a replay runs the captured kernels at the captured sizes",
-        'drop on_mismatch="error", so that the new signature gets a recording of its own',
+        'drop on_mismatch="raise", so that the new signature gets a recording of its own',
     ),
     "OL202": CatalogueEntry(
         "gradients of gradients",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import linecache
 import os
 import random
+import re
 import sys
 from collections.abc import Iterator
-from types import FrameType, TracebackType
-from typing import NamedTuple
+from types import CodeType, FrameType, TracebackType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,8 +54,50 @@ def user_frame(traceback: TracebackType | None = None) -> Place | None:
     for frame, lineno in frames:
         filename = frame.f_code.co_filename
         if is_users(filename):
-            return Place(filename, lineno, linecache.getline(filename, lineno).strip())
+            return Place(filename, lineno, _source(filename, lineno))
     return None
+
+
+def user_line() -> str | None:
+    """Return the innermost line of the user's that runs now, as a message has it."""
+    place = user_frame()
+    return str(place) if place else None
+
+
+def line_of(fn: object, pattern: str | None = None) -> Place | None:
+    """Find the last line of a callable's source that matches, else the line where it begins.
+
+    Args:
+        fn: a function, method, module or other object that can be called.
+        pattern: a regular expression to search for.
+
+    Returns:
+        The place, or None for code that is torch's or has no source.
+    """
+    code = _code_of(fn)
+    if code is None or not is_users(code.co_filename):
+        return None
+    filename, first = code.co_filename, code.co_firstlineno
+    last = max((line for *_, line in code.co_lines() if line is not None), default=first)
+    lines = [Place(filename, n, _source(filename, n)) for n in range(first, last + 1)]
+    if pattern is not None:
+        for place in reversed(lines):
+            if re.search(pattern, place.source):
+                return place
+    # A decorated function begins at its decorators.
+    return next((p for p in lines if re.search(r"\b(def|lambda)\b", p.source)), lines[0])
+
+
+def _code_of(fn: Any) -> CodeType | None:
+    while isinstance(fn, functools.partial):
+        fn = fn.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    if not hasattr(fn, "__code__"):
+        fn = getattr(type(fn), "forward", type(fn).__call__)
+    return getattr(inspect.unwrap(fn), "__code__", None)
+
+
+def _source(filename: str, lineno: int) -> str:
+    return linecache.getline(filename, lineno).strip()
 
 
 def torch_files() -> Iterator[str]:

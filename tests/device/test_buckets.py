@@ -263,7 +263,7 @@ def test_above_the_largest(rand: Rand) -> None:
     said = r'OL310\] such calls run eagerly: .* size 19, above 8\n[\s\S]*overflow="chunk"'
     with pytest.warns(ol.GraphWarning, match=said):
         same(eager(x), f(x))
-    strict = ol.graph(f, buckets=ol.Buckets(0, (2, 4, 8), overflow="error"))
+    strict = ol.graph(f, buckets=ol.Buckets(0, (2, 4, 8), overflow="raise"))
     with pytest.raises(ol.ReplayError, match="OL210"):
         strict(x)
     pieces = ol.graph(f, buckets=ol.Buckets(0, (2, 4, 8), overflow="chunk"), warmup=1)
@@ -718,7 +718,7 @@ def test_other_signatures_get_recordings_too(rand: Rand) -> None:
             x = rand(n, n, 2, dtype=dtype)
             same(fast(x), x * 2)
     assert len(fast.recordings) == 2
-    strict = ol.graph(lambda x: x * 2, buckets=BATCH, warmup=1, on_mismatch="error")
+    strict = ol.graph(lambda x: x * 2, buckets=BATCH, warmup=1, on_mismatch="raise")
     for n in (3, 3, 7, 7):
         strict(rand(n, n, 2))
     with pytest.raises(ol.ReplayError, match="dtype"):

@@ -230,11 +230,11 @@ def test_max_recordings_counts_each_callable_on_its_own(rand: Rand) -> None:
     assert len(first.recordings) == len(second.recordings) == 1
 
 
-def test_on_mismatch_error_names_the_argument(rand: Rand) -> None:
+def test_on_mismatch_raise_names_the_argument(rand: Rand) -> None:
     def decode(x: Tensor, scale: float) -> Tensor:
         return x * scale
 
-    fast = ol.graph(decode, warmup=1, on_mismatch="error")
+    fast = ol.graph(decode, warmup=1, on_mismatch="raise")
     with torch.no_grad():
         for i in range(4):
             assert_same(fast(rand(i, 8, 4), 2.0), rand(i, 8, 4) * 2)
@@ -254,8 +254,8 @@ def test_on_mismatch_error_names_the_argument(rand: Rand) -> None:
     assert len(fast.recordings) == 1
 
 
-def test_on_mismatch_error_sees_modes(rand: Rand) -> None:
-    fast = ol.graph(lambda x: x * 2, warmup=1, on_mismatch="error")
+def test_on_mismatch_raise_sees_modes(rand: Rand) -> None:
+    fast = ol.graph(lambda x: x * 2, warmup=1, on_mismatch="raise")
     with torch.no_grad():
         for i in range(3):
             fast(rand(i, 3))

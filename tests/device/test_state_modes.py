@@ -1,4 +1,4 @@
-"""Table of state: autocast's cache, and onelaunch's own proofs and timings."""
+"""Table of state: autocast's cache, and onelaunch's own proofs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from .drop_in import (
     replays,
 )
 from .models import Norms
-from .steps import step_over
 
 Rand = Callable[..., Tensor]
 
@@ -86,103 +85,7 @@ def test_modes_entered_inside_are_left(rand: Rand) -> None:
     assert not torch.is_inference_mode_enabled()
 
 
-# Proofs and timings.
-
-
-def test_policy_measure_is_right_and_shows_both_times(rand: Rand) -> None:
-    weight = rand(9, 16, 16)
-    fast = drop_in(
-        lambda x: (x @ weight).relu().sum(0),
-        lambda i: (rand(i, 8, 16),),
-        calls=60,
-        policy="measure",
-        recordings=None,
-        min_replays=0,
-    )
-    (recording,) = fast.recordings
-    assert recording.eager_us > 0
-    assert recording.replay_us > 0
-
-
-@pytest.mark.parametrize("faster", ["eager", "replay"])
-def test_policy_measure_keeps_the_faster_way(
-    rand: Rand, monkeypatch: pytest.MonkeyPatch, faster: str
-) -> None:
-    """Timed is the way that is kept, and nothing that watches."""
-    fast = ol.graph(lambda x: x + 1, policy="measure")
-    calls: list[int] = []
-
-    def clock() -> float:
-        """One second for each call, and a hundred for each of the slower kind."""
-        calls.append(1)
-        stats = fast.stats()
-        return len(calls) + 100 * (stats.replays if faster == "eager" else stats.eager_calls)
-
-    monkeypatch.setattr("onelaunch.runtime.policy.perf_counter", clock)
-    with torch.no_grad():
-        for i in range(13):
-            fast(rand(i, 5))
-        (recording,) = fast.recordings
-        times = recording.eager_us, recording.replay_us
-        assert sorted(times) == [1e6, 101e6]
-        assert (min(times) == recording.eager_us) == (faster == "eager")
-        monkeypatch.setattr(fast, "_miss", None)
-        before = fast.stats()
-        for i in range(7):
-            assert_same(fast(rand(i, 5)), rand(i, 5) + 1)
-    after = fast.stats()
-    assert len(fast.recordings) == 1
-    assert after.eager_calls - before.eager_calls == (7 if faster == "eager" else 0)
-    assert recording.replays - 5 == (0 if faster == "eager" else 7)
-
-
-def test_policy_measure_trains_as_eager_does(device: torch.device, rand: Rand) -> None:
-    """Whichever way a call goes, before it is decided and after."""
-
-    def world() -> Any:
-        torch.manual_seed(0)
-        return step_over(torch.nn.Linear(4, 4).to(device)), lambda i: (rand(i, 3, 4),)
-
-    drop_in_worlds(
-        world, calls=30, policy="measure", recordings=None, min_replays=0, mode=torch.enable_grad
-    )
-
-
-def test_policy_measure_with_buckets(rand: Rand) -> None:
-    fast = ol.graph(lambda x: x * 2, policy="measure", buckets=ol.Buckets(dim=0, sizes=(4, 8)))
-    with torch.no_grad():
-        for i in range(60):
-            x = rand(i, 1 + i % 8)
-            assert_same(fast(x), x * 2)
-    assert all(recording.eager_us for recording in fast.recordings)
-    assert len(fast.recordings) == 2
-
-
-def test_policy_measure_changes_no_state(rand: Rand) -> None:
-    def world() -> Any:
-        total = rand(0, 4)
-
-        def f(x: Tensor, cache: Tensor) -> Tensor:
-            total.add_(x)
-            cache.mul_(0.5).add_(total)
-            return total + cache + torch.zeros_like(x)
-
-        cache = rand(5, 4)
-        return f, lambda i: (rand(i, 4), cache)
-
-    drop_in_worlds(world, calls=60, policy="measure", recordings=None, min_replays=0)
-
-
-def test_policy_measure_leaves_the_random_stream(device: torch.device, rand: Rand) -> None:
-    def f(x: Tensor) -> Tensor:
-        return x + torch.rand_like(x)
-
-    def run(g: Any) -> Any:
-        torch.manual_seed(11)
-        with torch.no_grad():
-            return [g(rand(i, 3)) for i in range(40)], torch.rand(3, device=device)
-
-    assert_same(run(ol.graph(f, warmup=1, policy="measure")), run(f))
+# Proofs.
 
 
 REBOUND: dict[str, Callable[..., Any]] = {

@@ -22,7 +22,7 @@ LAYERS = (
     {"runtime"},
     {"padding"},
     {"module"},
-    {"api", "compat", "prefetch"},
+    {"api", "compat"},
     {"bench"},
     {"report"},
     {"cli"},

@@ -183,7 +183,16 @@ def test_a_mode_of_torchs_own_guard_is_named() -> None:
     )
     with torch.autocast("cpu", cache_enabled=False, enabled=False):
         theirs = spec_of(torch.ones(2))
-    assert mine.difference(theirs, ["x"])[0] == "autocast"
+    assert mine.difference(theirs, ["x"]) == (
+        "autocast",
+        "captured cache_enabled=True, got cache_enabled=False",
+    )
+    torch.set_default_dtype(torch.float64)
+    try:
+        theirs = spec_of(torch.ones(2, dtype=torch.float32))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert mine.difference(theirs, ["x"]) == ("default dtype", "captured float32, got float64")
     assert default_device() == CPU
 
 

@@ -8,5 +8,4 @@ graph_walk.py  walks over autograd graphs: saved tensors, freed graphs, views
 components.py  results whose graphs have no node in common: a node for each
 accumulate.py  gradients that a backward adds to `.grad` directly
 chain.py       callables that run one after another, in shared memory; spare streams
-diagnose.py    the tensor that keeps an autograd graph from before a capture
 """

@@ -60,6 +60,8 @@ class StaticGraph:
     """Number of inputs, at the end, that are leaves to whose `.grad` the backward adds directly."""
     rewind: Rewind | None
     """Random state of the forward capture."""
+    where: str | None = None
+    """The line where the callable begins."""
     asking: Asking = field(default_factory=Asking)
     """Answers that the forward got about capturing; its recomputation gets the same."""
     rebound: list[Slot] = field(default_factory=list[Slot])
@@ -191,7 +193,7 @@ class Backward:
             for storage in observer.external.keys() & static.stored():
                 spec = TensorSpec.of(observer.external[storage][0])
                 what = f"a backward reads a tensor that the call has stored, {spec}"
-                raise CaptureError("OL105", what, fix=_HANDED)
+                raise CaptureError("OL105", what, where=static.where, fix=_HANDED)
             self.written = [
                 t
                 for storage, t in observer.written.items()

@@ -13,25 +13,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from onelaunch.autograd.backward import Backward, Gradients
 from onelaunch.autograd.node import Lease
-from onelaunch.driver.protocol import Driver, Pool, Released
+from onelaunch.driver.protocol import Driver, Launch, Pool, Released
 
 NewPool = Callable[[Driver, torch.device], Pool]
-
-
-class Launch(Protocol):
-    """The type of `Graph.launch`."""
-
-    def __call__(
-        self, sources: Sequence[Tensor], targets: Sequence[Tensor]
-    ) -> Mapping[int, Tensor] | None: ...
 
 
 class Link:
@@ -48,7 +39,7 @@ class Link:
         self.forwards = new_pool(driver, device)
         self.backwards = new_pool(driver, device)
         self.stream = take_stream(driver, device)
-        weakref.finalize(self, spare_streams(driver, device).append, self.stream).atexit = False
+        weakref.finalize(self, spare_streams(device).append, self.stream).atexit = False
         self.lock = threading.RLock()
         self._later: list[list[Lease]] = []
         """For each forward, in the order of capture, the leases of the forwards captured later."""
@@ -67,13 +58,11 @@ class Link:
             others.append(lease)
         self._later.append(later)
 
-        def in_order(
-            sources: Sequence[Tensor], targets: Sequence[Tensor]
-        ) -> Mapping[int, Tensor] | None:
+        def in_order(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
             with self.lock:
                 if any(other.taken for other in later):
                     raise Released("a forward that runs after this one waits for its backward")
-                return launch(sources, targets)
+                launch(sources, targets)
 
         return in_order
 
@@ -110,25 +99,24 @@ class Chain:
 
     def __init__(self, new_pool: NewPool) -> None:
         self._new_pool = new_pool
-        self._links: dict[tuple[str, torch.device], Link] = {}
+        self._links: dict[torch.device, Link] = {}
 
     def on(self, driver: Driver, device: torch.device) -> Link:
         """Return the part of the chain on one device."""
-        key = (driver.name, device)
-        if key not in self._links:
-            self._links[key] = Link(driver, device, self._new_pool)
-        return self._links[key]
+        if device not in self._links:
+            self._links[device] = Link(driver, device, self._new_pool)
+        return self._links[device]
 
 
-_spares: dict[tuple[str, torch.device], list[object]] = {}
+_spares: dict[torch.device, list[object]] = {}
 
 
-def spare_streams(driver: Driver, device: torch.device) -> list[object]:
+def spare_streams(device: torch.device) -> list[object]:
     """Return the free list of streams: CUDA streams are never destroyed, so they are reused."""
-    return _spares.setdefault((driver.name, device), [])
+    return _spares.setdefault(device, [])
 
 
 def take_stream(driver: Driver, device: torch.device) -> object:
     """Return a stream that nothing else uses. To give it back, append it to `spare_streams`."""
-    spare = spare_streams(driver, device)
+    spare = spare_streams(device)
     return spare.pop() if spare else driver.new_stream(device)

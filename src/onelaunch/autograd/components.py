@@ -73,6 +73,11 @@ class ComponentNode:
         return (self, in_flight, results, watched_here), wanted
 
     @property
+    def where(self) -> str | None:
+        """See `node.Joined.where`."""
+        return self._whole.where
+
+    @property
     def width(self) -> int:
         """See `node.RecordedForward.width`."""
         return len(self._component.inputs)

@@ -18,6 +18,7 @@ from onelaunch.autograd.backward import Gradients
 from onelaunch.autograd.graph_walk import AGAIN, MODIFIED
 from onelaunch.call.dtensor import is_wrapped
 from onelaunch.errors import GraphError
+from onelaunch.source import user_line
 
 _TWICE = (
     f"{AGAIN} (or directly access saved tensors after "
@@ -57,6 +58,11 @@ class RecordedForward(Protocol):
     watched_results: list[int]
     saved: Saved
     saves: bool
+
+    @property
+    def where(self) -> str | None:
+        """The line where the callable begins."""
+        ...
 
     @property
     def width(self) -> int:
@@ -213,9 +219,8 @@ def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
     else:
         found = _edited(ctx, grads)
     if torch.is_grad_enabled():
-        found = _once_differentiable(
-            found, [*in_flight.inputs, *(g for g in grads if g is not None)]
-        )
+        by = [*in_flight.inputs, *(g for g in grads if g is not None)]
+        found = _once(found, by, pair.where)
     if pair.saves and not _keep_graph():
         in_flight.release()
     return found
@@ -255,22 +260,30 @@ class _Once(torch.autograd.Function):
     depend on is an input, so that the engine reaches this node for any of them."""
 
     @staticmethod
-    def forward(ctx: Any, found: Sequence[Tensor | None], *_: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, found: Sequence[Tensor | None], where: str | None, *_: Tensor
+    ) -> Any:
+        ctx.where = where
         return tuple(found)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raise GraphError("OL202", "a backward through the backward of a recording")
+        raise _not_twice("a backward through the backward of a recording", ctx.where)
 
 
-def _once_differentiable(
-    found: list[Tensor | None], by: Sequence[Tensor]
+def _once(
+    found: list[Tensor | None], by: Sequence[Tensor], where: str | None
 ) -> Sequence[Tensor | None]:
     if any(g is not None and is_wrapped(g) for g in found):
-        raise GraphError(
-            "OL202", "a graph of the backward of a recording, for a batch of gradients"
-        )
-    return _Once.apply([None if g is None else g.detach() for g in found], *by)
+        what = "a graph of the backward of a recording, for a batch of gradients"
+        raise _not_twice(what, where)
+    return _Once.apply([None if g is None else g.detach() for g in found], where, *by)
+
+
+def _not_twice(what: str, where: str | None) -> GraphError:
+    """Return OL202 with the line of the backward, or of the callable: the engine's threads run no
+    line of the user's."""
+    return GraphError("OL202", what, where=user_line() or where)
 
 
 def mark_freed(t: Tensor) -> Tensor:

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from onelaunch.autograd.accumulate import Anchors
 from onelaunch.autograd.backward import Backward, Edits, Gradients, StaticGraph
-from onelaunch.autograd.chain import Launch, Link
+from onelaunch.autograd.chain import Link
 from onelaunch.autograd.components import Component, ComponentNode
 from onelaunch.autograd.node import InFlightForward, Lease, Saved, launched, launched_directly
 from onelaunch.call.dtensor import is_wrapped
-from onelaunch.driver.protocol import Graph, Pool, Released, Travel
+from onelaunch.driver.protocol import Graph, Launch, Pool, Released, Travel
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, let_go
 
 _C: Any = torch._C
@@ -119,6 +119,11 @@ class AutogradPair:
             return InFlightForward(None)
         token = self.lease.take()
         return None if token is None else InFlightForward(token)
+
+    @property
+    def where(self) -> str | None:
+        """The line where the callable begins."""
+        return self.static.where
 
     @property
     def in_flight(self) -> bool:
@@ -337,7 +342,6 @@ class ForwardGraph:
         self.travels: tuple[Travel, ...] = graph.travels
         launch: Launch = graph.launch
         self.launch = launch if pair.link is None else pair.link.forward(pair.lease, launch)
-        self.settle = graph.settle
         self.scalar_patch = graph.scalar_patch
 
     @property

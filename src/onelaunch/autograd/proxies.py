@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.driver.refusals import refuse
+from onelaunch.driver.select import recordable
 from onelaunch.errors import CaptureError
 from onelaunch.state.slots import Slot, gradient_of
 from onelaunch.state.walk import StateWalk
@@ -39,9 +40,9 @@ class ProxyLeaves:
         self._real: dict[int, Tensor] = {}
         self._slots: list[tuple[Slot, object, object]] = []
         for slot, t in before.tensors():
-            if slot.id in inputs or t.device.type != device.type or not _is_plain(t):
+            if slot.id in inputs or slot.key is gradient_of or t.device.type != device.type:
                 continue
-            if slot.key is gradient_of:
+            if t.is_inference() or not recordable(t):
                 continue
             if id(t) not in self._proxies:
                 proxy = proxy_for(t)
@@ -105,15 +106,6 @@ class ProxyLeaves:
             proxy.is_leaf and proxy.grad is not (real.grad if real.is_leaf else None)
             for proxy, real in self.pairs()
         )
-
-
-def _is_plain(t: Tensor) -> bool:
-    """Return whether a proxy can replace `t`: no subclass, no other layout, no special bits."""
-    known = (
-        type(t) in (Tensor, nn.Parameter)
-        or type(t).__module__ == "onelaunch.driver.emulated.device"
-    )
-    return known and t.layout is torch.strided and not t.is_inference() and not t.is_quantized
 
 
 def proxy_for(t: Tensor) -> Tensor:

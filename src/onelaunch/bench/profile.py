@@ -41,7 +41,7 @@ class Profile:
                 f"This call takes {us(self.host_us)} on the CPU. There are no launches to save "
                 "here: a graph saves them on a GPU, and on a CPU the differences below come from "
                 "Python's overhead and from fused kernels. onelaunch runs on its tape, which is "
-                "there to test the same code without a GPU, so expect eager's speed from it."
+                "there to test the same code without a GPU, so expect less than eager's speed."
             )
         count = f"{self.kernels} kernels" if self.kernels else "its kernels"
         head = (

@@ -128,30 +128,38 @@ def _state_difference(name: str, mine: str, theirs: str) -> tuple[str, str]:
     try:
         captured, got = json.loads(mine), json.loads(theirs)
     except ValueError:  # it is no interface of torch's
-        return name, f"captured {mine}, got {theirs}"
+        return name, "set otherwise than in the capture"
     for key, value in captured.items():
         if value != got.get(key):
             if key == "autocast_state":
                 return _autocast_difference(value, got[key])
-            return str(key).replace("_", " "), f"captured {value}, got {got.get(key)}"
-    return name, f"captured {mine}, got {theirs}"
+            return str(key).replace("_", " "), _captured_and_got(key, value, got.get(key))
+    return name, "set otherwise than in the capture"
 
 
 _AUTOCASTS = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuseone", "mps")
 """The devices of a `GlobalStateGuard`'s autocast, in its order."""
-_SPOKEN = {True: "on", False: "off", 5: "float16", 6: "float32", 15: "bfloat16"}
+_DTYPES = {5: "float16", 6: "float32", 7: "float64", 15: "bfloat16"}
+"""The names of c10::ScalarType's numbers, of those that can be a default or autocast's."""
+
+
+def _captured_and_got(key: str, captured: Any, got: Any) -> str:
+    """Say what a mode was and is: torch's text has numbers for dtypes."""
+    if key.endswith("dtype"):
+        captured, got = _DTYPES.get(captured, captured), _DTYPES.get(got, got)
+    elif key.endswith("enabled"):
+        captured, got = (("off", "on")[bool(value)] for value in (captured, got))
+    return f"captured {captured}, got {got}"
 
 
 def _autocast_difference(captured: dict[str, Any], got: dict[str, Any]) -> tuple[str, str]:
-    """Which device's autocast differs: whether it is on, else its dtype, else its cache."""
+    """Say which device's autocast differs: on or off, else its dtype, else the cache."""
     for key in ("enabled", "dtype"):
         for kind, a, b in zip(_AUTOCASTS, captured.get(key, ()), got.get(key, ()), strict=False):
             if a != b:
-                return (
-                    f"autocast on {kind}",
-                    f"captured {_SPOKEN.get(a, a)}, got {_SPOKEN.get(b, b)}",
-                )
-    return "autocast", f"captured {captured}, got {got}"
+                return f"autocast on {kind}", _captured_and_got(key, a, b)
+    a, b = captured.get("cached_enabled"), got.get("cached_enabled")
+    return "autocast", f"captured cache_enabled={a}, got cache_enabled={b}"
 
 
 def _tree_difference(mine: Tree, theirs: Tree, path: str) -> tuple[str, str]:

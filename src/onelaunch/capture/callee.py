@@ -125,7 +125,7 @@ class Callee:
 
     def on(self, driver: Driver) -> Callable[..., Any]:
         """What runs in warm-up and capture: the callable, or Inductor's version of it."""
-        if not self.compile or driver.name != "cuda":
+        if not (self.compile and driver.records_compiled):
             return self.fn
         if self._compiled is None:
             self._compiled = _compiled(self.fn, self.compile, self.dynamic)

@@ -18,19 +18,21 @@ from onelaunch.capture.io_plan import Inputs
 from onelaunch.capture.result import CaptureRun
 from onelaunch.errors import CaptureError, kind_of
 from onelaunch.state.slots import Slot, gradient_of
-from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Change, StateWalk
 from onelaunch.watch.observer import Observer
 
 
-def inspect_arguments(tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs) -> None:
+def inspect_arguments(
+    tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs, observer: Observer
+) -> None:
     """Refuse what the callable did to its arguments other than write into tensors."""
     flat = flatten_call(now[0], now[1], objects_in(tree))
     if flat.tree != tree or any(a is not b for a, b in zip(flat.tensors, statics, strict=False)):
         raise CaptureError("OL105", "the callable changed a container among its arguments")
-    for t, spec in zip(statics, plan.specs, strict=False):
+    for path, t, spec in zip(flat.paths, statics, plan.specs, strict=False):
         if t.shape != spec.shape or t.stride() != spec.stride or t.dtype != spec.dtype:
-            raise CaptureError("OL107", f"an argument, {spec}, became {list(t.shape)}")
+            what = f"`{path}`, {spec}, became {list(t.shape)}"
+            raise CaptureError("OL107", what, where=observer.reshaped_at(t))
 
 
 def refuse_gradients(
@@ -55,11 +57,12 @@ def refuse_gradients(
 
 def refuse_opaque(tree: Tree) -> None:
     """Results must be tensors and plain values: anything else would be shared between calls."""
-    for _, constant in constants(tree):
+    for path, constant in constants(tree):
         value = constant.value
         if not (is_plain(value) or is_code(value) or isinstance(value, nn.Module)):
             kind = type(value)
-            raise CaptureError("OL108", f"the result holds a {kind.__module__}.{kind.__qualname__}")
+            what = f"`{path or 'result'}` is a {kind.__module__}.{kind.__qualname__}"
+            raise CaptureError("OL108", what)
 
 
 def refuse_parts(
@@ -94,38 +97,35 @@ def refuse_uncovered(
         if id(t) not in covered and lies_on(t, device) and observer.known(t):
             if before.held.get(slot.id, (slot, None))[1] is t:
                 what = f"`{slot.name}` is given memory made in the call"
-                raise CaptureError("OL105", what, fix=_IN_PLACE)
-            raise CaptureError("OL105", f"`{slot.name}` keeps a tensor made in the call")
+                raise CaptureError("OL105", what, where=observer.made_at(t), fix=_IN_PLACE)
+            what = f"`{slot.name}` keeps a tensor made in the call"
+            raise CaptureError("OL105", what, where=observer.made_at(t))
 
 
-def afterthought(
-    before: StateSnapshot,
-    observer: Observer,
-    run: CaptureRun,
-    plan: Inputs,
-    holders: Collection[int],
-) -> CaptureError | None:
-    """What is wrong with a capture that succeeded, or None.
+def afterthought(run: CaptureRun, holders: Collection[int]) -> CaptureError | None:
+    """Return what is wrong with a capture that succeeded, or None.
 
     A tensor of the callable's state was moved; or one that was made in the run lives on where no
     slot leads: a hook's list, a tensor's attribute, an iterator. No replay would renew it, and each
     would write over it.
     """
-    moved = before.moved()
+    observer = run.observer
+    moved = run.before.moved()
     if moved is not None:
-        shape = list(moved.shape)
-        return CaptureError("OL107", f"a tensor of the callable's state became {shape}")
-    dropped = _dropped(run.found, before.walk)
+        what = f"a tensor of the callable's state became {list(moved.shape)}"
+        return CaptureError("OL107", what, where=observer.reshaped_at(moved))
+    dropped = _dropped(run.found, run.before.walk)
     lasting = [part for t in run.lasting for part in (t, local(t))]
-    expected = [*run.result, *lasting, *plan.statics, *dropped]
+    expected = [*run.result, *lasting, *run.plan.statics, *dropped]
     stray = _survivor(observer, expected, holders)
     if stray is None:
         return None
-    spec = TensorSpec.of(stray)
+    spec, where = TensorSpec.of(stray), observer.made_at(stray)
     if _on_a_context(stray):
         what = f"the context of an autograd.Function keeps a tensor made in the call, {spec}"
-        return CaptureError("OL105", what, fix=_SAVED)
-    return CaptureError("OL105", f"somebody keeps a tensor made in the call, {spec}")
+        return CaptureError("OL105", what, where=where, fix=_SAVED)
+    what = f"something keeps a tensor made in the call, {spec}"
+    return CaptureError("OL105", what, where=where)
 
 
 def _on_a_context(t: Tensor) -> bool:

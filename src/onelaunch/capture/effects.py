@@ -204,6 +204,7 @@ def recurrent(
 def rebound(
     found: Sequence[Change],
     before: StateWalk,
+    observer: Observer,
 ) -> Iterator[tuple[Slot, object]]:
     """The slots that each replay has to write, with what the capture put there.
 
@@ -231,7 +232,8 @@ def rebound(
             name = slot.name.rpartition("[")[0] if slot.name.endswith("]") else slot.name
             what = f"`{name}` {'lost' if new is MISSING else 'got'} a tensor in the call"
             fix = "return the tensor, and append it after the call" if grown else None
-            raise CaptureError("OL105", what, fix=fix)
+            where = observer.made_at(tensors[0]) if tensors else None
+            raise CaptureError("OL105", what, where=where, fix=fix)
         yield slot, new
 
 

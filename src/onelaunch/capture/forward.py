@@ -99,7 +99,7 @@ class Forward:
         self.pool = self.shared.apart(self.driver, self.device)
         self.stream = take_stream(self.driver, self.device)
         # Whatever works on the stream, a capture or a backward, keeps the pool.
-        spare = spare_streams(self.driver, self.device)
+        spare = spare_streams(self.device)
         weakref.finalize(self.pool, spare.append, self.stream).atexit = False
 
     @property

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -23,37 +21,49 @@ from onelaunch.state.walk import Slot
 from onelaunch.watch.ledger import Difference, Ledger
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Recording:
-    """What was captured, why, and what it has done since.
+    """One recording as it was when it was asked for: what was captured, why, its cost and its use.
 
-    `inputs` maps each tensor of the call to how it travels: ``"node"`` (a copy inside the graph; of
-    plain CPU tensors none where nothing writes the input),
-    ``"copy"`` (a strided copy before the launch), ``"fill"`` (a 0-dim host tensor), ``"rebind"``
-    (kernels read the caller's memory), ``"address"`` (the very memory of the capture), ``"host"``
-    (not used by the device). `hooks` are those inside, whose Python no replay runs.
+    Attributes:
+        callable: the name of what was recorded.
+        spec: the signature.
+        why: the reason: ``"first signature"``, or the difference from the recording before it.
+        inputs: each tensor of the call, and how it travels: ``"node"`` (a copy inside the graph; of
+            plain CPU tensors none where nothing writes the input), ``"copy"`` (a strided copy
+            before the launch), ``"fill"`` (a 0-dim host tensor), ``"rebind"`` (kernels read the
+            caller's memory), ``"pad"`` (copied and padded inside the graph), ``"address"`` (the
+            very memory of the capture), ``"host"`` (not used by the device).
+        outputs: the memory of each result: ``"own"``, ``"argument"``, ``"view"``, ``"held"``,
+            ``"held view"`` or ``"host constant"``.
+        by_address: the names of the tensors that kernels read where they are.
+        untraced: tensors read by address that no attribute or variable was found for.
+        nodes: kernels and copies in one launch.
+        capture_seconds: the time that the capture took.
+        pool_bytes: what the pool grew by for it; 0 where it fitted into memory of the pool.
+        kept_bytes: what of the pool it keeps for itself (static results, what a forward saves); all
+            else it shares with the pool's other recordings.
+        driver_bytes: device memory that the driver took for the graph's own structures, outside
+            the pool. CUDA takes it in steps of 2 MiB, so it is right only as a sum of many, and
+            keeps it for later graphs when this one is gone.
+        hooks: the hooks inside, whose Python no replay runs.
+        replays: launches so far, with those of recordings that it took the place of.
     """
 
+    callable: str
     spec: CallSpec
     why: str
     inputs: dict[str, str]
     outputs: list[str]
     by_address: list[str]
     untraced: list[str]
-    memory_bytes: int
-    capture_seconds: float
     nodes: int
-    kept_bytes: int = 0
-    driver_bytes: int = 0
-    hooks: tuple[str, ...] = ()
-    eager_us: float | None = None
-    replay_us: float | None = None
-    _counter: Callable[[], int] = field(default=lambda: 0, repr=False)
-
-    @property
-    def replays(self) -> int:
-        """Launches so far, with those of recordings that it took the place of."""
-        return self._counter()
+    capture_seconds: float
+    pool_bytes: int
+    kept_bytes: int
+    driver_bytes: int
+    hooks: tuple[str, ...]
+    replays: int
 
 
 class StateOutput(NamedTuple):
@@ -76,13 +86,13 @@ class Bucket:
         least: the smallest sizes that are padded to it.
         places: for each argument that may be smaller, the bucketed dimensions that its varying ones
             follow.
-        way: calls it with arguments that were padded before; None where there is no other way.
+        around: the call path that pads before the launch; None where the launch always pads.
     """
 
     sizes: tuple[int, ...]
     least: tuple[int, ...]
     places: dict[int, tuple[int, ...]]
-    way: Callable[..., Any] | None = None
+    around: Callable[..., Any] | None = None
 
 
 @dataclass(slots=True)
@@ -148,6 +158,7 @@ class NeedsGrad(Exception):
 
 
 def describe(
+    name: str,
     captured: CapturedCall,
     spec: CallSpec,
     flat: Flat,
@@ -161,18 +172,18 @@ def describe(
         for member in group.members:
             travels[member] = how
     return Recording(
+        callable=name,
         spec=spec,
         why=why,
         inputs=dict(zip(names, travels, strict=True)),
         outputs=[output.source for output in captured.outputs.made],
         by_address=captured.guard.names(),
         untraced=[str(TensorSpec.of(t)) for t in captured.untraced],
-        memory_bytes=captured.graph.memory_bytes,
-        capture_seconds=captured.seconds,
         nodes=captured.graph.nodes,
+        capture_seconds=captured.seconds,
+        pool_bytes=captured.graph.memory_bytes,
         kept_bytes=kept_bytes,
         driver_bytes=captured.graph.driver_bytes,
         hooks=captured.hooks,
-        # Not of `captured`: who keeps this keeps no memory.
-        _counter=functools.partial(operator.getitem, captured.launches, 0),
+        replays=captured.launches[0],
     )

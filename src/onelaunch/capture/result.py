@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,28 +31,49 @@ from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Change, Slot, StateWalk, restore
+from onelaunch.watch.ledger import Difference
 from onelaunch.watch.observer import Observer
 
 
 @dataclass(slots=True)
 class CaptureRun:
-    """What one run of the body found."""
+    """One run of the callable under capture: what it was given, and what it was found to do.
 
-    result: Any = None
-    inputs: Inputs | None = None
+    Attributes:
+        before: the state as it was.
+        plan: how its inputs reach it.
+        state_inputs: slots whose tensors are the last of these inputs.
+        steps: the optimizer steps in it.
+        result, tree, numbers: the tensors that it returned, their tree, and the number of the
+            output for each tensor in it.
+        after, found: the state after it, and how it changed.
+        state: what each replay stores.
+        lasting: gradients that each replay writes where they are.
+        again: slots that turned out to be inputs: the next attempt gives them as such.
+        grown: see `effects.grown`.
+    """
+
+    before: StateSnapshot
+    plan: Inputs
+    state_inputs: tuple[Slot, ...]
+    steps: Steps
+    observer: Observer = field(init=False)
     outputs: Outputs | None = None
+    result: Any = None
     tree: Tree | None = None
     numbers: tuple[int, ...] = ()
-    state: list[StateOutput] = field(default_factory=lambda: cast(list[StateOutput], []))
-    found: list[Change] = field(default_factory=lambda: cast(list[Change], []))
     after: StateWalk | None = None
-    lasting: list[Tensor] = field(default_factory=lambda: cast(list[Tensor], []))
-    """Gradients that each replay writes where they are."""
-    again: list[Slot] = field(default_factory=lambda: cast(list[Slot], []))
-    """Slots that turned out to be inputs: the run is to be repeated with them as such."""
-    steps: Steps = field(default_factory=Steps)
+    found: list[Change] = field(default_factory=list[Change])
+    state: list[StateOutput] = field(default_factory=list[StateOutput])
+    lasting: list[Tensor] = field(default_factory=list[Tensor])
+    again: list[Slot] = field(default_factory=list[Slot])
     grown: tuple[str, ...] = ()
-    """See `rebinding.grown`."""
+
+    @property
+    def differs(self) -> Difference | None:
+        """How it differs from the run before it, as far as its operations were seen."""
+        ledger = self.observer.ledger
+        return None if ledger is None else ledger.difference
 
 
 def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int]:
@@ -94,15 +115,12 @@ def output_ports(
 
 
 def captured_call(
+    run: CaptureRun,
     graph: Graph,
     statics: list[Tensor],
-    run: CaptureRun,
-    hidden: list[Slot],
-    before: StateSnapshot,
-    observer: Observer,
+    scalars: PatchedScalars,
     driver: Driver,
     device: torch.device,
-    scalars: PatchedScalars,
     forward: Forward | None,
     watched: bool,
     static_outputs: bool,
@@ -111,21 +129,18 @@ def captured_call(
     """What the call path needs of a capture that succeeded.
 
     Args:
-        hidden: slots whose tensors are inputs.
         watched: whether the operations of the run were seen; those of compiled code are not.
         started: when the capture began, by `time.perf_counter`.
     """
-    assert run.inputs is not None
+    before, plan, observer = run.before, run.plan, run.observer
     assert run.outputs is not None
     assert run.tree is not None
     # The slots are as before the call until a launch rebinds them.
     rebound = {state.slot.id for state in run.state}
     restore(change for change in run.found if change.slot.id in rebound)
-    pinned = [
-        t for t, how in zip(run.inputs.tensors, run.inputs.travels, strict=True) if how == "address"
-    ]
+    pinned = [t for t, how in zip(plan.tensors, plan.travels, strict=True) if how == "address"]
     external = [t for tensors in observer.external.values() for t in tensors]
-    inputs = {slot.id for slot in hidden}
+    inputs = {slot.id for slot in run.state_inputs}
     rebound |= inputs
     slots = relied_on(before.walk, run.found, rebound, inputs, observer, driver, device)
     slots += slots_of(observer.host.read_state(), before.walk.tensors())
@@ -143,8 +158,8 @@ def captured_call(
     guard = StateGuard(slots, unmoved, _sized(run, before), modes, leaves, asks)
     written = [t for t in observer.written.values() if not observer.known(t)]
     version_bumped = [t for t in written if driver.storage(t) in observer.version_bumped]
-    written_inputs, bumped_inputs = _written_inputs(driver, run.inputs, observer)
-    run.inputs.release()
+    written_inputs, bumped_inputs = _written_inputs(driver, plan, observer)
+    plan.release()
     for own in run.outputs.groups:
         own.example = own.example.new_empty(0) if not static_outputs else own.example
     pair = None
@@ -157,8 +172,8 @@ def captured_call(
         driver=driver,
         device=device,
         graph=graph,
-        inputs=run.inputs,
-        hidden=list(hidden),
+        inputs=plan,
+        hidden=list(run.state_inputs),
         outputs=run.outputs,
         tree=run.tree,
         numbers=run.numbers,
@@ -180,6 +195,7 @@ def captured_call(
             s.slot.name for s in run.state if not s.numbers and before.walk.is_read(s.slot)
         ),
         grown=run.grown,
+        ledger=observer.ledger,
         seconds=time.perf_counter() - started,
         pair=pair,
     )

@@ -12,7 +12,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.autograd.diagnose import explained
 from onelaunch.autograd.proxies import proxy_for
 from onelaunch.call.tree import Flat, Same, Tree, flatten, given, unflatten, unique
 from onelaunch.capture import distributed
@@ -27,7 +26,7 @@ from onelaunch.capture.checks import (
 )
 from onelaunch.capture.effects import grown, lasting_gradients, moved_on, rebound, recurrent
 from onelaunch.capture.forward import BackwardInside, Forward
-from onelaunch.capture.io_plan import Inputs, Outputs, Unfit, plan_inputs, plan_outputs, stage
+from onelaunch.capture.io_plan import Outputs, Unfit, plan_inputs, plan_outputs, stage
 from onelaunch.capture.recording import CapturedCall, NeedsGrad, StateOutput
 from onelaunch.capture.result import CaptureRun, captured_call, mark_spent, output_ports
 from onelaunch.driver.capture_query import Asking
@@ -44,6 +43,7 @@ from onelaunch.optimizers.capturable import lasting, noting_steps
 from onelaunch.optimizers.steps import Steps, every_key
 from onelaunch.optimizers.trials import ScalarTrials
 from onelaunch.sizes.dims import Follow, Varying
+from onelaunch.source import line_of, user_line
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Slot
@@ -53,9 +53,13 @@ from onelaunch.watch.ledger import Difference, Ledger, moved, optimizers_in, ref
 from onelaunch.watch.observer import Observer
 
 
+class Retry(Exception):
+    """An attempt showed what the next one has to know; its text says what."""
+
+
 @dataclass(slots=True)
 class CaptureSession:
-    """Captures one call.
+    """Attempts at the capture of one call, until one is good.
 
     Args:
         callee: the callable, and what it was seen to read.
@@ -88,6 +92,8 @@ class CaptureSession:
     """Arguments that may be smaller in a call than here."""
     follows: Sequence[tuple[Follow, ...]] = ()
     """For each tensor of the result the dimensions that follow their sizes."""
+    _state_inputs: list[Slot] = field(default_factory=list[Slot])
+    """State that is given to the callable as arguments are, because it replaces it."""
     _trials: ScalarTrials = field(default_factory=ScalarTrials)
     _outlasted: bool = False
     """Whether an attempt showed an optimizer that outlives it and was not known to."""
@@ -113,10 +119,11 @@ class CaptureSession:
             self._rewind = self.driver.rewind(self.device)
         if self.forward is not None:
             self.forward.rewind = self._rewind
-        hidden: list[Slot] = []
         while True:
             try:
-                captured = self._attempt(tree, tensors, hidden, started)
+                return self._attempt(tree, tensors, started)
+            except Retry:
+                continue
             except (NeedsGrad, BackwardInside) as error:
                 let_go(error)
                 raise
@@ -124,14 +131,17 @@ class CaptureSession:
                 let_go(error)
                 if self._wanted_by_host():
                     continue
-                better = explained(error, [t for _, t in self.reached.walk().tensors()])
-                if better is error:
-                    raise
-                raise better from error
+                error.where = error.where or self._line(error.code)
+                raise
             finally:
                 self._release()
-            if captured is not None:
-                return captured
+
+    def _line(self, code: str = "") -> str | None:
+        """Return where the callable begins, for a refusal that no line of it was found for; or the
+        line that calls it, where its code is torch's."""
+        find = seeding_line_of if code == "OL106" else line_of
+        place = find(self.callee.fn)
+        return str(place) if place else user_line()
 
     def _wanted_by_host(self) -> bool:
         """Whether what was refused is the value of an argument that the host can give: a number
@@ -150,169 +160,154 @@ class CaptureSession:
         while self._observers:
             self._observers.pop().release()
 
-    def _attempt(
-        self, tree: Tree, tensors: Sequence[Tensor], hidden: list[Slot], started: float
-    ) -> CapturedCall | None:
-        """One capture; None if it is to be repeated, with more `hidden` inputs, less turnable, or
-        knowing more of the random numbers."""
+    def _attempt(self, tree: Tree, tensors: Sequence[Tensor], started: float) -> CapturedCall:
+        """Capture once, and undo all of it where that fails.
+
+        Raises:
+            Retry: the next attempt knows what this one had to find out.
+        """
         before = StateSnapshot.of(self.driver, self.device, self.reached)
-        hidden_tensors = [cast(Tensor, slot.read()) for slot in hidden]
-        pinned = set(before.held) - {self.driver.storage(t) for t in hidden_tensors}
+        state = [cast(Tensor, slot.read()) for slot in self._state_inputs]
+        pinned = set(before.held) - {self.driver.storage(t) for t in state}
         kept, lasts = self._trials.kept(before.walk), lasting(optimizers_in(before.walk))
-        steps = Steps(kept, self.device.type == "cuda", self._trials.seed, lasts)
-        run = CaptureRun(steps=steps)
-        plan = plan_inputs(self.driver, [*tensors, *hidden_tensors], self.device, pinned)
+        steps = Steps(kept, self.driver.demands_capturable, self._trials.seed, lasts)
+        plan = plan_inputs(self.driver, [*tensors, *state], self.device, pinned)
         plan.varying = dict(self.varying)
         plan.give_by_value(self._by_value)
+        run = CaptureRun(before, plan, tuple(self._state_inputs), steps)
+        graph: Graph | None = None
         try:
-            generators = before.generators(tree)
-
-            def body(capture: Capture) -> list[Tensor]:
-                self._run(capture, plan, tree, hidden, before, run)
-                assert run.outputs is not None
-                kept = run.result if self.static_outputs or self.forward else ()
-                return [*kept, *run.lasting]
-
-            stream = self.forward and self.forward.stream
-            graph, statics = self.driver.capture(
-                body,
-                self.pool,
-                generators,
-                stream,
-                bundled=not self.rebind,
-                rewind=self._rewind,
+            graph, statics = self._recorded(run, tree)
+            self._learn(run, graph)
+            error = afterthought(run, self.forward.holders if self.forward else ())
+            if error is not None:
+                raise error
+            scalars = self._trials.patch(self.driver, self.device, self.pool, steps, graph)
+            if scalars is None:
+                raise Retry("numbers of an optimizer are constants in the recording")
+            rewound = self._rewind is not None and self._rewind.used
+            if self.rebind and run.differs is None and not run.found and not rewound:
+                graph = self._rebound_inputs(graph, run, tree)
+            captured = captured_call(
+                run,
+                graph,
+                statics[: len(statics) - len(run.lasting)],
+                scalars,
+                self.driver,
+                self.device,
+                forward=self.forward,
+                watched=self.known is None,
+                static_outputs=self.static_outputs,
+                started=started,
             )
+            captured.reads_more = self.callee.read_more(self.reached, before.walk, run.found)
+            captured.differs = self._unexplained(captured, run)
+            if self.strict and captured.differs is not None:
+                raise captured.differs.refusal()
+            return captured
         except BaseException as error:
-            ours = isinstance(error, CaptureError | NeedsGrad | BackwardInside | Unfit)
-            try:
-                distributed.abandon_step(value for _, value in before.walk.held.values())
-            finally:
-                before.undo(run.found, again=ours)
-                plan.release()  # frames of the traceback refer to it for good
+            self._roll_back(run, graph, error)
             raise
-        rewind = self._rewind
-        if run.again or (rewind and not rewind.done):
-            graph.reset()
-            before.undo(run.found)
-            hidden.extend(run.again)
-            return None
+
+    def _recorded(self, run: CaptureRun, tree: Tree) -> tuple[Graph, list[Tensor]]:
+        """Record the body on the device."""
+
+        def body(capture: Capture) -> list[Tensor]:
+            self._run(capture, run, tree)
+            assert run.outputs is not None
+            kept = run.result if self.static_outputs or self.forward else ()
+            return [*kept, *run.lasting]
+
+        return self.driver.capture(
+            body,
+            self.pool,
+            run.before.generators(tree),
+            self.forward and self.forward.stream,
+            bundled=not self.rebind,
+            rewind=self._rewind,
+        )
+
+    def _learn(self, run: CaptureRun, graph: Graph) -> None:
+        """Raise `Retry` where the run showed what the attempt should have known."""
+        if run.again:
+            self._state_inputs += run.again
+            raise Retry("state that the callable replaces became inputs")
+        if self._rewind is not None and not self._rewind.done:
+            raise Retry("the places in the stream of random numbers are known now")
         if self.pool.written_by_others(run.lasting):
             # A launch of an earlier recording would overwrite the gradients that this one leaves.
-            graph.reset()
-            before.undo(run.found)
             self.pool = self.apart()
-            return None
+            raise Retry("gradients lie in memory that other recordings write")
         if run.steps.outlasting() and not self._outlasted:
             self._outlasted = True  # a callable that makes and keeps another is not asked twice
-            graph.reset()
-            before.undo(run.found)
-            return None
-        holders = self.forward.holders if self.forward else ()
-        (observer,) = self._observers
-        error = afterthought(before, observer, run, plan, holders)
-        if error is not None:
-            graph.reset()
-            before.undo(run.found)
-            raise error
-        turned = self._trials.patch(self.driver, self.device, self.pool, run.steps, graph)
-        if turned is None:
-            graph.reset()
-            before.undo(run.found)
-            return None
-        alike = observer.ledger is None or observer.ledger.difference is None
-        if self.rebind and alike and not run.found and not (rewind and rewind.used):
-            graph = self._rebound_inputs(graph, plan, tree, before, observer, generators)
-        captured = captured_call(
-            graph,
-            statics[: len(statics) - len(run.lasting)],
-            run,
-            hidden,
-            before,
-            observer,
-            self.driver,
-            self.device,
-            scalars=turned,
-            forward=self.forward,
-            watched=self.known is None,
-            static_outputs=self.static_outputs,
-            started=started,
-        )
-        captured.ledger = observer.ledger
-        captured.reads_more = self.callee.read_more(self.reached, before.walk, run.found)
-        captured.differs = self._unexplained(captured, before, run, observer)
-        if self.strict and captured.differs is not None:
-            graph.reset()
-            before.undo(run.found)
-            raise captured.differs.refusal()
-        return captured
+            raise Retry("an optimizer made in the call outlives it")
 
-    def _unexplained(
-        self, captured: CapturedCall, before: StateSnapshot, run: CaptureRun, observer: Observer
-    ) -> Difference | None:
+    def _roll_back(self, run: CaptureRun, graph: Graph | None, error: BaseException) -> None:
+        """Leave nothing of a failed attempt: neither its recording nor what it did to the state."""
+        again = isinstance(error, Retry | CaptureError | NeedsGrad | BackwardInside | Unfit)
+        try:
+            if graph is not None:
+                graph.reset()
+            else:
+                distributed.abandon_step(value for _, value in run.before.walk.held.values())
+        finally:
+            run.before.undo(run.found, again)
+            run.plan.release()  # frames of the traceback refer to it for good
+
+    def _unexplained(self, captured: CapturedCall, run: CaptureRun) -> Difference | None:
         """How the run differed from the one before it, unless what is guarded did: then there is
         a recording for each."""
-        if self.earlier is None or observer.ledger is None or captured.moves:
+        if self.earlier is None or run.differs is None or captured.moves:
             return None
         # Whether there was a gradient decides what a call does, though it leaves another.
         own = {change.slot.id for change in run.found if change.slot.key is not gradient_of}
         if any(self.earlier.values.get(i) != value for i, value in captured.values.items()):
             return None
-        kept = {*before.walk.held, *self.earlier.held} - own
+        kept = {*run.before.walk.held, *self.earlier.held} - own
         guarded = [(slot.id, value) for slot, value in captured.guard.held() if slot.id in kept]
         guarded += [(slot.id, slot) for slot in captured.hidden if slot.id not in self.earlier.held]
-        return None if moved(self.earlier, guarded) else observer.ledger.difference
+        return None if moved(self.earlier, guarded) else run.differs
 
-    def _rebound_inputs(
-        self,
-        graph: Graph,
-        plan: Inputs,
-        tree: Tree,
-        before: StateSnapshot,
-        observer: Observer,
-        generators: Sequence[torch.Generator],
-    ) -> Graph:
+    def _rebound_inputs(self, graph: Graph, run: CaptureRun, tree: Tree) -> Graph:
         """Have kernels read the inputs where the caller has them, as far as that is proven.
 
         The callable is captured again for it, so it must have no Python effects of its own.
         """
-        pinned = {self.driver.storage(t) for ts in before.held.values() for t in ts}
+        pinned = {self.driver.storage(t) for ts in run.before.held.values() for t in ts}
 
         def body(capture: Capture) -> None:
-            fresh = plan_inputs(self.driver, plan.tensors, self.device, pinned)
-            steps = Steps(every_key, self.device.type == "cuda")
-            again = replace(before, held=dict(before.held))
-            self._run(capture, fresh, tree, [], again, CaptureRun(steps=steps))
+            before = replace(run.before, held=dict(run.before.held))
+            plan = plan_inputs(self.driver, run.plan.tensors, self.device, pinned)
+            steps = Steps(every_key, self.driver.demands_capturable)
+            self._run(capture, CaptureRun(before, plan, (), steps), tree)
 
+        observer = run.observer
         state = [t for t in observer.written.values() if not observer.known(t)]
+        generators = run.before.generators(tree)
         try:
             return self.driver.rebind(graph, body, self.pool, state, generators)
         except CaptureError:
             return graph  # it works as it is: the inputs are copied
 
-    def _run(
-        self,
-        capture: Capture,
-        plan: Inputs,
-        tree: Tree,
-        hidden: list[Slot],
-        before: StateSnapshot,
-        run: CaptureRun,
-    ) -> None:
+    def _run(self, capture: Capture, run: CaptureRun, tree: Tree) -> None:
         """The body: bring the inputs in, run the callable, take the outputs out."""
-        statics = self._staged(capture, plan, hidden)
-        arguments = statics[: len(statics) - len(hidden)]
-        observer = self._observer(plan, statics, hidden, before)
+        before, plan = run.before, run.plan
+        statics = self._staged(capture, run)
+        arguments = statics[: len(statics) - len(run.state_inputs)]
+        observer = run.observer = self._observer(run, statics)
         args, kwargs = unflatten(tree, list(arguments))
         places = [t.data_ptr() for t in arguments]
         if self.forward is None and torch.is_grad_enabled():
             refuse_gradients(tree, (args, kwargs), arguments, plan, read=True)
         generators = HostGenerators(before.values(tree))
-        result = self._called(args, kwargs, plan, hidden, before, run, observer, generators)
+        result = self._called(args, kwargs, run, generators)
         self.driver.join(distributed.side_streams(v for _, v in before.walk.held.values()))
-        inspect_arguments(tree, (args, kwargs), arguments, plan)
+        inspect_arguments(tree, (args, kwargs), arguments, plan, observer)
         refuse_gradients(tree, (args, kwargs), arguments, plan, read=False)
-        if places != [t.data_ptr() for t in arguments]:
-            raise CaptureError("OL107", "an argument was given other memory")
+        for t, place in zip(arguments, places, strict=True):
+            if t.data_ptr() != place:
+                where = observer.reshaped_at(t)
+                raise CaptureError("OL107", "an argument was given other memory", where=where)
         # What the callable has, and may return or store as it is; `follows` counts its tensors too.
         known = {} if self.follows else before.objects() | given(tree, (args, kwargs))
         flat = flatten(result, "result", objects=True, known=known)
@@ -320,8 +315,9 @@ class CaptureSession:
             self.forward.settle(observer, flat.tensors, arguments, plan)
         refuse_opaque(flat.tree)
         run.after, run.found = self.reached.changed(before.walk)
-        run.steps.refuse_schedule(run.found)
-        run.again = recurrent(self.driver, self.device, run.found, hidden, observer, flat.tensors)
+        run.steps.refuse_schedule(run.found, self.callee.fn)
+        state = run.state_inputs
+        run.again = recurrent(self.driver, self.device, run.found, state, observer, flat.tensors)
         refuse_parts([cast(Tensor, slot.read()) for slot in run.again], (), ())
         if run.again:
             run.outputs = Outputs()
@@ -329,25 +325,25 @@ class CaptureSession:
             return
         for storage, tensors in observer.external.items():
             before.held.setdefault(storage, []).extend(tensors)
-        outputs = self._taken(plan, flat, known, hidden, before, run, observer)
+        outputs = self._taken(run, flat, known)
         output_ports(self.driver, capture, plan, outputs, observer, self.static_outputs)
 
-    def _staged(self, capture: Capture, plan: Inputs, hidden: Sequence[Slot]) -> list[Tensor]:
-        """What the callable gets for each input; the hidden ones are put where it reads them."""
-        statics = stage(self.driver, capture, plan, self.device)
-        numbers = [i for i, how in enumerate(plan.travels) if how == "fill"]
+    def _staged(self, capture: Capture, run: CaptureRun) -> list[Tensor]:
+        """What the callable gets for each input; state that became one is put where it reads it."""
+        statics = stage(self.driver, capture, run.plan, self.device)
+        numbers = [i for i, how in enumerate(run.plan.travels) if how == "fill"]
         self._filled = {self.driver.storage(statics[i]): i for i in numbers}
         if self.forward is not None:
-            for index, how in enumerate(plan.travels):
+            for index, how in enumerate(run.plan.travels):
                 if how == "address":
                     statics[index] = proxy_for(statics[index])
-        for slot, static in zip(hidden, statics[len(statics) - len(hidden) :], strict=True):
+        state = run.state_inputs
+        for slot, static in zip(state, statics[len(statics) - len(state) :], strict=True):
             slot.write(static)
         return statics
 
-    def _observer(
-        self, plan: Inputs, statics: Sequence[Tensor], hidden: Sequence[Slot], before: StateSnapshot
-    ) -> Observer:
+    def _observer(self, run: CaptureRun, statics: Sequence[Tensor]) -> Observer:
+        plan, before = run.plan, run.before
         device = [
             static
             for static, how in zip(statics, plan.travels, strict=True)
@@ -360,38 +356,30 @@ class CaptureSession:
         ]
         made = Observer(self.driver, self.device, device, displaced=displaced, held=before.held)
         if self.known is None:
-            count = len(statics) - len(hidden)
+            count = len(statics) - len(run.state_inputs)
             inputs = list(zip(plan.tensors[:count], statics[:count], strict=True))
-            stand = zip(hidden, statics[count:], strict=True)
+            stand = zip(run.state_inputs, statics[count:], strict=True)
             slots = {self.driver.storage(static): slot.name for slot, static in stand}
             made.ledger = Ledger(self.driver, self.device, inputs, before.walk, slots, self.earlier)
         made.host.give({i: t for i, t in enumerate(statics) if plan.travels[i] == "host"})
         self._observers.append(made)
         return made
 
-    def _called(
-        self,
-        args: Any,
-        kwargs: Any,
-        plan: Inputs,
-        hidden: Sequence[Slot],
-        before: StateSnapshot,
-        run: CaptureRun,
-        observer: Observer,
-        generators: HostGenerators,
-    ) -> Any:
+    def _called(self, args: Any, kwargs: Any, run: CaptureRun, generators: HostGenerators) -> Any:
         """The callable, run and watched."""
+        walk, plan, observer = run.before.walk, run.plan, run.observer
         if self.known is not None:
             result = self.fn(*args, **kwargs)
             refuse_drawn(generators, self.fn, observer.ledger)
-            now = places(plan.tensors, ((slot.name, t) for slot, t in before.walk.tensors()))
+            now = places(plan.tensors, ((slot.name, t) for slot, t in walk.tensors()))
             observer.adopt(self.known, dict(now), plan.tensors, plan.statics)
             return result
-        around = nullcontext() if self.forward is None else self.forward.around(before.walk, hidden)
+        forward = self.forward
+        around = nullcontext() if forward is None else forward.around(walk, run.state_inputs)
         watch = self.callee.watch()
         seeds = watching_seeds(
             observer.refuse_seed,
-            reads=self.forward is not None,
+            reads=forward is not None,
             draw=observer.refuse_draw,
             frames=watch,
         )
@@ -417,28 +405,20 @@ class CaptureSession:
         observer.ledger.finish()
         return result
 
-    def _taken(
-        self,
-        plan: Inputs,
-        flat: Flat,
-        known: Mapping[int, Same],
-        hidden: Sequence[Slot],
-        before: StateSnapshot,
-        run: CaptureRun,
-        observer: Observer,
-    ) -> Outputs:
+    def _taken(self, run: CaptureRun, flat: Flat, known: Mapping[int, Same]) -> Outputs:
         """Plan how the results reach the caller, and what it stored reaches its slots."""
-        stored = list(rebound(run.found, before.walk))
+        before, plan, observer = run.before, run.plan, run.observer
+        stored = list(rebound(run.found, before.walk, observer))
         trees = [flatten(value, slot.name, known=known) for slot, value in stored]
         if self.forward is not None:
             for part in trees:
                 part.tensors[:] = map(self.forward.real, part.tensors)
         every = [*flat.tensors, *(t for part in trees for t in part.tensors)]
-        run.inputs = plan
         refuse_parts(every, stored, {id(t) for ts in before.held.values() for t in ts})
         lasting: set[int] = set()
         if self.forward is None:
-            lasting = lasting_gradients(self.driver, stored, flat.tensors, hidden, self.device)
+            state = run.state_inputs
+            lasting = lasting_gradients(self.driver, stored, flat.tensors, state, self.device)
         run.outputs = outputs = plan_outputs(
             self.driver, every, plan, observer, self.device, before.held, lasting
         )
@@ -463,6 +443,7 @@ class CaptureSession:
         if self.forward is not None:
             self.forward.pair.static.asking = self.asking
             self.forward.pair.static.rebound = [slot for slot, _ in stored]
+            self.forward.pair.static.where = self._line()
         assert run.after is not None
         covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
         refuse_uncovered(before.walk, run.after, covered, observer, self.device)
@@ -472,13 +453,12 @@ class CaptureSession:
         return outputs
 
     def _seeds_kept(self, observer: Observer) -> AbstractContextManager[None]:
-        if self.device.type != "cuda":
-            return nullcontext()  # the tape compares the state that it records
+        if self.driver.computes_on_host:
+            return nullcontext()  # a recording advances the host's generator, which is watched
 
         def refusal() -> CaptureError:
-            place = seeding_line_of(self.fn)
             what = "`torch.manual_seed`, or the like, in a capture"
-            return CaptureError("OL106", what, where=str(place) if place else None)
+            return CaptureError("OL106", what, where=self._line("OL106"))
 
         def redraw() -> None:
             for draw in observer.draws:

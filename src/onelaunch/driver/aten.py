@@ -6,18 +6,13 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import BuiltinFunctionType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-
-from onelaunch.driver.dispatch import only_modes
-from onelaunch.unwinding import DispatchMode
 
 
 def imagined() -> bool:
@@ -31,7 +26,6 @@ Step = Callable[[], object]
 distributed: Any = getattr(torch._C, "_distributed_c10d", None)
 """Torch's bindings of collectives; a build may lack them, and then has no collectives either."""
 
-_BINDINGS: Any = (torch, vars(torch._C)["_nn"])
 _KEY = torch._C.DispatchKey
 _IMPLICIT = "CompositeImplicitAutograd"
 
@@ -55,23 +49,6 @@ _UNDECLARED_WRITES = {
     "aten::rrelu_with_noise": (4, (1,)),
     "fsdp::all_gather_copy_in": (2, (1,)),  # if there is anything to copy
 }
-
-# Their ``out=`` form resizes the result to the unreduced loss on the way, and warns.
-_RESIZING = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"),
-        "binary_cross_entropy",
-    )
-)
-
-_FUNCTIONAL_ONLY = _RESIZING | _UNDECLARED_WRITES.keys()
-
-# Methods that call exactly the operation of their name, when their other arguments are tensors.
-_IN_PLACE = frozenset(
-    f"aten::{name}"
-    for name in ("add_.Tensor", "sub_.Tensor", "mul_.Tensor", "div_.Tensor", "copy_", "relu_")
-)
 
 # Numbers that describe a tensor, not what is in its memory.
 _DESCRIPTIONS = frozenset(
@@ -100,6 +77,7 @@ class Operator:
         describes: its numbers are about metadata, so that they are no host read.
         outs: its arguments for the memory of its results.
         idle: there is nothing to repeat: metadata only, or memory left undefined.
+        reshapes: it gives the tensor itself other sizes, strides or memory (``t.resize_``).
         wraps: its result is of another class, and of the argument's memory.
         collective: it goes to other processes, and gives something to wait for.
     """
@@ -114,7 +92,8 @@ class Operator:
         whole = has_kernel(self.name, "CPU") or has_kernel(self.name, "CUDA")
         self.composite = has_kernel(self.name, _IMPLICIT) and not whole
         self.describes = self.name in _DESCRIPTIONS or func.namespace == "prim"
-        self.idle = torch.Tag.inplace_view in func.tags or self.name in _UNDEFINED
+        self.reshapes = torch.Tag.inplace_view in func.tags
+        self.idle = self.reshapes or self.name in _UNDEFINED
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.is_constant = self.name == "aten::lift_fresh"
         self._arguments = func._schema.arguments
@@ -151,13 +130,11 @@ class Operator:
         with torch._C._ForceDispatchKeyGuard(included, excluded.remove(_KEY.ADInplaceOrView)):
             return self.func._op_dk(_KEY.CompositeImplicitAutograd, *args, **kwargs)
 
-    def in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
-        """A call that writes the arguments it wrote in the capture, and gives nothing fresh."""
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+        """Make a function that repeats a call, and gives its results."""
         if self.collective:
             return Collective(self.bound, args, kwargs)
-        fast = self.name in _IN_PLACE and all(isinstance(value, Tensor) for value in args)
-        call = getattr(Tensor, self.func.overloadpacket.__name__) if fast else self.bound
-        return functools.partial(call, *args, **kwargs)
+        return functools.partial(self.bound, *args, **kwargs)
 
     def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         """The tensors among the arguments that the call writes."""
@@ -177,111 +154,6 @@ class Operator:
             found += tensors(args[i] if i < len(args) else kwargs.get(name))
         return found
 
-    @functools.cached_property
-    def _into(self) -> list[tuple[Callable[..., Any], list[str]]]:
-        """What may write the results to given memory, with its arguments for them; fastest first.
-
-        Python's own binding of an operation takes about half the time of the overload's.
-        """
-        packet = self.func.overloadpacket
-        inputs = [(a.name, str(a.type)) for a in self._arguments]
-        for name in packet.overloads():
-            candidate = getattr(packet, name)
-            if torch.Tag.generated in candidate.tags:
-                continue  # it calls the functional one, and copies
-            arguments = candidate._schema.arguments
-            outs = [a.name for a in arguments if a.is_out]
-            if outs and [(a.name, str(a.type)) for a in arguments if not a.is_out] == inputs:
-                found = [getattr(m, packet.__name__, None) for m in _BINDINGS]
-                bindings = [b for b in found if isinstance(b, BuiltinFunctionType)]
-                one = [(b, ["out"]) for b in bindings if len(outs) == 1]
-                return [*one, (candidate._op, outs)]
-        return []
-
-    def into(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        targets: list[Tensor],
-        results: list[Tensor],
-    ) -> Step | None:
-        """A call that writes `targets`, if a trial gives the bits of `results`; else None."""
-        if self.random or self._writes or self.name in _FUNCTIONAL_ONLY:
-            return None
-        args = self._numbers_as_tensors(args, results[0].dtype)
-        for call, names in self._into:
-            if len(names) != len(targets):
-                return None
-            trial = [poisoned_like(t) for t in results]
-            try:
-                call(*args, **kwargs, **dict(zip(names, trial, strict=True)))
-            except (RuntimeError, TypeError):  # a call that takes less than the functional one
-                continue
-            if all(map(same_bits, trial, results)):
-                outs = dict(zip(names, targets, strict=True))
-                return functools.partial(call, *args, **kwargs, **outs)
-        return None
-
-    def quickest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-        """Python's own binding, if with these arguments it leads to this overload; else `bound`."""
-        for module in _BINDINGS:
-            binding = getattr(module, self.func.overloadpacket.__name__, None)
-            if isinstance(binding, BuiltinFunctionType):
-                seen = _Reached(self.func, args, kwargs)
-                with contextlib.suppress(_Stop, TypeError, RuntimeError), only_modes(), seen:
-                    binding(*args, **kwargs)
-                if seen.same:
-                    return binding
-        return self.bound
-
-    def _numbers_as_tensors(self, args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-        # torch makes such a tensor at each call, which takes 2 to 4 us. In these types the kernel
-        # computes with the number rounded to the type of the result; in others not always.
-        if dtype not in (torch.float32, torch.float64) or len(args) < 2:
-            return args
-        if any(t.dtype is not dtype for t in tensors(args)):
-            return args
-        return tuple(
-            torch.tensor(value, dtype=dtype, device="cpu")
-            if isinstance(value, (int, float)) and str(argument.type) == "Tensor"
-            else value
-            for value, argument in zip(args, self._arguments, strict=False)
-        )
-
-
-class _Stop(Exception):
-    pass
-
-
-class _Reached(DispatchMode):
-    """Stops before the first operation, having looked whether it is this one."""
-
-    def __init__(
-        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        super().__init__()
-        self._func = func
-        self._given = list(leaves((args, kwargs)))
-        self._shape = len(args), list(kwargs)
-        self.same = False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        given = list(leaves((args, kwargs)))
-        self.same = (
-            func is self._func
-            and (len(args), list(kwargs)) == self._shape
-            and len(given) == len(self._given)
-            and all(map(_same, given, self._given))
-        )
-        raise _Stop
-
-
-def _same(a: object, b: object) -> bool:
-    return a is b or (type(a) is type(b) and not isinstance(a, Tensor) and repr(a) == repr(b))
-
 
 class Collective:
     """A call that goes to other processes; it waits until that has happened, for what it writes is
@@ -298,9 +170,11 @@ class Collective:
         self._call: tuple[Any, ...] = (call, args, kwargs)
         self.alive.add(self)
 
-    def __call__(self) -> None:
+    def __call__(self) -> Any:
         call, args, kwargs = self._call
-        wait(call(*args, **kwargs))
+        result = call(*args, **kwargs)
+        wait(result)
+        return result
 
     @classmethod
     def release(cls) -> None:
@@ -375,27 +249,6 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         return {k: mapped(v, change) for k, v in value.items()}
     return change(value)
-
-
-def poisoned_like(t: Tensor) -> Tensor:
-    """Memory of the layout of `t` in which every byte is 0xFF: NaN in every float format."""
-    poisoned = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu")
-    storage_bytes(poisoned).fill_(0xFF)
-    return poisoned
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two host tensors of one shape and dtype agree bit for bit."""
-    if a.shape != b.shape or a.stride() != b.stride() or a.dtype != b.dtype:
-        return False
-    return torch.equal(_bits(a), _bits(b))
-
-
-def _bits(t: Tensor) -> Tensor:
-    if t.is_complex():
-        t = torch.view_as_real(t)
-    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.itemsize]
-    return t.view(integer) if t.dim() else t.reshape(1).view(integer)
 
 
 def storage_bytes(t: Tensor) -> Tensor:

@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager
 
 import torch
 
-_RULES = ("AutogradFunctionality", "ADInplaceOrView", "AutocastCPU")
-
 
 def _keys(*names: str) -> torch._C.DispatchKeySet:
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, names[0]))
@@ -20,19 +18,14 @@ def _keys(*names: str) -> torch._C.DispatchKeySet:
 
 
 # A replay repeats what these decided during the capture.
-_ABOVE_KERNELS = _keys("PythonTLSSnapshot", "Python", *_RULES)
-_ABOVE_MODES = _keys(*_RULES)
+_ABOVE_KERNELS = _keys(
+    *("PythonTLSSnapshot", "Python", "AutogradFunctionality", "ADInplaceOrView", "AutocastCPU")
+)
 
 
 def raw() -> AbstractContextManager[object]:
-    """No autograd, autocast or dispatch modes. Making one takes longer than entering it; it may be
-    entered again, but not inside itself."""
+    """Run what follows without autograd, autocast and dispatch modes."""
     return torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS)
-
-
-def only_modes() -> AbstractContextManager[object]:
-    """No autograd and no autocast: dispatch modes see the operations as a recorder saw them."""
-    return torch._C._ExcludeDispatchKeyGuard(_ABOVE_MODES)
 
 
 no_functions = torch._C.DisableTorchFunction

@@ -11,7 +11,7 @@ where both are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import RLock
@@ -147,6 +147,12 @@ class ScalarPatch(Protocol):
         ...
 
 
+class Launch(Protocol):
+    """A function that replays a recording: `Graph.launch`."""
+
+    def __call__(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None: ...
+
+
 class Graph(Protocol):
     """One instantiated recording."""
 
@@ -170,32 +176,11 @@ class Graph(Protocol):
         """Device bytes that the driver took for its own structures, outside the pool."""
         ...
 
-    def settle(self, fresh: Sequence[bool]) -> Sequence[TensorSpec | None]:
-        """Decide which outputs a launch gives, in memory that it takes for them: where that saves
-        a copy. Asked at most once, before the first launch, when all is gone that the capture held
-        and no launch needs.
-
-        Args:
-            fresh: for each output port whether its target would be new memory at each launch, and
-                all of it what the port copies.
-
-        Returns:
-            For each of them what the launch gives, a tensor of that memory; None where it fills a
-            target.
-        """
-        ...
-
-    def launch(
-        self, sources: Sequence[Tensor], targets: Sequence[Tensor]
-    ) -> Mapping[int, Tensor] | None:
+    def launch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         """Bring the sources in, run, take the results to the targets; asynchronous on a device.
 
         Runs on the caller's current stream, after every earlier launch of the same pool. One tensor
-        per port, in order, of the captured dtype, sizes and strides, but none for the outputs that
-        it gives. Safe from any thread.
-
-        Returns:
-            What it gives, by the number of the output port; None of a driver that gives nothing.
+        per port, in order, of the captured dtype, sizes and strides. Safe from any thread.
 
         Raises:
             Released: the recording was reset.
@@ -226,7 +211,20 @@ class Graph(Protocol):
 class Driver(Protocol):
     """A device that can record and replay."""
 
-    name: str
+    tensor_class: type[Tensor]
+    """The class of the device's tensors besides `nn.Parameter`: memory and nothing more."""
+
+    computes_on_host: bool
+    """The host's kernels and random generators serve the device."""
+
+    records_compiled: bool
+    """Kernels of Inductor's are recorded like torch's own."""
+
+    demands_capturable: bool
+    """In a capture torch refuses an optimizer that is not marked capturable, even a fused one."""
+
+    float32_rounding: float
+    """The relative difference between two float32 kernels that compute the same."""
 
     lock: RLock
     """What `exclusive` holds. A backward runs in a thread for which its holder may be waiting, so

@@ -20,15 +20,15 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from onelaunch.source import Place, is_users
+from onelaunch.source import Place, is_users, line_of
 
 _SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"})
 _GETTERS = frozenset({"get_state", "graphsafe_get_state"})
 _DRAWS = frozenset({"random", "getrandbits"})
 """The methods in C by which all others of a `random.Random` draw."""
 _PYTHONS: Any = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
-_DRAWING = re.compile(r"\brandom\.|\brng\.")
-_SEEDING = re.compile(r"seed|set_state|set_rng_state|fork_rng|graphsafe_set_state")
+_DRAWING = r"\brandom\.|\brng\."
+_SEEDING = r"seed|set_state|set_rng_state|fork_rng|graphsafe_set_state"
 
 
 class _HostGenerator(NamedTuple):
@@ -125,9 +125,7 @@ class RandomState:
             generator.set_state(state)
 
 
-def seeding_line(
-    before: Place | None, after: Place | None, pattern: re.Pattern[str] = _SEEDING
-) -> Place | None:
+def seeding_line(before: Place | None, after: Place | None) -> Place | None:
     """The line that changed the random state, between the operations on either side of it.
 
     Args:
@@ -141,7 +139,7 @@ def seeding_line(
     last = after.lineno if after else first + 40
     for lineno in range(last, min(first, last) - 1, -1):
         source = linecache.getline(place.filename, lineno).strip()
-        if pattern.search(source):
+        if re.search(_SEEDING, source):
             return Place(place.filename, lineno, source)
     return place
 
@@ -240,23 +238,13 @@ def seeded_once(
 
 
 def seeding_line_of(fn: object) -> Place | None:
-    """The line of a function's source that looks as if it seeded, or its first one."""
-    return _line_of(fn, _SEEDING)
+    """Find the line of a callable's source that looks as if it seeded, else where it begins."""
+    return line_of(fn, _SEEDING)
 
 
 def drawing_line_of(fn: object) -> Place | None:
-    """The line of a function's source that looks as if it drew a number, or its first one."""
-    return _line_of(getattr(type(fn), "forward", fn), _DRAWING)
-
-
-def _line_of(fn: object, pattern: re.Pattern[str]) -> Place | None:
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        return None
-    lines = [line for *_, line in code.co_lines() if line is not None]
-    first, last = code.co_firstlineno, max(lines, default=code.co_firstlineno)
-    ends = Place(code.co_filename, first, ""), Place(code.co_filename, last, "")
-    return seeding_line(*ends, pattern)
+    """Find the line of a callable's source that looks as if it drew a number, else its first."""
+    return line_of(fn, _DRAWING)
 
 
 class unwatched:

@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onelaunch.driver.protocol import Driver
 
-DEVICES = ("cpu", "cuda", "tape")
-"""The device types that have a driver."""
+
+def _cuda() -> Driver:
+    from onelaunch.driver.cuda import CudaDriver
+
+    return CudaDriver()
 
 
-@cache
-def driver_of(kind: str) -> Driver:
-    """The driver of a device type, made once."""
-    if kind == "cuda":
-        from onelaunch.driver.cuda import CudaDriver
-
-        return CudaDriver()
+def _tape() -> Driver:
     from onelaunch.driver.tape.driver import TapeDriver
 
     return TapeDriver()
 
 
+_MAKERS: dict[str, Callable[[], Driver]] = {"cpu": _tape, "cuda": _cuda, "tape": _tape}
+"""By device type."""
+
+
+@cache
+def driver_of(kind: str) -> Driver:
+    """Find the driver of a device type; it is made once."""
+    return _MAKERS[kind]()
+
+
 def select(tensors: Iterable[Tensor]) -> tuple[Driver, torch.device]:
-    """The driver and device of a call: an accelerator's if any tensor is there."""
-    found = next((t.device for t in tensors if t.device.type in DEVICES[1:]), None)
-    device = found or torch.device("cpu")
+    """Find the driver and device of a call: an accelerator's if any tensor is there."""
+    devices = (t.device for t in tensors)
+    host = torch.device("cpu")
+    device = next((d for d in devices if d.type != "cpu" and d.type in _MAKERS), host)
     return driver_of(device.type), device
+
+
+def recordable(t: Tensor) -> bool:
+    """Tell whether a tensor is memory and nothing more, of a device that has a driver."""
+    if t.device.type not in _MAKERS or t.layout is not torch.strided or t.is_quantized:
+        return False
+    return type(t) in (Tensor, nn.Parameter, driver_of(t.device.type).tensor_class)
+
+
+def computing(device: torch.device) -> torch.device:
+    """Find the device whose kernels and random generators serve a device: itself, or the host."""
+    return torch.device("cpu") if driver_of(device.type).computes_on_host else device
 
 
 @contextmanager

@@ -32,8 +32,8 @@ _OUTSIDE = "graph the forward and backward, and call `optimizer.step()` after it
 _NEVER: dict[str, tuple[str, str]] = {
     "LBFGS": (
         "evaluates its closure as often as a line search on the host decides",
-        "graph the closure instead: once before the loop `closure = ol.graph(closure)`, then "
-        "`optimizer.step(closure)`",
+        "graph the closure instead, once before the loop, and hand it the batch: "
+        "`closure = ol.graph(closure)`, then `optimizer.step(lambda: closure(x, y))`",
     ),
     "SparseAdam": (
         "takes sparse gradients, whose sizes depend on data",

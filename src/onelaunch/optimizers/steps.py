@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import weakref
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
@@ -29,10 +30,16 @@ from onelaunch.optimizers.capturable import (
     watching_steps,
 )
 from onelaunch.optimizers.traced_float import ScalarTrace, unmistakable
-from onelaunch.source import is_users
+from onelaunch.source import is_users, line_of
 from onelaunch.state.slots import Slot
 from onelaunch.state.walk import Change, StateWalk
 from onelaunch.watch.observer import LIFTS, Observer
+
+_SET_OUTSIDE = (
+    "graph the forward and backward alone, and call the `step()` that sets it after the callable; "
+    "or keep the number in a tensor on the device"
+)
+"""For a wrapper of an optimizer that counts in its groups, as Lookahead does."""
 
 
 class Place(NamedTuple):
@@ -75,14 +82,14 @@ class Steps:
 
     Args:
         kept: returns the keys of an optimizer's groups whose numbers stay constants.
-        on_cuda: True on CUDA, where torch refuses a step not marked capturable, even a fused one.
+        capturable: see `Driver.demands_capturable`.
         seed: of the stand-in numbers.
         lasts: returns whether an optimizer outlives the call, as far as known. One that the
             callable makes and drops is not held, and its numbers are constants like others.
     """
 
     kept: Callable[[Optimizer], frozenset[str]] = lambda _: frozenset()
-    on_cuda: bool = False
+    capturable: bool = False
     seed: int = 0
     lasts: Callable[[Optimizer], bool] = lambda _: True
     optimizers: list[Optimizer] = field(default_factory=lambda: cast(list[Optimizer], []))
@@ -120,7 +127,7 @@ class Steps:
         self._counts[id(optimizer)] = _counters(optimizer)
         for group in optimizer.param_groups:
             before = dict(group)
-            if self.on_cuda and group.get("fused") and not group.get("capturable"):
+            if self.capturable and group.get("fused") and not group.get("capturable"):
                 group["capturable"] = True
             if lasts:
                 self._swap(group, self.kept(optimizer))
@@ -233,17 +240,22 @@ class Steps:
             if matters(slot)
         ]
 
-    def refuse_schedule(self, found: Sequence[Change]) -> None:
-        """Refuse a callable that changes the numbers of an optimizer that steps in it."""
+    def refuse_schedule(self, found: Sequence[Change], fn: object) -> None:
+        """Refuse a callable, `fn`, that changes the numbers of an optimizer that steps in it."""
         groups = {id(g): type(o).__name__ for o in self.optimizers for g in o.param_groups}
         for slot, old, new in found:
             if isinstance(slot.owner, LRScheduler):
                 name = type(slot.owner).__name__
-                raise CaptureError("OL122", f"the callable steps a schedule, {name}")
+                variable = slot.name.rpartition(".")[0].rpartition(".")[2]
+                place = line_of(fn, rf"\b{re.escape(variable)}\.step\(")
+                what = f"the callable steps a schedule, {name}"
+                raise CaptureError("OL122", what, where=str(place) if place else None)
             if id(slot.holder) in groups and (is_number(new) or type(new) is tuple):
                 kind = groups[id(slot.holder)]
                 what = f"the callable sets `{slot.key}` of {kind} from {old} to {new}"
-                raise CaptureError("OL122", what)
+                place = line_of(fn, rf"\[[\"']{re.escape(str(slot.key))}[\"']\]\s*[-+*/]?=")
+                fix = None if slot.key == "lr" else _SET_OUTSIDE
+                raise CaptureError("OL122", what, where=str(place) if place else None, fix=fix)
 
     def _swap(self, group: dict[str, Any], kept: Collection[str]) -> None:
         for place in places_of(group, kept):

@@ -147,13 +147,13 @@ def constants(
     all can be patched.
     """
     keys = {place.key for group in optimizer.param_groups for place in places_of(group, kept)}
-    reads, cuda = _Reads(), device.type == "cuda"
+    reads, capturable = _Reads(), driver.demands_capturable
 
     def try_without(without: Collection[str]) -> Reached | None:
         ambiguities = _Ambiguous()
         for copied in (False, True):  # some classes make their state in `__init__`
             for more in range(_SEEDS):
-                steps = Steps(lambda _: frozenset({*kept, *without}), cuda, seed + more)
+                steps = Steps(lambda _: frozenset({*kept, *without}), capturable, seed + more)
                 try:
                     trial = _miniature(optimizer, stepped, device, reads, copied)
                     with preserved_random_state(device):

@@ -1,6 +1,7 @@
 """Calls of any size at a few captured sizes, and the proof that padding changes nothing.
 
 bucketed.py     Graphed with buckets: which recording serves a size, calls above the largest
+strategy.py     a call recorded at the size of its bucket
 pad.py          tensors to the size of a bucket and back
 padded_call.py  a call around a recording that does not pad and cut inside
 chunks.py       a call above the largest size, in chunks of it

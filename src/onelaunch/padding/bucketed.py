@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from threading import get_ident
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
 from onelaunch.autograd.pair import packing
 from onelaunch.call.ambient import runs_inline
-from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
-from onelaunch.capture.dry_run import DryRun
-from onelaunch.capture.io_plan import Unfit
-from onelaunch.capture.recording import Bucket, CapturedCall
-from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import GraphError, ReplayError
 from onelaunch.padding.chunks import Chunks, chunks, joined
-from onelaunch.padding.compare import Known
-from onelaunch.padding.pad import Proof, Request, check_named, parameters, request, resized, varying
-from onelaunch.padding.padded_call import BucketedRequest, PaddedCall, reader, refuse_shared, unread
-from onelaunch.padding.proof import prove
-from onelaunch.replay.call_path import MISS
+from onelaunch.padding.pad import Proof, Request, check_named, parameters, request, resized
+from onelaunch.padding.padded_call import reader, unread
+from onelaunch.padding.strategy import Bucketing, BucketStrategy, serves
+from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Pool
 from onelaunch.runtime.signature import foreign
 from onelaunch.runtime.stats import GraphStats
-from onelaunch.runtime.table import Attempt, Entry
 from onelaunch.sizes.buckets import Buckets, Sizes, histogram, padding, rows, shown, volume
-from onelaunch.sizes.dims import Follow, Padded, Varying
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,27 +71,29 @@ class Bucketed(Graphed[P, R]):
         check_named(self._buckets, fn, self._name)
         self._names = parameters(fn)
         self._by_size: dict[Sizes, Calls] = {}
-        self._ways: dict[Sizes, tuple[Calls, list[Callable[..., Any]]]] = {}
+        self._by_sizes: dict[Sizes, tuple[Calls, list[CallPath]]] = {}
         self._indexed: object = None
         self._read_sizes: Callable[..., Sizes] = unread
-        self._job: BucketedRequest | None = None
         self._raises = options.on_refusal == "raise"
         self._pieces = Chunks(self._buckets, self._callee, 4 * most, self._raises)
-        self._known = Known()
+        self._bucketing = Bucketing(
+            self._callee, self._buckets, self._names, self.options, self._pool
+        )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if runs_inline():
             return self.fn(*args, **kwargs)
         if self._indexed is self._entries:
             try:
-                way = self._ways.get(self._read_sizes(args, kwargs))
+                known = self._by_sizes.get(self._read_sizes(args, kwargs))
             except (LookupError, AttributeError, TypeError):  # a call of another form
-                way = None
-            if way is not None:
-                for call in way[1]:
+                known = None
+            if known is not None:
+                counted, paths = known
+                for call in paths:
                     result = call(args, kwargs)
                     if result is not MISS:
-                        way[0].made += 1
+                        counted.made += 1
                         return result
         return self._miss(args, kwargs)
 
@@ -129,11 +121,8 @@ class Bucketed(Graphed[P, R]):
                 if result is not MISS:
                     self._index(call, flat)
                     return result
-            before, self._job = self._job, BucketedRequest(call, flat, bucket)
-            try:
-                result = self._advance(driver, device, self._job.padded(), args, kwargs)
-            finally:
-                self._job = before
+            strategy = BucketStrategy(self._bucketing, call, flat, bucket)
+            result = self._advance(driver, device, strategy.padded, args, kwargs, strategy)
             if result is MISS:
                 self._enter_eager()
         return self._eager(args, kwargs) if result is MISS else result
@@ -145,19 +134,17 @@ class Bucketed(Graphed[P, R]):
         """Let calls of these sizes find their recordings without being taken apart."""
         entries = self._entries
         if self._indexed is not entries:
-            self._ways, self._indexed = {}, entries
+            self._by_sizes, self._indexed = {}, entries
             self._read_sizes = reader(call, flat)
         bucket = self._buckets.choose(call.sizes)
         assert bucket is not None
-        ways = self._paths(bucket)
-        if self.options.policy == "always":  # a recording on trial changes its call path
-            self._ways[call.sizes] = self._count(call.sizes), ways
+        self._by_sizes[call.sizes] = self._count(call.sizes), self._paths(bucket)
 
-    def _paths(self, bucket: Sizes) -> list[Callable[..., Any]]:
+    def _paths(self, bucket: Sizes) -> list[CallPath]:
         """The call paths of a bucket's recordings: those that take arguments as they are first."""
-        entries = [e for e in self._entries if _serves(e, bucket)]
-        others = [e.captured.bucket.way for e in entries if e.captured.bucket is not None]
-        return [*(e.call for e in entries), *(way for way in others if way is not None)]
+        entries = [e for e in self._entries if serves(e, bucket)]
+        around = [e.captured.bucket.around for e in entries if e.captured.bucket is not None]
+        return [*(e.call for e in entries), *(call for call in around if call is not None)]
 
     def _above(
         self,
@@ -171,7 +158,7 @@ class Bucketed(Graphed[P, R]):
         """A call above the largest bucket."""
         size, largest = shown(call.sizes), shown(self._buckets.largest)
         what = f"`{self._name}` was called with size {size}, above {largest}"
-        if self._buckets.overflow == "error":
+        if self._buckets.overflow == "raise":
             raise ReplayError("OL210", what)
         places = [
             i
@@ -209,99 +196,6 @@ class Bucketed(Graphed[P, R]):
             parts.append(flatten(part, "result", objects=True))
         return joined(parts, proof, place)
 
-    # What `Graphed` asks on the way to a recording.
-
-    def _rehearse(self, attempt: Attempt, then: Callable[[Any], object]) -> None:
-        """Warm up without a call: by the runs of the proof, where they show all that is wanted."""
-        job = self._job
-        assert job is not None
-        exact = self._buckets.smallest(job.bucket) == job.bucket  # which nothing has to be shown of
-        if exact or self._pool.max_bytes or self.options.compile or torch.is_grad_enabled():
-            super()._rehearse(attempt, then)
-            return
-        self._prove(attempt, job)
-        attempt.signature.threads.add(get_ident())
-
-    def _prove(self, attempt: Attempt, job: BucketedRequest) -> None:
-        rehearsal = DryRun(
-            attempt.driver, attempt.device, self._run, attempt.reached, job.flat.tree, job.ahead
-        )
-        forward = attempt.signature.forward
-        job.proof = prove(
-            rehearsal, self._buckets, job.call, job.flat, job.bucket, self._known, forward
-        )
-        job.proven = True
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        """The callable, for a proof: the first of its runs tells what it reads."""
-        run = functools.partial(self.fn, *args, **kwargs)
-        return self._callee.watched(run)() if self._callee.reads is None else run()
-
-    def _record(self, attempt: Attempt) -> Entry | None:
-        job, signature = self._job, attempt.signature
-        assert job is not None
-        if not job.proven:
-            self._prove(attempt, job)
-        refuse_shared(job.proof, job.flat)
-        # Autograd has to see the padding and the cut: its node is of the bucket's size.
-        job.varying = {} if signature.forward else self._grown_inside(attempt, job)
-        try:
-            return super()._record(attempt)
-        except Unfit:
-            job.varying = {}
-            return super()._record(attempt)
-
-    def _grown_inside(self, attempt: Attempt, job: BucketedRequest) -> dict[int, Varying]:
-        """How the recording takes each padded argument from the caller's memory; none where it
-        cannot, and torch's operations pad before it."""
-        driver, device, tensors = attempt.driver, attempt.device, job.padded().tensors
-        wanted = {
-            index: varying(t, how)
-            for index, (t, how) in enumerate(zip(tensors, job.call.padded, strict=True))
-            if how is not None
-        }
-        fitting = {index: v for index, v in wanted.items() if v is not None}
-        least = self._buckets.smallest(job.bucket)
-        if (
-            len(fitting) < len(wanted)
-            or least == job.bucket
-            or job.proof.written
-            or self.options.inputs == "rebind"
-            or any(t.requires_grad for t in tensors)
-            or Overlaps(driver)(*(t for t in tensors if t.device.type == device.type))
-            or not driver.varies(device)
-        ):
-            return {}
-        return fitting
-
-    def _varying_arguments(self) -> dict[int, Varying]:
-        assert self._job is not None
-        return self._job.varying
-
-    def _followed(self) -> Sequence[tuple[Follow, ...]]:
-        assert self._job is not None
-        return self._job.proof.follows if self._job.varying else ()
-
-    def _call_of(
-        self, captured: CapturedCall, spec: CallSpec, instead: Callable[..., Any] | None = None
-    ) -> Callable[..., Any]:
-        job = self._job
-        assert job is not None
-        least = self._buckets.smallest(job.bucket)
-        places = {index: _places(job.call.padded[index]) for index in job.varying}
-        captured.bucket = Bucket(job.bucket, least, places)
-        call = super()._call_of(captured, spec, instead)
-        if least == job.bucket:
-            return call
-        way = PaddedCall(call, self._buckets, self._names, job)
-        captured.bucket.way = way if job.varying else None
-        return call if job.varying else way
-
-    def _alike(self) -> Sequence[Any]:
-        assert self._job is not None
-        bucket = self._job.bucket
-        return [entry for entry in self._entries if _serves(entry, bucket)]
-
     # What users ask of it.
 
     def capture(self, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -318,12 +212,9 @@ class Bucketed(Graphed[P, R]):
         if bucket is None or 0 in call.sizes:
             raise ReplayError("OL210", f"no bucket for size {shown(call.sizes)}")
         with driver.exclusive():
-            before, self._job = self._job, BucketedRequest(call, flat, bucket, ahead=True)
-            try:
-                args, kwargs = unflatten(flat.tree, self._job.padded().tensors)
-                super().capture(*args, **kwargs)
-            finally:
-                self._job = before
+            strategy = BucketStrategy(self._bucketing, call, flat, bucket, ahead=True)
+            grown, named = unflatten(flat.tree, strategy.padded.tensors)
+            self.capture_in(None, grown, named, lambda result: None, strategy)
 
     def capture_all(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Record every bucket ahead of time, the largest first, so that one pool serves them best.
@@ -378,15 +269,4 @@ class Bucketed(Graphed[P, R]):
         super().reset()
         self._by_size.clear()
         self._pieces.clear()
-        self._ways, self._indexed = {}, None
-
-
-def _serves(entry: Any, bucket: Sizes) -> bool:
-    served = entry.captured.bucket
-    return served is not None and served.sizes == bucket
-
-
-def _places(how: Padded | None) -> tuple[int, ...]:
-    """The bucketed dimensions that those of an argument follow, in the argument's order."""
-    assert how is not None
-    return tuple(place for _, place in sorted(zip(how.dims, how.places, strict=True)))
+        self._by_sizes, self._indexed = {}, None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import operator, tensors
+from onelaunch.driver.select import driver_of
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.sizes.buckets import Sizes
 from onelaunch.sizes.dims import Follow
@@ -114,7 +115,7 @@ def rounding(t: Tensor) -> float:
     if t.dtype in (torch.float64, torch.complex128):
         return 1e-6
     if t.dtype in (torch.float32, torch.complex64):
-        return 1e-2 if t.device.type == "cuda" else 1e-3  # TF32
+        return driver_of(t.device.type).float32_rounding
     return 0.1
 
 

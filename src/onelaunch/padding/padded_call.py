@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -13,72 +12,50 @@ from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.rows import first_rows
 from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError, GraphError
-from onelaunch.padding.pad import Proof, Request, cut, each_once, pad, request
-from onelaunch.replay.call_path import MISS
+from onelaunch.padding.pad import Proof, Request, cut, padded, request
+from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.sizes.buckets import Buckets, Sizes
-from onelaunch.sizes.dims import Varying
-
-
-@dataclass(slots=True)
-class BucketedRequest:
-    """A call on its way to a recording."""
-
-    call: Request
-    flat: Flat
-    bucket: Sizes
-    proof: Proof = field(default_factory=Proof)
-    proven: bool = False
-    ahead: bool = False
-    """Whether no warm-up ran at the call's own size."""
-    varying: dict[int, Varying] = field(default_factory=dict[int, Varying])
-    """The arguments that the recording itself grows."""
-
-    def padded(self) -> Flat:
-        """The call at the size of its bucket."""
-        grown = each_once(
-            self.flat.tensors,
-            self.call.padded,
-            lambda t, how: t if how is None else pad(t, how, self.bucket),
-        )
-        return self.flat._replace(tensors=grown)
 
 
 class PaddedCall:
     """The call path of a bucket: grow the arguments, run, return the real rows."""
 
-    __slots__ = ("_buckets", "_exact", "_job", "_names")
+    __slots__ = ("_bucket", "_buckets", "_exact", "_names", "_padded", "_proof", "_tree")
 
     def __init__(
         self,
-        exact: Callable[..., Any],
+        exact: CallPath,
         buckets: Buckets,
         names: Sequence[str],
-        job: BucketedRequest,
+        call: Request,
+        flat: Flat,
+        bucket: Sizes,
+        proof: Proof,
     ) -> None:
         self._exact = exact
         self._buckets = buckets
         self._names = names
-        # The example's memory goes; what matters is its form.
-        self._job = BucketedRequest(job.call, job.flat._replace(tensors=[]), job.bucket, job.proof)
+        self._padded, self._tree = call.padded, flat.tree
+        self._bucket = bucket
+        self._proof = proof
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        job = self._job
         flat = flatten_call(args, kwargs)
-        if flat.tree != job.flat.tree:
+        if flat.tree != self._tree:
             return MISS
         try:
             call = request(self._buckets, flat, self._names)
         except GraphError:
             return MISS
-        if call.padded != job.call.padded or self._buckets.choose(call.sizes) != job.bucket:
+        if call.padded != self._padded or self._buckets.choose(call.sizes) != self._bucket:
             return MISS
-        grown = BucketedRequest(call, flat, job.bucket).padded().tensors
+        grown = padded(call, flat, self._bucket).tensors
         some, named = unflatten(flat.tree, list(grown))
         result = self._exact(some, named)
-        if result is MISS or call.sizes == job.bucket:
+        if result is MISS or call.sizes == self._bucket:
             return result
-        refuse_shared(job.proof, flat)
-        for index in job.proof.written:
+        refuse_shared(self._proof, flat)
+        for index in self._proof.written:
             real = flat.tensors[index]
             real.copy_(first_rows(grown[index], real.shape))
         return self._cut(result, call.sizes, flat.tensors, grown)
@@ -90,7 +67,7 @@ class PaddedCall:
         own = {id(g): t for g, t in zip(grown, given, strict=True)}
         cuts = [
             own[id(t)] if id(t) in own else cut(t, follows, sizes)
-            for t, follows in zip(parts.tensors, self._job.proof.follows, strict=True)
+            for t, follows in zip(parts.tensors, self._proof.follows, strict=True)
         ]
         return unflatten(parts.tree, cuts)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.rows import first_rows
+from onelaunch.driver.select import computing
 from onelaunch.padding.pad import bucket_shape, dense_stride, resized
 from onelaunch.sizes.buckets import Sizes
 from onelaunch.sizes.dims import Padded
@@ -113,7 +114,7 @@ def drawn(t: Tensor, seed: int, positive: bool = False) -> Tensor:
         low, high = low, (high if high < low / 4 and low < high else low / 4)
     if low == high:  # zeros
         low, high = 0.25, 1.0
-    place = t.device if t.device.type == "cuda" else torch.device("cpu")
+    place = computing(t.device)
     generator = torch.Generator(place).manual_seed(seed)
     random = torch.rand(t.shape, generator=generator, device=place, dtype=wide.dtype)
     made = torch.where(usual, (low + (high - low) * random).to(t.device), wide)

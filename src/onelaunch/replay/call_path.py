@@ -7,7 +7,8 @@ made from the signature and compiled once, as `dataclasses` and `namedtuple` do.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from enum import Enum
+from typing import Any, Final
 
 from onelaunch.call.spec import CallSpec
 from onelaunch.capture.recording import CapturedCall
@@ -24,30 +25,30 @@ from onelaunch.replay.launch import expression, launch
 from onelaunch.replay.source import GeneratedFunction
 
 
-class _Miss:
-    def __repr__(self) -> str:
-        return "MISS"
+class Miss(Enum):
+    """The type of `MISS`."""
+
+    MISS = "MISS"
 
 
-MISS: Any = _Miss()
+MISS: Final = Miss.MISS
 """What a call path returns for a call that its recording does not fit."""
+
+CallPath = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+"""``call(args, kwargs)`` gives the result, or `MISS`."""
 
 
 def build_call(
-    captured: CapturedCall, spec: CallSpec, label: str, instead: Callable[..., Any] | None = None
+    captured: CapturedCall, spec: CallSpec, label: str
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
     """The call path of a recording: ``call(args, kwargs)`` gives the result or `MISS`.
 
     A miss has no effect. The caller has seen to it that nothing ambient forbids a replay.
-
-    Args:
-        instead: gives the result of calls that fit, in the place of a replay.
     """
     driver, device = captured.driver, captured.device
     source = GeneratedFunction(names={"MISS": MISS})
     leaves: dict[int, str] = {}
-    if driver.name == "cuda":  # on the tape a mode is active meanwhile
-        source.miss_if(f"{source.name('capturing', driver.capturing)}()")
+    source.miss_if(f"{source.name('capturing', driver.capturing)}()")
     match(source, spec.tree, "args", "kwargs", leaves)
     inputs = [leaves[i] for i in range(len(leaves))]
     for slot in captured.hidden:
@@ -63,9 +64,6 @@ def build_call(
     source.miss_if(f"not {source.name('state', captured.guard.check)}()")
     if captured.scalars.keys:
         source.miss_if(f"not {source.name('numbers', captured.scalars.current)}()")
-    if instead is not None:
-        source.line(f"return {source.name('instead', instead)}(args, kwargs)")
-        return source.compile("args, kwargs", label)
     if captured.pair is not None:  # the recording, if no other call has it in flight
         source.line(f"flight = {source.name('take', captured.pair.take)}()")
         source.miss_if("flight is None")

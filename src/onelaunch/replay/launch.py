@@ -33,22 +33,17 @@ def launch(
     sources = [inputs[group.members[0]] for group in captured.inputs.groups]
     targets: list[str] = []
     names: dict[int, str] = {}
-    after: list[str] = []
-    given = _settled(captured)
     if captured.statics:
         for number, output in enumerate(captured.outputs.made):
             if output.source == "own":
                 names[number] = source.name("static", captured.statics[number])
     else:
         for index in range(len(captured.outputs.groups)):
-            spec = given.get(index)
-            after += _make_group(source, driver, captured, device, index, spec, names)
-            targets += [f"g{index}"] if spec is None else []
-    after += _take_writes(source, driver, captured, inputs, device, targets)
+            targets.append(_make_group(source, driver, captured, device, index, names))
+    after = _take_writes(source, driver, captured, inputs, device, targets)
     replay = source.name("launch", captured.graph.launch)
-    made = "made = " if given else ""
     source.line("try:")
-    source.line(f"{made}{replay}(({tuple_of(sources)}), ({tuple_of(targets)}))", 2)
+    source.line(f"{replay}(({tuple_of(sources)}), ({tuple_of(targets)}))", 2)
     source.line(f"except {source.name('released', Released)}:  # by another thread")
     source.line("return MISS", 2)
     for line in after:
@@ -122,58 +117,36 @@ def _written_groups(captured: CapturedCall) -> list[int]:
     return [i for i, g in enumerate(captured.inputs.groups) if written & set(g.members)]
 
 
-def _settled(captured: CapturedCall) -> dict[int, TensorSpec]:
-    """The groups of results that the launch gives, and what it gives."""
-    groups = [] if captured.statics else range(len(captured.outputs.groups))
-    fresh = [not any(m.follows for _, m in _members(captured, index)) for index in groups]
-    fresh += [False] * len(_written_groups(captured))
-    gives = enumerate(captured.graph.settle(fresh))
-    return {index: spec for index, spec in gives if spec is not None}
-
-
-def _members(captured: CapturedCall, index: int) -> list[tuple[int, Output]]:
-    """The results of a group, by number."""
-    made = enumerate(captured.outputs.made)
-    return [(n, output) for n, output in made if output.source == "own" and output.index == index]
-
-
 def _make_group(
     source: GeneratedFunction,
     driver: Driver,
     captured: CapturedCall,
     device: torch.device,
     index: int,
-    given: TensorSpec | None,
     names: dict[int, str],
-) -> list[str]:
-    """Fresh memory for a group of results, as the tensor itself where there is only one: allocated
-    here, or `given` by the launch; and the lines that follow the launch then."""
+) -> str:
+    """Allocate fresh memory for a group of results, as the tensor itself where there is only one,
+    and name that memory."""
     group = captured.outputs.groups[index]
     nbytes = group.stop - group.start
-    members = _members(captured, index)
-    base = next((m for m in members if _is_whole(m[1], nbytes, given)), None)
+    made = enumerate(captured.outputs.made)
+    members = [(n, o) for n, o in made if o.source == "own" and o.index == index]
+    base = next((member for member in members if _is_whole(member[1], nbytes)), None)
     name, where = f"g{index}", source.name("device", device)
-    if given is not None:
-        made = f"made[{index}]"
-    elif base is not None and base[1].follows:
+    if base is None:
+        source.line(f"{name} = {source.name('empty', driver.empty)}({nbytes}, {where})")
+    elif base[1].follows:
         sized = source.name("sized", driver.sized_allocator(base[1].spec))
-        made = f"{sized}({_sizes(base[1])})"
-    elif base is not None:
-        made = f"{source.name('allocate', driver.allocator(base[1].spec))}()"
+        source.line(f"{name} = {sized}({_sizes(base[1])})")
     else:
-        made = f"{source.name('empty', driver.empty)}({nbytes}, {where})"
-    lines = [f"{name} = {made}"]
+        source.line(f"{name} = {source.name('allocate', driver.allocator(base[1].spec))}()")
     for number, output in members:
         if base is not None and number == base[0]:
             names[number] = name
             continue
         names[number] = f"o{number}"
-        lines.append(f"o{number} = {source.name('view', viewer(output))}({name})")
-    if given is not None:
-        return lines
-    for line in lines:
-        source.line(line)
-    return []
+        source.line(f"o{number} = {source.name('view', viewer(output))}({name})")
+    return name
 
 
 def _sizes(output: Output) -> str:
@@ -197,12 +170,10 @@ def _sizes(output: Output) -> str:
     return f"({tuple_of(sizes)}), ({tuple_of(strides[::-1])})"
 
 
-def _is_whole(output: Output, nbytes: int, given: TensorSpec | None) -> bool:
-    """Whether a result is its group's memory itself, as it is `given`, and not a view of it."""
+def _is_whole(output: Output, nbytes: int) -> bool:
+    """Tell whether a result is its group's memory itself, and not a view of it."""
     spec = output.spec
     covers = spec.dense and spec.extent_bytes == nbytes and output.offset == 0
-    if given is not None:
-        covers = (spec.shape, spec.stride, spec.dtype) == (given.shape, given.stride, given.dtype)
     return covers and not (output.is_view or spec.conj or spec.neg)
 
 

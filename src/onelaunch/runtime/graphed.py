@@ -7,7 +7,7 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import get_ident
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -17,26 +17,33 @@ import torch
 from onelaunch.autograd.chain import Chain
 from onelaunch.autograd.pair import packing
 from onelaunch.call.ambient import ambient, note_modes, runs_inline
-from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.forward import BackwardInside, Forward
-from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
+from onelaunch.capture.recording import NeedsGrad, describe
 from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import Options as StepOptions
-from onelaunch.replay.call_path import MISS, build_call
+from onelaunch.replay.call_path import MISS, Miss
+from onelaunch.runtime.attempt import (
+    AS_IT_IS,
+    Attempt,
+    Eager,
+    Phase,
+    Ready,
+    Refused,
+    SignatureState,
+    Strategy,
+    Warming,
+)
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.policy import timed
 from onelaunch.runtime.pool import Pool
 from onelaunch.runtime.signature import foreign, opaque, spec_of
 from onelaunch.runtime.table import (
-    Attempt,
     Entry,
-    SignatureState,
     Table,
     in_flight,
     member_of,
@@ -46,7 +53,7 @@ from onelaunch.runtime.table import (
     why,
 )
 from onelaunch.runtime.warmup import Warmup, wants_grad
-from onelaunch.sizes.dims import Follow, Varying
+from onelaunch.source import user_line
 from onelaunch.state.snapshot import ReachableState
 from onelaunch.watch.ledger import TRIES
 from onelaunch.watch.operations import HigherOrder
@@ -54,7 +61,7 @@ from onelaunch.watch.operations import HigherOrder
 P = ParamSpec("P")
 R = TypeVar("R")
 
-
+_INSIDE = "a backward runs inside, or a leaf is made for one"
 _OF_FUNCTIONS = frozenset(
     {"__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"}
 )
@@ -138,20 +145,6 @@ class Graphed(Table, Generic[P, R]):
         finally:
             self._running.remove(get_ident())
 
-    def _eager_in(self, driver: Driver) -> Callable[..., R]:
-        """Runs the callable itself where a recording would be replayed. Keeps no `self`, whose
-        recording has it."""
-        itself = weakref.ref(self)
-
-        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-            graphed = itself()
-            assert graphed is not None  # it is being called
-            with driver.exclusive():
-                graphed._enter_eager()
-            return graphed._eager(args, kwargs)
-
-        return run
-
     def _advance(
         self,
         driver: Driver,
@@ -159,60 +152,68 @@ class Graphed(Table, Generic[P, R]):
         flat: Flat,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> R:
-        """Warm up or capture; `MISS` where the call is to run eagerly."""
+        strategy: Strategy = AS_IT_IS,
+    ) -> R | Miss:
+        """Warm up, or capture and replay; `MISS` where the call is to run eagerly."""
+        match self._phase(driver, device, flat, strategy):
+            case Eager(code, why):
+                if code:
+                    self._warn(code, why)
+                return MISS
+            case Refused(signature, error):
+                return self._refused(signature, error)
+            case Warming(attempt):
+                now = self._flat(args, kwargs)  # at its own size, where `flat` is padded
+                return self._warm(replace(attempt, flat=now), args, kwargs)
+            case Ready(attempt):
+                return self._recorded(attempt, args, kwargs)
+
+    def _phase(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
+        """Where the signature of a call stands, that no recording fits."""
         unequal = opaque(flat)
         if unequal is not None:
-            self._warn("OL302", f"{unequal}: runs eagerly")
-            return MISS
+            return Eager("OL302", f"{unequal}: runs eagerly")
         spec = spec_of(driver, flat, device)
         signature = self._signatures.get(spec)
         if signature is None:
-            signature = self._new_signature(spec, flat)
-            if signature is None:
-                return MISS
+            alike = strategy.alike(self._entries)
+            if self.options.on_mismatch == "raise" and alike:
+                raise mismatch(self._name, alike[0], spec)
+            if len(self._signatures) >= 4 * self.options.max_recordings:
+                many = varying(self._name, self._entries, len(self._signatures), spec)
+                return Eager("OL301", many)
+            signature = self._signatures[spec] = SignatureState()
+            self._note_new(spec, flat, signature)
         reached = self._callee.reached(flat)
         if signature.parts is not None:
             signature = signature.part(reached.walk())
         if signature.eager is not None or signature.backoff.waits():
-            return MISS
+            return Eager()
         if distributed.is_unsharded(reached.values):
-            return MISS
+            return Eager()
         self._drop_stale(spec, signature)
         refused = self._refusal(signature, reached) or refuse_moving(
             self._name, self._entries, spec
         )
         if refused is not None:
-            return self._refused(signature, refused)
+            return Refused(signature, refused)
         flying = in_flight(self._entries, spec)
         if flying >= self.options.max_in_flight:
-            self._warn("OL305", f"{flying} forwards of `{self._name}` wait for their backward")
-            return MISS
+            return Eager("OL305", f"{flying} forwards of `{self._name}` wait for their backward")
+        attempt = Attempt(driver, device, spec, signature, flat, reached, strategy)
         cold = signature.warm < max(self.options.warmup_calls, signature.least) and not flying
         if cold or get_ident() not in signature.threads:
-            now = self._flat(args, kwargs)  # at its own size, where `flat` is padded
-            return self._warm(Attempt(driver, device, spec, signature, now, reached), args, kwargs)
+            return Warming(attempt)
         if len(self._entries) >= self.options.max_recordings:
             count = len(self._signatures)
-            self._warn("OL301", varying(self._name, self._entries, count, spec, flat.tensors))
-            return MISS
+            return Eager("OL301", varying(self._name, self._entries, count, spec, flat.tensors))
         if signature.forward and any(ident != get_ident() for ident in self._running):
-            return MISS
-        attempt = Attempt(driver, device, spec, signature, flat, reached)
-        return self._recorded(attempt, args, kwargs)
+            return Eager()
+        return Ready(attempt)
 
-    def _new_signature(self, spec: CallSpec, flat: Flat) -> SignatureState | None:
-        """A signature that was never seen; None if there are too many."""
-        if self.options.on_mismatch == "error" and self._alike():
-            raise mismatch(self._name, self._alike()[0], spec)
-        if len(self._signatures) >= 4 * self.options.max_recordings:
-            self._warn("OL301", varying(self._name, self._entries, len(self._signatures), spec))
-            return None
-        signature = self._signatures[spec] = SignatureState()
-        self._note_new(spec, flat, signature)
-        return signature
-
-    def _recorded(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _recorded(
+        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> R | Miss:
         """Capture a call and replay it; `MISS` where that cannot be."""
         signature = attempt.signature
         try:
@@ -223,9 +224,7 @@ class Graphed(Table, Generic[P, R]):
             signature.forward = True
             return MISS
         except BackwardInside:
-            return self._ungraphed(
-                signature, "OL303", "a backward runs inside, or a leaf is made for one"
-            )
+            return self._ungraphed(signature, "OL303", _INSIDE)
         except CaptureError as error:
             if not signature.asking.otherwise():
                 return self._refused(signature, error)
@@ -272,12 +271,12 @@ class Graphed(Table, Generic[P, R]):
         restless = signature.options.restless() if signature.options is not None else None
         return None if restless is None else CaptureError("OL123", f"{restless} changes")
 
-    def _refused(self, signature: SignatureState, error: CaptureError) -> Any:
+    def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
         if self.options.on_refusal == "raise":
             raise error
         return self._ungraphed(signature, error.code, error)
 
-    def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
         """One of the caller's own first calls."""
         driver, signature = attempt.driver, attempt.signature
         try:
@@ -304,17 +303,23 @@ class Graphed(Table, Generic[P, R]):
 
     def _rehearse(self, attempt: Attempt, then: Callable[[Any], object]) -> None:
         """Warm up without a call; `then` is given the result."""
-        self._warmup.rehearse(attempt, self._refused, then)
+        attempt.strategy.rehearse(
+            attempt, lambda: self._warmup.rehearse(attempt, self._refused, then)
+        )
 
     def _record(self, attempt: Attempt) -> Entry | None:
         """A recording in the pool; None where the pool's `max_bytes` leaves no room for it."""
-        entry = self._pool.admit(
-            attempt.driver,
-            attempt.device,
-            attempt.signature.need_bytes,
-            lambda: self._captured(attempt),
-            self,
-        )
+
+        def admitted() -> Entry | None:
+            return self._pool.admit(
+                attempt.driver,
+                attempt.device,
+                attempt.signature.need_bytes,
+                lambda: self._captured(attempt),
+                self,
+            )
+
+        entry = attempt.strategy.record(attempt, admitted)
         if entry is not None:
             attempt.signature.launches = None
         return entry
@@ -347,8 +352,8 @@ class Graphed(Table, Generic[P, R]):
             and (attempt.ahead or self.options.on_refusal == "raise"),
             known=signature.known if callee is not self.fn else None,
             forward=forward,
-            varying=self._varying_arguments(),
-            follows=self._followed(),
+            varying=attempt.strategy.varying,
+            follows=attempt.strategy.follows,
         )
         captured = recorder.record(flat.tree, flat.tensors)
         note_modes()
@@ -357,43 +362,21 @@ class Graphed(Table, Generic[P, R]):
             captured.launches = signature.launches
         captured.clock = self._pool.clock
         captured.guard = self._shared(captured.guard)
-        measured = self.options.policy == "measure"
-        eager = self._call_of(captured, spec, self._eager_in(driver)) if measured else None
-        call = self._call_of(captured, spec)
+        call = attempt.strategy.call_path(captured, spec, self._name)
         if forward is not None:
             kept = captured.graph.memory_bytes
         elif recorder.pool is self._pool.on(driver, device):
             kept = recorder.pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
         else:
             kept = recorder.pool.memory_bytes
-        info = describe(captured, spec, flat, reason, kept)
+        info = describe(self._name, captured, spec, flat, reason, kept)
         captured.inputs.tensors = []
         signature.options = StepOptions(captured.optimizers, captured.scalars.keys)
         self._counts.captured(captured.seconds)
         member = member_of(captured, recorder.pool, kept, weakref.WeakMethod(self._evicted))
-        entry = Entry(call, spec, signature, flat.paths, captured, info, member)
-        if eager is not None:
-            entry.call = timed(entry, eager)
-        return entry
+        return Entry(call, spec, signature, flat.paths, captured, info, member)
 
-    def _varying_arguments(self) -> Mapping[int, Varying]:
-        """The arguments that may be smaller in a call than in the recording under way."""
-        return {}
-
-    def _followed(self) -> Sequence[tuple[Follow, ...]]:
-        """For each tensor of its result the dimensions that follow their sizes."""
-        return ()
-
-    def _call_of(
-        self, captured: CapturedCall, spec: CallSpec, instead: Callable[..., Any] | None = None
-    ) -> Callable[..., Any]:
-        return build_call(captured, spec, self._name, instead)
-
-    def _alike(self) -> Sequence[Entry]:
-        """The recordings that a new signature differs from, under ``on_mismatch="error"``."""
-        return self._entries
-
-    def _ungraphed(self, signature: SignatureState, code: str, why: str | CaptureError) -> Any:
+    def _ungraphed(self, signature: SignatureState, code: str, why: str | CaptureError) -> Miss:
         signature.eager = code
         came = "this signature runs eagerly"
         self._warn(code, f"{came}: {why}" if isinstance(why, str) else why.warning(came))
@@ -419,6 +402,7 @@ class Graphed(Table, Generic[P, R]):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         then: Callable[[Any], object],
+        strategy: Strategy = AS_IT_IS,
     ) -> None:
         """`capture` as a part of a chain; `then` is given the result of the warm-up. Internal."""
         kwargs = dict(kwargs)
@@ -441,9 +425,10 @@ class Graphed(Table, Generic[P, R]):
             if refused is not None:
                 raise refused
             if len(self._entries) >= self.options.max_recordings:
-                raise CaptureError("OL301", f"{len(self._entries)} recordings exist")
+                what = f"{len(self._entries)} recordings exist"
+                raise CaptureError("OL301", what, where=user_line())
             self._chain = chain
-            attempt = Attempt(driver, device, spec, signature, flat, reached, ahead=True)
+            attempt = Attempt(driver, device, spec, signature, flat, reached, strategy, ahead=True)
             elsewhere = False
 
             def look(result: Any) -> None:
@@ -455,16 +440,14 @@ class Graphed(Table, Generic[P, R]):
             try:
                 self._rehearse(attempt, look)
                 if elsewhere:
-                    self.capture_in(chain, args, kwargs, then)
+                    self.capture_in(chain, args, kwargs, then, strategy)
                     return
                 entry = self._record_ahead(attempt)
                 while entry is not None and entry.unsettled:
                     self._drop_unsettled(entry)
                     entry = self._record_ahead(attempt)
             except BackwardInside:
-                raise CaptureError(
-                    "OL303", "a backward runs inside, or a leaf is made for one"
-                ) from None
+                raise CaptureError("OL303", _INSIDE) from None
             finally:
                 self._chain = None
             if entry is None:

@@ -12,9 +12,8 @@ from onelaunch.sizes.buckets import Buckets
 Outputs = Literal["fresh", "static"]
 Inputs = Literal["copy", "rebind"]
 Gradients = Literal["autograd", "direct"]
-OnMismatch = Literal["record", "error"]
+OnMismatch = Literal["record", "raise"]
 OnRefusal = Literal["raise", "eager"]
-Policy = Literal["always", "measure"]
 
 
 @dataclass(frozen=True)
@@ -30,16 +29,14 @@ class Options:
     max_in_flight: int = 4
     on_mismatch: OnMismatch = "record"
     on_refusal: OnRefusal = "raise"
-    policy: Policy = "always"
     buckets: Buckets | None = None
 
     def __post_init__(self) -> None:
         _one_of("outputs", self.outputs, ("fresh", "static"))
         _one_of("inputs", self.inputs, ("copy", "rebind"))
         _one_of("gradients", self.gradients, ("autograd", "direct"))
-        _one_of("on_mismatch", self.on_mismatch, ("record", "error"))
+        _one_of("on_mismatch", self.on_mismatch, ("record", "raise"))
         _one_of("on_refusal", self.on_refusal, ("raise", "eager"))
-        _one_of("policy", self.policy, ("always", "measure"))
         _one_of("compile", self.compile, (False, True, "default", "max-autotune"))
         if not (self.buckets is None or isinstance(self.buckets, Buckets)):
             fix = "buckets=ol.Buckets(dim=0, sizes=(1, 4, 16))"

@@ -133,7 +133,7 @@ class Pool:
         if most is not None and most <= 0:
             raise GraphError("OL401", f"max_bytes must be positive, got {max_bytes}", fix=fix)
         self.max_bytes = most
-        self._pools: dict[tuple[str, torch.device], DevicePool] = {}
+        self._pools: dict[torch.device, DevicePool] = {}
         self._apart: weakref.WeakSet[DevicePool] = weakref.WeakSet()
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
@@ -166,12 +166,11 @@ class Pool:
 
     def on(self, driver: Driver, device: torch.device) -> DevicePool:
         """The pool's part on one device, made on first use. Internal."""
-        key = (driver.name, device)
-        if key not in self._pools:
+        if device not in self._pools:
             made = driver.new_pool(device)
             with self._lock:
-                self._pools[key] = made
-        return self._pools[key]
+                self._pools[device] = made
+        return self._pools[device]
 
     def apart(self, driver: Driver, device: torch.device) -> DevicePool:
         """Memory that no other recording uses, counted as this pool's. Internal.

@@ -12,7 +12,7 @@ from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Flat, call_constants, is_code, is_plain
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.select import DEVICES
+from onelaunch.driver.select import recordable
 from onelaunch.errors import kind_of
 
 
@@ -27,15 +27,7 @@ def spec_of(driver: Driver, flat: Flat, device: torch.device) -> CallSpec:
 
 def foreign(tensors: Sequence[Tensor]) -> Tensor | None:
     """A tensor that is more than its memory: a subclass, sparse, quantized, a dual number."""
-    for t in tensors:
-        if t.layout is not torch.strided or t.is_quantized or t.device.type not in DEVICES:
-            return t
-        if (
-            type(t) not in (Tensor, nn.Parameter)
-            and type(t).__module__ != "onelaunch.driver.emulated.device"
-        ):
-            return t
-    return None
+    return next((t for t in tensors if not recordable(t)), None)
 
 
 def opaque(flat: Flat) -> str | None:

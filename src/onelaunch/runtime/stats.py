@@ -5,32 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from onelaunch.call.spec import CallSpec
 from onelaunch.capture.recording import Recording
-
-
-@dataclass(frozen=True)
-class RecordingStats:
-    """One recording.
-
-    Attributes:
-        callable: the name of what was recorded.
-        grown_bytes: what the pool grew by for it; 0 where it fitted into memory of the pool.
-        kept_bytes: what of the pool it keeps for itself (static results); all else it shares with
-            the pool's other recordings.
-        driver_bytes: device memory that the driver took for the graph's own structures, outside
-            the pool. CUDA takes it in steps of 2 MiB, so it is right only as a sum of many, and
-            keeps it for later graphs when this one is gone.
-        replays: launches so far, with those of recordings that it took the place of.
-    """
-
-    callable: str
-    spec: CallSpec
-    grown_bytes: int
-    kept_bytes: int
-    driver_bytes: int
-    capture_seconds: float
-    replays: int
 
 
 @dataclass(frozen=True)
@@ -52,7 +27,7 @@ class GraphStats:
         bucket_rows: those rows, real ones and padding.
     """
 
-    recordings: tuple[RecordingStats, ...]
+    recordings: tuple[Recording, ...]
     captures: int
     capture_seconds: float
     replays: int
@@ -81,16 +56,16 @@ class PoolStats:
     """A pool, and the callables that use it.
 
     Attributes:
-        reserved_bytes: device memory of the pool, which `max_bytes` bounds.
+        memory_bytes: device memory of the pool, which `max_bytes` bounds.
         callables: one for each graphed callable that uses the pool and still exists.
     """
 
-    reserved_bytes: int
+    memory_bytes: int
     max_bytes: int | None
     callables: tuple[GraphStats, ...]
 
     @property
-    def recordings(self) -> tuple[RecordingStats, ...]:
+    def recordings(self) -> tuple[Recording, ...]:
         """Those of all callables."""
         return tuple(r for one in self.callables for r in one.recordings)
 
@@ -158,29 +133,14 @@ class Counts:
         self.capture_seconds += seconds
 
 
-def graph_stats(
-    name: str, recordings: Sequence[Recording], counts: Counts, gone: int
-) -> GraphStats:
-    """A callable's figures, as they are now; `gone` replays are of recordings that were evicted."""
+def graph_stats(recordings: Sequence[Recording], counts: Counts, gone: int) -> GraphStats:
+    """Sum up a callable's figures; `gone` replays are of recordings that were evicted."""
     return GraphStats(
-        recordings=tuple(recording_stats(name, info) for info in recordings),
+        recordings=tuple(recordings),
         captures=counts.captures,
         capture_seconds=counts.capture_seconds,
         replays=sum(info.replays for info in recordings) + gone,
         evictions=counts.evictions,
         warmup_calls=counts.warmup_calls,
         eager_calls=counts.eager_calls,
-    )
-
-
-def recording_stats(name: str, info: Recording) -> RecordingStats:
-    """A recording's figures, as they are now."""
-    return RecordingStats(
-        callable=name,
-        spec=info.spec,
-        grown_bytes=info.memory_bytes,
-        kept_bytes=info.kept_bytes,
-        driver_bytes=info.driver_bytes,
-        capture_seconds=info.capture_seconds,
-        replays=info.replays,
     )

@@ -6,35 +6,29 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, comes_apart, flatten_call, objects_in
 from onelaunch.capture.recording import CapturedCall, Recording
-from onelaunch.driver.capture_query import Asking
-from onelaunch.driver.protocol import Driver
 from onelaunch.driver.protocol import Pool as DevicePool
-from onelaunch.errors import CATALOGUE, CaptureError, GraphWarning, ReplayError
-from onelaunch.optimizers.capturable import Options as StepOptions
+from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
+from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.changing import MANY, Finding, Newest
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Backoff, Member, Pool
+from onelaunch.runtime.pool import Member, Pool
 from onelaunch.runtime.stats import Counts, GraphStats, graph_stats
-from onelaunch.source import levels_to_user
+from onelaunch.source import levels_to_user, user_line
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import bytes_of
-from onelaunch.state.snapshot import ReachableState
-from onelaunch.state.walk import StateWalk
-from onelaunch.watch.compiled import CompiledAccesses
-from onelaunch.watch.ledger import TRIES, Ledger
+from onelaunch.watch.ledger import TRIES
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     """A recording in the table."""
 
@@ -54,95 +48,16 @@ class Entry:
         return new or captured.differs is not None
 
     def figures(self) -> Recording:
-        """What is told of it, as it is now: a backward may have been captured since."""
-        graph = self.captured.graph
-        self.info.memory_bytes, self.info.driver_bytes = graph.memory_bytes, graph.driver_bytes
-        if self.captured.pair is not None:
-            self.info.kept_bytes = graph.memory_bytes
-        return self.info
-
-
-@dataclass(slots=True)
-class SignatureState:
-    """What is known of a signature, recorded or not."""
-
-    warm: int = 0
-    forward: bool = False
-    """Whether its results require grad, so that it is captured as a forward with a backward."""
-    threads: set[int] = field(default_factory=lambda: cast(set[int], set()))
-    """Who warmed up: cuBLAS and cuDNN make a handle for each thread, and not under capture."""
-    least: int = 0
-    """Warm-up calls that what it reaches needs, whatever the option says."""
-    unfit: int = 0
-    """Recordings in a row that did not fit the very call that they were captured for."""
-    eager: str | None = None
-    """Why it runs eagerly for good, or None."""
-    known: CompiledAccesses | None = None
-    ledger: Ledger | None = None
-    """The operations of the last run, with which the next capture is compared."""
-    differing: int = 0
-    """Captures in a row that differed from the run before them."""
-    unread: int = 0
-    """Captures in a row that read more than the runs before them."""
-    alone: int = 0
-    """Recordings in a row that served the call that they were captured for, and no other."""
-    launched: int = 0
-    """Launches of all its recordings, as the last one was captured."""
-    why: str | None = None
-    launches: list[int] | None = None
-    """The count of a recording that this signature's next one takes the place of."""
-    need_bytes: int = 0
-    """What a recording needs in a pool of its own, as far as a warm-up showed; or 0. With buckets
-    a warm-up runs at the size of its call, and shows what is needed at least."""
-    backoff: Backoff = field(default_factory=Backoff)
-    asking: Asking = field(default_factory=Asking)
-    """What the callable is told where it asks whether it is being captured."""
-    options: StepOptions | None = None
-    """Of the optimizers that step in the last recording."""
-    parts: dict[tuple[bool, ...], SignatureState] | None = None
-    """By which leaves have a gradient, once a recording was dropped because one was replaced."""
-
-    def lost(self, launches: list[int]) -> None:
-        """A recording of it is gone. The next one goes on with its count."""
-        launches[0] += self.launches[0] if self.launches else 0
-        self.launches = launches
-
-    def gone(self) -> int:
-        """Launches of recordings that are gone, and that no other goes on counting yet."""
-        parts = () if self.parts is None else list(self.parts.values())
-        return sum(part.gone() for part in parts) + (self.launches[0] if self.launches else 0)
-
-    def part(self, walked: StateWalk) -> SignatureState:
-        """The signature with the gradients of now, if they count."""
-        if self.parts is None:
-            return self
-        empty = tuple(t.grad is None for _, t in walked.tensors() if t.is_leaf and t.requires_grad)
-        if empty not in self.parts:  # the first goes on where this one was
-            part = SignatureState(
-                self.warm, threads=self.threads, why=self.why, launches=self.launches
-            )
-            self.parts[empty] = part
-            self.warm, self.launches = 0, None
-        return self.parts[empty]
-
-
-@dataclass(slots=True)
-class Attempt:
-    """A call that warms its signature up, or is to be recorded.
-
-    Attributes:
-        flat: its arguments; of the bucket's size where it is to be recorded.
-        reached: the state that it reaches.
-    """
-
-    driver: Driver
-    device: torch.device
-    spec: CallSpec
-    signature: SignatureState
-    flat: Flat
-    reached: ReachableState
-    ahead: bool = False
-    """Whether there is no call, only a capture."""
+        """Tell of it as it is now: a backward may have been captured since."""
+        captured, graph = self.captured, self.captured.graph
+        kept_bytes = self.info.kept_bytes if captured.pair is None else graph.memory_bytes
+        return replace(
+            self.info,
+            pool_bytes=graph.memory_bytes,
+            kept_bytes=kept_bytes,
+            driver_bytes=graph.driver_bytes,
+            replays=captured.launches[0],
+        )
 
 
 _KEEP_IN_PLACE = (
@@ -185,7 +100,7 @@ class Table:
     def stats(self) -> GraphStats:
         """What the recordings hold, and what the calls were. Costs microseconds, and no sync."""
         gone = sum(signature.gone() for signature in list(self._signatures.values()))
-        return graph_stats(self._name, self.recordings, self._counts, gone)
+        return graph_stats(self.recordings, self._counts, gone)
 
     def reset(self) -> None:
         """Free every recording and forget every signature; the next calls warm up again.
@@ -314,9 +229,9 @@ class Table:
         if code + kind in self._warned:
             return
         self._warned.add(code + kind)
-        fix = fix or (CATALOGUE[code].fix if code in CATALOGUE else "")
-        text = what if what.startswith("[") else f"[{code}] {what}\n  fix:   {fix}"
-        warnings.warn(text, GraphWarning, stacklevel=levels_to_user())
+        if not what.startswith("["):  # else it is the message of an error
+            what = str(GraphError(code, what, where=user_line(), fix=fix or None))
+        warnings.warn(what, GraphWarning, stacklevel=levels_to_user())
 
     def _no_room(self, attempt: Attempt) -> str:
         """That a recording does not fit into the pool."""

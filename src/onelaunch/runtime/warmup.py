@@ -25,9 +25,9 @@ from onelaunch.capture.dry_run import refuse_lasting, rolled_back
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.optimizers.capturable import noting_steps, refusal, settle, watching_steps
+from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Pool
-from onelaunch.runtime.table import Attempt, SignatureState
 from onelaunch.state.slots import MISSING, gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, SupportsIndex, cast
 
 from onelaunch.errors import GraphError
-from onelaunch.sizes.fit import Limit, fit
+from onelaunch.sizes.fit import fit
 
-Overflow = Literal["eager", "chunk", "error"]
+Overflow = Literal["eager", "chunk", "raise"]
 Number = int | float | bool
 Key = int | str
 Sizes = tuple[int, ...]
@@ -38,7 +38,7 @@ class Buckets:
             tuple, as ``{"mask": (None, 0)}``. None, the default, repeats the last real row: zeros
             are not neutral everywhere.
         overflow: calls above the largest size run ``"eager"``, are cut into chunks and put together
-            (``"chunk"``), or raise a `ReplayError` (``"error"``).
+            (``"chunk"``), or raise a `ReplayError` (``"raise"``).
         independent: you assert that real rows do not depend on padded ones; nothing is checked.
         outputs: which dimension of a result follows each bucketed one, by the number of the tensor
             in the result: ``{0: 0, 1: None}``. Found out where it is not said.
@@ -82,8 +82,8 @@ class Buckets:
             what = f"sizes={sizes!r:.60} for {len(places)} dimension{'s' * (len(places) > 1)}"
             fix = "sizes=((1, 4), (8, 16)), a tuple for each dimension"
             raise GraphError("OL401", what, fix=fix)
-        if overflow not in ("eager", "chunk", "error"):
-            fix = 'overflow is one of "eager", "chunk", "error"'
+        if overflow not in ("eager", "chunk", "raise"):
+            fix = 'overflow is one of "eager", "chunk", "raise"'
             raise GraphError("OL401", f"overflow={overflow!r}", fix=fix)
         if type(independent) is not bool:
             raise GraphError("OL401", f"independent={independent!r}", fix="True or False")
@@ -118,48 +118,27 @@ class Buckets:
         histogram: Mapping[int, float] | Mapping[int | Sizes, float],
         *,
         max_sizes: int | None = None,
-        max_bytes: float | None = None,
-        max_capture_seconds: float | None = None,
-        bytes_of: Callable[[int], float] | None = None,
-        seconds_of: Callable[[int], float] | None = None,
         dim: int | Sequence[int] = 0,
         **options: object,
     ) -> Buckets:
-        """The sizes that minimise rows computed for observed requests, within a budget.
+        """Choose the sizes that compute the fewest rows for observed requests.
 
         Args:
             histogram: size -> number of requests, as `Graphed.stats().sizes` has it. With several
                 dimensions a size is a tuple, and each dimension is fitted by itself.
-            max_sizes: at most so many sizes, of each dimension.
-            max_bytes: what the recordings of all sizes may take together; needs `bytes_of`.
-            max_capture_seconds: what capturing all of them may take; needs `seconds_of`.
-            bytes_of: bytes that the recording of a size adds; not negative.
-            seconds_of: seconds that capturing a size takes; not negative.
+            max_sizes: at most so many sizes, of each dimension; None: every size that was seen.
             dim, options: as in `Buckets`; ``dim=(0, 1)`` for sizes that are tuples of two.
 
-        Optimal in one dimension, by dynamic programming: milliseconds to seconds for hundreds of
-        observed sizes.
-        With limits of bytes or seconds the search ends after some seconds with the best set known.
+        No other sizes are better in one dimension. Takes milliseconds for hundreds of observed
+        sizes.
 
         Raises:
-            GraphError: OL401 if nothing was observed, or no set of sizes fits the budget.
+            GraphError: OL401 if nothing was observed.
         """
-        limits: list[Limit] = []
-        if max_sizes is not None:
-            limits.append(Limit(_positive("max_sizes", max_sizes), _one))
-        limits += _limited("max_bytes", max_bytes, "bytes_of", bytes_of)
-        limits += _limited("max_capture_seconds", max_capture_seconds, "seconds_of", seconds_of)
         several = _listed(dim)
-        if several is not None and (max_bytes is not None or max_capture_seconds is not None):
-            what = f"a limit of bytes or seconds, with dim={dim!r}"
-            raise GraphError("OL401", what, fix="max_sizes, which is for each dimension")
-        found: list[Sizes] = []
-        for rows in map(_observed, _by_dimension(histogram, several)):
-            sizes = fit(rows, limits)
-            if sizes is None:
-                what = f"no set of sizes up to {max(rows)} fits the budget"
-                raise GraphError("OL401", what, fix="raise max_bytes or max_capture_seconds")
-            found.append(sizes)
+        observed = [_observed(rows) for rows in _by_dimension(histogram, several)]
+        most = None if max_sizes is None else _positive("max_sizes", max_sizes)
+        found = [fit(rows, len(rows) if most is None else most) for rows in observed]
         chosen = found[0] if several is None else found
         return Buckets(dim, chosen, **options)  # pyright: ignore[reportArgumentType]
 
@@ -225,32 +204,6 @@ def volume(sizes: Sizes) -> int:
     for size in sizes:
         volume *= size
     return volume
-
-
-def _one(size: int) -> float:
-    return 1
-
-
-def _limited(
-    name: str, most: object, of_name: str, of: Callable[[int], float] | None
-) -> list[Limit]:
-    """The limit that two arguments of `fit` make, if any."""
-    if most is None:
-        return []
-    if not _is_amount(most):
-        raise GraphError("OL401", f"{name}={most!r}", fix=f"{name} is a number, 0 or more")
-    if not callable(of):
-        what = f"{name}={most} without {of_name}" if of is None else f"{of_name}={of!r}"
-        raise GraphError("OL401", what, fix=f"{of_name}=lambda size: what one of this size takes")
-
-    def cost(size: int) -> float:
-        found = of(size)
-        if not _is_amount(found):
-            fix = f"{of_name} returns a number, 0 or more"
-            raise GraphError("OL401", f"{of_name}({size}) is {found!r}", fix=fix)
-        return found
-
-    return [Limit(cast(float, most), cost)]
 
 
 def _by_dimension(histogram: object, several: Sequence[object] | None) -> list[object]:

@@ -24,6 +24,7 @@ from onelaunch.driver.protocol import Driver, Region
 from onelaunch.driver.random_state import unwatched
 from onelaunch.driver.refusals import CHECKED, DRAWN, refusal, refuse
 from onelaunch.errors import CaptureError, let_go
+from onelaunch.source import Place, user_frame
 from onelaunch.watch.compiled import CompiledAccesses
 from onelaunch.watch.host_memory import HostMemory, named
 from onelaunch.watch.ledger import Ledger
@@ -88,6 +89,8 @@ class Observer(Watching):
         self._saved_regions: set[Region] = set()
         self.made_tensors: list[weakref.ref[Tensor]] = []
         """Tensors made in the run, over memory of the recording."""
+        self._made_at: dict[int, Place | None] = {}
+        self._reshaped_at: dict[int, Place | None] = {}
         self.seeds: set[int] = set()
         """Storages of seeds for a backward, which are on the host in eager."""
         self.draws: list[Callable[[], object]] = []
@@ -136,6 +139,8 @@ class Observer(Watching):
             self._lift(given)
         if self._refuse:
             self._check(func, name, given, args, kwargs)
+            if operator(func).reshapes:
+                self._reshaped_at[id(given[0])] = user_frame()
         elif self._deferring:
             self._defer(self._check, func, name, given, args, kwargs)
         for t in given:
@@ -371,11 +376,30 @@ class Observer(Watching):
                 else:
                     if storage not in self._inputs:
                         self._produced.add(storage)
+                        self._note_line(storage, inputs)
                     self.made_tensors.append(weakref.ref(t))
                 continue
             sources = [i.untyped_storage()._cdata for i in inputs if not self._on_device(i)]
             if self.host.made(t, sources, random, operator(func).idle):
                 self._kept.append(t)
+
+    def _note_line(self, storage: int, inputs: Sequence[Tensor]) -> None:
+        """Note the line that made this memory, which is no line of an operation on it."""
+        if self._refuse and not any(self._holds(t, storage) for t in inputs):
+            self._made_at[storage] = user_frame()
+
+    def _holds(self, t: Tensor, storage: int) -> bool:
+        return self._on_device(t) and has_strides(t) and self._storage(t) == storage
+
+    def made_at(self, t: Tensor) -> str | None:
+        """Return the user's line that made a tensor of the run, as a message has it."""
+        place = self._made_at.get(self._storage(t))
+        return str(place) if place else None
+
+    def reshaped_at(self, t: Tensor) -> str | None:
+        """Return the user's line that gave a tensor other sizes or strides, likewise."""
+        place = self._reshaped_at.get(id(t))
+        return str(place) if place else None
 
     def _note_seeds(self, func: Any, given: Sequence[Tensor], result: Any) -> None:
         if self.seeds:  # a new tensor may have the memory of a seed that was freed
@@ -443,6 +467,8 @@ class Observer(Watching):
         self._kept.clear()
         self._derived.clear()
         self._produced.clear()
+        self._made_at.clear()
+        self._reshaped_at.clear()
         self.host.release()
 
     def restore(self) -> None:

@@ -13,7 +13,6 @@
     scalars.py       numbers in the arguments of recorded kernels
     saved_rng.py     random state that a callable saves and sets
     caches.py        cuBLAS's workspaces and autocast's weights around a capture
-    prefetch.py      batches copied while the GPU works on those before
     capabilities.py  what this machine supports
 
 Importing this package starts neither CUDA nor needs cuda.bindings.

@@ -331,6 +331,11 @@ _REFUSAL = re.compile(
     r"|StreamCaptureStatus|capture mode|capturing stage|capture sequence|capturing stream"
     r"|capturing blocking stream|uncaptured work"
 )
+_ANOTHER_STREAM = re.compile(r"legacy stream|uncaptured work|another stream|unjoined|isolat")
+_LOOK_FOR = (
+    "keep `loss.detach()` or `loss.item()` of earlier steps, not `loss`, whose graph accumulates "
+    "gradients on the stream where it was made; join a side stream again with `wait_stream`"
+)
 
 
 def _explain(error: RuntimeError) -> CaptureError | None:
@@ -343,5 +348,6 @@ def _explain(error: RuntimeError) -> CaptureError | None:
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return CaptureError("OL111", message, where=where)
     if _REFUSAL.search(str(error)):
-        return CaptureError("OL109", message, where=where)
+        fix = _LOOK_FOR if _ANOTHER_STREAM.search(message) else None
+        return CaptureError("OL109", message, where=where, fix=fix)
     return None

@@ -37,7 +37,12 @@ _exclusive = threading.RLock()
 class CudaDriver:
     """Records CUDA graphs; see `Driver`. Making one starts nothing."""
 
-    name = "cuda"
+    tensor_class: type[Tensor] = Tensor
+    computes_on_host = False
+    records_compiled = True
+    demands_capturable = True
+    float32_rounding = 1e-2
+    """That of TF32."""
     lock = _exclusive
 
     def region(self, t: Tensor) -> Region:

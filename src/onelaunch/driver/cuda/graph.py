@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from onelaunch.call.spec import TensorSpec
 from onelaunch.driver.cuda import copies as bundle
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
@@ -21,13 +20,7 @@ from onelaunch.driver.cuda.ragged import RowNode, point
 from onelaunch.driver.cuda.saved_rng import CudaRewind
 from onelaunch.driver.cuda.scalars import CudaScalarPatch
 from onelaunch.driver.cuda.streams import bindings, random_order
-from onelaunch.driver.protocol import Ambiguities, Released, Travel
-
-
-class Launch(Protocol):
-    """See `Graph.launch`."""
-
-    def __call__(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None: ...
+from onelaunch.driver.protocol import Ambiguities, Launch, Released, Travel
 
 
 @dataclass
@@ -166,10 +159,6 @@ class CudaGraph:
         if self._graph is None:
             raise Released(_GONE)
         return self._graph.raw_cuda_graph(), self._graph.raw_cuda_graph_exec()
-
-    def settle(self, fresh: Sequence[bool]) -> Sequence[TensorSpec | None]:
-        """See `Graph.settle`: kernels write to addresses of the capture, so it gives nothing."""
-        return [None] * len(fresh)
 
     def scalar_patch(
         self, numbers: Sequence[float], confirmed: Ambiguities = frozenset()

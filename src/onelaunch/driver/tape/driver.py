@@ -41,7 +41,11 @@ _EXCLUSIVE = threading.RLock()
 class TapeDriver:
     """Records and replays on the CPU; see `driver.Driver` for what each method promises."""
 
-    name = "tape"
+    tensor_class: type[Tensor] = emulated.TapeTensor
+    computes_on_host = True
+    records_compiled = False
+    demands_capturable = False
+    float32_rounding = 1e-3
     lock = _EXCLUSIVE
 
     def region(self, t: Tensor) -> Region:
@@ -203,7 +207,7 @@ class TapeDriver:
             recorder.restore()
         if recorder.refused is not None:  # whatever the body made of it
             raise recorder.refused
-        return TapeGraph(pool, memory, ports, recorder), cast(T, result)
+        return TapeGraph(pool, memory, ports, recorder.steps), cast(T, result)
 
     def rebind(
         self,

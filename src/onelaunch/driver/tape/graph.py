@@ -1,20 +1,14 @@
 """One recording of the tape: its launch, its pool, and the numbers in it that can be turned."""
 
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from onelaunch.call.spec import TensorSpec
 from onelaunch.driver.aten import Step
 from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.emulated import device as emulated
@@ -22,19 +16,10 @@ from onelaunch.driver.emulated.arena import Arena
 from onelaunch.driver.emulated.storage import NAME, block_of
 from onelaunch.driver.protocol import Ambiguities, Graph, Released, Travel
 from onelaunch.driver.tape.calls import Call
-from onelaunch.driver.tape.handoff import Handing
 from onelaunch.driver.tape.memory import ArenaMemory, HostMemory
-from onelaunch.driver.tape.ports import Ports
-from onelaunch.driver.tape.recorder import Recorder, recording
+from onelaunch.driver.tape.ports import Port, Ports
+from onelaunch.driver.tape.recorder import recording
 from onelaunch.errors import CaptureError
-
-
-class Launch(Protocol):
-    """See `Graph.launch`."""
-
-    def __call__(
-        self, sources: Sequence[Tensor], targets: Sequence[Tensor]
-    ) -> dict[int, Tensor]: ...
 
 
 class TapePool:
@@ -105,167 +90,75 @@ class TapePool:
 
 class TapeGraph:
     """One recording: calls with their arguments bound, in order. Keeps no tensor of the caller's
-    alive.
+    alive."""
 
-    Attributes:
-        launch: see `Graph.launch`. 1.3 us beside its calls and copies.
-    """
-
-    def __init__(self, pool: TapePool, memory: HostMemory, ports: Ports, recorder: Recorder):
+    def __init__(self, pool: TapePool, memory: HostMemory, ports: Ports, steps: list[Step]) -> None:
         self.travels: tuple[Travel, ...] = tuple(p.travel for p in ports.inputs)
+        self.memory_bytes = memory.nbytes
         self._pool = pool
-        self._calls = recorder.calls
-        self._replay = replay = Replay(
-            steps=recorder.steps,
-            reads=[port.point for port in ports.inputs],
-            writes=[port.point for port in ports.outputs],
-            copied=sum(port.position < 0 for port in ports.inputs),
-            memory_bytes=memory.nbytes,
-        )
-        if pool.arena is None:
-            replay.handing.append(Handing(replay.steps, recorder, memory, ports))
-        self.launch = _bind(replay, pool)
+        self._reads: list[Port] = ports.inputs
+        self._writes: list[Port] = ports.outputs
+        self._steps = steps
+        self._live = True
         pool.add(self)
 
     driver_bytes = 0
     """See `Graph.driver_bytes`: there is no driver beneath."""
 
     @property
-    def memory_bytes(self) -> int:
-        """See `Graph.memory_bytes`."""
-        return self._replay.memory_bytes
-
-    @property
     def nodes(self) -> int:
         """Number of calls and copies that one launch runs."""
-        return self._replay.copied + len(self._replay.steps)
+        return len(self._steps) + sum(port.at_once for port in self._reads)
 
-    def settle(self, fresh: Sequence[bool]) -> list[TensorSpec | None]:
-        """See `Graph.settle`. On the emulated device, whose copies are a GPU's, nothing changes."""
+    def launch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        """See `Graph.launch`."""
+        if recording() is not None:
+            raise CaptureError("OL109", "A recording was launched during a capture.")
         with self._pool.lock:
-            return self._replay.settle(fresh)
+            if not self._live:
+                raise Released("this recording was reset, so it cannot be launched")
+            with raw(), no_functions():
+                if self._pool.arena is not None:
+                    self._pool.arena.poison()
+                for port, source in zip(self._reads, sources, strict=True):
+                    port.point(source)
+                for port, target in zip(self._writes, targets, strict=True):
+                    port.point(target)
+                for step in self._steps:
+                    step()
 
     def scalar_patch(
         self, numbers: Sequence[float], confirmed: Ambiguities = frozenset()
     ) -> TapeScalarPatch:
         """See `Graph.scalar_patch`. Nothing is in doubt."""
-        places = {value: i for i, value in reversed(list(enumerate(numbers)))}
-        return TapeScalarPatch(self._pool, self._replay.steps, self._calls, places)
+        return TapeScalarPatch(self._pool, self._steps, numbers)
 
     def reset(self) -> None:
-        """Free the recording; a launch after that is an error. Idempotent."""
+        """See `Graph.reset`."""
         with self._pool.lock:
-            self._replay.clear()
-            self._calls = []
+            self._live = False
+            self._steps.clear()
+            self._reads, self._writes = [], []
             self._pool.discard(self)
             self._pool.trim()
 
 
-@dataclass
-class Replay:
-    """What a launch does; the lists may change between launches.
-
-    Attributes:
-        reads, writes: told of each source and target.
-        steps: run after that.
-        rests: run last, also after a failure.
-        copied: how many of the sources are copied as they are read.
-        handing: what is to be decided before the first launch.
-        given: what the steps of a launch give.
-    """
-
-    steps: list[Step]
-    reads: list[Callable[[Tensor], object]]
-    writes: list[Callable[[Tensor], object]]
-    copied: int
-    memory_bytes: int
-    rests: list[Step] = field(default_factory=list[Step])
-    handing: list[Handing] = field(default_factory=list[Handing])
-    given: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    live: bool = True
-
-    def settle(self, fresh: Sequence[bool]) -> list[TensorSpec | None]:
-        """Decide which outputs are given; see `Graph.settle`."""
-        if not self.handing:
-            return [None] * len(fresh)
-        handing = self.handing.pop()
-        gives = handing.settle(fresh, self.given)
-        handing.read_in_place(self.reads, self.rests)
-        self.copied -= len(self.rests)
-        self.memory_bytes = handing.nbytes
-        self.writes[:] = [w for w, spec in zip(self.writes, gives, strict=True) if spec is None]
-        return gives
-
-    def clear(self) -> None:
-        """Forget everything, in place."""
-        self.live, self.copied = False, 0
-        for listed in (self.steps, self.reads, self.writes, self.rests, self.handing):
-            listed.clear()
-
-
-def _bind(replay: Replay, pool: TapePool) -> Launch:
-    """The launch, with all that it needs in its own variables."""
-    reads, writes, steps, given = replay.reads, replay.writes, replay.steps, replay.given
-    lock, arena, handing, rests = pool.lock, pool.arena, replay.handing, replay.rests
-    # Made once: they are entered by one thread at a time.
-    straight, unseen = raw(), no_functions()
-
-    def launch(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> dict[int, Tensor]:
-        if recording() is not None:
-            raise CaptureError("OL109", "A recording was launched during a capture.")
-        with lock:
-            if not replay.live:
-                raise Released("this recording was reset, so it cannot be launched")
-            if handing:
-                replay.settle([False] * len(writes))
-            with straight, unseen:
-                if arena is not None:
-                    arena.poison()
-                try:
-                    for read, source in zip(reads, sources):  # noqa: B905  `strict` takes 0.2 us
-                        read(source)
-                    if writes:
-                        for write, target in zip(writes, targets, strict=True):
-                            write(target)
-                    for step in steps:
-                        step()
-                finally:
-                    for rest in rests:
-                        rest()
-            made = given.copy()
-            given.clear()
-            return made
-
-    return launch
-
-
 class TapeScalarPatch:
-    """Numbers among the arguments of recorded calls; see `Dial`."""
+    """Numbers among the arguments of recorded calls; see `ScalarPatch`."""
 
-    def __init__(
-        self,
-        pool: TapePool,
-        steps: list[Step],
-        calls: Iterable[Call],
-        places: dict[float, int],
-    ) -> None:
-        self._pool, self._steps, self._places = pool, steps, places
-        held = [(call, places.keys() & call.numbers()) for call in calls]
-        self._calls = [call for call, numbers in held if numbers]
-        self.found = frozenset(places[n] for _, numbers in held for n in numbers)
+    def __init__(self, pool: TapePool, steps: Sequence[Step], numbers: Sequence[float]) -> None:
+        self._pool, self._numbers = pool, numbers
+        held = [(call, {*numbers} & {*call.numbers()}) for call in steps if isinstance(call, Call)]
+        self._calls = [call for call, found in held if found]
+        every = {number for _, found in held for number in found}
+        self.found = frozenset(i for i, number in enumerate(numbers) if number in every)
 
     def write(self, numbers: Sequence[float]) -> None:
-        """Bind the calls to these numbers; see `Dial.write`."""
-
-        def change(value: Any) -> Any:
-            return numbers[self._places[value]] if self._is_one(value) else value
-
+        """See `ScalarPatch.write`."""
+        turned = dict(zip(self._numbers, numbers, strict=True))
         with self._pool.lock, raw(), no_functions():
             for call in self._calls:
-                self._steps[call.position] = call.turn(change)
-
-    def _is_one(self, value: Any) -> bool:
-        return type(value) is float and value in self._places
+                call.turn(turned)
 
 
 def _on_device(tensors: Sequence[Tensor]) -> list[Tensor]:

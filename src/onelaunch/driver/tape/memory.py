@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,8 +22,6 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._own: dict[int, torch.UntypedStorage] = {}
-        self._aliases: dict[tuple[Any, ...], Tensor] = {}
-        self._asked = Counter[int]()
 
     @property
     def nbytes(self) -> int:
@@ -47,38 +43,8 @@ class HostMemory:
 
     def fixed(self, t: Tensor) -> Tensor:
         """An alias of its own: the body may change the metadata of `t` later (`t_`, `resize_`)."""
-        key = (t.untyped_storage()._cdata, t.dtype, t.shape, t.stride(), t.storage_offset())
-        key += (t.is_conj(), t.is_neg())
-        if key not in self._aliases:
-            with torch._C._AutoDispatchBelowAutograd():
-                self._aliases[key] = t.detach()
-        alias = self._aliases[key]
-        self._asked[id(alias)] += 1
-        return alias
-
-    def aliases(self) -> dict[int, list[Tensor]]:
-        """All that `fixed` gave, by storage."""
-        found: dict[int, list[Tensor]] = {}
-        for key, alias in self._aliases.items():
-            found.setdefault(key[0], []).append(alias)
-        return found
-
-    def asked(self, alias: Tensor) -> int:
-        """How many times `fixed` gave it."""
-        return self._asked[id(alias)]
-
-    def is_private(self, storage: torch.UntypedStorage, known: int) -> bool:
-        """Whether it was made in the capture, and so many tensors use it and no other."""
-        own = self._own.get(storage._cdata) is storage  # which is one use more
-        return own and torch._C._storage_Use_Count(storage._cdata) == known + 1
-
-    def forget(self, t: Tensor) -> None:
-        """The recording does without the storage of `t`."""
-        del self._own[t.untyped_storage()._cdata]
-
-    def is_hidden(self, known: Callable[[int], int]) -> bool:
-        """Whether nobody has memory that the capture made but so many tensors of each storage."""
-        return all(self.is_private(s, known(cdata)) for cdata, s in self._own.items())
+        with torch._C._AutoDispatchBelowAutograd():
+            return t.detach()
 
     def place(self, t: Tensor, defined: bool = True) -> Tensor:
         """`t` itself, kept."""

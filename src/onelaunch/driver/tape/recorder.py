@@ -2,8 +2,7 @@
 
 A body runs once, for real, under a dispatch mode. What comes out is a list of calls with their
 arguments bound: a view is no call at all (its address is fixed), an in-place operation is called
-on the same memory, and any other is called through its ``out=`` overload where a trial has shown
-that to give the same bits, else called and its result copied, or handed on (see `handing`).
+on the same memory, and of any other the result is copied to where it was in the capture.
 """
 
 # Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
@@ -96,9 +95,6 @@ class Recorder(DispatchMode):
         super().__init__()
         self.memory = memory
         self.steps: list[Step] = []
-        self.calls: list[Call] = []
-        self.written: set[int] = set()
-        """The storages that a call wrote which did not make them."""
         self.refused: CaptureError | None = None
         self.random = RandomState(generators)
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
@@ -147,7 +143,6 @@ class Recorder(DispatchMode):
         addresses = [t.untyped_storage().data_ptr() for t in written]
         for t in written:
             self.save(t)
-            self.written.add(t.untyped_storage()._cdata)
         result = op.run(args, kwargs)
         for t, address in zip(written, addresses, strict=True):
             if t.untyped_storage().data_ptr() != address and self.memory.external(t) is not None:
@@ -159,11 +154,8 @@ class Recorder(DispatchMode):
         placed = {id(results[i]): self.memory.place(results[i], not op.idle) for i in fresh}
         if not op.idle and (fresh or written or not results):
             targets = {i: self.memory.fixed(placed[id(results[i])]) for i in fresh}
-            call = Call(op, mapped(args, self._fixed), mapped(kwargs, self._fixed), targets)
-            call.position = len(self.steps)
-            self.steps.append(call.first_step(result))
-            if fresh or call.numbers():
-                self.calls.append(call)
+            fixed = mapped(args, self._fixed), mapped(kwargs, self._fixed)
+            self.steps.append(Call(op, *fixed, targets))
         return mapped(result, lambda t: placed.get(id(t), t))
 
     def _fixed(self, value: Any) -> Any:

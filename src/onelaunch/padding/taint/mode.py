@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import operator, tensors
+from onelaunch.driver.select import computing
 from onelaunch.padding.taint.align import Alignment, draws, reason_of
 from onelaunch.padding.taint.attribution import DRAWN, MOVED, ONCE, Event, Finding, blamed
 from onelaunch.padding.taint.bounds import check_bounds
@@ -47,8 +48,7 @@ class TaintMode(DecomposingMode):
 
     def __init__(self, device: torch.device, reference: Sequence[Step]) -> None:
         super().__init__()
-        place = device if device.type == "cuda" else torch.device("cpu")
-        self._memory = Memory(place)
+        self._memory = Memory(computing(device))
         self._alignment = Alignment(reference)
         self.steps: list[Step] = []
         self._events: list[Event] = []

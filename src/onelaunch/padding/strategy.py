@@ -1,0 +1,158 @@
+"""The recording of a call at the size of its bucket."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from onelaunch.call.spec import CallSpec
+from onelaunch.call.tree import Flat
+from onelaunch.capture.callee import Callee
+from onelaunch.capture.dry_run import DryRun
+from onelaunch.capture.io_plan import Unfit
+from onelaunch.capture.recording import Bucket, CapturedCall
+from onelaunch.driver.overlaps import Overlaps
+from onelaunch.padding.compare import Known
+from onelaunch.padding.pad import Proof, Request, padded, varying
+from onelaunch.padding.padded_call import PaddedCall, refuse_shared
+from onelaunch.padding.proof import prove
+from onelaunch.replay.call_path import CallPath
+from onelaunch.runtime.attempt import Attempt, E, Strategy
+from onelaunch.runtime.options import Options
+from onelaunch.runtime.pool import Pool
+from onelaunch.sizes.buckets import Buckets, Sizes
+from onelaunch.sizes.dims import Padded, Varying
+
+
+@dataclass(slots=True)
+class Bucketing:
+    """A callable with buckets, as the strategy of each of its calls needs it.
+
+    Attributes:
+        names: of its parameters.
+        known: what its proofs have found so far.
+    """
+
+    callee: Callee
+    buckets: Buckets
+    names: Sequence[str]
+    options: Options
+    pool: Pool
+    known: Known = field(default_factory=Known)
+
+
+class BucketStrategy(Strategy):
+    """A call grows to the size of its bucket, once it is proven that this changes no result.
+
+    Args:
+        ahead: no warm-up ran at the call's own size.
+    """
+
+    def __init__(
+        self, of: Bucketing, call: Request, flat: Flat, bucket: Sizes, ahead: bool = False
+    ) -> None:
+        self._of, self._call, self._flat, self._ahead = of, call, flat, ahead
+        self.bucket = bucket
+        self.padded = padded(call, flat, bucket)
+        self._least = of.buckets.smallest(bucket)
+        self._proof = Proof()
+        self._proven = False
+
+    def alike(self, entries: Sequence[E]) -> Sequence[E]:
+        return [entry for entry in entries if serves(entry, self.bucket)]
+
+    def rehearse(self, attempt: Attempt, warm: Callable[[], None]) -> None:
+        """Warm up by the runs of the proof, where they show all that is wanted."""
+        options, exact = self._of.options, self._least == self.bucket  # exact needs no proof
+        if exact or self._of.pool.max_bytes or options.compile or torch.is_grad_enabled():
+            warm()
+            return
+        self._prove(attempt)
+        attempt.signature.threads.add(get_ident())
+
+    def record(self, attempt: Attempt, record: Callable[[], E]) -> E:
+        if not self._proven:
+            self._prove(attempt)
+        refuse_shared(self._proof, self._flat)
+        # Autograd has to see the padding and the cut: its node is of the bucket's size.
+        self._set_varying({} if attempt.signature.forward else self._grown_inside(attempt))
+        try:
+            return record()
+        except Unfit:
+            self._set_varying({})
+            return record()
+
+    def call_path(self, captured: CapturedCall, spec: CallSpec, label: str) -> CallPath:
+        places = {index: _places(self._call.padded[index]) for index in self.varying}
+        captured.bucket = Bucket(self.bucket, self._least, places)
+        call = super().call_path(captured, spec, label)
+        if self._least == self.bucket:
+            return call
+        around = PaddedCall(
+            call, self._of.buckets, self._of.names, self._call, self._flat, self.bucket, self._proof
+        )
+        captured.bucket.around = around if self.varying else None
+        return call if self.varying else around
+
+    def _set_varying(self, arguments: dict[int, Varying]) -> None:
+        self.varying = arguments
+        self.follows = self._proof.follows if arguments else ()
+
+    def _prove(self, attempt: Attempt) -> None:
+        driver, device, reached = attempt.driver, attempt.device, attempt.reached
+        dry_run = DryRun(driver, device, self._run, reached, self._flat.tree, self._ahead)
+        self._proof = prove(
+            dry_run,
+            self._of.buckets,
+            self._call,
+            self._flat,
+            self.bucket,
+            self._of.known,
+            attempt.signature.forward,
+        )
+        self._proven = True
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the callable for a proof; the first run shows what it reads."""
+        callee = self._of.callee
+        run = functools.partial(callee.fn, *args, **kwargs)
+        return callee.watched(run)() if callee.reads is None else run()
+
+    def _grown_inside(self, attempt: Attempt) -> dict[int, Varying]:
+        """Return how the recording takes each padded argument from the caller's memory; empty
+        where it cannot, and torch's operations pad before it."""
+        driver, device, tensors = attempt.driver, attempt.device, self.padded.tensors
+        wanted = {
+            index: varying(t, how)
+            for index, (t, how) in enumerate(zip(tensors, self._call.padded, strict=True))
+            if how is not None
+        }
+        fitting = {index: v for index, v in wanted.items() if v is not None}
+        if (
+            len(fitting) < len(wanted)
+            or self._least == self.bucket
+            or self._proof.written
+            or self._of.options.inputs == "rebind"
+            or any(t.requires_grad for t in tensors)
+            or Overlaps(driver)(*(t for t in tensors if t.device.type == device.type))
+            or not driver.varies(device)
+        ):
+            return {}
+        return fitting
+
+
+def serves(entry: Any, bucket: Sizes) -> bool:
+    """Return whether an entry of the table is a recording of this bucket."""
+    served = entry.captured.bucket
+    return served is not None and served.sizes == bucket
+
+
+def _places(how: Padded | None) -> tuple[int, ...]:
+    """Return the bucketed dimensions that those of an argument follow, in its order."""
+    assert how is not None
+    return tuple(place for _, place in sorted(zip(how.dims, how.places, strict=True)))

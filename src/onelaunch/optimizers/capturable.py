@@ -282,7 +282,7 @@ def capturable(optimizer: Stepper) -> Stepper:
         optimizer: with or without state.
 
     Returns:
-            `optimizer` itself.
+        `optimizer` itself.
 
     Raises:
         CaptureError: OL120, no option makes this optimizer capturable.

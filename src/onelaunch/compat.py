@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.autograd.chain import Chain
+from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.autograd.pair import AutogradPair
-from onelaunch.autograd.proxies import CapturedGraph
 from onelaunch.call.tree import flatten, unique
 from onelaunch.errors import ArgumentError
 from onelaunch.runtime.graphed import Graphed, capture_in
@@ -20,7 +20,7 @@ from onelaunch.runtime.pool import Pool, PoolManager, manager_of
 from onelaunch.runtime.table import newest_pair
 
 _POOLS: dict[object, PoolManager] = {}
-"""The pools that stand for torch's pool ids."""
+"""Torch's pool id -> the pool in its place."""
 
 
 def make_graphed_callables(
@@ -34,32 +34,33 @@ def make_graphed_callables(
 ) -> Any:
     """Graph functions and modules ahead of time, as `torch.cuda.make_graphed_callables` does.
 
-    It takes what torch's takes and raises where torch's raises, so that a program written for the
-    one runs with the other. What differs is what torch's gets wrong: a call that the sample does
-    not fit gets a recording of its own, statistics and random state are not advanced by the
-    capture, gradients accumulate, and outputs are the caller's.
+    It takes the same arguments as torch's and raises where torch's raises, so that a program
+    written for one runs with the other. It differs where torch's is wrong: a call that the sample
+    does not fit gets its own recording, the capture does not advance statistics and random state,
+    gradients accumulate, and outputs belong to the caller.
 
     Args:
-        callables: a function or module, or a tuple of them, in the order in which they run. Those
-            of a tuple share memory, which is worth it in that order; in another they are as right,
-            but need recordings of their own besides.
-        sample_args: the arguments of a call, any values; for a tuple of callables a tuple of those.
-        num_warmup_iters: calls of each other signature that run eagerly before its capture.
-        allow_unused_input: otherwise an argument that requires grad and gets none is an error.
-        pool: where the memory is counted: an `ol.Pool`, or what `torch.cuda.graph_pool_handle()`
-            returned, or a `torch.cuda.MemPool`.
-        sample_kwargs: the keyword arguments of a call; for a tuple of callables a tuple of those.
+        callables: a function or module, or a tuple of them, in the order in which they run. The
+            callables of a tuple share memory, which pays in that order; in another order results
+            are as right, but need further recordings.
+        sample_args: the arguments of a call, any values; one such tuple for each of several
+            callables.
+        num_warmup_iters: number of eager calls of each other signature before its capture.
+        allow_unused_input: False to raise if an argument that requires grad gets none.
+        pool: the pool that counts the memory: an `ol.Pool`, a result of
+            `torch.cuda.graph_pool_handle()`, or a `torch.cuda.MemPool`.
+        sample_kwargs: the keyword arguments of a call; one such dict for each of several callables.
 
     Returns:
-        For a function its graphed form. For a module the module itself, its `forward` replaced.
-        For a tuple a tuple.
+        For a function, its graphed form. For a module, the module itself with its `forward`
+        replaced. For a tuple, a tuple.
 
     Raises:
         ArgumentError: OL401, under an autocast with its cache on, or a module with hooks or with
             buffers that require grad, or samples that do not match the callables.
         CaptureError: a callable or its backward cannot be captured as written.
 
-    Costs two runs of each callable and its backward, of which nothing remains. Backwards are
+    Costs two runs of each callable and its backward, whose effects are undone. Backwards are
     captured for one gradient of each result that requires grad, laid out as the result is; other
     gradients (expanded, or of some results only) have a recording from their second time on.
 
@@ -80,7 +81,7 @@ def make_graphed_callables(
     kwargs = sample_kwargs if several and sample_kwargs is not None else (sample_kwargs,)
     if several and sample_kwargs is None:
         kwargs = (None,) * len(chosen)
-    args = args[: len(chosen)]  # torch's ignores more of them
+    args = args[: len(chosen)]  # torch's ignores further ones
     _check(chosen, args, kwargs)
     shared = _pool(pool)
     chain = Chain(shared.apart)
@@ -89,17 +90,17 @@ def make_graphed_callables(
     modules = [(fn, g) for fn, g in zip(chosen, made, strict=True) if isinstance(fn, nn.Module)]
     before = [(fn, vars(fn).get("forward")) for fn, _ in modules]
     try:
-        for fn, graphed in modules:  # first: a recording relies on the attributes as they are
+        for fn, graphed in modules:  # before any capture: recordings rely on the attributes
             fn.forward = graphed
         for fn, graphed, arguments, named in zip(chosen, made, args, kwargs, strict=True):
-            wanting = _wanting(fn, (arguments, named or {}))
+            wanting = _requiring_grad(fn, (arguments, named or {}))
             then = partial(_rehearsed, wanting=wanting, allow_unused_input=allow_unused_input)
             capture_in(graphed, chain, tuple(arguments), named or {}, then)
         for graphed in reversed(made):
             pair = newest_pair(graphed)
             if pair is not None:
                 capture_backward(pair)
-    except BaseException:  # of the callables, or Ctrl-C: no module keeps another forward
+    except BaseException:  # from a callable, or Ctrl-C: every module gets its forward back
         for fn, forward in before:
             del fn.forward
             if forward is not None:
@@ -113,7 +114,7 @@ def make_graphed_callables(
 
 
 def _autocast_caches(samples: Any) -> bool:
-    """Whether what runs would be under an autocast that keeps the weights that it casts."""
+    """Return whether a call would run under an autocast that caches the weights it casts."""
     kinds = {"cuda", *(t.device.type for t in flatten(samples).tensors)} & {"cuda", "cpu"}
     return torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, kinds))
 
@@ -137,14 +138,14 @@ def _check(chosen: Sequence[Any], args: Sequence[Any], kwargs: Sequence[Any]) ->
             raise ArgumentError("OL401", f"a buffer of {name} requires grad", fix=fix)
 
 
-def _wanting(fn: Any, arguments: Any) -> list[Tensor]:
-    """The arguments and parameters that require grad."""
+def _requiring_grad(fn: Any, arguments: Any) -> list[Tensor]:
+    """Return the arguments and parameters that require grad."""
     parameters = fn.parameters() if isinstance(fn, nn.Module) else ()
     return unique([t for t in (*flatten(arguments).tensors, *parameters) if t.requires_grad])
 
 
 def _rehearsed(result: Any, wanting: Sequence[Tensor], allow_unused_input: bool) -> None:
-    """Warm up the backward. Raise where something that requires grad gets none."""
+    """Warm up the backward. Raise if a tensor that requires grad gets none."""
     unused = rehearse_backward(result, wanting)
     if unused and not allow_unused_input:
         what = f"{len(unused)} of {len(wanting)} tensors that require grad are not used"
@@ -167,7 +168,7 @@ def _graphed(fn: Any, options: Options, pool: PoolManager) -> Graphed[..., Any]:
 
 
 class _Forward:
-    """A module's forward as it is now: its attribute is about to be replaced.
+    """A module's present forward, whose attribute is about to be replaced.
 
     A copy of the module copies this with it, and so runs on its own parameters.
     """
@@ -181,7 +182,7 @@ class _Forward:
 
 
 def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:
-    """Run the backward of what a callable returned, for gradients that nobody sees.
+    """Run the backward of a callable's result, and drop the gradients.
 
     Hooks do not run: a tensor that has one is left out.
 
@@ -189,7 +190,7 @@ def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:
         wanting: arguments and parameters that require grad.
 
     Returns:
-        Those of them that get no gradient; none where no result requires grad.
+        The tensors of `wanting` that get no gradient; none if no result requires grad.
     """
     outputs = unique([t for t in flatten(result).tensors if t.requires_grad])
     if not outputs:
@@ -198,7 +199,7 @@ def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:
     reached = unique([*wanting, *(t for t in graph.leaves if t.requires_grad)])
     inputs = [t for t in reached if not (t._backward_hooks or t.retains_grad)]
     seeds = [torch.zeros_like(t) for t in outputs]
-    # CUDA has no context in an engine's new thread before its first kernel, and cuBLAS warns of it.
+    # A new thread of the engine has no CUDA context before its first kernel: cuBLAS would warn.
     last = [t * 1 for t in outputs]
     grads = torch.autograd.grad(last, inputs, seeds, allow_unused=True) if inputs else ()
     given = cast(Sequence[Tensor | None], grads)
@@ -207,10 +208,10 @@ def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:
 
 
 def capture_backward(pair: AutogradPair) -> None:
-    """Capture the backward of gradients as they usually come; see `AutogradPair.capture_ahead`.
+    """Capture the backward of the usual gradients; see `AutogradPair.capture_ahead`.
 
-    Outside of autocast, as backwards should run. Where another thread captures at this moment, it
-    is left to the first backward.
+    It runs outside of autocast, as backwards should. If another thread captures at this moment,
+    the capture is left to the first backward.
     """
     cache = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(True)
@@ -223,7 +224,7 @@ def capture_backward(pair: AutogradPair) -> None:
 
 
 class _Ahead(torch.autograd.Function):
-    """A node whose backward captures another: so it is the engine that calls."""
+    """A node whose backward captures another backward: so the capture runs in the engine."""
 
     @staticmethod
     def forward(ctx: Any, seed: Tensor, pair: AutogradPair) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,4 +1,4 @@
-"""Garbage collection, put off."""
+"""A pause of garbage collection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Generator
 
 @contextlib.contextmanager
 def no_collection() -> Generator[None]:
-    """No garbage collection meanwhile, in any thread.
+    """Disable garbage collection during a context, in all threads.
 
     Under capture it could run code that CUDA refuses. And a capture makes so many objects that a
     full collection comes every few captures, 150 ms each in a process with torch.

@@ -1,4 +1,4 @@
-"""A graphed module is a module: an instance of a subclass of its class, sharing its state."""
+"""Graphed modules: a twin is an instance of a subclass of the module's class, sharing its state."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from onelaunch.runtime.pool import PoolManager
 
 M = TypeVar("M", bound=nn.Module)
 
-_HANDED_ON = ("capture", "recordings", "memory_bytes", "stats", "reset", "capture_all")
+_FORWARDED = ("capture", "recordings", "memory_bytes", "stats", "reset", "capture_all")
 
 
 class _Forward:
-    """What a recording of a module runs: a forward of the module's own, without the hooks on it.
+    """The callable that a recording of a module runs: the module's forward, without its hooks.
 
-    Hooks on the module are Python that eager runs at every call; they run around the launch. It
-    stays the forward that it was when another one has taken its place, which may call it.
+    Hooks on the module are Python that eager runs at every call; they run around the launch. This
+    stays the same forward after another has replaced it, which may call it.
 
     Attributes:
-        own: the forward that the instance has, or None for that of its class.
+        own: the instance's own forward, or None for its class's.
     """
 
     def __init__(self, module: nn.Module, own: Any) -> None:
@@ -44,7 +44,7 @@ class _Forward:
 
     @property
     def __wrapped__(self) -> Any:
-        """For `inspect.signature` too, by which callers see which arguments a model takes."""
+        """The forward, also for `inspect.signature`, by which callers see a model's arguments."""
         if self.own is not None:
             return self.own
         if "forward" not in self.module.__dict__:
@@ -58,9 +58,9 @@ class _Forward:
 
 
 class _CallPath:
-    """The attribute `forward` of twins: the graphed form of what the module has there.
+    """The descriptor of a twin's `forward`: the graphed form of the module's.
 
-    A data descriptor, so that it goes before an instance's own.
+    A data descriptor, so that it precedes an instance's own attribute.
     """
 
     def __get__(self, twin: _Twin | None, kind: type[_Twin]) -> Any:
@@ -69,7 +69,7 @@ class _CallPath:
     def __set__(self, twin: _Twin, value: Any) -> None:
         given = value.fn if isinstance(value, Graphed) else None
         if isinstance(given, _Forward) and given.module.__dict__ is twin.__dict__:
-            value = given.own  # as it was given out; the original runs it too, and is not graphed
+            value = given.own  # a twin's own path: the original runs it too, and is not graphed
         if value is None:
             twin.__dict__.pop("forward", None)
         else:
@@ -81,30 +81,31 @@ class _CallPath:
         del twin.__dict__["forward"]
 
 
-class _Fabric(type):
-    """Whose classes, when called, make the module that they are twins of: `twin[:2]` of an
-    `nn.Sequential` makes another of its class."""
+class _TwinMeta(type):
+    """A metaclass: calling a twin's class makes a module of the original class, as `twin[:2]` of an
+    `nn.Sequential` does."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return cls.__bases__[1](*args, **kwargs)
 
 
 class _Twin(nn.Module):
-    """Mixed into the class of a module to make the class of its graphed twin."""
+    """A mixin that makes, with the class of a module, the class of its graphed twin."""
 
     __slots__ = ("_graphed",)
     _graphed: tuple[Graphed[..., Any]]
-    """In a tuple: Dynamo of torch 2.11 binds what it reads from a slot as it would a method."""
+    """In a tuple: Dynamo of torch 2.11 binds a value read from a slot as if it were a method."""
 
     def __new__(cls) -> Any:
-        """An original, for what fills it itself: `DataParallel` makes replicas so."""
+        """Return an empty module of the original class, as `DataParallel` makes for its
+        replicas."""
         return object.__new__(cls.__bases__[1])
 
     def _get_name(self) -> str:
         return f"Graphed{type(self).__bases__[1].__name__}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _looked_into(self) or _has_any_global_hook():
+        if _needs_module_call(self) or _has_any_global_hook():
             if "_initialize_hook" in self.__dict__:
                 _initialize(self, args, kwargs)
             return super().__call__(*args, **kwargs)
@@ -125,7 +126,7 @@ class _Twin(nn.Module):
         return graph_module(copy.copy(forward.module), self.__graphed__.options, None)
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """What `torch.jit.script` compiles: the original; no recording is code."""
+        """Return the original for `torch.jit.script` to compile: a recording is no code."""
         module: Any = cast(_Forward, self.__graphed__.fn).module
         prepare = getattr(module, "__prepare_scriptable__", None)
         return module if prepare is None else prepare()
@@ -136,7 +137,7 @@ class _Twin(nn.Module):
 
 
 def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
-    """The graphed twin of a module."""
+    """Return the graphed twin of a module."""
     if isinstance(module, torch.jit.ScriptModule):
         fix = "graph the Python module it was scripted from, or `ol.graph(lambda x: scripted(x))`"
         raise ArgumentError("OL401", "a ScriptModule has no Python state to share", fix=fix)
@@ -151,15 +152,15 @@ def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
 
 
 def _initialize(twin: _Twin, args: Any, kwargs: Any) -> None:
-    """Do what the first hook of a lazy module does, to the original: it gets another class, which
-    no twin can get."""
+    """Run the first hook of a lazy module on the original: the hook changes its class, which a
+    twin's cannot be."""
     original = cast(Any, twin.__graphed__.fn).module
     original._infer_parameters(original, args, kwargs)
     twin.__class__ = _twin_class(type(original))
 
 
 def _current(twin: _Twin) -> Graphed[..., Any]:
-    """The graphed form of the forward that the module has now."""
+    """Return the graphed form of the module's present forward."""
     fast, own = twin.__graphed__, twin.__dict__.get("forward")
     before = cast(_Forward, fast.fn)
     if before.own is not own:
@@ -169,11 +170,11 @@ def _current(twin: _Twin) -> Graphed[..., Any]:
     return fast
 
 
-def _looked_into(module: nn.Module) -> object:
-    """Whether a call is more than the forward of the class: hooks run around it, or the instance
-    has a forward of its own. Then `nn.Module` calls it, 1 us slower."""
+def _needs_module_call(module: nn.Module) -> object:
+    """Return a true value if a call is more than the class's forward: hooks, or the instance's own
+    forward. Then `nn.Module` calls it, 1 us slower."""
     state = module.__dict__
-    return (  # no `bool` around it, which takes longer than to ask for `forward`
+    return (  # without `bool`, which takes longer than the lookup of `forward`
         state["_forward_hooks"]
         or state["_forward_pre_hooks"]
         or state["_backward_hooks"]
@@ -184,14 +185,14 @@ def _looked_into(module: nn.Module) -> object:
 
 @functools.cache
 def _twin_class(kind: type[nn.Module]) -> type[_Twin]:
-    """The class of the twins of a class. Names that the class uses itself stay its own."""
+    """Return the class of the twins of a class. Names that the class uses stay its own."""
     members: dict[str, Any] = {
         "__module__": kind.__module__,
         "__doc__": kind.__doc__,
         "__slots__": (),
     }
-    for name in _HANDED_ON:
+    for name in _FORWARDED:
         if not hasattr(kind, name):
             members[name] = property(lambda twin, name=name: getattr(_current(twin), name))
-    meta = _Fabric if type(kind) is type else type("_Fabric", (_Fabric, type(kind)), {})
+    meta = _TwinMeta if type(kind) is type else type("_TwinMeta", (_TwinMeta, type(kind)), {})
     return cast(type[_Twin], meta(f"Graphed{kind.__name__}", (_Twin, kind), members))

@@ -1,4 +1,4 @@
-"""Where in the user's code something happened."""
+"""Lines of the user's code, for messages."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Place(NamedTuple):
 
 
 def user_frame(traceback: TracebackType | None = None) -> Place | None:
-    """The innermost line that belongs neither to torch nor to onelaunch.
+    """Return the innermost line that belongs neither to torch nor to onelaunch.
 
     Args:
         traceback: of an exception; the stack of the running thread if None.
 
     Returns:
-        The place, or None where no such frame exists (in a thread of the autograd engine, say).
+        The place, or None if there is no such frame (in a thread of the autograd engine, say).
     """
     frames = _live() if traceback is None else reversed(list(_raised(traceback)))
     for frame, lineno in frames:
@@ -101,18 +101,19 @@ def _source(filename: str, lineno: int) -> str:
 
 
 def torch_files() -> Iterator[str]:
-    """The files of torch that run between the user's line and here, innermost first:
+    """Return torch's files that run between the user's line and here, innermost first:
     ``nn/modules/batchnorm.py``."""
     for frame, _ in _live():
         filename = frame.f_code.co_filename
         if is_users(filename):
             return
-        if filename.startswith((TORCH, PACKAGE)[0]):
-            yield filename[len((TORCH, PACKAGE)[0]) :].replace(os.sep, "/")
+        if filename.startswith(TORCH):
+            yield filename[len(TORCH) :].replace(os.sep, "/")
 
 
 def levels_to_user() -> int:
-    """The `stacklevel` with which `warnings.warn`, called where this is, shows the user's line."""
+    """Return the `stacklevel` with which `warnings.warn`, called from here, shows the user's
+    line."""
     for level, (frame, _) in enumerate(_live(), start=1):
         if is_users(frame.f_code.co_filename):
             return level
@@ -133,7 +134,7 @@ def _raised(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file belongs neither to torch, nor to onelaunch, nor to the plumbing between."""
+    """Return whether a file belongs neither to torch, nor onelaunch, nor the plumbing between."""
     if filename.startswith("<"):  # generated code, unless a notebook or doctest holds its source
         return bool(linecache.getline(filename, 1))
     return _outside(filename)

@@ -1,4 +1,4 @@
-"""The modes of a thread as they were, where a run did not end by itself."""
+"""The restoration of a thread's modes after a run that was interrupted."""
 
 # The stacks of modes have no public names.
 # pyright: reportPrivateUsage=false
@@ -22,10 +22,10 @@ _AUTOCAST = ("cpu", "cuda", "privateuseone")
 
 
 class FunctionMode(TorchFunctionMode):
-    """A function mode that ends itself alone, whatever is on top of the stack.
+    """A function mode that ends only itself, whatever is on top of the stack.
 
-    Torch takes a mode off while the mode handles an operation, and where a Ctrl-C stops it there
-    does not put it back: the mode's end would then take off another.
+    Torch pops a mode while the mode handles an operation, and does not push it again if a Ctrl-C
+    stops it there: the mode's exit would then pop another.
     """
 
     def __exit__(self, *raised: Any) -> None:
@@ -35,11 +35,11 @@ class FunctionMode(TorchFunctionMode):
 
 
 class DispatchMode(TorchDispatchMode):
-    """A dispatch mode that ends itself alone, likewise, and that threads may have at once.
+    """A dispatch mode that ends only itself, too, and that several threads may have at once.
 
-    Torch says in flags of the whole process whether a mode is on, and a mode puts back what it
-    found. Of two threads the one that began second would leave them on: nothing would be compiled
-    any more.
+    Torch keeps in flags of the whole process whether a mode is on, and a mode restores their
+    previous values. Of two threads the second to begin would leave them on: nothing would be
+    compiled any more.
     """
 
     def __enter__(self) -> Any:
@@ -61,15 +61,15 @@ class DispatchMode(TorchDispatchMode):
 
 
 _entered: weakref.WeakSet[DispatchMode] = weakref.WeakSet()
-"""The modes that are on, in any thread."""
+"""The active modes of all threads."""
 _flags = threading.RLock()
 
 
 class same_modes:
-    """Around a run: where it raises, the stacks of modes and the profiler are as they were before.
+    """A context around a run that restores the stacks of modes and the profiler if the run raises.
 
-    A Ctrl-C between any two lines, and a recursion that goes too deep, stop a context manager half
-    way: a `with` that has not begun is not ended.
+    A Ctrl-C between any two lines, or a recursion that goes too deep, stops a context manager half
+    way: a `with` that has not begun is not exited.
     """
 
     __slots__ = ("_dispatch", "_functions", "_profile")
@@ -86,12 +86,12 @@ class same_modes:
         traceback: TracebackType | None,
     ) -> None:
         if kind is not None:
-            self._put_back(kind, traceback)
+            self._restore_modes(kind, traceback)
 
-    def _put_back(self, kind: type[BaseException], traceback: TracebackType | None) -> None:
-        if not issubclass(kind, Exception):  # generators that it stopped end now, not when freed
+    def _restore_modes(self, kind: type[BaseException], traceback: TracebackType | None) -> None:
+        if not issubclass(kind, Exception):  # interrupted generators end now, not when freed
             clear_frames(traceback)
-        if sys.getprofile() is not self._profile:  # to set a profiler in C again would end it
+        if sys.getprofile() is not self._profile:  # setting a C profiler again would end it
             sys.setprofile(self._profile)
         _restore(
             self._dispatch,
@@ -108,10 +108,10 @@ class same_modes:
 
 
 class unwound(same_modes):
-    """Around a capture: autocast, grad mode and hooks of saved tensors too are as they were.
+    """A context around a capture that also restores autocast, grad mode and saved-tensor hooks.
 
-    In the callable's own code they are eager's affair, but what runs in a capture takes the place
-    of a call that has no effects when it fails.
+    An eager call may leave them changed when it fails, but a capture that fails must have no
+    effects.
     """
 
     __slots__ = ("_autocast", "_cached", "_grad", "_hooks", "_nested")
@@ -127,8 +127,8 @@ class unwound(same_modes):
             for kind in _AUTOCAST
         ]
 
-    def _put_back(self, kind: type[BaseException], traceback: TracebackType | None) -> None:
-        super()._put_back(kind, traceback)
+    def _restore_modes(self, kind: type[BaseException], traceback: TracebackType | None) -> None:
+        super()._restore_modes(kind, traceback)
         torch.set_grad_enabled(self._grad)
         while _saving_hooks() not in (self._hooks, None):
             _C._autograd._pop_saved_tensors_default_hooks()
@@ -136,7 +136,7 @@ class unwound(same_modes):
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
         torch.set_autocast_cache_enabled(self._cached)
-        while _nested() > self._nested:  # else the cache of weights would never be cleared again
+        while _nested() > self._nested:  # else the cache of weights would never be cleared
             torch.autocast_decrement_nesting()
 
 
@@ -149,7 +149,7 @@ def _function_modes() -> list[object]:
 
 
 def _saving_hooks() -> object:
-    """The hooks of saved tensors that are on last."""
+    """Return the innermost hooks of saved tensors."""
     return _C._autograd._top_saved_tensors_default_hooks(False)
 
 
@@ -159,7 +159,7 @@ def _restore(
     pop: Callable[[], object],
     push: Callable[[object], object],
 ) -> None:
-    """Take off the modes of a stack that were not there, and put on those that are gone."""
+    """Pop the modes of a stack that are new, and push the missing ones."""
     same = 0
     while same < min(len(before), len(now)) and before[same] is now[same]:
         same += 1
@@ -170,5 +170,5 @@ def _restore(
 
 
 def _nested() -> int:
-    """In how many contexts of autocast this is."""
+    """Return the number of autocast contexts around."""
     return (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting())[1]

@@ -1,4 +1,4 @@
-"""One captured backward: from the gradients of a recording's results to those of its inputs."""
+"""One captured backward: from gradients of a recording's results to gradients of its inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.autograd.accumulate import laid_out
-from onelaunch.autograd.proxies import DENSE, MODIFIED, CapturedGraph, own_memory
+from onelaunch.autograd.graph_walk import DENSE, MODIFIED, CapturedGraph
 from onelaunch.call.dtensor import is_wrapped
 from onelaunch.call.spec import TensorSpec, lies_on
 from onelaunch.call.tree import flatten
@@ -38,18 +38,18 @@ _SPARSE_EXTENT = 2
 
 
 class Edits(NamedTuple):
-    """What happened to a caller's tensors between a forward and its backward."""
+    """Changes to a caller's tensors between a forward and its backward."""
 
     changed: Collection[int]
-    """The storages, in the recording, of what was changed in place."""
+    """Storages, in the recording, of tensors changed in place."""
     moved: Sequence[tuple[Tensor, Tensor]]
-    """Tensors that the captured graph saved, and those that they stand for, where these were given
-    other memory: eager saves the tensor, and its backward reads what it has then."""
+    """(tensor that the captured graph saved, the caller's tensor) where the latter was given other
+    memory: eager saves the tensor, and its backward reads its memory at that time."""
 
 
 @dataclass(slots=True)
 class StaticGraph:
-    """The autograd graph of a captured forward, whose saved tensors each replay fills anew."""
+    """The autograd graph of a captured forward; each replay fills its saved tensors anew."""
 
     driver: Driver
     device: torch.device
@@ -57,25 +57,24 @@ class StaticGraph:
     outputs: list[Tensor]
     inputs: list[Tensor]
     direct: int
-    """How many of the inputs, the last, are leaves to whose `.grad` the backward adds itself."""
+    """Number of inputs, at the end, that are leaves to whose `.grad` the backward adds directly."""
     rewind: Rewind | None
-    """Of the forward."""
+    """Random state of the forward capture."""
     where: str | None = None
     """The line where the callable begins."""
     asking: Asking = field(default_factory=Asking)
-    """What the forward was told."""
+    """Answers that the forward got about capturing; its recomputation gets the same."""
     rebound: list[Slot] = field(default_factory=list[Slot])
-    """Where each forward stores a tensor anew."""
+    """Slots in which each forward stores a new tensor."""
     kept: list[weakref.ref[Tensor]] = field(default_factory=list[Any])
-    """What `run` made, and does not return."""
-    turn: AbstractContextManager[object] = field(default_factory=nullcontext[None])
-    """Entered while anything runs or is captured on the stream, where others share it."""
+    """Tensors that `run` made and did not return."""
+    stream_lock: AbstractContextManager[object] = field(default_factory=nullcontext[None])
+    """Lock of a shared stream, held while anything runs or is captured on it."""
 
     def gradients(
         self, grads: Gradients, wanted: Sequence[bool] | None = None
     ) -> list[Tensor | None]:
-        """What eager's backward gives, computed by the operations of eager's backward; for all
-        inputs, or for those that are `wanted`."""
+        """Return the gradients of all inputs, or of the `wanted` ones, by eager's operations."""
         chosen = [(t, g) for t, g in zip(self.outputs, grads, strict=True) if g is not None]
         places = [i for i in range(len(self.inputs)) if wanted is None or wanted[i]]
         found: list[Tensor | None] = [None] * len(self.inputs)
@@ -94,17 +93,17 @@ class StaticGraph:
         return found
 
     def edited(self, edits: Edits, grads: Gradients, wanted: Sequence[bool]) -> list[Tensor | None]:
-        """The gradients of some inputs as eager gives them, after edits since the forward.
+        """Return the gradients of the wanted inputs as eager gives them, after edits.
 
         Raises:
-            RuntimeError: torch's, where they depend on what was changed in place.
+            RuntimeError: torch's, if they depend on a tensor changed in place.
         """
         saved = CapturedGraph(self.outputs).saved()
-        if saved is None and edits.changed:  # a node that does not tell: take it that it needs all
+        if saved is None and edits.changed:  # a node does not list its tensors: assume all
             raise RuntimeError(MODIFIED)
         read = [t for t in saved or () if self._storage(t) in edits.changed]
         before = [t._version for t in read]
-        here = [static.data for static, _ in edits.moved]
+        kept_data = [static.data for static, _ in edits.moved]
         try:
             for t in read:
                 torch.autograd.graph.increment_version(t)
@@ -112,12 +111,12 @@ class StaticGraph:
                 static.data = t.data
             return self.run(grads, wanted)
         finally:
-            for (static, _), data in zip(edits.moved, here, strict=True):
+            for (static, _), data in zip(edits.moved, kept_data, strict=True):
                 static.data = data
             _set_versions(tuple(read), tuple(before))
 
     def run(self, grads: Gradients, wanted: Sequence[bool] | None = None) -> list[Tensor | None]:
-        """The gradients now, in memory of their own, operation by operation."""
+        """Return the gradients, in memory of their own, computed operation by operation."""
         observer = Observer(self.driver, self.device, refuse=False)
         seeds = SeedsOfCapture(self.device, self.driver.capturing)
 
@@ -127,7 +126,7 @@ class StaticGraph:
                 with seeds, observer:
                     found = self.gradients(grads, wanted)
                     made = [
-                        None if g is None else own_memory(g, observer, self.driver, taken)
+                        None if g is None else _own_memory(g, observer, self.driver, taken)
                         for g in found
                     ]
                     return self.laid_out(made)
@@ -135,7 +134,7 @@ class StaticGraph:
                 self.kept = list(observer.made_tensors)
                 observer.release()
 
-        with self.turn:
+        with self.stream_lock:
             found = self.driver.warmup(backward, self.device, self.stream)
         given = {self._storage(g) for g in found}
         self.kept = [made for made in self.kept if self._storage(made()) not in given]
@@ -147,27 +146,28 @@ class StaticGraph:
         return self.driver.storage(t)
 
     def stored(self) -> set[int | None]:
-        """The storages of tensors that a forward, or a backward run before, made and stored."""
+        """Return the storages of tensors that a forward, or an earlier backward, made and
+        stored."""
         values = [t for slot in self.rebound for t in flatten(slot.read()).tensors]
         values += [t for made in self.kept if (t := made()) is not None]
         return {self._storage(t) for t in values if lies_on(t, self.device)}
 
     def laid_out(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
-        """Those of the leaves as `.grad` is to have them."""
+        """Return the gradients, with those of direct leaves in the layout of `.grad`."""
         first = len(gradients) - self.direct
         pairs = zip(gradients[first:], self.inputs[first:], strict=True)
         return gradients[:first] + [laid_out(g, leaf) for g, leaf in pairs]
 
 
 class Backward:
-    """A backward as one launch, for gradients of one kind.
+    """A backward as one launch, for gradients of one layout.
 
-    Under `kept` the gradients it gives lie in memory that belongs to it and that nothing else
-    writes: no copy, as long as nobody holds those of the launch before.
+    Under `kept` its gradients lie in its own memory, which nothing else writes: no copy, as long as
+    nobody holds the gradients of its previous launch.
 
     Args:
         grads: the gradients of the call under capture; later ones have the same layout.
-        pool: under `kept` a pool of its own, or that of a chain's backwards.
+        pool: under `kept` its own pool, or the pool of a chain's backwards.
     """
 
     def __init__(self, static: StaticGraph, grads: Gradients, pool: Pool, *, kept: bool) -> None:
@@ -187,7 +187,7 @@ class Backward:
                 found = observer.outcome(static.gradients, statics)
                 _refuse_sparse(found)
                 made = static.laid_out(
-                    [None if g is None else own_memory(g, observer, driver, taken) for g in found]
+                    [None if g is None else _own_memory(g, observer, driver, taken) for g in found]
                 )
             _refuse_accumulated(observer, driver)
             for storage in observer.external.keys() & static.stored():
@@ -208,7 +208,7 @@ class Backward:
 
         self.graph: Graph
         rewind = driver.rewind(static.device, after=static.rewind)
-        with static.turn, no_collection():
+        with static.stream_lock, no_collection():
             while True:
                 self.graph, made = driver.capture(
                     body, pool, stream=static.stream, bundled=True, rewind=rewind
@@ -221,24 +221,25 @@ class Backward:
             self._storages = [g.untyped_storage()._cdata for g in self._made if g is not None]
             self._unused = self._counts()
             if any(count > 1 for count in self._unused):
-                # What a cycle held would be missed later. All that the capture made is young.
+                # A later collection of a cycle would change the counts. All of the capture is
+                # young.
                 gc.collect(0)
                 self._unused = self._counts()
 
     def _counts(self) -> list[int]:
-        """How many tensors there are over each gradient's memory."""
+        """Return the number of tensors over each gradient's memory."""
         return list(map(_use_count, self._storages))
 
     def available(self) -> bool:
-        """Whether nobody holds the gradients that the launch before gave."""
+        """Return whether nobody holds the gradients of the previous launch."""
         return not self._kept or self._counts() == self._unused
 
     def launched(self, grads: Gradients) -> list[Tensor | None] | None:
-        """`run`, or None while somebody holds the gradients that it would overwrite."""
+        """Run, or return None while somebody holds the gradients that it would overwrite."""
         return self.run(grads) if self.available() else None
 
     def run(self, grads: Gradients) -> list[Tensor | None]:
-        """Launch. Raises `Released` where the recording was reset."""
+        """Launch. Raises `Released` if the recording was reset."""
         sources = [g for g in grads if g is not None]
         if self._kept:
             self.graph.launch(sources, ())
@@ -254,13 +255,13 @@ class Backward:
 
 
 def _refuse_accumulated(observer: Observer, driver: Driver) -> None:
-    """Refuse a backward in which another gave a leaf its gradient."""
+    """Refuse a backward that ran another inside, which gave a leaf its gradient."""
     given: list[Tensor] = []
     for t in [t for ts in observer.external.values() for t in ts if t.requires_grad and t.is_leaf]:
         g = read_gradient(t)
         if g is not None and (observer.made(g) or driver.storage(g) in observer.written):
             given.append(t)
-            if observer.made(g):  # it had none, or what it had would have been added to
+            if observer.made(g):  # it had no gradient before
                 t.grad = None
     if given:
         what = f"a backward inside gives a leaf of shape {list(given[0].shape)} its gradient"
@@ -274,7 +275,7 @@ def _refuse_sparse(gradients: Gradients) -> None:
 
 
 def _port(driver: Driver, capture: Capture, g: Tensor) -> Tensor:
-    """An input port for a gradient, and the tensor that stands for it."""
+    """Make an input port for a gradient; return the tensor over it."""
     extent = _extent(driver, g)
     nbytes = g.numel() * g.element_size()
     if extent > max(_SPARSE_EXTENT * nbytes, 512):
@@ -294,7 +295,8 @@ def _extent(driver: Driver, t: Tensor) -> int:
 
 
 def _maker(driver: Driver, g: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
-    """What makes memory for a gradient like `g`: (what the launch fills, the gradient over it)."""
+    """Return a function that makes memory for a gradient like `g`: (memory, the gradient over
+    it)."""
     spec = TensorSpec.of(g)
     if spec.dense:
         allocate = driver.allocator(spec)
@@ -311,3 +313,16 @@ def _maker(driver: Driver, g: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
         return base, driver.alias(base, spec.dtype, spec.shape, spec.stride, 0)
 
     return strided
+
+
+def _own_memory(t: Tensor, observer: Observer, driver: Driver, taken: set[int]) -> Tensor:
+    """Return `t`, or a copy if its memory is not its own: a gradient passed on, or returned
+    twice."""
+    if t.layout is not torch.strided or is_wrapped(t):
+        return t.clone()
+    storage = driver.storage(t)
+    if t.numel() and (not observer.made(t) or storage in taken):
+        t = t.clone()
+        storage = driver.storage(t)
+    taken.add(storage)
+    return t

@@ -1,12 +1,12 @@
-"""Forwards that run one after another, and their backwards in reverse, in common memory.
+"""Forwards that run one after another, and their backwards in reverse, in shared memory.
 
-What a recording frees while it is captured, those captured after it use again. So a launch
-overwrites what recordings captured later have left in their memory, and nothing of those captured
-earlier, whose memory was taken. Two things are left there for longer than a launch: what a forward
-saves, until its backward is done, and the gradients of a backward, until nobody holds them. In
-running order nothing is overwritten too early; a launch out of order is refused, and the caller
-does without the recording. Gradients outlive the step (accumulated, or cleared only after the next
-forward), so that backwards have a pool apart from that of the forwards.
+Recordings captured later reuse memory that earlier ones freed during their capture. So a launch
+overwrites data of recordings captured later, and none of those captured earlier, whose memory was
+taken. Two kinds of data outlive a launch: the saved tensors of a forward, until its backward is
+done, and the gradients of a backward, until nobody holds them. In running order nothing is
+overwritten too early; a launch out of order is refused, and the caller runs without the recording.
+Gradients outlive the step (accumulated, or cleared only after the next forward), so backwards have
+a pool apart from the forwards'.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ NewPool = Callable[[Driver, torch.device], Pool]
 
 
 class Link:
-    """What the recordings of a chain on one device have in common.
+    """The part of a chain on one device: the memory and stream that its recordings share.
 
     Attributes:
-        forwards, backwards: their memory.
-        stream: of all captures, and of eager backwards: CUDA's allocator gives freed memory to the
-            stream alone that had it.
-        lock: held from the check whether a launch overwrites anything until it is queued.
+        forwards, backwards: the pools.
+        stream: for all captures and eager backwards: CUDA's allocator returns freed memory only to
+            the stream that had it.
+        lock: held from the check that a launch overwrites nothing until it is queued.
     """
 
     def __init__(self, driver: Driver, device: torch.device, new_pool: NewPool) -> None:
@@ -42,13 +42,13 @@ class Link:
         weakref.finalize(self, spare_streams(device).append, self.stream).atexit = False
         self.lock = threading.RLock()
         self._later: list[list[Lease]] = []
-        """For each forward, in the order of capture, the leases of those captured later."""
+        """For each forward, in the order of capture, the leases of the forwards captured later."""
         self._captured = 0
-        self._given: list[tuple[int, Backward]] = []
-        """Backwards whose gradients somebody may hold, the first captured first."""
+        self._unreleased: list[tuple[int, Backward]] = []
+        """Backwards whose gradients somebody may hold, in the order of capture."""
 
     def forward(self, lease: Lease, launch: Launch) -> Launch:
-        """The launch of the forward that was captured now, refused out of order.
+        """Return the launch of the forward captured last, which raises `Released` out of order.
 
         Args:
             lease: taken while the forward waits for its backward.
@@ -67,31 +67,31 @@ class Link:
         return in_order
 
     def backward(self, backward: Backward) -> Callable[[Gradients], list[Tensor | None] | None]:
-        """The launch of the backward that was captured now in `backwards`.
+        """Return the launch of the backward captured last in `backwards`.
 
-        It returns None while somebody holds gradients that it would overwrite: its own, or those of
-        a backward that was captured later.
+        It returns None while somebody holds gradients that it would overwrite: its own, or a later
+        captured backward's.
         """
         place = self._captured
         self._captured += 1
 
         def in_order(grads: Gradients) -> list[Tensor | None] | None:
-            given = self._given
+            unreleased = self._unreleased
             with self.lock:
-                # Those that are free stay so until they are launched again: none is asked twice.
-                while given and given[-1][0] >= place:
-                    if not given[-1][1].available():
+                # A backward that is free stays so until its next launch: none is checked twice.
+                while unreleased and unreleased[-1][0] >= place:
+                    if not unreleased[-1][1].available():
                         return None
-                    given.pop()
+                    unreleased.pop()
                 found = backward.run(grads)
-                given.append((place, backward))
+                unreleased.append((place, backward))
                 return found
 
         return in_order
 
 
 class Chain:
-    """Callables in the order in which they run, as `make_graphed_callables` is given them.
+    """A chain of callables in the order in which they run, as `make_graphed_callables` gets them.
 
     Args:
         new_pool: makes memory that no other recording uses.
@@ -102,7 +102,7 @@ class Chain:
         self._links: dict[torch.device, Link] = {}
 
     def on(self, driver: Driver, device: torch.device) -> Link:
-        """The part of it on one device."""
+        """Return the part of the chain on one device."""
         if device not in self._links:
             self._links[device] = Link(driver, device, self._new_pool)
         return self._links[device]
@@ -112,11 +112,11 @@ _spares: dict[torch.device, list[object]] = {}
 
 
 def spare_streams(device: torch.device) -> list[object]:
-    """Streams of recordings that are gone: the device would keep each for ever."""
+    """Return the free list of streams: CUDA streams are never destroyed, so they are reused."""
     return _spares.setdefault(device, [])
 
 
 def take_stream(driver: Driver, device: torch.device) -> object:
-    """A stream that nobody else works on. To give it back, append it to `spare_streams`."""
+    """Return a stream that nothing else uses. To give it back, append it to `spare_streams`."""
     spare = spare_streams(device)
     return spare.pop() if spare else driver.new_stream(device)

@@ -1,6 +1,6 @@
-"""Results of one forward whose graphs have no node in common: each a node of autograd of its own.
+"""Connected components: results of a forward whose graphs share no node, with a node for each.
 
-So each can have a backward of its own, as in eager, and nothing that the others saved is looked at.
+So each can have its own backward, as in eager, which checks nothing that the others saved.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import NamedTuple
 from torch import Tensor
 
 from onelaunch.autograd.backward import Gradients
-from onelaunch.autograd.node import InFlightForward, Joined
+from onelaunch.autograd.node import InFlightForward, RecordedForward
 
 
 class Component(NamedTuple):
-    """What of a recording belongs to some of its results.
+    """The part of a recording that belongs to some of its results.
 
     Args:
         results: their positions.
-        inputs: the arguments and parameters that they lead to, by position.
-        watched: what eager would have saved for them, by position.
-        watched_results: by position among these results.
-        saves: whether their backward reads anything of the forward's.
+        inputs: positions of the arguments and parameters that they depend on.
+        watched: positions of the tensors that eager would have saved for them.
+        watched_results: the same among these results, by position.
+        saves: True if their backward reads anything of the forward.
     """
 
     results: list[int]
@@ -33,24 +33,24 @@ class Component(NamedTuple):
 
 
 class ComponentNode:
-    """Some of the results of a recording, as a forward in flight sees them; see `node.Joined`.
+    """A component of a recording, as an in-flight forward sees it; see `node.RecordedForward`.
 
     Args:
         whole: the recording.
-        share: what of it.
-        count: of all results.
+        component: the component.
+        count: the number of all results.
     """
 
-    def __init__(self, whole: Joined, share: Component, count: int) -> None:
+    def __init__(self, whole: RecordedForward, component: Component, count: int) -> None:
         self._whole = whole
         self._count = count
-        self._share = share
-        self.results = share.results
-        self.watched_results = share.watched_results
+        self._component = component
+        self.results = component.results
+        self.watched_results = component.watched_results
         self.direct = whole.direct
-        self.saves = share.saves
+        self.saves = component.saves
         saved = whole.saved.inputs
-        own = [(p, place) for p, place in enumerate(share.watched) if place in saved]
+        own = [(p, place) for p, place in enumerate(component.watched) if place in saved]
         self.saved = whole.saved._replace(inputs={p: saved[place] for p, place in own})
         self._places = [list(saved).index(place) for _, place in own]
 
@@ -64,13 +64,13 @@ class ComponentNode:
         tuple[ComponentNode, InFlightComponent, tuple[Tensor, ...], tuple[Tensor, ...]],
         list[Tensor],
     ]:
-        """What its node is made of and its inputs, from those of the whole."""
+        """Return the node's state and its inputs, from those of the whole."""
         results = tuple([made[place] for place in self.results])
-        seen = tuple([watched[place] for place in self._share.watched])
-        wanted = [inputs[place] for place in self._share.inputs]
+        watched_here = tuple([watched[place] for place in self._component.watched])
+        wanted = [inputs[place] for place in self._component.inputs]
         in_flight = InFlightComponent(whole)
         in_flight.places = [whole.places[i] for i in self._places]
-        return (self, in_flight, results, seen), wanted
+        return (self, in_flight, results, watched_here), wanted
 
     @property
     def where(self) -> str | None:
@@ -79,12 +79,13 @@ class ComponentNode:
 
     @property
     def width(self) -> int:
-        """See `node.Joined.width`."""
-        return len(self._share.inputs)
+        """See `node.RecordedForward.width`."""
+        return len(self._component.inputs)
 
     def backward(self, grads: Gradients) -> list[Tensor | None]:
-        """The gradients of its inputs and of the direct leaves, from those of its results."""
-        return self._own(self._whole.backward(self._every(grads)))
+        """Return the gradients of its inputs and of the direct leaves, from those of its
+        results."""
+        return self._own(self._whole.backward(self._padded(grads)))
 
     def edited(
         self,
@@ -93,27 +94,28 @@ class ComponentNode:
         grads: Gradients,
         wanted: Sequence[bool],
     ) -> list[Tensor | None]:
-        """See `node.Joined.edited`."""
+        """See `node.RecordedForward.edited`."""
         asked = [False] * self._whole.width + list(wanted[self.width :])
-        for place, want in zip(self._share.inputs, wanted, strict=False):
+        for place, want in zip(self._component.inputs, wanted, strict=False):
             asked[place] = want
-        of = self._share.watched
+        of = self._component.watched
         places, elsewhere = [of[p] for p in changed], [(of[p], t) for p, t in moved]
-        return self._own(self._whole.edited(places, elsewhere, self._every(grads), asked))
+        return self._own(self._whole.edited(places, elsewhere, self._padded(grads), asked))
 
-    def _every(self, grads: Gradients) -> Gradients:
-        every: list[Tensor | None] = [None] * self._count
+    def _padded(self, grads: Gradients) -> Gradients:
+        padded: list[Tensor | None] = [None] * self._count
         for place, g in zip(self.results, grads, strict=True):
-            every[place] = g
-        return every
+            padded[place] = g
+        return padded
 
     def _own(self, found: list[Tensor | None]) -> list[Tensor | None]:
         first = len(found) - len(self.direct)
-        return [found[place] for place in self._share.inputs] + found[first:]
+        return [found[place] for place in self._component.inputs] + found[first:]
 
 
 class InFlightComponent(InFlightForward):
-    """The forward of a component, which keeps that of the whole: it ends once no part holds it."""
+    """The in-flight forward of a component. It keeps the whole's alive until no component is
+    left."""
 
     __slots__ = ("_whole",)
 
@@ -122,6 +124,6 @@ class InFlightComponent(InFlightForward):
         self._whole: InFlightForward | None = whole
 
     def release(self) -> None:
-        """Let go of the recording."""
+        """Release the recording."""
         super().release()
         self._whole = None

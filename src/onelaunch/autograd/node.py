@@ -1,7 +1,7 @@
-"""A launched forward in autograd: one node, until its backward is done.
+"""The autograd node of a launched forward, until its backward is done.
 
-What the forward saves lies in the recording, which no other call may use meanwhile. The caller's
-tensors that eager would have saved are watched for changes in place.
+The forward's saved tensors lie in the recording, which no other call may use meanwhile. The
+caller's tensors that eager would have saved are watched for changes in place.
 """
 
 from __future__ import annotations
@@ -13,36 +13,46 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from onelaunch.autograd.accumulate import accumulate, executed, is_backward
+from onelaunch.autograd.accumulate import accumulate, is_backward, wanted_gradients
 from onelaunch.autograd.backward import Gradients
-from onelaunch.autograd.proxies import MODIFIED, keep_graph
+from onelaunch.autograd.graph_walk import AGAIN, MODIFIED
 from onelaunch.call.dtensor import is_wrapped
 from onelaunch.errors import GraphError
 from onelaunch.source import user_line
 
 _TWICE = (
-    "Trying to backward through the graph a second time (or directly access saved tensors after "
+    f"{AGAIN} (or directly access saved tensors after "
     "they have already been freed). Saved intermediate values of the graph are freed when you call "
     ".backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
     "graph a second time or if you need to access saved tensors after calling backward."
 )
+_FREED_INSIDE = (
+    f"{AGAIN} (or directly access saved tensors after they have already been freed). The "
+    "callable that returned this tensor ran the backward itself, in the same launch. To run it "
+    "again, return the tensor without calling backward inside."
+)
+_bindings: Any = torch._C
+_keep_graph: Callable[[], bool] = getattr(
+    _bindings._autograd, "_get_current_graph_task_keep_graph", lambda: True
+)
+"""Return whether the backward that runs in this thread retains its graph."""
 
 
 class Saved(NamedTuple):
-    """The tensors that eager saves themselves: after `t.data = ...` its backward reads the new
-    memory, of which no version tells."""
+    """The caller's tensors that eager saves as they are: after `t.data = ...` its backward reads
+    the new memory, which no version counter shows."""
 
     state: list[tuple[Tensor, Tensor]]
-    """Of the callable's state, each after what stands for it in the captured graph."""
+    """(proxy leaf in the captured graph, tensor of the callable's state)."""
     inputs: dict[int, Tensor]
-    """What stands there for watched inputs, by position among what is watched."""
+    """Position among the watched tensors -> the tensor of the captured graph, for inputs."""
     unmoved: Callable[[], bool]
-    """Whether those of the state have the memory that they had. False as well where the callable
-    wrote over what it saved: then all gradients that do not depend on that are eager's."""
+    """Return whether the state's tensors kept their memory. False also if the callable wrote over
+    what it saved: then all gradients that do not depend on that run eagerly."""
 
 
-class Joined(Protocol):
-    """A recording of a forward, as a forward in flight sees it; see `AutogradPair`."""
+class RecordedForward(Protocol):
+    """A recording of a forward, as an in-flight forward sees it; see `AutogradPair`."""
 
     direct: list[Tensor]
     watched_results: list[int]
@@ -56,11 +66,11 @@ class Joined(Protocol):
 
     @property
     def width(self) -> int:
-        """How many inputs the node has, its anchor apart."""
+        """Number of inputs of the node, without its anchor."""
         ...
 
     def backward(self, grads: Gradients) -> list[Tensor | None]:
-        """The gradients of the node's inputs, from those of its results."""
+        """Return the gradients of the node's inputs, from those of its results."""
         ...
 
     def edited(
@@ -70,18 +80,18 @@ class Joined(Protocol):
         grads: Gradients,
         wanted: Sequence[bool],
     ) -> list[Tensor | None]:
-        """`backward` for some of the inputs and direct leaves, where of what is watched some, by
+        """Return the gradients of the wanted inputs and direct leaves, after watched tensors, by
         position, were changed in place or given other memory; see `StaticGraph.edited`."""
         ...
 
 
 class Lease:
-    """Who has a recording: one forward at a time, as long as it holds the token.
+    """A lease of a recording: one forward at a time has it, as long as it holds the token.
 
-    Told by the token's owners, not by a finalizer. The garbage collector finalizes what it takes
-    for unreachable before it looks again, and while another thread works on an autograd graph it
-    may take for that what the graph's contexts hold: torch shows it who owns a node by a count that
-    changes meanwhile.
+    The token's reference count decides, not a finalizer. While another thread works on an autograd
+    graph, the garbage collector may take the objects of its contexts for unreachable, and finalize
+    them before it checks again: torch shows it the owners of a node by a count that changes
+    meanwhile.
     """
 
     __slots__ = ("_tokens",)
@@ -90,23 +100,23 @@ class Lease:
         self._tokens = [object()]
 
     def take(self) -> object | None:
-        """The token, or None while somebody has it. Atomic."""
+        """Return the token, or None while somebody has it. Atomic."""
         try:
             token = self._tokens.pop()
         except IndexError:
-            return None  # another thread asks
+            return None  # another thread is in between
         free = getrefcount(token) == _NOBODY
         self._tokens.append(token)
         return token if free else None
 
     @property
     def taken(self) -> bool:
-        """Whether somebody has it."""
+        """True if somebody has it."""
         return self.take() is None
 
 
 def _owners_of_none() -> int:
-    """How many owners `Lease.take` counts of a token that nobody has."""
+    """Return the owners that `Lease.take` counts of a token that nobody has."""
     token = [object()].pop()
     return getrefcount(token)
 
@@ -115,12 +125,12 @@ _NOBODY = _owners_of_none()
 
 
 class InFlightForward:
-    """From a forward until its backward has freed it, or its autograd graph is gone.
+    """A forward in flight: until its backward has freed it, or its autograd graph is freed.
 
     Until then the recording holds this call's saved tensors, and no other call may use it.
 
     Args:
-        token: of the recording's `Lease`, if its backward reads anything of the forward's.
+        token: of the recording's `Lease`, if its backward reads anything of the forward.
     """
 
     __slots__ = ("inputs", "places", "released", "token", "versions", "watched")
@@ -129,27 +139,28 @@ class InFlightForward:
         self.token = token
         self.released = False
         self.watched: tuple[Tensor, ...] = ()
-        """What eager would have saved of the caller's tensors, and the versions of each."""
+        """The caller's tensors that eager would have saved; `versions` has their version
+        counters."""
         self.versions: list[int] = []
         self.places: list[int] = []
-        """Where those of `Saved.inputs` lay, filled in by the call path."""
+        """Addresses of the tensors of `Saved.inputs` at the call, set by the call path."""
         self.inputs: tuple[Tensor, ...] = ()
-        """The node's."""
+        """Inputs of the node."""
 
     def release(self) -> None:
-        """Give the recording free."""
+        """Release the recording for other forwards."""
         self.released = True
         self.watched, self.versions, self.places, self.inputs = (), [], [], ()
         self.token = None
 
 
 class _Launched(torch.autograd.Function):
-    """The node: its forward has been launched."""
+    """The node of a forward that was launched."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any,
-        launched: tuple[Joined, InFlightForward, tuple[Tensor, ...], tuple[Tensor, ...]],
+        launched: tuple[RecordedForward, InFlightForward, tuple[Tensor, ...], tuple[Tensor, ...]],
         *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
         pair, in_flight, made, watched = launched
@@ -159,7 +170,7 @@ class _Launched(torch.autograd.Function):
         # Results could not be kept on the context: they keep it.
         if pair.watched_results:
             ctx.save_for_backward(*[made[i] for i in pair.watched_results])
-        # By hand, at a quarter of what a saved tensor costs.
+        # By hand, at a quarter of the cost of a saved tensor.
         in_flight.watched, in_flight.inputs = watched, inputs
         in_flight.versions = [t._version for t in watched]
         return made
@@ -170,7 +181,7 @@ class _Launched(torch.autograd.Function):
 
 
 class _LaunchedDirectly(torch.autograd.Function):
-    """The node where the backward adds to the gradients of leaves itself; its first input is an
+    """The node whose backward adds to the gradients of leaves directly; its first input is an
     anchor."""
 
     forward = staticmethod(_Launched.forward)
@@ -185,14 +196,14 @@ class _LaunchedDirectly(torch.autograd.Function):
         return (None, None, *found[:first])
 
 
-# `Function.apply` without its look for functorch, under which no call is launched: 3 us less.
+# `Function.apply` without its check for functorch, under which no call is launched: 3 us less.
 launched: Any = cast(Any, super(torch.autograd.Function, _Launched)).apply
 launched_directly: Any = cast(Any, super(torch.autograd.Function, _LaunchedDirectly)).apply
 
 
 def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
-    """The gradients of a node's inputs, once it is known that they can be had."""
-    pair: Joined = ctx.pair
+    """Return the gradients of a node's inputs, after the checks that they can be computed."""
+    pair: RecordedForward = ctx.pair
     in_flight: InFlightForward = ctx.in_flight
     if in_flight.released:
         raise RuntimeError(_TWICE)
@@ -210,14 +221,14 @@ def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
     if torch.is_grad_enabled():
         by = [*in_flight.inputs, *(g for g in grads if g is not None)]
         found = _once(found, by, pair.where)
-    if pair.saves and not keep_graph():
+    if pair.saves and not _keep_graph():
         in_flight.release()
     return found
 
 
 def _edited(ctx: Any, grads: Gradients) -> list[Tensor | None]:
-    """The gradients that the engine wants, if none depends on what was changed in place."""
-    pair: Joined = ctx.pair
+    """Return the gradients that the engine wants, if none depends on a tensor changed in place."""
+    pair: RecordedForward = ctx.pair
     in_flight: InFlightForward = ctx.in_flight
     pairs = enumerate(zip(in_flight.watched, in_flight.versions, strict=True))
     changed = [i for i, (t, version) in pairs if t._version != version]
@@ -226,15 +237,17 @@ def _edited(ctx: Any, grads: Gradients) -> list[Tensor | None]:
         at for at, place in zip(now, in_flight.places, strict=True) if at[1].data_ptr() != place
     ]
     try:
-        return pair.edited(changed, moved, grads, executed(ctx, len(pair.direct)))
+        return pair.edited(changed, moved, grads, wanted_gradients(ctx, len(pair.direct)))
     except RuntimeError as error:
         if MODIFIED not in str(error) or not changed:
             raise
-    raise RuntimeError(_told(in_flight.watched[changed[0]], in_flight.versions[changed[0]]))
+    raise RuntimeError(
+        _modified_message(in_flight.watched[changed[0]], in_flight.versions[changed[0]])
+    )
 
 
-def _told(t: Tensor, version: int) -> str:
-    """What eager says of a saved tensor that was changed in place."""
+def _modified_message(t: Tensor, version: int) -> str:
+    """Return eager's message for a saved tensor that was changed in place."""
     return (
         f"one of the variables needed for gradient computation {MODIFIED}: "
         f"[{t.type()} {list(t.shape)}] is at version {t._version}; expected version "
@@ -243,8 +256,8 @@ def _told(t: Tensor, version: int) -> str:
 
 
 class _Once(torch.autograd.Function):
-    """Gradients that raise when somebody differentiates them again, by whatever they depend on:
-    asked for some gradients alone, the engine goes by no other way."""
+    """A node over gradients that raises OL202 if they are differentiated again. Every tensor they
+    depend on is an input, so that the engine reaches this node for any of them."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -268,5 +281,16 @@ def _once(
 
 
 def _not_twice(what: str, where: str | None) -> GraphError:
-    """Name the line of the backward, or the callable: the engine's threads run no user's line."""
+    """Return OL202 with the line of the backward, or of the callable: the engine's threads run no
+    line of the user's."""
     return GraphError("OL202", what, where=user_line() or where)
+
+
+def mark_freed(t: Tensor) -> Tensor:
+    """Return a tensor over the memory of `t` whose graph counts as freed: it requires grad, and a
+    backward over it raises, as over the loss of a training step in eager. 1 us.
+
+    Args:
+        t: a fresh leaf; not to be used afterwards.
+    """
+    return _bindings._functions.DelayedError(_FREED_INSIDE, 1)(t.requires_grad_())

@@ -1,9 +1,9 @@
-"""A captured forward in autograd: one node, whose backward is another recording.
+"""A captured forward and its backward recordings, joined by one node of autograd.
 
-The forward's own autograd graph is kept, with its saved tensors in memory of the recording. Each
-replay of the forward fills them anew, so that the ordinary backward over that graph gives this
-call's gradients. That is what the first backward of a kind runs, and its warm-up; from the second
-on it is one launch.
+The forward's autograd graph is kept, with its saved tensors in the recording's memory. Each replay
+of the forward fills them anew, so that the ordinary backward over that graph gives this call's
+gradients. The first backward of a kind runs that way, which is its warm-up; from the second on it
+is one launch.
 """
 
 from __future__ import annotations
@@ -31,53 +31,52 @@ _hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
 _functorch: Callable[[], object] = _C._functorch.peek_interpreter_stack
 _EAGERLY = "the backward runs eagerly"
 _EAGER_FIRST = 1
-"""Backwards of a kind that run operation by operation before it is captured: its warm-up, in the
-thread and on the stream of its capture."""
+"""Number of backwards of a kind that run operation by operation before its capture: the warm-up, in
+the thread and on the stream of the capture."""
 
 
 def packing() -> bool:
-    """Whether the caller's hooks want what a forward saves: `checkpoint` around a graphed module,
-    `save_on_cpu`. No replay saves anything, so that the callable itself runs."""
+    """Return whether the caller's hooks pack saved tensors: `checkpoint` around a graphed module,
+    `save_on_cpu`. A replay saves nothing, so the callable itself runs."""
     return torch.is_grad_enabled() and _hooks(True) is not None
 
 
 @dataclass(slots=True, eq=False)
 class _Kind:
-    """Backwards of one kind: gradients of one layout, in the same modes."""
+    """A kind of backwards: gradients of one layout, in the same modes."""
 
     fits: Callable[[], bool]
     like: Callable[..., bool]
-    """Whether gradients have this layout."""
+    """Return whether gradients have this layout."""
     eager: int = 0
     refused: bool = False
     kept: Backward | None = None
     launch: Callable[[Gradients], list[Tensor | None] | None] | None = None
-    """Of `kept`; it returns None where its memory is not to be written."""
+    """Launch of `kept`; returns None while its memory must not be written."""
     copied: Backward | None = None
 
 
 @dataclass(slots=True, eq=False)
 class AutogradPair:
-    """What joins a captured forward to autograd.
+    """A captured forward, joined to autograd, with the recordings of its backward.
 
     Args:
         static: the forward's autograd graph.
-        pool: of the forward.
+        pool: memory of the forward.
         new_pool: makes memory that no other recording uses.
-        make_room: sees to it that the pool that counts all this holds no more than it may; whether
-            it does.
-        results: the numbers of the results that come out of the node.
-        arguments: the numbers of the inputs that are inputs of the node.
-        parameters: the tensors of the callable's state that are inputs of the node, after those.
+        make_room: keeps the pool that counts all this within its budget; returns whether it is.
+        results: numbers of the results that come out of the node.
+        arguments: numbers of the inputs that are inputs of the node.
+        parameters: tensors of the callable's state that are further inputs of the node.
         direct: leaves of the callable's state that are not; the backward adds to their `.grad`.
-        watched_inputs, watched, watched_results: what eager would have saved for the backward, so
-            that a change in place before it is an error: inputs by number, tensors of the
-            callable's state, results of the node by position.
-        saved: what of it eager saves as the very tensor, not as a view of it or its memory alone.
-        saves: whether the backward reads anything of the forward's.
-        raises: whether a backward that cannot be captured is an error.
-        link: what it shares with others that run before and after it.
-        shares: where results have no node in common, those that have; else none.
+        watched_inputs, watched, watched_results: tensors that eager would have saved for the
+            backward, so that a change in place before it is an error: inputs by number, tensors of
+            the callable's state, results of the node by position.
+        saved: the ones among them that eager saves as the same tensor, not as a view or its memory.
+        saves: True if the backward reads anything of the forward.
+        raises: True if a backward that cannot be captured is an error.
+        link: the chain's memory and stream, shared with forwards before and after it.
+        components: groups of results whose graphs share no node; empty if there is one group.
     """
 
     static: StaticGraph
@@ -95,9 +94,9 @@ class AutogradPair:
     saves: bool
     raises: bool
     watched_memory: list[int] = field(default_factory=list[int])
-    """The storages of the watched inputs and then of the watched tensors, in the recording."""
+    """Storages of the watched inputs and then of the watched tensors, in the recording."""
     link: Link | None = None
-    shares: list[Component] = field(default_factory=list[Component])
+    components: list[Component] = field(default_factory=list[Component])
     lease: Lease = field(default_factory=Lease)
     retired: bool = False
     _anchors: Anchors = field(init=False)
@@ -112,8 +111,8 @@ class AutogradPair:
     # The forward.
 
     def take(self) -> InFlightForward | None:
-        """The recording for one forward, or None while another is in flight. Atomic. None also
-        where hooks want what the forward saves."""
+        """Return the recording's lease for one forward, or None while another is in flight. Atomic.
+        None also if hooks pack saved tensors."""
         if _hooks(True) is not None:
             return None
         if not self.saves:
@@ -137,7 +136,7 @@ class AutogradPair:
         inputs: Sequence[Tensor],
         watched: Any,
     ) -> tuple[Tensor, ...]:
-        """The results of one launch, as results of a node of autograd."""
+        """Return the results of one launch, as results of a node of autograd."""
         node = (self, in_flight, made, watched)
         if not self.direct:
             return launched(node, *inputs, *self.parameters)
@@ -145,37 +144,38 @@ class AutogradPair:
         return launched_directly(node, anchor, *inputs, *self.parameters)
 
     def attacher(self) -> Callable[..., tuple[Tensor, ...]]:
-        """`attach`, which makes a node for each of the `shares` if there are any."""
-        if not self.shares:
+        """Return `attach`, or a variant that makes a node for each of the components."""
+        if not self.components:
             return self.attach
         count = len(self.results)
         return partial(
-            self._attach_parts, [ComponentNode(self, share, count) for share in self.shares]
+            self._attach_components,
+            [ComponentNode(self, component, count) for component in self.components],
         )
 
-    def _attach_parts(
+    def _attach_components(
         self,
-        parts: Sequence[ComponentNode],
+        nodes: Sequence[ComponentNode],
         in_flight: InFlightForward,
         made: tuple[Tensor, ...],
         inputs: Sequence[Tensor],
         watched: tuple[Tensor, ...],
     ) -> tuple[Tensor, ...]:
         results = list(made)
-        for part in parts:
-            node, wanted = part.of(in_flight, made, [*inputs, *self.parameters], watched)
+        for component in nodes:
+            node, wanted = component.of(in_flight, made, [*inputs, *self.parameters], watched)
             if self.direct:
                 found = launched_directly(node, self._anchors.of_this_stream(), *wanted)
             else:
                 found = launched(node, *wanted)
-            for place, t in zip(part.results, found, strict=True):
+            for place, t in zip(component.results, found, strict=True):
                 results[place] = t
         return tuple(results)
 
     # The backward.
 
     def backward(self, grads: Gradients) -> list[Tensor | None]:
-        """The gradients of the node's inputs, from those of its results."""
+        """Return the gradients of the node's inputs, from those of its results."""
         kind = self._kind(grads)
         if kind is None or kind.refused:
             return self.static.run(grads)
@@ -189,7 +189,7 @@ class AutogradPair:
 
     @property
     def width(self) -> int:
-        """See `node.Joined.width`."""
+        """See `node.RecordedForward.width`."""
         return len(self.arguments) + len(self.parameters)
 
     def edited(
@@ -199,21 +199,20 @@ class AutogradPair:
         grads: Gradients,
         wanted: Sequence[bool],
     ) -> list[Tensor | None]:
-        """See `node.Joined.edited`."""
+        """See `node.RecordedForward.edited`."""
         storages = {self.watched_memory[i] for i in changed}
         alike: list[tuple[Tensor, Tensor]] = []
         for static, t in [*self.saved.state, *((self.saved.inputs[i], t) for i, t in moved)]:
             if (static.shape, static.dtype, static.device) == (t.shape, t.dtype, t.device):
                 alike.append((static, t))
-            else:  # padded to a bucket, or to part a leaf from its place in the captured graph
+            else:  # the layout differs: padded to a bucket, for example
                 storages.add(self.static.driver.storage(static))
         return self.static.edited(Edits(storages, alike), grads, wanted)
 
     def capture_ahead(self) -> None:
-        """Capture the backward of one gradient for each result, laid out as the result is.
+        """Capture the backward for gradients laid out as the results are.
 
-        As all are, in the thread that the engine runs it in: what it finds there, the backwards to
-        come will find.
+        Like all backwards it is captured in the engine's thread: later ones find the same modes.
         """
         grads = [torch.zeros_like(t) for t in self.static.outputs]
         kind = self._kind(grads)
@@ -222,7 +221,7 @@ class AutogradPair:
             self._capture(kind, grads, kept=True, link=self.link)
 
     def _kind(self, grads: Gradients) -> _Kind | None:
-        """The kind of these gradients, or None where no recording may stand for eager."""
+        """Return the kind of these gradients, or None if no recording may replace eager."""
         if _C._len_torch_dispatch_stack() or torch.is_anomaly_enabled():
             return None
         latest = self._latest
@@ -250,14 +249,14 @@ class AutogradPair:
         return kinds[-1]
 
     def _launched(self, kind: _Kind, grads: Gradients) -> list[Tensor | None] | None:
-        """The gradients by one launch; None where eager is to run."""
+        """Return the gradients by one launch, or None if eager must run."""
         if kind.launch is None:
             return None
         try:
             found = kind.launch(grads)
             if found is not None:
                 return found
-            if kind.copied is None:  # somebody keeps the gradients of a launch before
+            if kind.copied is None:  # somebody keeps the gradients of an earlier launch
                 self._capture(kind, grads, kept=False)
             return None if kind.copied is None else kind.copied.run(grads)
         except Released:
@@ -266,9 +265,9 @@ class AutogradPair:
     def _capture(
         self, kind: _Kind, grads: Gradients, *, kept: bool, link: Link | None = None
     ) -> None:
-        """Capture a backward, if that can be now.
+        """Capture a backward, if the lock is free.
 
-        This may be the engine's thread, for which the holder of the lock may be waiting.
+        The holder of the lock may be waiting for this thread, if it is the engine's.
         """
         driver = self.static.driver
         if self.retired or driver.capturing() or not driver.lock.acquire(blocking=False):
@@ -303,7 +302,7 @@ class AutogradPair:
             warnings.warn(text, GraphWarning, stacklevel=2)
 
     def backwards(self) -> list[Backward]:
-        """Those that were captured."""
+        """Return the captured backwards."""
         kinds = [kind for kinds in self._kinds.values() for kind in kinds]
         return [b for kind in kinds for b in (kind.kept, kind.copied) if b is not None]
 
@@ -317,7 +316,7 @@ class AutogradPair:
 
 
 def _like(grads: Gradients) -> Callable[[Gradients], bool]:
-    """Whether gradients have the type and layout of these: 0.3 us for one."""
+    """Return a check that gradients have the type and layout of these: 0.3 us for one."""
     given = [g for g in grads if g is not None]
     which = [g is not None for g in grads]
     if len({id(g) for g in given}) < len(given):
@@ -335,7 +334,7 @@ def _like(grads: Gradients) -> Callable[[Gradients], bool]:
 
 
 class ForwardGraph:
-    """The forward's `Graph`, which takes the backward along."""
+    """The forward's `Graph`, with the backwards' memory and lifetime."""
 
     def __init__(self, graph: Graph, pair: AutogradPair) -> None:
         self._graph = graph
@@ -352,7 +351,7 @@ class ForwardGraph:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the forward and of the backwards that were captured."""
+        """Bytes of the forward and of the captured backwards."""
         backwards = sum(b.graph.memory_bytes for b in self._pair.backwards())
         return self._graph.memory_bytes + backwards
 

@@ -2,6 +2,6 @@
 
 tree.py     arguments and results as trees
 spec.py     CallSpec: the signature of a call
-ambient.py  the modes in force, and whether a call may replay where it happens
-dtensor.py  DTensors: where the memory of this process is
+ambient.py  torch's modes around a call, and the check that a call may replay under them
+dtensor.py  tensors that stand for others: DTensors, and transforms' wrappers
 """

@@ -1,4 +1,4 @@
-"""Whether a call may replay where it happens, or what surrounds it wants to see its operations."""
+"""The modes around a call, and the check whether one of them must see the call's operations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 _WARMING: list[int] = []
-"""The threads that are in a warm-up. A graphed callable called inside one runs inlined, as it does
-inside a capture, so that what will be captured is what has been warmed up."""
+"""Threads in a warm-up. A graphed callable called inside one runs inlined, as it does inside a
+capture: so the warm-up runs the same operations as the capture."""
 
 
 @contextmanager
 def inlining() -> Generator[None]:
-    """This thread warms a callable up."""
+    """Run graphed callables inlined in this thread, for a warm-up."""
     ident = get_ident()
     _WARMING.append(ident)
     try:
@@ -25,7 +25,7 @@ def inlining() -> Generator[None]:
         _WARMING.remove(ident)
 
 
-# The cheap signs of something ambient, as any of which `ambient` is asked.
+# Cheap signs of an ambient mode: `ambient` is called if there is any.
 _C: Any = torch._C
 _dispatch_modes = _C._len_torch_dispatch_stack
 _function_modes = _C._len_torch_function_stack
@@ -51,7 +51,7 @@ MODES: tuple[tuple[str, Callable[[], object]], ...] = (
 
 
 _guards: dict[str, Any] = {}
-"""Torch's guard of each combination of modes that was captured, by its text."""
+"""Text of a combination of modes that was captured -> torch's guard of it."""
 
 
 _CPU = torch.device("cpu")
@@ -62,9 +62,9 @@ _note_mode: Any = getattr(
 
 
 def note_modes() -> None:
-    """See to it that torch knows whether this thread has a dispatch mode.
+    """Tell torch that this thread has no dispatch mode, if it has none.
 
-    It keeps that for each thread, and takes it from a flag of the process, so that modes of two
+    Torch keeps that for each thread but takes it from a flag of the process, so that modes in two
     threads at once leave it wrong in either (torch 2.11 to 2.13). Its guards of tensors then see
     other dispatch keys of a tensor subclass than in other threads.
     """
@@ -73,9 +73,9 @@ def note_modes() -> None:
 
 
 def runs_inline() -> bool:
-    """Whether a call is to run as it is: inside a warm-up, or under what `ambient` names.
+    """Return whether a call must run as it is: inside a warm-up, or under an ambient mode.
 
-    Asked at every call: 0.3 us.
+    Called at every call: 0.3 us.
     """
     if torch.compiler.is_dynamo_compiling() or (_WARMING and get_ident() in _WARMING):
         return True
@@ -93,16 +93,16 @@ def runs_inline() -> bool:
 
 
 def modes() -> tuple[object, ...]:
-    """The modes in force, those of torch's `GlobalStateGuard` first, as its own text."""
+    """Return the modes in force: the text of torch's `GlobalStateGuard`, then `MODES`."""
     guard: Any = _C._dynamo.guards.GlobalStateGuard()
     return (guard.__getstate__(), *(read() for _, read in MODES))
 
 
 def readers() -> list[tuple[Callable[[], object], object]]:
-    """How to see at a later call that these modes are in force: functions, and what each returns.
+    """Return functions to check at a later call that these modes are in force, with their results.
 
-    All but the default device, which costs more to read and is compared where it was set. The same
-    modes give the same functions.
+    They leave out the default device, which costs more to read and is compared where it was set.
+    The same modes give the same functions.
     """
     now: Any = _C._dynamo.guards.GlobalStateGuard()
     guard = _guards.setdefault(now.__getstate__(), now)
@@ -112,10 +112,10 @@ def readers() -> list[tuple[Callable[[], object], object]]:
 
 
 def ambient() -> str | None:
-    """What in the surroundings makes a replay meaningless, or None where nothing does.
+    """Return the ambient mode that makes a replay meaningless, or None.
 
-    Under any of these the callable itself runs: the tracer, transform or mode that surrounds the
-    call wants to see its operations.
+    Under any of these the callable itself runs: the tracer, transform or mode around the call must
+    see its operations.
     """
     if torch.compiler.is_compiling():
         return "torch.compile is tracing"
@@ -135,12 +135,13 @@ def ambient() -> str | None:
 
 
 def _only_default_device() -> bool:
-    """`torch.set_default_device` is a function mode too; it is part of the signature."""
+    """Return whether the one function mode is `torch.set_default_device`'s, which the signature
+    has."""
     if _C._len_torch_function_stack() != 1:
         return False
     return type(_C._get_function_stack_at(0)).__name__ == "DeviceContext"
 
 
 def default_device() -> torch.device:
-    """The default device, cheap where none was set."""
+    """Return the default device; cheap if none was set."""
     return torch.get_default_device() if _C._len_torch_function_stack() else _CPU

@@ -1,9 +1,9 @@
-"""What must be equal for a replay to be legal.
+"""Signatures of calls: what must be equal for a replay to be legal.
 
-A `CallSpec` is hashable and says, of one call, everything that the captured kernels were chosen by
-and that the call path can see: the tree of arguments with its constants, the tensors, which of them
-overlap, and the modes of torch in force. What the callable reads behind the arguments' back
-(parameters, attributes) is not here: see `state`.
+A `CallSpec` is hashable data about one call: everything that the captured kernels were chosen by
+and that the call path can see. It has the tree of arguments with its constants, the tensors, their
+overlaps, and torch's modes in force. State behind the arguments (parameters, attributes) is not
+here: see `state`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _C: Any = torch._C
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a kernel may have been chosen by, of one tensor."""
+    """The properties of one tensor that a kernel may have been chosen by."""
 
     kind: type
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ class TensorSpec:
 
     @property
     def dense(self) -> bool:
-        """Whether the elements fill one run of memory, so that a memcpy can carry them."""
+        """True if the elements fill one run of memory, so that a memcpy can carry them."""
         if 0 in self.shape:
             return True
         expected = 1
@@ -83,18 +83,18 @@ class CallSpec:
     tree: Tree
     tensors: tuple[TensorSpec, ...]
     overlaps: tuple[tuple[int, int, int], ...]
-    """(i, j, bytes): tensor j starts so many bytes after tensor i, and they share memory."""
+    """(i, j, bytes): tensors i and j share memory, and j starts this many bytes after i."""
     modes: tuple[object, ...]
     device: torch.device
 
     def __str__(self) -> str:
         return ", ".join(str(t) for t in self.tensors) or "no tensors"
 
-    def __repr__(self) -> str:  # one of all fields would fill the screen
+    def __repr__(self) -> str:  # all fields would fill the screen
         return f"<CallSpec {self}>"
 
     def difference(self, other: CallSpec, paths: Sequence[str]) -> tuple[str, str]:
-        """Where `other` differs, and how: ``("args[0], dim 1", "captured 8, got 9")``."""
+        """Return where and how `other` differs: ``("args[0], dim 1", "captured 8, got 9")``."""
         for mine, theirs, path in zip(self.tensors, other.tensors, paths, strict=False):
             if mine == theirs:
                 continue
@@ -116,7 +116,7 @@ class CallSpec:
             other.modes,
             strict=True,
         ):
-            if a != b and isinstance(a, str) and isinstance(b, str):  # that of torch's guard
+            if a != b and isinstance(a, str) and isinstance(b, str):  # the text of torch's guard
                 return _state_difference(name, a, b)
             if a != b:
                 return name, f"captured {a}, got {b}"
@@ -124,10 +124,10 @@ class CallSpec:
 
 
 def _state_difference(name: str, mine: str, theirs: str) -> tuple[str, str]:
-    """Which of the modes in the text of torch's `GlobalStateGuard` differs."""
+    """Return which mode differs in the text of torch's `GlobalStateGuard`."""
     try:
         captured, got = json.loads(mine), json.loads(theirs)
-    except ValueError:  # it is no interface of torch's
+    except ValueError:  # the text is no interface of torch's
         return name, "set otherwise than in the capture"
     for key, value in captured.items():
         if value != got.get(key):
@@ -182,17 +182,18 @@ def _tree_difference(mine: Tree, theirs: Tree, path: str) -> tuple[str, str]:
 
 
 def has_strides(t: Tensor) -> bool:
-    """Whether a tensor is memory with sizes and strides; a nested one says that it is strided."""
+    """Return whether a tensor is memory with sizes and strides; a nested one's layout is strided
+    too, without being that."""
     return t.layout is torch.strided and not t.is_nested
 
 
 def lies_on(t: Tensor, device: torch.device) -> bool:
-    """Whether a tensor is plain memory of a device of this kind."""
+    """Return whether a tensor is plain memory of a device of this kind."""
     return t.layout is torch.strided and t.device.type == device.type
 
 
 def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a new tensor of this shape."""
+    """Return the strides of a new tensor of this shape."""
     stride, step = [0] * len(shape), 1
     for dim in reversed(range(len(shape))):
         stride[dim] = step

@@ -1,6 +1,6 @@
 """Arguments and results as trees: tensors at the leaves, constants and containers in between.
 
-Two calls with equal trees differ only in their tensors, which is what a recording needs to know.
+Two calls with equal trees differ only in their tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Leaf(NamedTuple):
 
 
 class Constant:
-    """A value that must be the same in every call, by type and bits; other objects by identity.
+    """A value that must be the same in every call, by type and bits; any other object by identity.
 
     2, 2.0 and True differ, -0.0 and 0.0 differ, a NaN equals a NaN of the same bits.
     """
@@ -55,14 +55,14 @@ class Constant:
         return f"<{type(self.value).__name__}>" if self.by_identity else repr(self.value)
 
     def matches(self, value: object) -> bool:
-        """Whether `value` is this constant."""
+        """Return whether `value` is this constant."""
         if self.by_identity:
             return value is self.value
         return value is self.value or _bits(value) == self._key
 
 
 def _bits(value: object) -> tuple[object, ...] | None:
-    """A key by type and bits, or None for an object that is compared by identity."""
+    """Return a key by type and bits, or None for an object that is compared by identity."""
     kind = type(value)
     if kind is float:
         return (kind, struct.pack("d", cast(float, value)))
@@ -79,7 +79,7 @@ def _bits(value: object) -> tuple[object, ...] | None:
 
 
 class Container(NamedTuple):
-    """A container: its `kind`, what names its children, and the children."""
+    """A container: its `kind`, the keys of its children, and the children."""
 
     kind: type
     keys: tuple[Any, ...]
@@ -91,26 +91,26 @@ class Container(NamedTuple):
 
 
 class Names(tuple[str, ...]):
-    """The keys of an object that is taken apart: its attributes."""
+    """The keys of an object that is flattened: the names of its attributes."""
 
     __slots__ = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Above:
-    """A reference from inside an object to it, or to one that it is in, so many of them up."""
+    """A reference from inside an object to it, or to an object around it, `up` levels above."""
 
     up: int
     weak: bool
 
 
 class Same(NamedTuple):
-    """An object that was there before the call: a container or other object, not made anew.
+    """An object that existed before the call, and that a result contains as it is.
 
     Attributes:
-        value: the object; of an argument in the call that was captured.
-        steps: what leads to it from ``(args, kwargs)``, where each call brings another: items, and
-            names of attributes as `Attribute`. None where it is this one in every call.
+        value: the object; for an argument, the captured call's.
+        steps: the path to it from ``(args, kwargs)``, if each call brings another: items, and
+            names of attributes as `Attribute`. None if it is the same object in every call.
     """
 
     value: object
@@ -141,34 +141,34 @@ def flatten(
     objects: bool | Collection[type] = False,
     known: Mapping[int, Same] = types.MappingProxyType({}),
 ) -> Flat:
-    """Take a value apart.
+    """Flatten a value into a tree and its tensors.
 
-    Tuples, lists, dicts, named tuples, dataclasses and what is registered with torch's pytree (a
+    Tuples, lists, dicts, named tuples, dataclasses and classes registered with torch's pytree (a
     Hugging Face `ModelOutput`) are containers; every other object is a constant.
 
     Args:
         value: anything.
-        root: how paths begin.
-        objects: take instances of ordinary Python classes that hold tensors for containers of
-            their attributes too (a Hugging Face `Cache`); or those of these classes, with the
-            objects in them that hold tensors.
-        known: by their ids, objects that are not taken apart.
+        root: the beginning of paths.
+        objects: True to flatten also instances of ordinary Python classes that hold tensors (a
+            Hugging Face `Cache`) into their attributes; or the classes to flatten so, with the
+            objects inside them that hold tensors.
+        known: id -> objects that are not flattened.
     """
-    taking = _Taking(objects, known)
-    return Flat(taking.apart(value, root), taking.tensors, taking.paths)
+    flattening = _Flattening(objects, known)
+    return Flat(flattening.tree_of(value, root), flattening.tensors, flattening.paths)
 
 
 def flatten_call(
     args: tuple[Any, ...], kwargs: dict[str, Any], objects: Collection[type] = ()
 ) -> Flat:
-    """The arguments of a call as one tree, ``(args, kwargs)``; paths as in ``args[0]["x"]``."""
-    taking = _Taking(objects, types.MappingProxyType({}))
-    children = taking.apart(args, "args"), taking.apart(kwargs, "kwargs")
-    return Flat(Container(tuple, (2,), children), taking.tensors, taking.paths)
+    """Flatten the arguments of a call, ``(args, kwargs)``; paths are as in ``args[0]["x"]``."""
+    flattening = _Flattening(objects, types.MappingProxyType({}))
+    children = flattening.tree_of(args, "args"), flattening.tree_of(kwargs, "kwargs")
+    return Flat(Container(tuple, (2,), children), flattening.tensors, flattening.paths)
 
 
-class _Taking:
-    """What takes a value apart; see `flatten`."""
+class _Flattening:
+    """A flattening of one value; see `flatten`."""
 
     def __init__(self, objects: bool | Collection[type], known: Mapping[int, Same]) -> None:
         self._all = objects is True
@@ -177,18 +177,18 @@ class _Taking:
         self.tensors: list[Tensor] = []
         self.paths: list[str] = []
 
-    def apart(
+    def tree_of(
         self,
         value: object,
         path: str,
         above: frozenset[int] = frozenset(),
         within: tuple[int, ...] = (),
     ) -> Tree:
-        """The tree of a value.
+        """Return the tree of a value.
 
         Args:
-            above: the ids of what it is in.
-            within: of the objects among them, from the outermost of the classes asked for.
+            above: ids of the containers and objects around it.
+            within: ids of the flattened objects among them, outermost first.
         """
         if isinstance(value, Tensor):
             self.tensors.append(value)
@@ -201,8 +201,8 @@ class _Taking:
                 return Above(len(within) - within.index(id(object_)), weak)
         parts = _parts(value)
         if parts is None and (self._all or self._kinds) and _is_ordinary(value):
-            asked = type(value) in self._kinds
-            if asked or ((self._all or within) and _holds_tensors([value], above)):
+            requested = type(value) in self._kinds
+            if requested or ((self._all or within) and _holds_tensors([value], above)):
                 parts = Names(vars(value)), list(vars(value).values())
                 within = () if self._all else (*within, id(value))
         if parts is None or id(value) in above:
@@ -212,14 +212,14 @@ class _Taking:
         keys, children = parts
         inside = above | {id(value)}
         flat = tuple(
-            self.apart(child, path + step, inside, within)
+            self.tree_of(child, path + step, inside, within)
             for child, step in zip(children, _steps(value, keys), strict=True)
         )
         return Container(type(value), keys, flat)
 
 
 def objects_in(tree: Tree) -> frozenset[type]:
-    """The classes whose objects were asked to be taken apart, as far as a tree has any."""
+    """Return the classes of a tree's flattened objects, without the classes inside them."""
     if not isinstance(tree, Container):
         return frozenset()
     if isinstance(tree.keys, Names):
@@ -227,13 +227,13 @@ def objects_in(tree: Tree) -> frozenset[type]:
     return frozenset[type]().union(*map(objects_in, tree.children))
 
 
-def comes_apart(value: object) -> bool:
-    """Whether an object that is a constant can be taken apart, where its class is asked for."""
+def can_flatten(value: object) -> bool:
+    """Return whether an object that is a constant can be flattened, if its class is requested."""
     return _parts(value) is None and _is_ordinary(value)
 
 
 def _is_ordinary(value: object) -> bool:
-    """Whether an object is its class and its `__dict__`, and nothing more."""
+    """Return whether an object is its class and its `__dict__`, and nothing more."""
     kind = type(value)
     return kind is types.SimpleNamespace or (
         hasattr(value, "__dict__")
@@ -245,8 +245,7 @@ def _is_ordinary(value: object) -> bool:
 
 
 class _Ordinary:
-    """A class whose objects hold what is in their `__dict__` alone: C adds room of its own, and so
-    do slots."""
+    """A class whose objects have only a `__dict__`: C classes and `__slots__` make them larger."""
 
 
 def _holds_tensors(children: list[object], above: frozenset[int]) -> bool:
@@ -262,8 +261,8 @@ def _holds_tensors(children: list[object], above: frozenset[int]) -> bool:
 
 
 def _is_record(value: object) -> bool:
-    """Whether a value is a dataclass that shows its fields as an ordered dict too, as a Hugging
-    Face `ModelOutput` does. Its constructor takes 10 us, more than a launch."""
+    """Return whether a value is a dataclass whose fields are an ordered dict's items too, as a
+    Hugging Face `ModelOutput`. Its constructor takes 10 us, more than a launch."""
     if not isinstance(value, OrderedDict) or not dataclasses.is_dataclass(value):
         return False
     attributes = vars(value)
@@ -272,7 +271,7 @@ def _is_record(value: object) -> bool:
 
 
 def _parts(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
-    """The keys and children of a container, or None for what is no container."""
+    """Return the keys and children of a container, or None for any other value."""
     kind = type(value)
     if kind in _BY_VALUE:
         return None
@@ -297,7 +296,7 @@ def _parts(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
         if all(hasattr(value, name) for name in names):
             return names, [getattr(value, name) for name in names]
     if isinstance(value, tuple) and _is_tuple_kind(kind):
-        items = list(tuple.__iter__(cast(tuple[object, ...], value)))  # its class may have others
+        items = list(tuple.__iter__(cast(tuple[object, ...], value)))  # not its class's `__iter__`
         attributes = getattr(value, "__dict__", {})
         return (len(items), *attributes), [*items, *attributes.values()]
     if isinstance(value, dict) and kind.__init__ is dict.__init__:
@@ -308,9 +307,9 @@ def _parts(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
 
 @functools.lru_cache(maxsize=1024)
 def _is_tuple_kind(kind: type) -> bool:
-    """Whether a class of tuples is one of Python's making, whose instances are their items and
-    attributes, whatever its `__new__` takes. C has others: `torch.return_types`, `os.stat_result`.
-    """
+    """Return whether a class of tuples is written in Python: its instances are their items and
+    attributes, whatever its `__new__` takes. C has others: `torch.return_types`,
+    `os.stat_result`."""
     try:
         tuple.__new__(kind)
     except TypeError:
@@ -328,23 +327,23 @@ def _steps(value: object, keys: tuple[Any, ...]) -> Iterator[str]:
     if isinstance(value, tuple) and len(keys) > 1 and isinstance(keys[0], int):
         return iter([*(f"[{i}]" for i in range(keys[0])), *(f".{key}" for key in keys[1:])])
     if isinstance(value, tuple | list) or not keys or isinstance(keys[0], pytree.NodeDef):
-        return _counted(value)
+        return _numbered(value)
     names = keys[0] if isinstance(keys[0], tuple) else keys
     return (f".{key}" for key in names)
 
 
-def _counted(value: object) -> Iterator[str]:
+def _numbered(value: object) -> Iterator[str]:
     parts = _parts(value)
     return (f"[{i}]" for i in range(len(parts[1]) if parts else 0))
 
 
 def unflatten(tree: Tree, leaves: list[Any], within: tuple[Any, ...] = ()) -> Any:
-    """Put a value together again, containers new, constants the same objects.
+    """Rebuild a value: containers are new, constants the same objects.
 
     Args:
-        tree: of the value.
+        tree: the value's tree.
         leaves: its tensors.
-        within: the objects that it is in.
+        within: the objects around it.
     """
     if isinstance(tree, Leaf):
         return leaves[tree.index]
@@ -352,7 +351,7 @@ def unflatten(tree: Tree, leaves: list[Any], within: tuple[Any, ...] = ()) -> An
         return tree.value
     if isinstance(tree, Above):
         return weakref.ref(within[-tree.up]) if tree.weak else within[-tree.up]
-    if isinstance(tree.keys, Names):  # it is there before what is inside, which may refer to it
+    if isinstance(tree.keys, Names):  # made before its attributes, which may refer to it
         made = build(tree, [])
         for name, child in zip(tree.keys, tree.children, strict=True):
             vars(made)[name] = unflatten(child, leaves, (*within, made))
@@ -361,7 +360,7 @@ def unflatten(tree: Tree, leaves: list[Any], within: tuple[Any, ...] = ()) -> An
 
 
 def build(tree: Container, children: list[Any]) -> Any:
-    """A new container like `tree` around `children`."""
+    """Return a new container like `tree` around `children`."""
     kind, keys = tree.kind, tree.keys
     if kind is tuple or kind is list:
         return kind(children)
@@ -398,32 +397,32 @@ def build(tree: Container, children: list[Any]) -> Any:
     return made
 
 
-def given(tree: Tree, value: object) -> dict[int, Same]:
-    """The objects among the arguments of a call, by their ids.
+def argument_objects(tree: Tree, value: object) -> dict[int, Same]:
+    """Return the objects among the arguments of a call, by id.
 
     Args:
         tree: of ``(args, kwargs)``.
-        value: both, as the callable is given them.
+        value: both, as the callable gets them.
     """
     found: dict[int, Same] = {}
-    _give(tree, value, (), found)
+    _collect(tree, value, (), found)
     return found
 
 
-def _give(tree: Tree, value: Any, steps: tuple[object, ...], found: dict[int, Same]) -> None:
+def _collect(tree: Tree, value: Any, steps: tuple[object, ...], found: dict[int, Same]) -> None:
     if isinstance(tree, Constant):
         if tree.by_identity and not is_code(value):
             found[id(value)] = Same(value, None)
     elif isinstance(tree, Container) and tree.kind is not slice:
         if len(steps) > 1:  # `args` and `kwargs` themselves are made at each call
             found[id(value)] = Same(value, steps)
-        for child, step in zip(tree.children, _ways(tree), strict=False):
+        for child, step in zip(tree.children, _child_steps(tree), strict=False):
             inside = getattr(value, step.name) if isinstance(step, Attribute) else value[step]
-            _give(child, inside, (*steps, step), found)
+            _collect(child, inside, (*steps, step), found)
 
 
-def _ways(tree: Container) -> Iterable[Any]:
-    """The steps to the children of a container; none where they are not just items of it."""
+def _child_steps(tree: Container) -> Iterable[Any]:
+    """Return the steps to the children of a container; none if they are not items or attributes."""
     kind, keys = tree.kind, tree.keys
     if kind is tuple or kind is list or hasattr(kind, "_fields"):
         return range(len(tree.children))
@@ -438,7 +437,7 @@ def _ways(tree: Container) -> Iterable[Any]:
 
 
 def constants(tree: Tree, path: str = "") -> Iterator[tuple[str, Constant]]:
-    """Every constant of a tree, with its path."""
+    """Return every constant of a tree, with its path."""
     if isinstance(tree, Constant):
         yield path, tree
     elif isinstance(tree, Container):
@@ -449,19 +448,19 @@ def constants(tree: Tree, path: str = "") -> Iterator[tuple[str, Constant]]:
 
 
 def call_constants(tree: Tree) -> Iterator[tuple[str, Constant]]:
-    """The constants of a call's tree, with paths as in ``args[0]``."""
+    """Return the constants of a call's tree, with paths as in ``args[0]``."""
     assert isinstance(tree, Container)
     for name, child in zip(("args", "kwargs"), tree.children, strict=True):
         yield from constants(child, name)
 
 
 def is_plain(value: object) -> bool:
-    """Whether a constant compares by value: its meaning is in its type and bits."""
+    """Return whether a constant compares by value: its type and bits are its meaning."""
     return _bits(value) is not None or isinstance(value, enum.Enum)
 
 
 def is_code(value: object) -> bool:
-    """Whether a constant is code: its identity stands for its meaning."""
+    """Return whether a constant is code: its identity is its meaning."""
     return isinstance(
         value,
         types.FunctionType
@@ -474,5 +473,5 @@ def is_code(value: object) -> bool:
 
 
 def unique(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Each tensor object once, in the order in which they come first."""
+    """Return each tensor object once, in the order of first appearance."""
     return list({id(t): t for t in tensors}.values())

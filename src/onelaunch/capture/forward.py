@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,10 @@ from onelaunch.autograd.accumulate import takes_directly
 from onelaunch.autograd.backward import StaticGraph
 from onelaunch.autograd.chain import Chain, Link, spare_streams, take_stream
 from onelaunch.autograd.components import Component
+from onelaunch.autograd.graph_walk import CapturedGraph, is_pure_view
 from onelaunch.autograd.node import Saved
 from onelaunch.autograd.pair import AutogradPair
-from onelaunch.autograd.proxies import (
-    VIEWS,
-    CapturedGraph,
-    NoHooks,
-    ProxyLeaves,
-    is_pure_view,
-    refuse_backward_hooks,
-)
+from onelaunch.autograd.proxies import NoHooks, ProxyLeaves, refuse_backward_hooks
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import unique
 from onelaunch.capture.io_plan import Inputs, Outputs, own
@@ -183,7 +177,7 @@ class Forward:
         )
         link = self._link
         if link is not None:
-            static.turn = link.lock
+            static.stream_lock = link.lock
         pair = AutogradPair(
             static=static,
             pool=self.pool,
@@ -214,7 +208,7 @@ class Forward:
             reached, own = {id(t) for t in inside.leaves}, {id(t) for t in part.watched}
             watched = [i in part.inputs for i in pair.watched_inputs]
             watched += [id(t) in own for t in pair.watched]
-            pair.shares.append(
+            pair.components.append(
                 Component(
                     results=group,
                     inputs=[i for i, t in enumerate(leaves[:ours]) if id(t) in reached],
@@ -312,15 +306,10 @@ def _through_node(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -
 
 
 def _base(t: Tensor, results: Sequence[Tensor], outputs: Outputs) -> int | None:
-    """The number of the result that `t` is a view of."""
+    """Return the number of the result that `t` is a view of, or None."""
     if not t._is_view():
         return None
     for number, other in enumerate(results):
         if other is t._base and outputs.made[number].source == "own" and other.grad_fn is not None:
-            node: Any = t.grad_fn
-            while node is not None and node is not other.grad_fn:
-                if node.name() not in VIEWS:
-                    return None
-                node = node.next_functions[0][0]
-            return None if node is None else number
+            return number if is_pure_view(t, other) else None
     return None

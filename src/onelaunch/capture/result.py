@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from onelaunch.autograd.freed import is_freed
+from onelaunch.autograd.graph_walk import is_freed
 from onelaunch.autograd.pair import ForwardGraph
 from onelaunch.call.ambient import readers
 from onelaunch.call.spec import lies_on

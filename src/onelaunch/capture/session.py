@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.autograd.proxies import proxy_for
-from onelaunch.call.tree import Flat, Same, Tree, flatten, given, unflatten, unique
+from onelaunch.call.tree import Flat, Same, Tree, argument_objects, flatten, unflatten, unique
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.checks import (
@@ -210,7 +210,7 @@ class CaptureSession:
             error = afterthought(run, self.forward.holders if self.forward else ())
             if error is not None:
                 raise error
-            scalars = self._trials.turned(self.driver, self.device, self.pool, steps, graph)
+            scalars = self._trials.patch(self.driver, self.device, self.pool, steps, graph)
             if scalars is None:
                 raise Retry("numbers of an optimizer are constants in the recording")
             rewound = self._rewind is not None and self._rewind.used
@@ -338,7 +338,7 @@ class CaptureSession:
                 where = observer.reshaped_at(t)
                 raise CaptureError("OL107", "an argument was given other memory", where=where)
         # What the callable has, and may return or store as it is; `follows` counts its tensors too.
-        known = {} if self.follows else before.objects() | given(tree, (args, kwargs))
+        known = {} if self.follows else before.objects() | argument_objects(tree, (args, kwargs))
         flat = flatten(result, "result", objects=True, known=known)
         if self.forward is not None:
             self.forward.settle(observer, flat.tensors, arguments, plan)

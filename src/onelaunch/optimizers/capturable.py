@@ -1,6 +1,6 @@
-"""Optimizers that step inside a callable: which can be captured, and how to make them so."""
+"""Optimizers that step inside a callable: making them capturable, and refusing the others."""
 
-# What a thread keeps for those that run its backwards has no public name.
+# Objects that a thread shares with the threads of its backwards have no public name.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -41,19 +41,21 @@ _NEVER: dict[str, tuple[str, str]] = {
     ),
     "Adafactor": ("counts its steps on the host", _OUTSIDE),
 }
-"""Optimizers of torch that no option makes capturable: why, and what to write instead."""
+"""Optimizers of torch that no option makes capturable -> the reason, and the code to write."""
 
 _READS_STEPS = ("Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "Adagrad")
-"""Optimizers that compute with the number of their steps: on the host, without an option."""
+"""Optimizers that compute with the number of their steps, by default on the host."""
 
 _FUSED = ("Adam", "AdamW", "Adagrad")
-"""Those of them with a fused step, which keeps the number on the device; on CUDA not Adagrad's."""
+"""Optimizers among them with a fused step, which keeps the number on the device; not Adagrad's on
+CUDA."""
 
 
 def why_not(optimizer: Optimizer) -> tuple[str, str] | None:
-    """What in an optimizer's step a capture cannot repeat, and the line to write; None if nothing.
+    """Return the reason why an optimizer's step cannot be captured, with the line to write; or
+    None.
 
-    Knows the optimizers of torch. For others the capture itself tells.
+    Knows the optimizers of torch. For others the capture itself shows it.
     """
     kind = type(optimizer).__name__
     if not is_of_torch(optimizer):
@@ -86,12 +88,12 @@ def _line(kind: str, group: dict[str, Any]) -> str:
 
 
 def _fuses(kind: str, where: Collection[str]) -> bool:
-    """Whether an optimizer that counts has a fused step on these kinds of devices."""
+    """Return whether an optimizer that counts has a fused step on these kinds of devices."""
     return kind in _FUSED and not (kind == "Adagrad" and "cuda" in where)
 
 
 def refusal(optimizer: Optimizer) -> CaptureError | None:
-    """The error for an optimizer that is about to step in a callable; None if it may."""
+    """Return the error for an optimizer that is about to step in a callable; None if it may."""
     found = why_not(optimizer)
     if found is not None:
         return refuse("OL120", found[0], fix=found[1])
@@ -105,7 +107,7 @@ def refusal(optimizer: Optimizer) -> CaptureError | None:
 
 
 def _is_scaled(optimizer: Optimizer) -> bool:
-    """Whether a GradScaler that steps this optimizer has read on the host whether to."""
+    """Return whether a GradScaler steps this optimizer, having read on the host whether to."""
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
     frame: FrameType | None = _caller()
@@ -125,8 +127,8 @@ StepHook = Callable[[Optimizer], None]
 
 @contextmanager
 def watching_steps(before: StepHook, after: StepHook | None = None) -> Generator[None]:
-    """Call `before` and `after` around every optimizer step of this thread, and of backwards that
-    it runs: those step in threads of autograd's, where a hook on a parameter has them step."""
+    """Call `before` and `after` around every optimizer step of this thread, and of its backwards: a
+    hook on a parameter may step an optimizer in a thread of autograd."""
     watch = object()
 
     def pre(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -149,14 +151,13 @@ def watching_steps(before: StepHook, after: StepHook | None = None) -> Generator
 
 
 _outlasting: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-"""Those that were seen to outlive a call, though nothing that it reaches leads to them."""
+"""Optimizers that were seen to outlive a call, though the call's state does not lead to them."""
 
 
 def outlasting(passing: Iterable[weakref.ref[Optimizer]]) -> list[Optimizer]:
-    """After a run: those that outlive it, of some that it stepped and did not reach before.
+    """Return, after a run, the optimizers that outlive it among these, which it stepped.
 
-    An optimizer is in a cycle with itself, so that one which was dropped takes a collection, 0.1 s
-    of it.
+    An optimizer is in a cycle with itself, so that freeing a dropped one takes a collection: 0.1 s.
     """
     gc.collect()
     found = [optimizer for optimizer in (ref() for ref in passing) if optimizer is not None]
@@ -165,13 +166,16 @@ def outlasting(passing: Iterable[weakref.ref[Optimizer]]) -> list[Optimizer]:
 
 
 def lasting(reached: Collection[int]) -> Callable[[Optimizer], bool]:
-    """Whether an optimizer outlives the call, as far as that is known before: the ids of those that
-    it reaches."""
+    """Return a function that says whether an optimizer outlives the call, as far as known before.
+
+    Args:
+        reached: ids of the optimizers that the call reaches.
+    """
     return lambda optimizer: id(optimizer) in reached or optimizer in _outlasting
 
 
 def noting_steps(ledger: Ledger) -> AbstractContextManager[None]:
-    """Around a run: tell its ledger of the optimizers that step and that outlive it."""
+    """Note in a run's ledger the steps of optimizers that outlive the run."""
     lasts = lasting(ledger.optimizers)
 
     def before(optimizer: Optimizer) -> None:
@@ -187,18 +191,18 @@ _WATCHES = "onelaunch.optimizers.capturable.watching_steps"
 
 
 _kept: list[list[object]] = []
-"""Those of every thread, each twice: torch 2.11 takes no reference to what it keeps for a thread,
-and gives one back as the thread ends."""
+"""The watches of every thread, each twice: torch 2.11 takes no reference to an object that it keeps
+for a thread, and drops one as the thread ends."""
 
 
 def _watches() -> Sequence[object]:
-    """The contexts that this thread is in, or the one whose backward it runs: of what a thread of
-    Python has, autograd brings its modes along, and what is kept under such a name."""
+    """Return the watches of this thread, or of the thread whose backward it runs: autograd copies a
+    thread's modes, and objects kept under such a name, into its own threads."""
     return torch._C._get_obj_in_tls(_WATCHES) if torch._C._is_key_in_tls(_WATCHES) else ()
 
 
 def _own_watches() -> list[object]:
-    """`_watches` of a thread that is no engine's, to add to."""
+    """Return the list behind `_watches`, to add to, in a thread that is not the engine's."""
     if not torch._C._is_key_in_tls(_WATCHES):
         made: list[object] = []
         _kept.extend((made, made))
@@ -207,22 +211,22 @@ def _own_watches() -> list[object]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether this is a number of Python or of numpy, and no flag."""
+    """Return whether this is a number of Python or NumPy, and no flag."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_of_torch(optimizer: Optimizer) -> bool:
-    """Whether its step is torch's own."""
+    """Return whether an optimizer's step is torch's."""
     return type(optimizer).__module__.startswith("torch.optim")
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """What an optimizer steps."""
+    """Return the parameters of an optimizer."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def settle(optimizer: Optimizer) -> None:
-    """Tell torch not to warn that a capturable optimizer steps in a warm-up, uncaptured."""
+    """Silence torch's warning that a capturable optimizer steps uncaptured, as in a warm-up."""
     vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True
 
 
@@ -230,15 +234,15 @@ class Options:
     """The options of optimizers that are constants of a recording, watched for changes.
 
     Args:
-        optimizers: those that step in the recorded call.
-        turned: (id of a group, key) of what each call reads.
+        optimizers: optimizers that step in the recorded call.
+        patched: (id of a group, key) of numbers that each call reads.
     """
 
     def __init__(
-        self, optimizers: Sequence[Optimizer], turned: Collection[tuple[int, object]]
+        self, optimizers: Sequence[Optimizer], patched: Collection[tuple[int, object]]
     ) -> None:
         self._groups = [(type(o).__name__, group) for o in optimizers for group in o.param_groups]
-        self._turned = turned
+        self._patched = patched
         self._values = self._read()
         self._changes = 0
 
@@ -247,13 +251,13 @@ class Options:
             (id(group), key, kind): value
             for kind, group in self._groups
             for key, value in group.items()
-            if (id(group), key) not in self._turned and (is_number(value) or type(value) is tuple)
+            if (id(group), key) not in self._patched and (is_number(value) or type(value) is tuple)
         }
 
     def restless(self) -> str | None:
-        """The name of an option that changed before this call and before the last, or None.
+        """Return the name of an option that changed in two calls in a row, or None.
 
-        To be asked at each call that no recording fits.
+        Call it at each call that no recording fits.
         """
         now = self._read()
         changed = [place for place, value in now.items() if self._values.get(place) != value]
@@ -266,12 +270,12 @@ class Options:
 
 
 def capturable(optimizer: Stepper) -> Stepper:
-    """Make an optimizer of torch capturable, in place: its options, and the state that it has.
+    """Make an optimizer of torch capturable, in place: its options, and its present state.
 
-    On an accelerator: `capturable=True` in every group that knows it (Adagrad does not, and is
+    On an accelerator: `capturable=True` in every group that has the option (Adagrad has not, and is
     refused on CUDA), and the state and a tensor learning rate moved from the host to the
-    parameters' device. On a CPU `fused=True`. SGD, Muon, and whatever can be captured already, stay
-    as they are. The values of the state do not change; the steps that follow are those of the new
+    parameters' device. On a CPU `fused=True`. SGD, Muon, and optimizers that can be captured
+    already stay as they are. The values of the state do not change; later steps use the new
     options, whose results may differ from the old ones' in the last bits.
 
     Args:

@@ -1,4 +1,4 @@
-"""What an optimizer's step in a capture reads from `param_groups`, turned at later calls."""
+"""Patched scalars: numbers of `param_groups` that each call writes into a recording."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from onelaunch.optimizers.steps import Steps
 from onelaunch.optimizers.traced_float import unmistakable
 
 Reached = frozenset[tuple[int, str, int | None]]
-"""(number of a group, key, item) of numbers that recorded kernels hold."""
+"""(number of a group, key, item) of each number that recorded kernels hold."""
 
 
 class PatchedScalars:
-    """The numbers of a recording's optimizers, and the places in it that hold what they lead to.
+    """The numbers of a recording's optimizers, and the places in it of values computed from them.
 
     Attributes:
-        keys: (id of a group, key) of each number that is turned and not guarded.
+        keys: (id of a group, key) of each number that is patched instead of guarded.
     """
 
     def __init__(self, steps: Steps, patch: ScalarPatch | None, terms: Sequence[int]) -> None:
@@ -35,16 +35,17 @@ class PatchedScalars:
         self._fast: list[list[Any]] = []
         for group in groups.values():
             keys = list(dict.fromkeys(p.key for p in self._places if p.group is group))
-            # Of one key the getter would give the value itself.
+            # With one key the getter would return the value itself, not a tuple.
             self._fast.append([itemgetter(*keys, keys[0]), group, None])
 
     @staticmethod
     def none() -> PatchedScalars:
-        """Those of a recording without optimizers."""
+        """Return the scalars of a recording without optimizers."""
         return PatchedScalars(Steps(), None, ())
 
     def reached(self, optimizers: Sequence[Optimizer]) -> Reached:
-        """Which numbers some recorded kernel holds, or what was computed from them."""
+        """Return the numbers that recorded kernels hold, directly or in a value computed from
+        them."""
         assert self._patch is not None
         leaves = {leaf for i in self._patch.found for leaf in self._trace.leaves(self._terms[i])}
         groups = {id(g): i for o in optimizers for i, g in enumerate(o.param_groups)}
@@ -54,21 +55,21 @@ class PatchedScalars:
         )
 
     def current(self) -> bool:
-        """Have the recording use the numbers of now; whether it can.
+        """Write the current numbers into the recording; return whether that is possible.
 
-        0.2 us for each group whose numbers are the objects of the last call; where one has
+        0.2 us for each group whose numbers are the same objects as at the last call; if one has
         changed, 0.2 us for each term and 1 us for each kernel.
         """
         try:
-            for read, group, seen in self._fast:
-                if seen is None or not all(map(operator.is_, read(group), seen)):
-                    return self._turn()
+            for read, group, latest in self._fast:
+                if latest is None or not all(map(operator.is_, read(group), latest)):
+                    return self._patch_numbers()
         except LookupError:
             return False
         return True
 
-    def _turn(self) -> bool:
-        seen = [read(group) for read, group, _ in self._fast]
+    def _patch_numbers(self) -> bool:
+        latest = [read(group) for read, group, _ in self._fast]
         numbers = [place.read() for place in self._places]
         if not all(map(is_number, numbers)):
             return False
@@ -80,23 +81,25 @@ class PatchedScalars:
             assert self._patch is not None
             self._patch.write(values)
             self._values = values
-        for entry, now in zip(self._fast, seen, strict=True):
-            entry[2] = now
+        for entry, objects in zip(self._fast, latest, strict=True):
+            entry[2] = objects
         return True
 
 
 def patched_scalars(
     steps: Steps, graph: Graph, confirmed: Ambiguities = frozenset()
 ) -> PatchedScalars | None:
-    """Find the numbers of a recording's optimizers in it; None where they are not found. For
-    `confirmed` and what is raised see `Graph.scalar_patch`."""
+    """Find the numbers of a recording's optimizers in it; return None if they are not found.
+
+    See `Graph.scalar_patch` for `confirmed` and the errors.
+    """
     terms = _varying(steps)
     patch = graph.scalar_patch([steps.trace.values[i] for i in terms], confirmed)
     return None if patch is None else PatchedScalars(steps, patch, terms)
 
 
 def _varying(steps: Steps) -> list[int]:
-    """The terms that other numbers change: ``lr * 0`` is not one."""
+    """Return the terms that depend on the numbers: ``lr * 0`` does not."""
     trace, generator = steps.trace, random.Random(1)
     numbers = [float(place.read()) for place, _ in steps.places.values()]
     others = trace.evaluate([unmistakable(number, generator) for number in numbers])

@@ -1,4 +1,4 @@
-"""The optimizer steps of a capture: numbers that can be told stand in for those of the groups."""
+"""The optimizer steps of a capture, with unmistakable numbers in place of the groups' own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SET_OUTSIDE = (
 
 
 class Place(NamedTuple):
-    """Where a number of an optimizer is: ``group[key]``, or an item of the tuple there."""
+    """The place of an optimizer's number: ``group[key]``, or an item of the tuple there."""
 
     group: dict[str, Any]
     key: str
@@ -55,16 +55,16 @@ class Place(NamedTuple):
 
 
 def places_of(group: dict[str, Any], without: Collection[str]) -> list[Place]:
-    """The numbers of a group that could be turned. Zero is a branch of its own for all but the
-    learning rate, with which schedules begin and end."""
+    """Return the numbers of a group that could be patched. Zero is excluded, as most steps branch
+    on it, except for the learning rate, with which schedules begin and end."""
     places: list[Place] = []
     for key, value in group.items():
         if key in without or key == "params":
             continue
-        if _turns(value) or (key == "lr" and is_number(value) and math.isfinite(value)):
+        if _is_patchable(value) or (key == "lr" and is_number(value) and math.isfinite(value)):
             places.append(Place(group, key, None))
         elif type(value) is tuple and all(map(_is_float, value)):
-            places += [Place(group, key, i) for i, part in enumerate(value) if _turns(part)]
+            places += [Place(group, key, i) for i, part in enumerate(value) if _is_patchable(part)]
     return places
 
 
@@ -72,7 +72,7 @@ def _is_float(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, Rational)
 
 
-def _turns(value: object) -> bool:
+def _is_patchable(value: object) -> bool:
     return _is_float(value) and value != 0 and math.isfinite(value)
 
 
@@ -81,11 +81,11 @@ class Steps:
     """The optimizer steps of one capture.
 
     Args:
-        kept: the keys of an optimizer's groups whose numbers stay constants of the recording.
+        kept: returns the keys of an optimizer's groups whose numbers stay constants.
         capturable: see `Driver.demands_capturable`.
-        seed: of the numbers that stand in.
-        lasts: whether an optimizer outlives the call, as far as it is known. One that the callable
-            makes and drops is not held, and its numbers are constants like others in the callable.
+        seed: of the stand-in numbers.
+        lasts: returns whether an optimizer outlives the call, as far as known. One that the
+            callable makes and drops is not held, and its numbers are constants like others.
     """
 
     kept: Callable[[Optimizer], frozenset[str]] = lambda _: frozenset()
@@ -100,13 +100,13 @@ class Steps:
     _before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = field(
         default_factory=lambda: cast(Any, [])
     )
-    """Groups, with what was in them, and what they got for the step."""
+    """(group, its content, its content during the step)."""
     stepped: dict[int, list[Tensor]] = field(default_factory=lambda: cast(Any, {}))
-    """id of an optimizer -> those of its parameters that had a gradient as it stepped."""
+    """id of an optimizer -> its parameters that had a gradient as it stepped."""
     noted: list[tuple[str, tuple[Any, ...]]] = field(default_factory=lambda: cast(Any, []))
-    """The operations of steps that are not torch's, with their numbers; see `agree`."""
+    """Operations of steps that are not torch's, with their numbers; see `agree`."""
     _passing: list[weakref.ref[Optimizer]] = field(default_factory=lambda: cast(Any, []))
-    """Those that are not known to outlive the call."""
+    """Optimizers that are not known to outlive the call."""
     _counts: dict[int, list[Counter]] = field(default_factory=lambda: cast(Any, {}))
     _random: random.Random = field(init=False)
 
@@ -114,7 +114,7 @@ class Steps:
         self._random = random.Random(self.seed)
 
     def before(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to step: put numbers that can be told in the place of its own."""
+        """Put stand-ins in place of an optimizer's numbers, before it steps."""
         error = refusal(optimizer)
         if error is not None:
             raise error
@@ -139,8 +139,8 @@ class Steps:
         self.stepped[id(optimizer)] = [p for p in parameters_of(optimizer) if p.grad is not None]
 
     def outlasting(self) -> bool:
-        """After the run: whether it stepped one that was not known to outlive it, and does. It
-        counts from now on."""
+        """Return, after the run, whether it stepped an optimizer that outlives it unexpectedly,
+        which is held from now on."""
         found = outlasting(self._passing) if self._passing else []
         self._passing.clear()
         for optimizer in found:
@@ -149,7 +149,7 @@ class Steps:
 
     @contextmanager
     def watched(self, observer: Observer) -> Generator[None]:
-        """Around the callable: see its optimizers step."""
+        """Watch the optimizers that step in a run of the callable."""
 
         def before(optimizer: Optimizer) -> None:
             try:
@@ -181,12 +181,12 @@ class Steps:
         self.noted.append((str(func), tuple(numbers)))
 
     def agree(self, other: Steps) -> bool:
-        """Whether two captures with different stand-ins did the same, but for what is known to be
-        computed from these. What got into a step by another way differs too."""
+        """Return whether two captures with different stand-ins did the same, except for terms
+        traced to these. A stand-in that got into a step untraced differs too."""
         known = set(zip(self.trace.values, other.trace.values, strict=False))
 
         def same(a: Any, b: Any) -> bool:
-            return a == b or (a, b) in known or repr(a) == repr(b)  # as those of two NaNs are
+            return a == b or (a, b) in known or repr(a) == repr(b)  # equal for two NaNs
 
         return len(self.noted) == len(other.noted) and all(
             name == others_name and len(numbers) == len(others) and all(map(same, numbers, others))
@@ -199,21 +199,21 @@ class Steps:
         before: StateWalk,
         writes: Callable[[Tensor], bool],
     ) -> list[tuple[Slot, object]]:
-        """`slots` without the numbers that each call reads, and without those of optimizers that do
-        not step here, but for what the callable's own code names.
+        """Return `slots` without numbers that each call reads, and without numbers of optimizers
+        that do not step here, unless the callable's own code names them.
 
         Args:
-            writes: whether the call wrote a tensor's memory.
+            writes: returns whether the call wrote a tensor's memory.
         """
         optimizers = [
-            value  # one that is being made has none yet
+            value  # one under construction has no groups yet
             for _, value in before.held.values()
             if isinstance(value, Optimizer) and "param_groups" in vars(value)
         ]
-        if not (self.optimizers or optimizers):  # nor schedulers, which hold theirs
+        if not (self.optimizers or optimizers):  # then no schedulers either, which hold optimizers
             return list(slots)
-        turned = {(group, key) for group, key, _ in self.places}
-        # What is in an optimizer's state is as seldom written as an attribute of it.
+        patched = {(group, key) for group, key, _ in self.places}
+        # An optimizer's state is written as seldom as its attributes.
         states = {id(o.state): o for o in self.optimizers}
         states.update((id(inner), o) for o in self.optimizers for inner in o.state.values())
         idle: dict[int, frozenset[str]] = {}
@@ -224,18 +224,20 @@ class Steps:
                 named = keys_read(before, value) | {"params"}
                 idle.update((id(group), named) for group in value.param_groups)
 
-        def counts(slot: Slot) -> bool:
-            way: Slot | None = slot
-            while way is not None:
-                if way.id in turned or way.key not in idle.get(id(way.holder), (way.key,)):
+        def matters(slot: Slot) -> bool:
+            leading: Slot | None = slot
+            while leading is not None:
+                if leading.id in patched or leading.key not in idle.get(
+                    id(leading.holder), (leading.key,)
+                ):
                     return False
-                way = way.via
+                leading = leading.via
             return True
 
         return [
             (slot._replace(owner=states.get(id(slot.holder), slot.owner)), value)
             for slot, value in slots
-            if counts(slot)
+            if matters(slot)
         ]
 
     def refuse_schedule(self, found: Sequence[Change], fn: object) -> None:
@@ -257,11 +259,11 @@ class Steps:
 
     def _swap(self, group: dict[str, Any], kept: Collection[str]) -> None:
         for place in places_of(group, kept):
-            at = (id(group), place.key, place.item)
-            if at not in self.places:
+            key = (id(group), place.key, place.item)
+            if key not in self.places:
                 number = self.trace.number(unmistakable(float(place.read()), self._random))
-                self.places[at] = (place, number)
-            number = self.places[at][1]
+                self.places[key] = (place, number)
+            number = self.places[key][1]
             if place.item is None:
                 group[place.key] = number
             else:
@@ -270,14 +272,14 @@ class Steps:
                 group[place.key] = tuple(parts)
 
     def after(self, optimizer: Optimizer) -> None:
-        """It has stepped: put its own numbers back."""
-        counts = any(_differ(group, given) for group, _, given in self._before)
+        """Restore an optimizer's own numbers after its step."""
+        counts = any(_differ(group, during) for group, _, during in self._before)
         self.restore()
         before = self._counts.pop(id(optimizer), [])
-        moved = [c for c in before if [c.read()] != [c.value]]  # a list takes a NaN as itself
+        moved = [c for c in before if [c.read()] != [c.value]]  # in a list a NaN equals itself
         now = _counters(optimizer)
         if counts or moved or [c.value for c in now] != [c.value for c in before]:
-            for counter in moved:  # an eager step may follow, and is the first
+            for counter in moved:  # an eager step may follow, which counts again
                 counter.holder[counter.key] = counter.value
             kind = type(optimizer).__name__
             name = f", in `{moved[0].name}`" if moved and moved[0].name else ""
@@ -285,18 +287,18 @@ class Steps:
             raise CaptureError("OL120", f"{kind} counts its steps in Python{name}", fix=fix)
 
     def restore(self) -> None:
-        """Put every optimizer's own numbers back; also after a step that raised."""
+        """Restore every optimizer's own numbers; also after a step that raised."""
         for group, before, _ in reversed(self._before):
             group.clear()
             group.update(before)
         self._before.clear()
 
 
-def _differ(group: dict[str, Any], given: dict[str, Any]) -> bool:
-    """Whether a step has put other numbers into its group."""
+def _differ(group: dict[str, Any], during: dict[str, Any]) -> bool:
+    """Return whether a step has put other numbers into its group."""
     numbers = {key: value for key, value in group.items() if isinstance(value, int | float)}
     return any(
-        value is not given.get(key) and repr(value) != repr(given.get(key))
+        value is not during.get(key) and repr(value) != repr(during.get(key))
         for key, value in numbers.items()
     )
 
@@ -308,7 +310,7 @@ class Counter(NamedTuple):
     key: Any
     value: int | float
     name: str
-    """Of the optimizer's attribute; empty in its state."""
+    """Name of the optimizer's attribute; empty for its state."""
 
     def read(self) -> object:
         try:
@@ -322,8 +324,8 @@ _WATCHED_ELSEWHERE = frozenset({"state", "param_groups", "defaults", "_step_coun
 
 
 def _counters(optimizer: Optimizer) -> list[Counter]:
-    """The numbers that an optimizer keeps in Python: in its state, and, unless it is torch's, in
-    attributes of its own. What only counts, and is used for nothing, is left out."""
+    """Return the numbers that an optimizer keeps in Python: in its state, and, unless it is
+    torch's, in its attributes. A number that only counts, and is used for nothing, is left out."""
     found: list[Counter] = []
     for state in optimizer.state.values():
         items = cast(dict[Any, Any], state).items() if isinstance(state, dict) else ()
@@ -345,13 +347,13 @@ def _counters(optimizer: Optimizer) -> list[Counter]:
 
 
 def _numbers(holder: Any, name: str) -> list[Counter]:
-    """The numbers right in a dict or list."""
+    """Return the numbers directly in a dict or list."""
     items = enumerate(holder) if isinstance(holder, list) else holder.items()
     return [Counter(holder, key, value, name) for key, value in items if is_number(value)]
 
 
 def _inside(value: Any, name: str, depth: int) -> list[Counter]:
-    """The numbers in plain containers."""
+    """Return the numbers in plain containers."""
     if type(value) not in (dict, list):
         return []
     inner = value if type(value) is list else value.values()
@@ -360,7 +362,7 @@ def _inside(value: Any, name: str, depth: int) -> list[Counter]:
 
 
 def keys_read(before: StateWalk, optimizer: Optimizer) -> frozenset[str]:
-    """The strings in the user's code that ran, that of the optimizer's own class apart: keys of its
+    """Return the strings in the user's code that ran, except the optimizer's own class: keys of its
     groups among them are read."""
     members = [member for kind in type(optimizer).__mro__ for member in vars(kind).values()]
     own = {function.__code__ for member in members for function in functions_in(member)}
@@ -370,5 +372,5 @@ def keys_read(before: StateWalk, optimizer: Optimizer) -> frozenset[str]:
 
 
 def every_key(optimizer: Optimizer) -> frozenset[str]:
-    """All keys of an optimizer's groups."""
+    """Return all keys of an optimizer's groups."""
     return frozenset(key for group in optimizer.param_groups for key in group)

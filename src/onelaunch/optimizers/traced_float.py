@@ -1,10 +1,10 @@
-"""Numbers of an optimizer that a recording takes from `param_groups` at each call.
+"""Traced floats: numbers of an optimizer that a recording follows from call to call.
 
-A kernel holds a learning rate as it was during the capture, often as part of a larger expression
-(``1 - lr * weight_decay``). So the capture is given a `TracedFloat` in its place: a float of a
-value that occurs nowhere else, which remembers what is computed from it. The driver finds where the
-recorded kernels hold those values, and each call may have others written there. They are the
-kernels of eager with the same arguments, so the results are eager's, bit for bit.
+A kernel holds a learning rate as it was during the capture, often in a larger expression
+(``1 - lr * weight_decay``). So the capture gets a `TracedFloat` in its place: a float whose value
+occurs nowhere else, and which notes what is computed from it. The driver finds these values in the
+recorded kernels, and each call can write others there. The kernels and arguments are eager's, so
+the results are eager's, bit for bit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Compute = Callable[[Any, Any], Any]
 
 @dataclass(slots=True)
 class ScalarTrace:
-    """What was computed from some numbers, and which comparisons they decided.
+    """A trace of the terms computed from some numbers, and of the comparisons that they decided.
 
     Attributes:
-        values: of every term, the numbers themselves among them, in the capture.
+        values: the value of every term in the capture, the numbers among them.
     """
 
     values: list[float] = field(default_factory=lambda: cast(list[float], []))
@@ -33,22 +33,22 @@ class ScalarTrace:
     _outcomes: list[tuple[Compute, Any, Any, bool]] = field(default_factory=lambda: cast(Any, []))
     _leaves: int = 0
     looked_up: bool = False
-    """Whether a dict was asked for one: what it gave is not known for others."""
+    """True if a number was a key of a dict: the result for other numbers is unknown."""
 
     def number(self, value: float) -> TracedFloat:
-        """One more of the numbers that all else is computed from."""
+        """Add a number from which terms are computed."""
         self._terms.append((_leaf, self._leaves, None))
         self._leaves += 1
         self.values.append(value)
         return TracedFloat.of(value, self, len(self.values) - 1)
 
-    def compute(self, how: Compute, a: Any, b: Any) -> Any:
-        """The result of an operation, one of whose operands is a number of this trace."""
-        result = how(_plain(a), _plain(b))
+    def compute(self, operation: Compute, a: Any, b: Any) -> Any:
+        """Return the result of an operation, one of whose operands is a number of this trace."""
+        result = operation(_plain(a), _plain(b))
         if not isinstance(result, float):
             return result  # a power may be complex
-        result = float(result)  # of numpy, as one of the operands
-        term = how, self._operand(a), self._operand(b)
+        result = float(result)  # a NumPy number, if an operand is one
+        term = operation, self._operand(a), self._operand(b)
         key = repr(term)  # in which 0.0 and -0.0 differ
         if key not in self._known:  # an optimizer may compute it for each parameter anew
             self._known[key] = len(self.values)
@@ -56,17 +56,17 @@ class ScalarTrace:
             self.values.append(result)
         return TracedFloat.of(result, self, self._known[key])
 
-    def decide(self, how: Compute, a: Any, b: Any) -> bool:
-        """The outcome of a comparison, which other values must not turn round."""
-        result = bool(how(_plain(a), _plain(b)))
-        self._outcomes.append((how, self._operand(a), self._operand(b), result))
+    def decide(self, operation: Compute, a: Any, b: Any) -> bool:
+        """Return the outcome of a comparison, which other numbers must not change."""
+        result = bool(operation(_plain(a), _plain(b)))
+        self._outcomes.append((operation, self._operand(a), self._operand(b), result))
         return result
 
     def evaluate(self, numbers: Sequence[float]) -> list[float] | None:
-        """Every term for other numbers; None where they would decide a comparison otherwise.
+        """Return every term for other numbers; None if they would change a comparison.
 
-        What is computed with numbers of numpy is computed as they do, in single precision perhaps.
-        As many operations as the callable's Python made: 0.2 us each.
+        Terms with NumPy numbers are computed as NumPy does, perhaps in single precision. As many
+        operations as the callable's Python made: 0.2 us each.
         """
         values: list[Any] = []
         if self.looked_up and list(numbers) != [self.values[i] for i in self._places()]:
@@ -76,20 +76,23 @@ class ScalarTrace:
             return values[operand.index] if type(operand) is _Term else operand
 
         try:
-            for how, a, b in self._terms:
-                values.append(numbers[a] if how is _leaf else how(value(a), value(b)))
-            same = all(bool(how(value(a), value(b))) is was for how, a, b, was in self._outcomes)
-            return list(map(float, values)) if same else None
+            for operation, a, b in self._terms:
+                values.append(numbers[a] if operation is _leaf else operation(value(a), value(b)))
+            unchanged = all(
+                bool(operation(value(a), value(b))) is was
+                for operation, a, b, was in self._outcomes
+            )
+            return list(map(float, values)) if unchanged else None
         except (ArithmeticError, TypeError):  # a power may be complex
             return None
 
     def _places(self) -> list[int]:
-        return [i for i, (how, _, _) in enumerate(self._terms) if how is _leaf]
+        return [i for i, (operation, _, _) in enumerate(self._terms) if operation is _leaf]
 
     def leaves(self, index: int) -> set[int]:
-        """The numbers, by position, that a term was computed from."""
-        how, a, b = self._terms[index]
-        if how is _leaf:
+        """Return the numbers, by position, that a term was computed from."""
+        operation, a, b = self._terms[index]
+        if operation is _leaf:
             return {a}
         inner = [operand.index for operand in (a, b) if type(operand) is _Term]
         return {leaf for term in inner for leaf in self.leaves(term)}
@@ -112,7 +115,7 @@ def _plain(value: Any) -> Any:
 
 
 def _leaf(a: Any, b: Any) -> Any:
-    """Marks a term that is one of the numbers."""
+    """Mark a term that is one of the numbers."""
     raise AssertionError((a, b))
 
 
@@ -128,12 +131,12 @@ def _truth(a: float, _: None) -> bool:
     return bool(a)
 
 
-def _swapped(how: Compute) -> Compute:
-    return lambda a, b: how(b, a)
+def _swapped(operation: Compute) -> Compute:
+    return lambda a, b: operation(b, a)
 
 
 class TracedFloat(float):
-    """A float that notes in its trace what is computed from it. To all else it is a float."""
+    """A float that notes in its trace what is computed from it; otherwise a plain float."""
 
     __slots__ = ("index", "trace")
     trace: ScalarTrace
@@ -146,31 +149,31 @@ class TracedFloat(float):
         return made
 
     def __hash__(self) -> int:
-        """A key of a dict, that other numbers would not find: none of them may stand in for it."""
+        """Note the use as a key of a dict: the lookup would fail for any other number."""
         self.trace.looked_up = True
         return float.__hash__(self)
 
 
-def _arithmetic(how: Compute) -> Callable[[TracedFloat, Any], Any]:
+def _arithmetic(operation: Compute) -> Callable[[TracedFloat, Any], Any]:
     def method(self: TracedFloat, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented  # a tensor takes it as a number
-        return self.trace.compute(how, self, other)
+        return self.trace.compute(operation, self, other)
 
     return method
 
 
-def _comparison(how: Compute) -> Callable[[TracedFloat, Any], Any]:
+def _comparison(operation: Compute) -> Callable[[TracedFloat, Any], Any]:
     def method(self: TracedFloat, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
-        return self.trace.decide(how, self, other)
+        return self.trace.decide(operation, self, other)
 
     return method
 
 
-def _single(how: Compute) -> Callable[[TracedFloat], Any]:
-    return lambda self: self.trace.compute(how, self, None)
+def _single(operation: Compute) -> Callable[[TracedFloat], Any]:
+    return lambda self: self.trace.compute(operation, self, None)
 
 
 def _itself(self: TracedFloat) -> TracedFloat:
@@ -196,18 +199,18 @@ for _name, _method in (
     setattr(TracedFloat, f"__{_name}__", _method)
 
 
-_SOME = 0.0137
+_NEAR_ZERO = 0.0137
 
 
 def unmistakable(value: float, generator: random.Random) -> float:
-    """A number near `value`, nearer to zero unless that is zero, that occurs nowhere else.
+    """Return a number near `value` that occurs nowhere else; nearer to zero unless that is zero.
 
-    In single precision its reciprocal differs from that of itself rounded, as it does for a quarter
-    of all numbers: a kernel may hold either, and must be told which.
+    Rounded to single precision, its reciprocal differs from the reciprocal of the rounded number,
+    as it does for a quarter of all numbers: a kernel may hold either, so they must not be equal.
     """
     number = value
     for _ in range(100):  # beyond the range of single precision there is none
-        number = (value or _SOME) * (1 - generator.uniform(0.001, 0.008))
+        number = (value or _NEAR_ZERO) * (1 - generator.uniform(0.001, 0.008))
         rounded = _rounded(number)
         if rounded and _rounded(1 / number) != _rounded(1 / rounded):
             break

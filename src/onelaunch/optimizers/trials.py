@@ -1,4 +1,4 @@
-"""Which numbers of an optimizer a recording can turn, tried on parameters of a few elements."""
+"""Trials on parameters of a few elements: the numbers of an optimizer that can be patched."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from onelaunch.optimizers.traced_float import unmistakable
 from onelaunch.state.walk import StateWalk
 
 _SEEDS = 4
-"""Sets of stand-ins that are tried: one may look like half an address, or like another number."""
+"""Number of sets of stand-ins that are tried: one may equal half an address, or another number."""
 
 _ELEMENTS = 4096
 _LARGEST = 4
-"""Elements of a parameter of a trial; along each dimension where it has more."""
+"""Sizes of a trial's parameter: the real ones up to `_ELEMENTS` elements, else at most `_LARGEST`
+in each dimension."""
 
-_FAR = 0.61
-"""What the numbers of a trial are turned by: as far as a result must show it, a sign too."""
+_FACTOR = 0.61
+"""Factor for the numbers of a trial: so far from 1 that the results, even signs, must show it."""
 
 
 def _has_places(steps: Steps, optimizer: Optimizer) -> bool:
@@ -40,32 +41,33 @@ def _has_places(steps: Steps, optimizer: Optimizer) -> bool:
 
 @dataclass(slots=True)
 class _Ambiguous:
-    """Places that were in doubt, and those that are no more, because two stand-ins were there."""
+    """The places that were ambiguous, and those confirmed since, by two stand-ins found there."""
 
-    seen: Ambiguities = frozenset()
+    latest: Ambiguities = frozenset()
     confirmed: Ambiguities = frozenset()
 
-    def add(self, doubt: AmbiguousMatch) -> None:
-        self.confirmed |= self.seen & doubt.places
-        self.seen = doubt.places
+    def add(self, error: AmbiguousMatch) -> None:
+        self.confirmed |= self.latest & error.places
+        self.latest = error.places
 
 
 @dataclass(slots=True)
 class ScalarTrials:
-    """Which numbers a recording's optimizers can turn, kept from one attempt to the next."""
+    """The results of trials for a recording's optimizers, kept from one attempt to the next."""
 
     known: dict[int, tuple[frozenset[str], Reached]] = field(default_factory=lambda: cast(Any, {}))
     """id of an optimizer -> see `constants`."""
     seed: int = 0
-    """Of the numbers that stand in for the optimizers'."""
+    """Seed of the stand-in numbers."""
     _held: dict[int, Optimizer] = field(default_factory=lambda: cast(Any, {}))
-    """Those that are known, so that no other takes an id."""
+    """The optimizers in `known`, so that no other gets their ids."""
     _before: Steps | None = None
-    """Of the capture before, while that is to be told."""
-    _doubts: _Ambiguous = field(default_factory=lambda: _Ambiguous())
+    """Steps of the previous capture, kept until compared with the next one."""
+    _ambiguities: _Ambiguous = field(default_factory=lambda: _Ambiguous())
 
     def kept(self, before: StateWalk) -> Callable[[Optimizer], frozenset[str]]:
-        """For each optimizer the keys whose numbers stay constants, as far as it is known."""
+        """Return a function from an optimizer to its keys whose numbers stay constants, as
+        known."""
 
         def kept(optimizer: Optimizer) -> frozenset[str]:
             known = self.known.get(id(optimizer))
@@ -73,11 +75,11 @@ class ScalarTrials:
 
         return kept
 
-    def turned(
+    def patch(
         self, driver: Driver, device: torch.device, pool: Pool, steps: Steps, graph: Graph
     ) -> PatchedScalars | None:
-        """What turns the numbers of the optimizers that stepped; None if the capture is to be
-        repeated, because some of them turned out to be constants."""
+        """Return the patched scalars of the optimizers that stepped; None if the capture must be
+        repeated, because some numbers turned out to be constants."""
         if not steps.places:
             return PatchedScalars.none()
         agree = True
@@ -90,15 +92,15 @@ class ScalarTrials:
                 agree = agree and found[0] == kept
         if not agree:
             return None
-        turned = None
+        patched = None
         try:
-            turned = patched_scalars(steps, graph, self._doubts.confirmed)
-        except AmbiguousMatch as doubt:
-            self._doubts.add(doubt)
-        if turned is not None and turned.current():
+            patched = patched_scalars(steps, graph, self._ambiguities.confirmed)
+        except AmbiguousMatch as error:
+            self._ambiguities.add(error)
+        if patched is not None and patched.current():
             known = [(o, self.known[id(o)][1]) for o in steps.optimizers]
-            if all(expected <= turned.reached((o,)) for o, expected in known):
-                return turned if self._seen_twice(steps) else None
+            if all(expected <= patched.reached((o,)) for o, expected in known):
+                return patched if self._agrees_twice(steps) else None
         self.seed += 1
         if self.seed < _SEEDS:
             return None
@@ -112,9 +114,9 @@ class ScalarTrials:
         self.known[id(optimizer)] = constants, reached
         self._held[id(optimizer)] = optimizer
 
-    def _seen_twice(self, steps: Steps) -> bool:
-        """Whether the numbers of optimizers that are not torch's are all known to the step: two
-        captures tell. Where they are not, they are constants from now on."""
+    def _agrees_twice(self, steps: Steps) -> bool:
+        """Return whether two captures show that all numbers in steps that are not torch's are
+        traced. If they are not, they are constants from now on."""
         own = [o for o in steps.optimizers if not is_of_torch(o) and _has_places(steps, o)]
         if not own or (self._before is not None and self._before.agree(steps)):
             return True
@@ -135,58 +137,60 @@ def constants(
     kept: Collection[str],
     seed: int = 0,
 ) -> tuple[frozenset[str], Reached]:
-    """The keys, `kept` among them, whose numbers a recording of such an optimizer cannot turn; and
-    where the others are in its groups.
+    """Return the keys, with `kept`, whose numbers a recording of such an optimizer cannot follow;
+    and the places of the others in its groups.
 
-    The others were tried: a recorded step of a small optimizer of this kind, its numbers turned, is
-    eager's bit for bit. It is not where the step computes with a number in ways that cannot be
-    followed (`math.sqrt`, a tensor made of one). Where the class is not torch's, some kernel must
-    hold each number that the step reads, too. Costs a small capture, and one more for each key
-    where not all can be turned.
+    The others were tried: a recorded step of a small optimizer of this kind, its numbers patched,
+    is eager's bit for bit. It is not if the step computes with a number in ways that cannot be
+    traced (`math.sqrt`, a tensor made of one). If the class is not torch's, some kernel must also
+    hold each number that the step reads. Costs a small capture, and one more for each key if not
+    all can be patched.
     """
     keys = {place.key for group in optimizer.param_groups for place in places_of(group, kept)}
     reads, capturable = _Reads(), driver.demands_capturable
 
-    def tried(without: Collection[str]) -> Reached | None:
-        doubts = _Ambiguous()
-        for copied in (False, True):  # some make their state where they are made
+    def try_without(without: Collection[str]) -> Reached | None:
+        ambiguities = _Ambiguous()
+        for copied in (False, True):  # some classes make their state in `__init__`
             for more in range(_SEEDS):
                 steps = Steps(lambda _: frozenset({*kept, *without}), capturable, seed + more)
                 try:
                     trial = _miniature(optimizer, stepped, device, reads, copied)
                     with preserved_random_state(device):
-                        return _proven(driver, device, pool, trial, steps, reads, doubts.confirmed)
+                        return _proven(
+                            driver, device, pool, trial, steps, reads, ambiguities.confirmed
+                        )
                 except CaptureError:
                     return None
-                except AmbiguousMatch as doubt:
-                    doubts.add(doubt)
-                except Exception:  # noqa: BLE001  the class may take no parameters but its own
+                except AmbiguousMatch as error:
+                    ambiguities.add(error)
+                except Exception:  # noqa: BLE001  the class may fail with other parameters
                     break
         return None
 
-    left: set[str] = set()
-    reached = tried(())
+    untraced: set[str] = set()
+    reached = try_without(())
     if reached is None:
-        left = {key for key in keys if tried(keys - {key}) is None}
-        reached = tried(left)
+        untraced = {key for key in keys if try_without(keys - {key}) is None}
+        reached = try_without(untraced)
     if reached is None:
         return frozenset({*kept, *keys}), frozenset()
     if not is_of_torch(optimizer):
-        # A result may hide what a number does, as a sign does.
+        # A result may hide the effect of a number, as a sign does.
         counted = {id(p) for p in stepped}
-        left |= {
+        untraced |= {
             place.key
             for i, group in enumerate(optimizer.param_groups)
             if any(id(p) in counted for p in group["params"])
-            for place in places_of(group, {*kept, *left})
+            for place in places_of(group, {*kept, *untraced})
             if (i, place.key) in reads.keys and (i, place.key, place.item) not in reached
         }
-    return frozenset({*kept, *left}), frozenset(at for at in reached if at[1] not in left)
+    return frozenset({*kept, *untraced}), frozenset(at for at in reached if at[1] not in untraced)
 
 
 @dataclass(slots=True)
 class _Reads:
-    """What the step of a trial reads of its groups: (number of the group, key)."""
+    """The reads of a trial's step in its groups: (number of the group, key)."""
 
     keys: set[tuple[int, str]] = field(default_factory=lambda: cast(Any, set()))
     stepping: bool = False
@@ -200,7 +204,7 @@ class _Reads:
 
 
 class _Noting(dict[str, Any]):
-    """A group of a trial that notes what its step reads."""
+    """A group of a trial that notes the reads of its step."""
 
     def __init__(self, group: dict[str, Any], index: int, reads: _Reads) -> None:
         super().__init__(group)
@@ -262,21 +266,23 @@ def _proven(
     graph, _ = driver.capture(body, pool)
     try:
         found = patched_scalars(steps, graph, confirmed)
-        if found is None or not _turn(found, [place for place, _ in steps.places.values()]):
+        if found is None or not _change_numbers(
+            found, [place for place, _ in steps.places.values()]
+        ):
             return None
         graph.launch((), ())
-        turned = [t.detach().clone() for t in tensors]
-        _put_back(tensors, saved)
+        patched = [t.detach().clone() for t in tensors]
+        _restore(tensors, saved)
         driver.warmup(trial.step, device)
-        return found.reached((trial,)) if all(map(_same, turned, tensors)) else None
+        return found.reached((trial,)) if all(map(_same, patched, tensors)) else None
     finally:
         graph.reset()
 
 
-def _turn(patched_scalars: PatchedScalars, places: Sequence[Place]) -> bool:
-    """Give a trial other numbers, as far from its own as lets the step take the same way."""
+def _change_numbers(patched_scalars: PatchedScalars, places: Sequence[Place]) -> bool:
+    """Give a trial other numbers, as far from its own as keeps the step on the same branches."""
     numbers, generator = [float(place.read()) for place in places], random.Random(2)
-    for times in (_FAR, 1):
+    for times in (_FACTOR, 1):
         for place, number in zip(places, numbers, strict=True):
             _write(place, unmistakable(times * number, generator))
         if patched_scalars.current():
@@ -291,11 +297,11 @@ def _miniature(
     reads: _Reads,
     copied: bool,
 ) -> Optimizer:
-    """An optimizer of the same class and options over parameters of its own, like those of
-    `stepped`: by now the callable may have dropped their gradients.
+    """Return an optimizer of the same class and options over new parameters with gradients, like
+    `stepped`, whose gradients the callable may have dropped.
 
     Args:
-        copied: with a state like that of the optimizer, instead of none.
+        copied: True for a state like the optimizer's, instead of none.
     """
     counted = {id(p) for p in stepped}
     trial = object.__new__(type(optimizer))
@@ -328,7 +334,7 @@ def _miniature(
 
 
 def _own(value: Any) -> Any:
-    """Tensors apart from the optimizer's, which the trial would write."""
+    """Return a copy whose tensors the trial can write, instead of the optimizer's."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if type(value) in (list, tuple):
@@ -357,7 +363,7 @@ def _tensors(optimizer: Optimizer) -> list[Tensor]:
     return [*params, *states, *(p.grad for p in params if p.grad is not None)]
 
 
-def _put_back(tensors: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+def _restore(tensors: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
     with torch.no_grad():
         for t, before in zip(tensors, saved, strict=True):
             t.copy_(before)

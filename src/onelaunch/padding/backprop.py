@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.autograd.proxies import CapturedGraph
+from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.call.tree import flatten, unique
 
 

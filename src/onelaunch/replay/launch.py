@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.autograd.freed import mark_freed
+from onelaunch.autograd.node import mark_freed
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import Above, Attribute, Constant, Leaf, Same, Tree, build

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import Flat, comes_apart, flatten_call, objects_in
+from onelaunch.call.tree import Flat, can_flatten, flatten_call, objects_in
 from onelaunch.capture.recording import CapturedCall, Recording
 from onelaunch.driver.protocol import Pool as DevicePool
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
@@ -198,7 +198,7 @@ class Table:
 
     def _takes_apart(self, value: object) -> bool:
         """Whether objects like this one are taken apart where each call brings another."""
-        return comes_apart(value)
+        return can_flatten(value)
 
     def _keep_whole(self, before: Flat, after: Flat) -> None:
         """See to it that an object that the callable changes is not taken apart: a replay would

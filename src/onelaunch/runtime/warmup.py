@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from onelaunch.autograd.freed import is_freed
+from onelaunch.autograd.graph_walk import is_freed
 from onelaunch.call.ambient import inlining
 from onelaunch.call.tree import Flat, flatten, flatten_call, objects_in, unflatten
 from onelaunch.capture.callee import Callee

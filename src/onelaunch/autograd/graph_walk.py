@@ -1,0 +1,252 @@
+"""Walks over autograd graphs: their nodes, saved tensors, freed graphs, and views."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from types import CellType, FunctionType
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.utils import checkpoint
+
+from onelaunch.driver.refusals import refuse
+
+MODIFIED = "has been modified by an inplace operation"
+"""Torch's words for a saved tensor that was changed."""
+AGAIN = "Trying to backward through the graph a second time"
+"""Torch's words for a saved tensor that was freed."""
+DENSE = "gradients that are dense: `sparse=False`"
+
+Node = Any
+"""A node of an autograd graph; torch has no public type for all of them."""
+
+AccumulateGrad: Any = getattr(torch._C, "_functions").AccumulateGrad  # noqa: B009
+"""The type of a leaf's node. A custom function's node may have a `variable` too."""
+
+_VIEWS = frozenset(
+    f"{name}Backward{number}"
+    for name in (
+        *("Alias", "AsStrided", "Diagonal", "Expand", "Permute", "ReshapeAlias", "Select", "Slice"),
+        *("SplitWithSizes", "Split", "Squeeze", "T", "Transpose", "Unbind", "Unfold", "UnsafeView"),
+        *("Unsqueeze", "View"),
+    )
+    for number in range(4)
+)
+"""Nodes of views that `as_strided` of the same memory can replace, with the same gradient."""
+
+
+def _next(node: Node) -> list[Node]:
+    return [following for following, _ in node.next_functions if following is not None]
+
+
+class CapturedGraph:
+    """The nodes and leaves of a captured forward's autograd graph.
+
+    Args:
+        outputs: the tensors where it begins.
+        inputs: tensors where it ends before any leaf.
+    """
+
+    def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
+        self.packs = False
+        """True if hooks of the callable (checkpointing) hold what some node saved."""
+        self.spoiled = False
+        """True if the callable wrote over what some node saved."""
+        self.nodes: list[Node] = []
+        self.leaves: list[Tensor] = []
+        seen: set[Node] = {t.grad_fn for t in inputs}
+        stack: list[Node] = []
+        for t in outputs:
+            if t.grad_fn is None:
+                self.leaves.append(t)  # a leaf is returned as it is
+            else:
+                stack.append(t.grad_fn)
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if isinstance(node, AccumulateGrad):
+                self.leaves.append(node.variable)
+                continue
+            self.nodes.append(node)
+            stack.extend(_next(node))
+
+    def saved(self) -> list[Tensor] | None:
+        """Return the tensors that the backward will read, or None if a node does not list its own.
+
+        Tensors packed by hooks are left out: to unpack them may run a part of the forward, and
+        eager does not check whether they have changed. So are tensors that the callable wrote over:
+        a backward that reads them raises in any case.
+        """
+        found: list[Tensor] = []
+        for node in self.nodes:
+            if not isinstance(node, BackwardCFunction) and "CppNode" in node.name():
+                return None
+            for name in _saved_names(node):
+                packed = _is_packed(node, name)
+                self.packs |= packed
+                if not packed:
+                    found += [t for t in self._read(node, name) if isinstance(t, Tensor)]
+        return found
+
+    def refuse_unfit(self) -> None:
+        """Refuse embeddings under ``sparse=True``, whose gradient is no memory with strides, and
+        reentrant checkpoints, whose backward accumulates into parameters itself."""
+        for node in self.nodes:
+            if node.name() == "CheckpointFunctionBackward":
+                raise refuse("OL116", "checkpoint(..., use_reentrant=True)")
+            if getattr(node, "_saved_sparse", False) and node.next_functions[0][0] is not None:
+                name = node.name().partition("Backward")[0]
+                what = f"{name} under `sparse=True` gives gradients of layout torch.sparse_coo"
+                raise refuse("OL109", what, fix=DENSE)
+
+    def groups(self, outputs: Sequence[Tensor]) -> list[list[int]]:
+        """Return the outputs, by position, in groups whose graphs have nodes in common."""
+        parent: dict[Node, Node] = {node: node for node in self.nodes}
+
+        def root(node: Node) -> Node:
+            while parent[node] is not node:
+                parent[node] = node = parent[parent[node]]
+            return node
+
+        for node in self.nodes:
+            for following, _ in node.next_functions:
+                if following in parent:
+                    parent[root(following)] = root(node)
+        found: dict[Node, list[int]] = {}
+        for place, t in enumerate(outputs):
+            found.setdefault(place if t.grad_fn is None else root(t.grad_fn), []).append(place)
+        return list(found.values())
+
+    def _read(self, node: Node, name: str) -> Sequence[object]:
+        """Return what a node saved under this name."""
+        try:
+            value = getattr(node, name)
+        except RuntimeError as error:
+            if MODIFIED not in str(error):
+                raise
+            self.spoiled = True
+            return ()
+        return cast(Sequence[object], value) if isinstance(value, list | tuple) else (value,)
+
+    def held(self) -> set[int]:
+        """Return the ids of Python objects that belong to the graph: contexts of custom functions,
+        and the arguments that checkpointed parts will run with again."""
+        found: set[int] = set()
+        for node in self.nodes:
+            if isinstance(node, BackwardCFunction):
+                inside = vars(node)
+                found |= {id(node), id(inside), *(id(value) for value in inside.values())}
+            for name in _saved_names(node):
+                for hook in _unpack_hooks(node, name):
+                    _add_held(hook, found)
+        return found
+
+
+def _add_held(value: object, found: set[int]) -> None:
+    """Add the ids of objects that a checkpointed part's function and arguments hold."""
+    if id(value) in found:
+        return
+    inside: Iterable[object] = ()
+    if isinstance(value, dict):
+        inside = cast(dict[object, object], value).values()
+    elif isinstance(value, list | tuple):
+        inside = cast(Sequence[object], value)
+    elif isinstance(value, functools.partial):
+        inside = (value.args, value.keywords)
+    elif isinstance(value, CellType):
+        with contextlib.suppress(ValueError):  # it is empty
+            inside = (value.cell_contents,)
+    elif isinstance(value, FunctionType):
+        inside = value.__closure__ or ()
+    elif isinstance(value, Tensor):
+        inside = (value.grad_fn,)
+    elif isinstance(value, _FRAMES):
+        inside = (vars(value),)
+    else:
+        return
+    found.add(id(value))
+    for part in inside:
+        _add_held(part, found)
+
+
+_FRAMES = (checkpoint._CheckpointFrame, BackwardCFunction)
+
+
+def _is_packed(node: Node, name: str) -> bool:
+    """Return whether hooks (`saved_tensors_hooks`, as checkpointing uses) hold what a node saved.
+    To read it would run them: a checkpointed part once more, with its BatchNorm."""
+    return any(True for _ in _unpack_hooks(node, name))
+
+
+def _unpack_hooks(node: Node, name: str) -> Iterator[object]:
+    raw = getattr(node, f"_raw{name}" if name.startswith("_") else f"_raw_{name}", None)
+    for entry in cast(tuple[Any, ...], raw if isinstance(raw, tuple) else (raw,)):
+        hook = getattr(entry, "unpack_hook", None)
+        if hook is not None:
+            yield hook
+
+
+@functools.cache
+def _names_of(kind: type) -> list[str]:
+    return [name for name in dir(kind) if name.startswith("_saved_")]
+
+
+def _saved_names(node: Node) -> list[str]:
+    return ["saved_tensors"] if isinstance(node, BackwardCFunction) else _names_of(type(node))
+
+
+def is_freed(t: Tensor) -> bool:
+    """Return whether a backward over `t` would raise: one has freed its graph.
+
+    The nearest nodes to `t` that have saved a tensor decide. A graph that saved none (sums and
+    means of parameters) is never freed: eager may run it again.
+    """
+    level: list[Node] = [] if t.grad_fn is None else [t.grad_fn]
+    seen = set(level)
+    while level:
+        verdicts = [freed for node in level for freed in _freed(node)]
+        if verdicts:
+            return any(verdicts)
+        level = list({n: None for node in level for n in _next(node) if n not in seen})
+        seen.update(level)
+    return False
+
+
+def _freed(node: Node) -> Iterator[bool]:
+    """Return, for tensors that a node has saved, whether they were freed."""
+    for name in _saved_names(node):
+        try:
+            if _is_packed(node, name):
+                yield False  # a freed one has no hook any more
+                return
+            value = getattr(node, name)
+        except RuntimeError as error:
+            if AGAIN not in str(error):
+                raise
+            yield True
+            return
+        values = cast(tuple[object, ...], value if isinstance(value, tuple) else (value,))
+        if any(isinstance(v, Tensor) for v in values):
+            yield False
+            return
+
+
+def is_pure_view(t: Tensor, base: Tensor | None = None) -> bool:
+    """Return whether autograd made `t` by views alone, which `as_strided` can replace.
+
+    Args:
+        base: the tensor that `t` must be a view of; default any leaf.
+    """
+    node: Node = t.grad_fn
+    end = None if base is None else base.grad_fn
+    while node is not None and node is not end and not isinstance(node, AccumulateGrad):
+        if node.name() not in _VIEWS:
+            return False
+        node = node.next_functions[0][0]
+    return base is None or node is end

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import onelaunch
+from onelaunch import testing
 
 ROOT = Path(__file__).parents[2]
 LEAN = """
@@ -24,6 +25,28 @@ assert not new, new
 assert not torch.cuda.is_initialized()
 assert torch._C._get_privateuse1_backend_name() == "privateuseone"
 """
+TAPE = """
+import sys
+import torch
+import onelaunch
+fast = onelaunch.graph(lambda x: x * 2, warmup=1)
+assert [float(fast(torch.full((), float(i)))) for i in range(4)] == [0.0, 2.0, 4.0, 6.0]
+assert fast.recordings
+assert not any(name.startswith("onelaunch.testing") for name in sys.modules)
+"""
+EMULATED = """
+import torch
+import onelaunch.testing
+assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+onelaunch.testing.install()
+onelaunch.testing.install()
+fast = onelaunch.graph(lambda x: x * 2, warmup=1)
+x = torch.ones(3, device="tape")
+assert fast(fast(fast(x))).tolist() == [8.0] * 3
+assert fast.recordings
+assert onelaunch.testing.memory_allocated() > 0
+assert not torch.cuda.is_initialized()
+"""
 
 
 def run(code: str) -> None:
@@ -37,6 +60,14 @@ def test_the_import_is_lean() -> None:
     run(LEAN)
 
 
+def test_the_tape_needs_no_emulated_device() -> None:
+    run(TAPE)
+
+
+def test_the_emulated_device_starts_when_asked() -> None:
+    run(EMULATED)
+
+
 def test_all_is_what_is_exported() -> None:
     public = {
         name
@@ -48,8 +79,9 @@ def test_all_is_what_is_exported() -> None:
 
 
 def test_what_is_exported_is_documented() -> None:
-    for name in onelaunch.__all__:
-        assert inspect.getdoc(getattr(onelaunch, name)), name
+    for package in (onelaunch, testing):
+        for name in package.__all__:
+            assert inspect.getdoc(getattr(package, name)), name
 
 
 def test_the_wheel_has_what_is_not_python() -> None:

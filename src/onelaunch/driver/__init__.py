@@ -4,7 +4,6 @@ protocol.py         Driver, Graph, Pool: what a device must do, and nothing of h
 select.py           which driver runs a call
 cuda/               CUDA graphs
 tape/               the same without CUDA: operations recorded and repeated
-emulated/           the device `tape`: what a GPU does to a program, on any machine
 aten.py             what an operation does to memory, read off its schema
 dispatch.py         torch's kernels, past autograd, autocast and modes
 overlaps.py         tensors that share memory

@@ -24,8 +24,13 @@ def _tape() -> Driver:
     return TapeDriver()
 
 
-_MAKERS: dict[str, Callable[[], Driver]] = {"cpu": _tape, "cuda": _cuda, "tape": _tape}
+_MAKERS: dict[str, Callable[[], Driver]] = {"cpu": _tape, "cuda": _cuda}
 """By device type."""
+
+
+def register(kind: str, make: Callable[[], Driver]) -> None:
+    """Add the driver of another device type."""
+    _MAKERS[kind] = make
 
 
 @cache

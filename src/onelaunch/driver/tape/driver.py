@@ -22,8 +22,6 @@ from torch import Tensor
 from onelaunch.call.dtensor import local
 from onelaunch.call.spec import TensorSpec
 from onelaunch.driver.dispatch import no_functions, raw
-from onelaunch.driver.emulated import device as emulated
-from onelaunch.driver.emulated.storage import NAME, apart, tensor_over
 from onelaunch.driver.protocol import Capture, Graph, Pool, Region, Rewind
 from onelaunch.driver.tape.graph import TapeGraph, TapePool
 from onelaunch.driver.tape.ports import Ports
@@ -41,7 +39,7 @@ _EXCLUSIVE = threading.RLock()
 class TapeDriver:
     """Records and replays on the CPU; see `driver.Driver` for what each method promises."""
 
-    tensor_class: type[Tensor] = emulated.TapeTensor
+    tensor_class: type[Tensor] = Tensor
     computes_on_host = True
     records_compiled = False
     demands_capturable = False
@@ -72,21 +70,27 @@ class TapeDriver:
     ) -> Tensor:
         """A tensor over the storage of `base`; see `Driver.alias`."""
         base = local(base)
-        storage = base.untyped_storage()
         first, rest = divmod(int(base.storage_offset()) * base.itemsize + offset, dtype.itemsize)
         if rest:
             raise ValueError(f"{offset} bytes into {base.shape} is no multiple of {dtype}")
-        if isinstance(base, emulated.TapeTensor):
-            return tensor_over(emulated.TapeTensor, storage, dtype, size, stride, first)
+        return self.over(base.untyped_storage(), dtype, size, stride, first)
+
+    def over(
+        self,
+        storage: torch.UntypedStorage,
+        dtype: torch.dtype,
+        size: Sequence[int],
+        stride: Sequence[int],
+        offset: int,
+    ) -> Tensor:
+        """Make a tensor over a storage, its first element `offset` elements after the first."""
         with raw(), no_functions():
             return torch.empty(0, dtype=dtype, device="cpu").set_(
-                storage, first, tuple(size), tuple(stride)
+                storage, offset, tuple(size), tuple(stride)
             )
 
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
         """uint8 memory of shape (nbytes,); torch aligns it to 64 bytes."""
-        if device.type == NAME:
-            return torch.empty(nbytes, dtype=torch.uint8, device=device)
         recorder = recording()
         with raw(), no_functions():
             block = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
@@ -119,8 +123,8 @@ class TapeDriver:
             yield
 
     def new_pool(self, device: torch.device, beside: Pool | None = None) -> TapePool:
-        """A pool without recordings; all launches of a thread are in order."""
-        return TapePool(device)
+        """See `Driver.new_pool`."""
+        return TapePool()
 
     def stream_reader(self, device: torch.device) -> Callable[[], int]:
         """Always 0: there is one stream."""
@@ -140,21 +144,12 @@ class TapeDriver:
     def foresee(
         self, run: Callable[[], T], device: torch.device, staged: Sequence[int]
     ) -> tuple[T, int]:
-        """See `Driver.foresee`; plain CPU memory is not watched."""
-        if device.type != NAME:
-            return run(), 0
-        with apart() as arena:
-            buffers = [arena.allocate(nbytes) for nbytes in staged]
-            result = run()
-            del buffers
-        nbytes = arena.reserved_bytes
-        arena.trim()
-        return result, nbytes
+        """See `Driver.foresee`. The host's memory is not watched."""
+        return run(), 0
 
     def rewind(self, device: torch.device, after: Rewind | None = None) -> TapeRewind:
         """See `Driver.rewind`."""
-        assert after is None or isinstance(after, TapeRewind)
-        return TapeRewind(device, after)
+        return TapeRewind([torch], after)
 
     def capture(
         self,
@@ -170,16 +165,11 @@ class TapeDriver:
         assert rewind is None or isinstance(rewind, TapeRewind)
         if recording() is not None:
             raise CaptureError("OL109", "A capture was begun during a capture.")
-        with pool.lock:
-            pool.capturing = True
-            pool.earlier = pool.arena.ranges() if pool.arena is not None and pool.graphs() else []
+        with pool.lock, pool.growing():
             try:
                 return self._record(body, pool, generators, rewind)
             except torch.OutOfMemoryError as error:
                 raise CaptureError("OL111", str(error)) from error
-            finally:
-                pool.capturing = False
-                pool.trim()
 
     def _record(
         self,

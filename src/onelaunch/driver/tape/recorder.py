@@ -11,9 +11,10 @@ on the same memory, and of any other the result is copied to where it was in the
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +22,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.call.dtensor import is_wrapper_subclass
 from onelaunch.driver.aten import Operator, Step, imagined, leaves, mapped, operator, tensors
-from onelaunch.driver.emulated.active import active
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.random_state import RandomState, seeding_line, unwatched, watching_seeds
 from onelaunch.driver.refusals import refusal
@@ -33,7 +33,7 @@ from onelaunch.unwinding import DispatchMode
 
 
 class Memory(Protocol):
-    """Where the recorded tensors live: ordinary host memory, or an emulated device."""
+    """The memory of the recorded tensors."""
 
     def owns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call with these arguments runs on the device that is being recorded."""
@@ -43,6 +43,11 @@ class Memory(Protocol):
         self, recorder: Recorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run one operation on tensors of the device: `Recorder.call` with host tensors."""
+        ...
+
+    @staticmethod
+    def on_host(t: Tensor) -> Tensor:
+        """A host tensor over the same bytes as `t`."""
         ...
 
     def fixed(self, t: Tensor) -> Tensor:
@@ -65,22 +70,29 @@ class Memory(Protocol):
         ...
 
 
+class _Active(threading.local):
+    recorder: Recorder | None = None
+
+
+_active = _Active()
+
+
 def recording() -> Recorder | None:
-    """The recorder of the capture whose body this thread is running, or None."""
-    return cast("Recorder | None", active.capture)
+    """Give the recorder of the capture whose body this thread is running, or None."""
+    return _active.recorder
 
 
 @contextmanager
 def recording_with(recorder: Recorder) -> Generator[None]:
     """Record what runs in the context: its operations, and its reads on the host."""
-    active.capture = recorder
+    _active.recorder = recorder
     try:
         seeds, resizes = watching_seeds(recorder.refuse_seed), watching_resizes(recorder.resize)
         with seeds, resizes, recorder.host_reads(), recorder:
             yield
         recorder.finish()
     finally:
-        active.capture = None
+        _active.recorder = None
 
 
 class Recorder(DispatchMode):
@@ -179,7 +191,7 @@ class Recorder(DispatchMode):
         """Record that the body resizes a storage, as FSDP does to free a parameter and to have it
         again."""
         if storage.device.type != "cpu":
-            return  # the emulated device's memory has no such method
+            return  # such memory is given back by the device's own functions
         if self.memory.made(storage):
             raise self.refuse("OL107", "a tensor made in the call is given other memory")
         if storage._cdata not in self._resized:

@@ -6,7 +6,7 @@ is reused and poisoned as `arena` says. What it does not emulate: streams (every
 synchronous), generators of its own (the CPU's default generator serves it), pinned memory,
 autocast, and the choice of kernels.
 
-Nothing happens at import; `install` registers the device, once for the process.
+Nothing happens at import; `register_device` does it, once for the process.
 """
 
 # Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
@@ -20,14 +20,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import backend_registration
 
 from onelaunch.call.spec import contiguous_stride
 from onelaunch.driver.aten import Operator, copy_bits, mapped, operator, tensors
-from onelaunch.driver.emulated import arena
-from onelaunch.driver.emulated.active import active
-from onelaunch.driver.emulated.arena import Arena, Block
-from onelaunch.driver.emulated.attention import install_attention, refuse_seeds, with_seeds_on_host
-from onelaunch.driver.emulated.storage import (
+from onelaunch.driver.tape.recorder import recording
+from onelaunch.testing import engine
+from onelaunch.testing.arena import Arena, Block
+from onelaunch.testing.attention import install_attention, refuse_seeds, with_seeds_on_host
+from onelaunch.testing.storage import (
     NAME,
     bind,
     block_of,
@@ -38,6 +39,7 @@ from onelaunch.driver.emulated.storage import (
     ordinary,
     tensor_over,
 )
+from onelaunch.testing.torch_module import Module
 
 # May read a tensor of the host: a copy from it, and (as on CUDA) the indices of an indexing.
 TAKES_HOST = frozenset({"aten::copy_", "aten::index.Tensor", "aten::index_put_", "aten::index_put"})
@@ -47,20 +49,15 @@ _library: torch.library.Library | None = None
 Call = Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any]
 
 
-def install() -> None:
-    """Register the device with torch; again is no work. Takes over the PrivateUse1 backend."""
+def register_device() -> None:
+    """Register the device with torch; again is no work."""
     global _library
     if _library is not None:
         return
-    from torch.utils import backend_registration
-
-    from onelaunch.driver.emulated import engine as emulated_engine
-    from onelaunch.driver.emulated.torch_module import Module
-
     backend_registration._setup_privateuseone_for_python_backend(
-        NAME, backend_module=Module(), device_guard=emulated_engine.Guard()
+        NAME, backend_module=Module(), device_guard=engine.Guard()
     )
-    emulated_engine.install()
+    engine.install()
     # `torch.accelerator` takes what allocates a device's memory for an allocator of torch's, and
     # AOTInductor empties its cache. To say that there is none yet leaves it nothing to do.
     torch._C._accelerator_isAllocatorInitialized = lambda: False  # pyright: ignore
@@ -80,20 +77,10 @@ def _factory(func: torch._ops.OpOverload) -> Callable[..., Tensor]:
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     # `torch.tensor(values, device="tape")` comes here: it hides its copy from modes and subclasses.
-    capture = active.capture
-    if capture is not None and source.numel():
-        raise capture.refuse("OL103", "A tensor was made from values of the host in a capture.")
+    recorder = recording()
+    if recorder is not None and source.numel():
+        raise recorder.refuse("OL103", "A tensor was made from values of the host in a capture.")
     return run(operator(torch.ops.aten.copy_.default), (target, source), {})
-
-
-def memory_allocated() -> int:
-    """Bytes of the tensors on the device, rounded up to multiples of 512 each."""
-    return arena.allocated_bytes()
-
-
-def memory_reserved() -> int:
-    """Bytes that the device's arenas hold, in use or not."""
-    return arena.reserved_bytes()
 
 
 class TapeTensor(Tensor):
@@ -135,9 +122,9 @@ class TapeTensor(Tensor):
 
 
 def _read(t: Tensor, how: str) -> Tensor:
-    capture = active.capture
-    if capture is not None:
-        raise capture.refuse("OL101", f"The host read a tensor ({how}) in a capture.")
+    recorder = recording()
+    if recorder is not None:
+        raise recorder.refuse("OL101", f"The host read a tensor ({how}) in a capture.")
     return t.detach().cpu()
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from onelaunch.driver.emulated.arena import Arena, Block
+from onelaunch.testing.arena import Arena, Block
 
 T = TypeVar("T", bound=Tensor)
 

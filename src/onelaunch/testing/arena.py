@@ -134,9 +134,9 @@ class Arena:
 
     def _grow(self, size: int) -> None:
         nbytes = -(-size // _SEGMENT_BYTES) * _SEGMENT_BYTES
-        if _limit_bytes is not None and reserved_bytes() + nbytes > _limit_bytes:
+        if _limit_bytes is not None and memory_reserved() + nbytes > _limit_bytes:
             raise torch.OutOfMemoryError(
-                f"tape out of memory: {nbytes} bytes wanted, {reserved_bytes()} of "
+                f"tape out of memory: {nbytes} bytes wanted, {memory_reserved()} of "
                 f"{_limit_bytes} reserved"
             )
         memory = mmap.mmap(-1, nbytes)
@@ -161,17 +161,20 @@ class Arena:
         self._free = merged
 
 
-def reserved_bytes() -> int:
-    """Bytes reserved by all arenas."""
+def memory_reserved() -> int:
+    """Count the bytes that the device's arenas hold, in use or not."""
     return sum(a.reserved_bytes for a in list(_arenas))
 
 
-def allocated_bytes() -> int:
-    """Bytes allocated in all arenas."""
+def memory_allocated() -> int:
+    """Count the bytes of the tensors on the device, each rounded up to a multiple of 512."""
     return sum(a.allocated_bytes for a in list(_arenas))
 
 
-def set_limit(nbytes: int | None) -> None:
-    """Let the arenas reserve at most `nbytes` in total; no limit if None."""
+def set_memory_limit(nbytes: int | None) -> None:
+    """Let the device have so many bytes at most; None: no limit.
+
+    Beyond it an allocation raises `torch.OutOfMemoryError`, as on a GPU that is full.
+    """
     global _limit_bytes
     _limit_bytes = nbytes

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.emulated.active import active
+from onelaunch.driver.tape.recorder import recording
 
 
 def _wait(what: str) -> None:
-    capture = active.capture
-    if capture is not None:
-        raise capture.refuse("OL109", f"{what} waits for the device, during a capture.")
+    recorder = recording()
+    if recorder is not None:
+        raise recorder.refuse("OL109", f"{what} waits for the device, during a capture.")
 
 
 def _set_random(what: str) -> None:
-    capture = active.capture
-    if capture is not None:
-        raise capture.refuse("OL106", f"{what} was called during a capture.")
+    recorder = recording()
+    if recorder is not None:
+        raise recorder.refuse("OL106", f"{what} was called during a capture.")
 
 
 class Event:

@@ -1,8 +1,5 @@
 """The modes of a thread as they were, where a run did not end by itself."""
 
-# The stacks of modes have no public names.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import sys

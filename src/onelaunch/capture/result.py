@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,12 +43,12 @@ class CaptureRun:
     outputs: Outputs | None = None
     tree: Tree | None = None
     numbers: tuple[int, ...] = ()
-    state: list[StateOutput] = field(default_factory=lambda: cast(list[StateOutput], []))
-    found: list[Change] = field(default_factory=lambda: cast(list[Change], []))
+    state: list[StateOutput] = field(default_factory=list[StateOutput])
+    found: list[Change] = field(default_factory=list[Change])
     after: StateWalk | None = None
-    lasting: list[Tensor] = field(default_factory=lambda: cast(list[Tensor], []))
+    lasting: list[Tensor] = field(default_factory=list[Tensor])
     """Gradients that each replay writes where they are."""
-    again: list[Slot] = field(default_factory=lambda: cast(list[Slot], []))
+    again: list[Slot] = field(default_factory=list[Slot])
     """Slots that turned out to be inputs: the run is to be repeated with them as such."""
     steps: Steps = field(default_factory=Steps)
     grown: tuple[str, ...] = ()

@@ -1,8 +1,5 @@
 """What an ATen operation does to memory, read off its schema."""
 
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import atexit

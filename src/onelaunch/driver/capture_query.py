@@ -7,9 +7,6 @@ the signature warms up once more and is captured, and is told yes in both. On a 
 the answers are the same.
 """
 
-# Torch's own question has no public name.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import os

@@ -1,8 +1,5 @@
 """Straight to torch's kernels: past autograd, autocast and the modes of the caller."""
 
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from contextlib import AbstractContextManager

@@ -1,8 +1,5 @@
 """Reads of a tensor by the host that no dispatcher sees: `tolist`, `numpy`, printing."""
 
-# The stack of function modes has no public name.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import threading

@@ -8,7 +8,7 @@ import types
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from torch.autograd.graph import Node
 
@@ -33,23 +33,25 @@ class Reads:
 
     owners: dict[int, Owner] = field(default_factory=dict[int, Owner])
     globals: dict[int, tuple[dict[str, Any], dict[str, Use]]] = field(
-        default_factory=lambda: cast(Any, {})
+        default_factory=dict[int, tuple[dict[str, Any], dict[str, Use]]]
     )
     """id -> the globals of a module, and those loaded, as in `Owner.names`."""
-    variables: dict[tuple[types.CodeType, str], Use] = field(default_factory=lambda: cast(Any, {}))
+    variables: dict[tuple[types.CodeType, str], Use] = field(
+        default_factory=dict[tuple[types.CodeType, str], Use]
+    )
     """Variables of functions around a function, as in `Owner.names`."""
-    items: dict[tuple[int, object], Use] = field(default_factory=lambda: cast(Any, {}))
+    items: dict[tuple[int, object], Use] = field(default_factory=dict[tuple[int, object], Use])
     """(id of a container, key), as in `Owner.names`."""
-    codes: set[types.CodeType] = field(default_factory=lambda: cast(Any, set()))
+    codes: set[types.CodeType] = field(default_factory=set[types.CodeType])
     """All that ran."""
     backward: bool = False
     """Whether a backward ran inside."""
     takes_functions: str | None = None
     """An operator that was called which takes functions; see `watching.HigherOrder`."""
-    noted: set[tuple[types.CodeType, int]] = field(default_factory=lambda: cast(Any, set()))
+    noted: set[tuple[types.CodeType, int]] = field(default_factory=set[tuple[types.CodeType, int]])
     """Code, and id of globals, whose loads of globals and of variables around it are known."""
     kinds: weakref.WeakKeyDictionary[type | types.CodeType, Owner] = field(
-        default_factory=lambda: cast(Any, weakref.WeakKeyDictionary())
+        default_factory=weakref.WeakKeyDictionary[type | types.CodeType, Owner]
     )
     """class, or code -> what was read of its instances, or functions, which tells of one that came
     after the run."""

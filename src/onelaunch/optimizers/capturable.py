@@ -1,8 +1,5 @@
 """Optimizers that step inside a callable: which can be captured, and how to make them so."""
 
-# What a thread keeps for those that run its backwards has no public name.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import gc
@@ -117,7 +114,7 @@ def _is_scaled(optimizer: Optimizer) -> bool:
 
 
 def _caller() -> FrameType | None:
-    return sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    return sys._getframe(2)
 
 
 StepHook = Callable[[Optimizer], None]

@@ -54,11 +54,13 @@ class _Ambiguous:
 class ScalarTrials:
     """Which numbers a recording's optimizers can turn, kept from one attempt to the next."""
 
-    known: dict[int, tuple[frozenset[str], Reached]] = field(default_factory=lambda: cast(Any, {}))
+    known: dict[int, tuple[frozenset[str], Reached]] = field(
+        default_factory=dict[int, tuple[frozenset[str], Reached]]
+    )
     """id of an optimizer -> see `constants`."""
     seed: int = 0
     """Of the numbers that stand in for the optimizers'."""
-    _held: dict[int, Optimizer] = field(default_factory=lambda: cast(Any, {}))
+    _held: dict[int, Optimizer] = field(default_factory=dict[int, Optimizer])
     """Those that are known, so that no other takes an id."""
     _before: Steps | None = None
     """Of the capture before, while that is to be told."""
@@ -188,7 +190,7 @@ def constants(
 class _Reads:
     """What the step of a trial reads of its groups: (number of the group, key)."""
 
-    keys: set[tuple[int, str]] = field(default_factory=lambda: cast(Any, set()))
+    keys: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     stepping: bool = False
 
     def step(self, trial: Optimizer) -> None:

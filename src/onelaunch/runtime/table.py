@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ class SignatureState:
     warm: int = 0
     forward: bool = False
     """Whether its results require grad, so that it is captured as a forward with a backward."""
-    threads: set[int] = field(default_factory=lambda: cast(set[int], set()))
+    threads: set[int] = field(default_factory=set[int])
     """Who warmed up: cuBLAS and cuDNN make a handle for each thread, and not under capture."""
     least: int = 0
     """Warm-up calls that what it reaches needs, whatever the option says."""

@@ -5,9 +5,6 @@ handed out again at once, a pool's memory is apart from the rest, and what a sta
 garbage. Here the garbage is 0xFF in every byte, which is NaN in every float format.
 """
 
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import ctypes

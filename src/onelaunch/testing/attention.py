@@ -5,9 +5,6 @@ they are on the device. A backward that finds a seed where it does not look for 
 and the end of the process there.
 """
 
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import math

@@ -9,9 +9,6 @@ autocast, and the choice of kernels.
 Nothing happens at import; `register_device` does it, once for the process.
 """
 
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import math

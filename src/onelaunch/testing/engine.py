@@ -7,7 +7,7 @@ an active exception``. So the guard keeps the exception, and the engine raises i
 """
 
 # torch keeps both in `torch._C`.
-# pyright: reportPrivateUsage=false, reportUntypedBaseClass=false
+# pyright: reportUntypedBaseClass=false
 
 from __future__ import annotations
 

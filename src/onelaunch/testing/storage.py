@@ -5,9 +5,6 @@ torch keeps for as long as any tensor uses the storage. So a block lives exactly
 on a device does, whoever holds it: autograd, `p.data = q`, or Python.
 """
 
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import threading

@@ -13,7 +13,7 @@ import torch
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
 
-bindings: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+bindings: Any = torch._C
 """The part of torch that has no public name: raw streams, allocator pools, cuBLAS workspaces."""
 
 

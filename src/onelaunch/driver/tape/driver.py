@@ -5,9 +5,6 @@ the contract of `driver` without a GPU. It is not fast in the way a CUDA graph i
 each recorded operation from Python.
 """
 
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import functools

@@ -1,8 +1,5 @@
 """Where the tensors of a recording live: in ordinary host memory."""
 
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from typing import Any

@@ -5,9 +5,6 @@ arguments bound: a view is no call at all (its address is fixed), an in-place op
 on the same memory, and of any other the result is copied to where it was in the capture.
 """
 
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import functools

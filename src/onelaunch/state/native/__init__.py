@@ -1,7 +1,8 @@
 """`guard.c`, the one piece of C: built by the system's compiler at first use.
 
-Where that fails it is done without. A wheel for each torch and Python is not worth 500 lines. What is built is kept in the user's cache
-directory, named by the source and the interpreter; ``ONELAUNCH_NATIVE=0`` turns it off.
+Where that fails it is done without. A wheel for each torch and Python is not worth 500 lines. What
+is built is kept in the user's cache directory, named by the source and the interpreter;
+``ONELAUNCH_NATIVE=0`` turns it off.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Straight to torch's kernels: past autograd, autocast and the modes of the caller."""
+"""A way straight to torch's kernels: past autograd, autocast and the modes of the caller."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ def raw() -> AbstractContextManager[object]:
 
 
 no_functions = torch._C.DisableTorchFunction
-"""No function modes either: torch's own tensors need none of them, and they cost a microsecond."""
+"""A context without function modes, which torch's own tensors do not need."""

@@ -1,4 +1,4 @@
-"""Which driver runs a call."""
+"""The driver of a call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _tape() -> Driver:
 
 
 _MAKERS: dict[str, Callable[[], Driver]] = {"cpu": _tape, "cuda": _cuda}
-"""By device type."""
+"""Functions that make a driver, by device type."""
 
 
 def register(kind: str, make: Callable[[], Driver]) -> None:
@@ -65,7 +65,7 @@ def preserved_random_state(
 ) -> Generator[None]:
     """Put the random state of host, device and generators back afterwards.
 
-    Of the CPU also that of the GPU in use: a run that is taken for the host's may work there.
+    For the CPU also that of the GPU in use: a run that is taken for the host's may work there.
     """
     states = [(g, g.get_state()) for g in generators]
     devices = [device.index] if device.type == "cuda" else []

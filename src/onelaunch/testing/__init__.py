@@ -8,12 +8,12 @@ devices do not mix, and memory that is freed holds garbage.
 
 driver.py        the driver, and `install`
 device.py        the device and its tensors
-memory.py        where the tensors of a recording live, and the pool of recordings
+memory.py        the memory of a recording, and the pool of recordings
 torch_module.py  `torch.tape`, as `torch.cuda` is
 arena.py         its memory: reused as CUDA's is, and poisoned when free
 storage.py       from one of its tensors to its memory, and back
 engine.py        hooks that raise in autograd's thread for it
-attention.py     memory-efficient attention, and where its seeds are
+attention.py     memory-efficient attention, and the place of its seeds
 """
 
 from onelaunch.testing.arena import memory_allocated, memory_reserved, set_memory_limit

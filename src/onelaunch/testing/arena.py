@@ -28,7 +28,7 @@ class Block:
     """Allocated bytes, free again when nothing refers to this object.
 
     Attributes:
-        address: of the first byte, a multiple of 512.
+        address: the address of the first byte, a multiple of 512.
         nbytes: the size, rounded up to a multiple of 512.
         host: the same bytes as the storage of CPU tensors; it does not keep the block allocated.
     """
@@ -76,7 +76,7 @@ class Arena:
         return sum(s.nbytes for s in self._segments)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """The addresses `[start, stop)` of the segments."""
+        """List the addresses `[start, stop)` of the segments."""
         return [(s.address, s.address + s.nbytes) for s in self._segments]
 
     @property
@@ -87,7 +87,7 @@ class Arena:
             return self.reserved_bytes - sum(self._free.values())
 
     def allocate(self, nbytes: int) -> Block:
-        """A block of at least `nbytes`, poisoned.
+        """Allocate a block of at least `nbytes`, poisoned.
 
         Raises:
             torch.OutOfMemoryError: the emulated device is at its limit.

@@ -1,8 +1,8 @@
-"""An emulated device, `torch.device("tape")`: what a GPU does to a program, on any machine.
+"""An emulated device, `torch.device("tape")`: a GPU's ways with a program, on any machine.
 
 Its tensors are computed by the CPU's kernels, and live in memory of their own. So a host read is
 seen by the dispatcher, devices cannot be mixed, capturable optimizers take its tensors, and memory
-is reused and poisoned as `arena` says. What it does not emulate: streams (everything is
+is reused and poisoned as `arena` says. It does not emulate streams (everything is
 synchronous), generators of its own (the CPU's default generator serves it), pinned memory,
 autocast, and the choice of kernels.
 
@@ -98,7 +98,7 @@ class TapeTensor(Tensor):
     # to the host first.
 
     def tolist(self) -> Any:
-        """The values, nested as the dimensions are."""
+        """List the values, nested as the dimensions are."""
         return _read(self, ".tolist()").tolist()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -131,27 +131,27 @@ def _from_host(host: Tensor, requires_grad: bool, is_param: bool) -> Tensor:
 
 
 def names_device(value: Any) -> bool:
-    """Whether a ``device`` argument names the emulated device."""
+    """Tell whether a ``device`` argument names the emulated device."""
     return value is not None and torch.device(value).type == NAME
 
 
 class Placer:
-    """Where the fresh results of operations go: an arena, and the blocks just taken from it."""
+    """A place for the fresh results of operations: an arena, and the blocks just taken from it."""
 
     def __init__(self, memory: Arena) -> None:
         self._arena = memory
         self._fresh: dict[int, Block] = {}
 
     def allocate(self, nbytes: int) -> Block:
-        """A block for a result; `storage` hands it over to a tensor."""
+        """Allocate a block for a result; `storage` hands it over to a tensor."""
         block = self._arena.allocate(nbytes)
         self._fresh[block.host._cdata] = block
         return block
 
     def place(self, t: Tensor, defined: bool = True) -> Tensor:
-        """The fresh CPU tensor `t`, moved with its strides to a block of the device.
+        """Move the fresh CPU tensor `t`, with its strides, to a block of the device.
 
-        What is not `defined` (by `torch.empty`) is left as the block was found.
+        Values that are not `defined` (of `torch.empty`) are not copied.
         """
         block = self.allocate(extent_bytes(t))
         placed = host_over(block, t.dtype, t.shape, t.stride(), 0)
@@ -160,7 +160,7 @@ class Placer:
         return placed
 
     def storage(self, host: Tensor) -> torch.UntypedStorage:
-        """The device's storage over a block just allocated, which keeps the block from now on."""
+        """Make the device's storage over a block just allocated, which it keeps from now on."""
         return device_storage(self._fresh.pop(host.untyped_storage()._cdata))
 
 
@@ -177,8 +177,8 @@ def run(
         op: the operation, not a composite one.
         args: its arguments; some are `TapeTensor`s, or `kwargs` names the device.
         kwargs: its keyword arguments.
-        call: what runs it on CPU tensors over the same memory, and places its fresh results.
-        placer: where they go; the ordinary arena by default.
+        call: runs it on CPU tensors over the same memory, and places its fresh results.
+        placer: their place; the ordinary arena by default.
     """
     placer = placer or Placer(ordinary())
     captured, call = call is not None, call or _calling(placer)
@@ -293,7 +293,7 @@ def _resize(t: Tensor, size: Sequence[int], call: Call, placer: Placer) -> None:
 
 
 def wrap_over(storage: torch.UntypedStorage, value: Tensor, base: Tensor | None) -> Tensor:
-    """The device tensor with the layout of CPU tensor `value` over `storage`, a view of `base`."""
+    """Make a device tensor over `storage`, laid out as CPU tensor `value`; a view of `base`."""
     inference = torch.is_inference_mode_enabled() and (base is None or base.is_inference())
     with torch.inference_mode(inference):
         t = tensor_over(

@@ -37,7 +37,7 @@ def install() -> None:
 
 
 class EmulatedDriver(TapeDriver):
-    """Records and replays on the emulated device; see `Driver` for the promise of each method."""
+    """A driver that records and replays on the emulated device; see `Driver` for each method."""
 
     tensor_class: type[Tensor] = TapeTensor
 

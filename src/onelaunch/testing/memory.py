@@ -1,4 +1,4 @@
-"""Where recordings of the emulated device live: an arena for each pool."""
+"""The memory of recordings on the emulated device: an arena for each pool."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class EmulatedPool(TapePool):
 
 
 class EmulatedMemory(HostMemory):
-    """Tensors of the emulated device: results go to the pool's arena, dead ones are reused.
+    """Blocks of the pool's arena: results go there, and dead ones are reused.
 
     The calls of the recording hold addresses, as the kernels of a CUDA graph do, and keep nothing
     allocated.
@@ -106,7 +106,7 @@ class EmulatedMemory(HostMemory):
         return self._arena.reserved_bytes - self._before
 
     def owns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Calls with a tensor of the device, or that make one."""
+        """Tell whether a call has a tensor of the device, or makes one."""
         if emulated.names_device(kwargs.get("device")):
             return True
         return any(isinstance(t, TapeTensor) for t in tensors((args, kwargs)))
@@ -114,18 +114,18 @@ class EmulatedMemory(HostMemory):
     def run(
         self, recorder: Recorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The operation on CPU tensors over the device's memory."""
+        """Run the operation on CPU tensors over the device's memory."""
         _refuse_transfers(recorder, op, args, kwargs)
         args, kwargs = mapped(args, _frozen), mapped(kwargs, _frozen)
         return emulated.run(op, args, kwargs, recorder.call, self._placer)
 
     @staticmethod
     def on_host(t: Tensor) -> Tensor:
-        """A CPU tensor over the same memory."""
+        """Make a CPU tensor over the same memory."""
         return host(t) if isinstance(t, TapeTensor) else t
 
     def place(self, t: Tensor, defined: bool = True) -> Tensor:
-        """`t`, moved to a block of the pool."""
+        """Move `t` to a block of the pool."""
         return self._placer.place(t, defined)
 
 

@@ -1,7 +1,6 @@
 """The tape: a driver that records ATen operations, and repeats them at the same addresses.
 
-It runs on any machine, over plain CPU tensors or over the emulated device of `emulated`, and gives
-the contract of `driver` without a GPU. It is not fast in the way a CUDA graph is: a launch calls
+It keeps the contract of `Driver` without a GPU. It is not fast as a CUDA graph is: a launch calls
 each recorded operation from Python.
 """
 
@@ -34,7 +33,7 @@ _EXCLUSIVE = threading.RLock()
 
 
 class TapeDriver:
-    """Records and replays on the CPU; see `driver.Driver` for what each method promises."""
+    """A driver that records and replays on the CPU; see `Driver` for the promise of each method."""
 
     tensor_class: type[Tensor] = Tensor
     computes_on_host = True
@@ -44,7 +43,7 @@ class TapeDriver:
     lock = _EXCLUSIVE
 
     def region(self, t: Tensor) -> Region:
-        """The bytes that `t` touches, as addresses of this process."""
+        """See `Driver.region`."""
         t = local(t)
         start = t.data_ptr()
         storage = t.untyped_storage()._cdata
@@ -65,7 +64,7 @@ class TapeDriver:
         stride: Sequence[int],
         offset: int,
     ) -> Tensor:
-        """A tensor over the storage of `base`; see `Driver.alias`."""
+        """See `Driver.alias`."""
         base = local(base)
         first, rest = divmod(int(base.storage_offset()) * base.itemsize + offset, dtype.itemsize)
         if rest:
@@ -87,7 +86,7 @@ class TapeDriver:
             )
 
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
-        """uint8 memory of shape (nbytes,); torch aligns it to 64 bytes."""
+        """See `Driver.empty`; torch aligns it to 64 bytes."""
         recorder = recording()
         with raw(), no_functions():
             block = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
@@ -106,16 +105,16 @@ class TapeDriver:
         return functools.partial(torch.empty_strided, dtype=spec.dtype, device=spec.device)
 
     def varies(self, device: torch.device) -> bool:
-        """Always."""
+        """See `Driver.varies`: they always work."""
         return True
 
     def capturing(self) -> bool:
-        """Whether this thread is inside the body of a capture."""
+        """Tell whether this thread is inside the body of a capture."""
         return recording() is not None
 
     @contextmanager
     def exclusive(self) -> Generator[None]:
-        """One warm-up or capture at a time in the process; re-entrant in a thread."""
+        """See `Driver.exclusive`."""
         with _EXCLUSIVE:
             yield
 
@@ -124,18 +123,18 @@ class TapeDriver:
         return TapePool()
 
     def stream_reader(self, device: torch.device) -> Callable[[], int]:
-        """Always 0: there is one stream."""
+        """See `Driver.stream_reader`: there is one stream, 0."""
         return int
 
     def join(self, streams: Sequence[object]) -> None:
-        """Nothing: there is one stream."""
+        """See `Driver.join`: there is one stream."""
 
     def new_stream(self, device: torch.device) -> object:
-        """None: there is one stream."""
+        """See `Driver.new_stream`: there is one stream."""
         return None
 
     def warmup(self, run: Callable[[], T], device: torch.device, stream: object = None) -> T:
-        """Run: there is one stream."""
+        """See `Driver.warmup`: there is one stream."""
         return run()
 
     def foresee(
@@ -157,7 +156,7 @@ class TapeDriver:
         bundled: bool = False,
         rewind: Rewind | None = None,
     ) -> tuple[TapeGraph, T]:
-        """Record what `body` does; see `Driver.capture`."""
+        """See `Driver.capture`."""
         assert isinstance(pool, TapePool)
         assert rewind is None or isinstance(rewind, TapeRewind)
         if recording() is not None:
@@ -204,11 +203,11 @@ class TapeDriver:
         state: Sequence[Tensor],
         generators: Sequence[torch.Generator] = (),
     ) -> Graph:
-        """`graph` itself: the copies of a tape cost little beside its calls."""
+        """Return `graph` itself: copies cost little beside its calls."""
         return graph
 
     def synchronize(self, device: torch.device) -> None:
-        """Nothing: a launch has run when it returns."""
+        """See `Driver.synchronize`: a launch has run when it returns."""
 
 
 def _unknown_operator(error: NotImplementedError) -> CaptureError:

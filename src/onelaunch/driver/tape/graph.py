@@ -30,7 +30,7 @@ class TapePool:
         self.lock = threading.RLock()
         self._graphs: weakref.WeakSet[TapeGraph] = weakref.WeakSet()
         self._listed = threading.Lock()
-        """Held while the graphs are listed, which no launch waits for."""
+        """A lock of the list of graphs, for which no launch waits."""
 
     @property
     def memory_bytes(self) -> int:
@@ -74,8 +74,7 @@ class TapePool:
 
 
 class TapeGraph:
-    """One recording: calls with their arguments bound, in order. Keeps no tensor of the caller's
-    alive."""
+    """One recording: calls with their arguments bound, in order. Keeps no caller's tensor."""
 
     def __init__(self, pool: TapePool, memory: HostMemory, ports: Ports, steps: list[Step]) -> None:
         self.travels: tuple[Travel, ...] = tuple(p.travel for p in ports.inputs)
@@ -127,7 +126,7 @@ class TapeGraph:
 
 
 class TapeScalarPatch:
-    """Numbers among the arguments of recorded calls; see `ScalarPatch`."""
+    """The numbers among the arguments of recorded calls; see `ScalarPatch`."""
 
     def __init__(self, pool: TapePool, steps: Sequence[Step], numbers: Sequence[float]) -> None:
         self._pool, self._numbers = pool, numbers

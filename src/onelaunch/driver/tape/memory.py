@@ -1,4 +1,4 @@
-"""Where the tensors of a recording live: in ordinary host memory."""
+"""The memory of a recording: ordinary host memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onelaunch.driver.tape.recorder import Recorder
 
 
 class HostMemory:
-    """Plain CPU tensors: each result keeps the storage that the captured operation gave it."""
+    """The storages of plain CPU tensors: each result keeps that of the captured operation."""
 
     def __init__(self) -> None:
         self._own: dict[int, torch.UntypedStorage] = {}
@@ -23,7 +23,7 @@ class HostMemory:
         return sum(s.nbytes() for s in self._own.values())
 
     def owns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Every call whose tensors are on the CPU."""
+        """Tell whether all tensors of a call are on the CPU."""
         device = kwargs.get("device")
         if device is not None and torch.device(device).type != "cpu":
             return False
@@ -32,29 +32,29 @@ class HostMemory:
     def run(
         self, recorder: Recorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The operation as it is."""
+        """Run the operation as it is."""
         return recorder.call(op, args, kwargs)
 
     @staticmethod
     def on_host(t: Tensor) -> Tensor:
-        """`t` itself."""
+        """Return `t` itself."""
         return t
 
     def fixed(self, t: Tensor) -> Tensor:
-        """An alias of its own: the body may change the metadata of `t` later (`t_`, `resize_`)."""
+        """Make an alias, since the body may change the metadata of `t` later (`t_`, `resize_`)."""
         with torch._C._AutoDispatchBelowAutograd():
             return t.detach()
 
     def place(self, t: Tensor, defined: bool = True) -> Tensor:
-        """`t` itself, kept."""
+        """Keep the storage of `t`, and return `t` itself."""
         storage = t.untyped_storage()
         self._own[storage._cdata] = storage
         return t
 
     def external(self, t: Tensor) -> Tensor | None:
-        """The bytes of the storage of `t`, if no recorded operation made it."""
+        """View the bytes of the storage of `t`, if no recorded operation made it."""
         return None if self.made(t.untyped_storage()) else storage_bytes(t)
 
     def made(self, storage: torch.UntypedStorage) -> bool:
-        """Whether it is the storage of a result."""
+        """Tell whether it is the storage of a result."""
         return storage._cdata in self._own

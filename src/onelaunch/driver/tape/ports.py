@@ -1,4 +1,4 @@
-"""The ends of a recording of the tape: what a launch copies in and out, and where."""
+"""The ports of a recording of the tape: copies in and out, at addresses told by each launch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Port:
         on_host: makes a host tensor over the memory of one of the device.
 
     Attributes:
-        at_once: `point` copies, and no step does.
+        at_once: true if `point` copies, and no step.
     """
 
     at_once = False
@@ -83,7 +83,7 @@ class RowPort(Port):
 
 
 class Ports:
-    """What a body may ask for while it is recorded; see `Capture`."""
+    """The ports that a body asks for while it is recorded; see `Capture`."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -1,4 +1,4 @@
-"""Records the ATen operations of a body, and prepares each to run again on the same addresses.
+"""A mode that records the ATen operations of a body, each to run again on the same addresses.
 
 A body runs once, for real, under a dispatch mode. What comes out is a list of calls with their
 arguments bound: a view is no call at all (its address is fixed), an in-place operation is called
@@ -33,7 +33,7 @@ class Memory(Protocol):
     """The memory of the recorded tensors."""
 
     def owns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call with these arguments runs on the device that is being recorded."""
+        """Tell whether a call with these arguments runs on the device that is being recorded."""
         ...
 
     def run(
@@ -44,26 +44,26 @@ class Memory(Protocol):
 
     @staticmethod
     def on_host(t: Tensor) -> Tensor:
-        """A host tensor over the same bytes as `t`."""
+        """Make a host tensor over the same bytes as `t`."""
         ...
 
     def fixed(self, t: Tensor) -> Tensor:
-        """A host tensor over the same bytes as host tensor `t`, for use at every replay."""
+        """Make a host tensor over the same bytes as host tensor `t`, for use at every replay."""
         ...
 
     def place(self, t: Tensor, defined: bool = True) -> Tensor:
-        """The fresh host tensor `t`, at the address where every replay will write it.
+        """Give the fresh host tensor `t` the address where every replay will write it.
 
         Its values need not be kept where they are not `defined` (by `torch.empty`).
         """
         ...
 
     def external(self, t: Tensor) -> Tensor | None:
-        """All the bytes around host tensor `t` if they existed before the capture, else None."""
+        """View all bytes around host tensor `t` if they existed before the capture, else None."""
         ...
 
     def made(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a recorded operation made this memory."""
+        """Tell whether a recorded operation made this memory."""
         ...
 
 
@@ -75,7 +75,7 @@ _active = _Active()
 
 
 def recording() -> Recorder | None:
-    """Give the recorder of the capture whose body this thread is running, or None."""
+    """Find the recorder of the capture whose body this thread is running, or None."""
     return _active.recorder
 
 
@@ -144,7 +144,7 @@ class Recorder(DispatchMode):
         """Run `op` on host tensors, and record it.
 
         Returns:
-            What the operation returned, its fresh results where every replay will write them.
+            The results, the fresh ones at the addresses where every replay will write them.
         """
         if op.is_constant:
             return self._constant(args[0])
@@ -208,14 +208,14 @@ class Recorder(DispatchMode):
         self.random.restore()
 
     def refuse(self, code: str, what: str, fix: str | None = None) -> CaptureError:
-        """The error to raise; kept, so that a body that swallows it is refused all the same."""
+        """Make an error to raise, and keep it: a body that swallows it is refused all the same."""
         place = user_frame() or self._line  # the engine's threads have no frame of the user
         error = CaptureError(code, what, where=str(place) if place else None, fix=fix)
         self.refused = self.refused or error
         return error
 
     def refuse_seed(self, method: str) -> CaptureError:
-        """The error for a call of `method` of a generator."""
+        """Make the error for a call of `method` of a generator."""
         return self.refuse("OL106", f"A generator's `{method}` was called during a capture.")
 
     def finish(self) -> None:
@@ -225,7 +225,7 @@ class Recorder(DispatchMode):
             raise self.refused
 
     def host_reads(self) -> HostReads:
-        """Refuses the reads that no dispatcher sees."""
+        """Make the mode that refuses the reads that no dispatcher sees."""
 
         def refuse(code: str, what: str, t: Tensor, fix: str | None) -> None:
             raise self.refuse(code, what, fix)

@@ -25,8 +25,8 @@ class TapeRewind:
     """Random states that each replay saves where the capture saved them; see `Rewind`.
 
     Args:
-        modules: where programs find `get_rng_state` and `set_rng_state`.
-        after: of a recording whose saved states this one may set.
+        modules: modules whose `get_rng_state` and `set_rng_state` programs call.
+        after: the one of a recording whose saved states this one may set.
     """
 
     done = True
@@ -37,7 +37,7 @@ class TapeRewind:
         self._modules = modules
         self._earlier = [] if after is None else after.states
         self.states: list[Tensor] = []
-        """Those that were saved."""
+        """The states that were saved."""
 
     @property
     def used(self) -> bool:
@@ -46,7 +46,7 @@ class TapeRewind:
 
     @contextmanager
     def capturing(self, recorder: Recorder) -> Generator[None]:
-        """While a body runs under `recorder`."""
+        """Replace torch's functions while a body runs under `recorder`."""
         self.states = []
         generator = torch.default_generator
 

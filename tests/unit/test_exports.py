@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 import onelaunch
+from onelaunch import testing
 from onelaunch.runtime.options import GraphOptions, Options
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,28 @@ new = {name for name in set(sys.modules) - before if name.startswith(heavy)}
 assert not new, new
 assert not torch.cuda.is_initialized()
 assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+"""
+TAPE = """
+import sys
+import torch
+import onelaunch
+fast = onelaunch.graph(lambda x: x * 2, warmup=1)
+assert [float(fast(torch.full((), float(i)))) for i in range(4)] == [0.0, 2.0, 4.0, 6.0]
+assert fast.recordings
+assert not any(name.startswith("onelaunch.testing") for name in sys.modules)
+"""
+EMULATED = """
+import torch
+import onelaunch.testing
+assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+onelaunch.testing.install()
+onelaunch.testing.install()
+fast = onelaunch.graph(lambda x: x * 2, warmup=1)
+x = torch.ones(3, device="tape")
+assert fast(fast(fast(x))).tolist() == [8.0] * 3
+assert fast.recordings
+assert onelaunch.testing.memory_allocated() > 0
+assert not torch.cuda.is_initialized()
 """
 
 WITHOUT_TORCH = """
@@ -63,6 +86,14 @@ def test_a_command_that_needs_no_torch_does_not_import_it() -> None:
     run(WITHOUT_TORCH)
 
 
+def test_the_tape_needs_no_emulated_device() -> None:
+    run(TAPE)
+
+
+def test_the_emulated_device_starts_when_asked() -> None:
+    run(EMULATED)
+
+
 def test_all_is_what_is_exported() -> None:
     assert dir(onelaunch) == sorted(onelaunch.__all__) == list(onelaunch.__all__)
     for name in onelaunch.__all__:
@@ -85,12 +116,13 @@ def test_what_is_shown_is_public() -> None:
 
 
 def test_what_is_exported_is_documented() -> None:
-    for name in onelaunch.__all__:
-        value = getattr(onelaunch, name)
-        assert inspect.getdoc(value), name
-        for member, part in inspect.getmembers(value if inspect.isclass(value) else None):
-            said = inspect.getdoc(part) if not member.startswith("_") else None
-            assert "internal" not in (said or "").lower(), f"{name}.{member}"
+    for package in (onelaunch, testing):
+        for name in package.__all__:
+            value = getattr(package, name)
+            assert inspect.getdoc(value), name
+            for member, part in inspect.getmembers(value if inspect.isclass(value) else None):
+                said = inspect.getdoc(part) if not member.startswith("_") else None
+                assert "internal" not in (said or "").lower(), f"{name}.{member}"
 
 
 def test_the_options_of_graph_are_listed() -> None:

@@ -92,7 +92,7 @@ class GpuTimer:
             start = torch.cuda.Event(enable_timing=True)
             stop = torch.cuda.Event(enable_timing=True)
             torch.cuda.synchronize()
-            torch.cuda._sleep(sleep)  # pyright: ignore[reportPrivateUsage]
+            torch.cuda._sleep(sleep)
             start.record()
             call()
             stop.record()

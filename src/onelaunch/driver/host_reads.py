@@ -1,8 +1,5 @@
 """Reads of a tensor by the host that no dispatcher sees: `tolist`, `numpy`, printing."""
 
-# The stack of function modes has no public name.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import threading
@@ -18,12 +15,12 @@ from onelaunch.unwinding import FunctionMode
 
 
 class HostReads(FunctionMode):
-    """Hands every such read to `refuse`, while active; so too an index that is a list, of which
-    torch makes a tensor on the device behind the dispatcher.
+    """A mode that hands every such read to `refuse`; so too an index that is a list, of which torch
+    makes a tensor on the device behind the dispatcher.
 
     Args:
-        owns: whether a tensor's memory is the device's.
-        refuse: called with a code, what happened, the tensor and what to write; raises.
+        owns: tells whether a tensor's memory is the device's.
+        refuse: raises; called with a code, the event, the tensor and the code to write instead.
         note: called with any other tensor that is read.
     """
 
@@ -38,9 +35,9 @@ class HostReads(FunctionMode):
         self._refuse = refuse
         self._note = note
         self.assigning = 0
-        """How many ``x[i] = number`` are under way; torch makes a host tensor of the number."""
+        """Number of ``x[i] = number`` under way; torch makes a host tensor of the number."""
         self.calling: Any = None
-        """The function of torch's that is under way and reads an argument inside."""
+        """The function of torch's that is under way, if it reads an argument inside."""
 
     def __enter__(self) -> HostReads:
         without_notice.begin()
@@ -80,7 +77,7 @@ class HostReads(FunctionMode):
 
 
 def is_by_list(index: Any) -> bool:
-    """Whether an index has a list of numbers in it; one of other things stands for a tuple."""
+    """Tell whether an index has a list of numbers in it; other lists stand for tuples."""
     parts = index if isinstance(index, tuple) else (index,)
     return any(
         isinstance(part, list) and part and all(isinstance(i, int) for i in part) for part in parts
@@ -88,7 +85,7 @@ def is_by_list(index: Any) -> bool:
 
 
 class _Unnoticed:
-    """Lets `torch.overrides.has_torch_function` answer as if no `HostReads` were active.
+    """A substitute for `torch.overrides.has_torch_function` that does not count `HostReads`.
 
     `nn.TransformerEncoder` and `nn.MultiheadAttention` ask it whether to take their fused
     operations, whose results are others, and to pack sequences, which zeroes what is masked.

@@ -1,4 +1,4 @@
-"""What a capture refuses, by operation: the same table for every driver.
+"""The operations that a capture refuses: the same table for every driver.
 
 The CUDA column of ``tests/device/refusals_cuda.json`` is where these rows come from: operations
 that read device memory on the host, or whose result is as large as the data says.
@@ -48,24 +48,24 @@ DRAWN = (
     "draw on the device, `torch.rand((), device=x.device)`, which each replay does anew; or draw "
     "before the call, and pass the number as an argument"
 )
-"""What to do in place of a number drawn by Python or NumPy."""
+"""The fix for a number drawn by Python or NumPy."""
 READ_BY_HOST = (
     "pass them as a list or tuple of numbers, of which each value gets a recording; or read them "
     "before the call"
 )
-"""What to do in place of a host tensor whose many values the host reads."""
+"""The fix for a host tensor whose many values the host reads."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why one operation cannot be captured."""
+    """The reason why one operation cannot be captured."""
 
     code: str
     fix: str
     when: Callable[[Sequence[Any], dict[str, Any]], bool] | None = None
-    """Refused only for such arguments; always if None."""
+    """A condition on the arguments; None: refused always."""
     what: str | None = None
-    """What it does, where that is not to need the value of a tensor."""
+    """The fault, where it is not a need for the value of a tensor."""
 
 
 def _masked(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -158,7 +158,7 @@ READS: dict[Callable[..., Any], str] = {
     Tensor.__repr__: "print or repr",
     Tensor.__format__: "format",
 }
-"""Methods of a tensor that read its memory on the host, and what to call them in a message."""
+"""Methods of a tensor that read its memory on the host, with their names in a message."""
 
 
 CHECKED: dict[Any, tuple[str, str]] = {
@@ -168,14 +168,13 @@ CHECKED: dict[Any, tuple[str, str]] = {
         "(i[..., None] == torch.arange(n, device=i.device)).long()",
     ),
 }
-"""Functions that read an argument inside, where no operation tells of them: what to say, and what
-to write instead."""
+"""Functions that read an argument inside, where no operation shows it, to a message and a fix."""
 
 BY_LIST = (
     "an index that is no list, which torch copies to the device each time: write `v[:, -1:]` for "
     "`v[:, [-1]]`, or make the index once on the device, before the calls"
 )
-"""What to write in place of `v[:, [0, 2]]`."""
+"""The fix for `v[:, [0, 2]]`."""
 
 _WITHIN: dict[tuple[str, str], str] = {
     **{
@@ -192,12 +191,11 @@ _WITHIN: dict[tuple[str, str], str] = {
     ("OL101", "nn/modules/rnn.py"): f"{_UNPACKED}; and for layers on CUDA {_OWN_DROPOUT}",
     ("OL104", "nn/modules/rnn.py"): _UNPACKED,
 }
-"""Code, and a file of torch whose own lines do what is refused, to the option that has it not do
-so."""
+"""Code, and a file of torch whose own lines are refused with it, to the option that avoids them."""
 
 
 def fix_within(code: str, files: Iterable[str]) -> str | None:
-    """What to write where torch's own Python does what cannot be captured.
+    """Find the option that keeps torch's own Python from an operation that cannot be captured.
 
     Args:
         files: see `source.torch_files`.
@@ -206,7 +204,7 @@ def fix_within(code: str, files: Iterable[str]) -> str | None:
 
 
 def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Refusal | None:
-    """Why a capture cannot contain this call on device tensors, or None where it can.
+    """Find the reason why a capture cannot contain this call on device tensors, or None.
 
     Costs about a microsecond; reads no tensor's data.
     """
@@ -220,7 +218,7 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Refu
 
 
 def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
-    """A `CaptureError` at the line of user code that is running now."""
+    """Make a `CaptureError` for the line of user code that is running now."""
     place = user_frame()
     fix = fix_within(code, torch_files()) or fix
     return CaptureError(code, what, where=str(place) if place else None, fix=fix)

@@ -1,8 +1,5 @@
 """Optimizers that step inside a callable: making them capturable, and refusing the others."""
 
-# Objects that a thread shares with the threads of its backwards have no public name.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import gc
@@ -119,7 +116,7 @@ def _is_scaled(optimizer: Optimizer) -> bool:
 
 
 def _caller() -> FrameType | None:
-    return sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    return sys._getframe(2)
 
 
 StepHook = Callable[[Optimizer], None]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
+from onelaunch.watch.lifted import Lifted
 
 from .drop_in import assert_same, on_accelerators, replays
 
@@ -95,22 +96,27 @@ def test_it_replays(name: str, grad: bool, rand: Rand) -> None:
 
 
 @on_accelerators
-def test_one_capture_is_enough(rand: Rand) -> None:
+def test_one_capture_is_enough(rand: Rand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The warm-up shows which values will be wanted."""
-    runs = [0]
+    missed: list[int] = []
+    make = Lifted.make
+
+    def made(self: Lifted) -> None:
+        missed.append(len(self.missing))
+        make(self)
 
     def f(x: Tensor) -> Tensor:
-        runs[0] += 1
         for i in range(5):
             x = x + torch.tensor([float(i), 1.0, 2.0], device=x.device)
         return x
 
-    fast = ol.graph(f, warmup=2)
+    monkeypatch.setattr(Lifted, "make", made)
+    fast = ol.graph(f)
     with torch.no_grad():
-        for i in range(4):
-            fast(rand(i, 3))
-    assert runs[0] == 3
-    assert replays(fast) == 2
+        for i in range(6):
+            assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+    assert missed == [5]
+    assert replays(fast) == 3
 
 
 @on_accelerators

@@ -298,7 +298,7 @@ def test_the_traceback_of_what_the_target_raised(
     long = capsys.readouterr().err
     assert "Traceback (most recent call last)" in long
     assert f'File "{factories}", line' in long
-    assert "LookupError: no weights here\nGraphError [OL401] " in long
+    assert "LookupError: no weights here\nArgumentError [OL401] " in long
     assert run(["compare", f"{factories}:mismatched", *QUICK, "--traceback"]) == 2
     assert "torch/nn/modules/linear.py" in capsys.readouterr().err
     assert run(["compare", "nowhere.py:model", "--traceback"]) == 2

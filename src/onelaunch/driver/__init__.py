@@ -9,6 +9,7 @@ dispatch.py         torch's kernels, past autograd, autocast and modes
 overlaps.py         tensors that share memory
 refusals.py         operations that a capture refuses
 host_reads.py       reads by the host that torch does not dispatch
+host_factories.py   tensors of Python numbers, made on the host and then copied to the device
 capture_query.py    the answer to code that asks whether it is being captured
 storage_resize.py   storages that a program resizes itself
 random_state.py     random state during a capture

@@ -282,6 +282,15 @@ def test_an_error_put_off_until_the_backward() -> None:
         late.sum().backward()
 
 
+def test_inference_mode_by_its_guard() -> None:
+    with C._InferenceMode(True):
+        assert torch.is_inference_mode_enabled()
+        with C._InferenceMode(False):
+            assert not torch.is_inference_mode_enabled()
+        assert torch.is_inference_mode_enabled()
+    assert not torch.is_inference_mode_enabled()
+
+
 def test_the_tensors_over_a_storage_are_counted() -> None:
     t = torch.ones(3)
     storage = t.untyped_storage()._cdata

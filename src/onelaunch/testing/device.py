@@ -295,7 +295,8 @@ def _resize(t: Tensor, size: Sequence[int], call: Call, placer: Placer) -> None:
 def wrap_over(storage: torch.UntypedStorage, value: Tensor, base: Tensor | None) -> Tensor:
     """Make a device tensor over `storage`, laid out as CPU tensor `value`; a view of `base`."""
     inference = torch.is_inference_mode_enabled() and (base is None or base.is_inference())
-    with torch.inference_mode(inference):
+    # Not `torch.inference_mode`: a Ctrl-C between two lines of it leaves the mode on, torch 2.13.
+    with torch._C._InferenceMode(inference):
         t = tensor_over(
             TapeTensor,
             storage,

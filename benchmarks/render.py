@@ -1,7 +1,8 @@
-"""Write the results as Markdown tables between the markers of README.md and docs/*.md.
+"""Write the results as Markdown tables between the markers of README.md and docs/*.md, and those of
+the engines as a picture, docs/engines.svg.
 
     python -m benchmarks.render            # writes
-    python -m benchmarks.render --check    # exit code 1 if a page is not up to date
+    python -m benchmarks.render --check    # exit code 1 if one is not up to date
 
 A marker pair is ``<!-- begin:NAME -->`` and ``<!-- end:NAME -->``, NAME a key of `TABLES`.
 """
@@ -16,8 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.picture import draw
+
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
+PICTURE = ROOT / "docs" / "engines.svg"
 INCUMBENTS = (
     "by-hand",
     "make_graphed_callables",
@@ -355,19 +359,24 @@ def render(text: str, results: Path = RESULTS) -> str:
     return MARKED.sub(fill, text)
 
 
+def picture(results: Path = RESULTS) -> str:
+    """Draw the wall time of each engine on each workload."""
+    return draw(json.loads((results / "engines.json").read_text()), NAMES, wall)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    made = {page: render(page.read_text()) for page in pages if page.exists()}
+    made[PICTURE] = picture()
     stale: list[str] = []
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        if not page.exists():
-            continue
-        text = page.read_text()
-        if (new := render(text)) != text:
-            stale.append(str(page.relative_to(ROOT)))
+    for file, text in made.items():
+        if not file.exists() or file.read_text() != text:
+            stale.append(str(file.relative_to(ROOT)))
             if not check:
-                page.write_text(new)
+                file.write_text(text)
     if stale:
         print(f"{'not up to date' if check else 'written'}: {', '.join(stale)}")
     return 1 if stale and check else 0

@@ -10,7 +10,7 @@ import torch
 import tqdm
 from torch.utils import _python_dispatch
 
-from onelaunch.driver.emulated import device as emulated
+from onelaunch import testing
 
 # Threads of Inductor's and of its progress bars would stay; where others run, a number that is
 # drawn from NumPy may be theirs.
@@ -33,7 +33,7 @@ def pytest_configure() -> None:
     its own, which keep the number that they find: how a sum is split depends on it."""
     torch.set_num_threads(1)
     if not torch.cuda.is_available():
-        emulated.install()
+        testing.install()
 
 
 @pytest.fixture(autouse=True)

@@ -1,17 +1,34 @@
-"""onelaunch: a PyTorch callable as one CUDA-graph launch, right, and measured."""
+"""onelaunch: a PyTorch callable as one CUDA-graph launch, right, and measured.
 
-from onelaunch.api import graph
-from onelaunch.bench import Comparison, compare
-from onelaunch.capture.recording import Recording
-from onelaunch.compat import make_graphed_callables
-from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
-from onelaunch.optimizers.capturable import capturable
-from onelaunch.runtime.graphed import Graphed
-from onelaunch.runtime.pool import Pool
-from onelaunch.runtime.stats import GraphStats, PoolStats
-from onelaunch.sizes.buckets import Buckets
+Each name is imported when it is first used: most need torch, which takes seconds to import, and
+`onelaunch --version` needs none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onelaunch.api import graph
+    from onelaunch.bench import Comparison, compare
+    from onelaunch.capture.recording import Recording
+    from onelaunch.compat import make_graphed_callables
+    from onelaunch.errors import (
+        ArgumentError,
+        CaptureError,
+        GraphError,
+        GraphWarning,
+        ReplayError,
+    )
+    from onelaunch.optimizers.capturable import capturable
+    from onelaunch.runtime.graphed import Graphed
+    from onelaunch.runtime.pool import Pool
+    from onelaunch.runtime.stats import GraphStats, PoolStats
+    from onelaunch.sizes.buckets import Buckets
 
 __all__ = [
+    "ArgumentError",
     "Buckets",
     "CaptureError",
     "Comparison",
@@ -28,3 +45,37 @@ __all__ = [
     "graph",
     "make_graphed_callables",
 ]
+
+_MODULES = {
+    "ArgumentError": "onelaunch.errors",
+    "Buckets": "onelaunch.sizes.buckets",
+    "CaptureError": "onelaunch.errors",
+    "Comparison": "onelaunch.bench",
+    "GraphError": "onelaunch.errors",
+    "GraphStats": "onelaunch.runtime.stats",
+    "GraphWarning": "onelaunch.errors",
+    "Graphed": "onelaunch.runtime.graphed",
+    "Pool": "onelaunch.runtime.pool",
+    "PoolStats": "onelaunch.runtime.stats",
+    "Recording": "onelaunch.capture.recording",
+    "ReplayError": "onelaunch.errors",
+    "capturable": "onelaunch.optimizers.capturable",
+    "compare": "onelaunch.bench",
+    "graph": "onelaunch.api",
+    "make_graphed_callables": "onelaunch.compat",
+}
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+
+    def __getattr__(name: str) -> object:
+        """Import a public name."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_MODULES[name]), name)
+        globals()[name] = value  # found without this function from now on
+        return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

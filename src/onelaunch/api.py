@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, get_type_hints, overload
 
 from torch import nn
 
-from onelaunch.errors import GraphError, kind_of
+from onelaunch.errors import ArgumentError, kind_of
 from onelaunch.module import graph_module
 from onelaunch.padding.bucketed import graphed
 from onelaunch.runtime.graphed import Graphed
-from onelaunch.runtime.options import (
-    Gradients,
-    Inputs,
-    OnMismatch,
-    OnRefusal,
-    Options,
-    Outputs,
-)
-from onelaunch.runtime.pool import Pool
-from onelaunch.sizes.buckets import Buckets
+from onelaunch.runtime.options import GraphOptions, Options
+from onelaunch.runtime.pool import Pool, PoolManager, manager_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=nn.Module)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Decorator:
-    """What ``@ol.graph(...)`` applies."""
+    """The decorator that ``@ol.graph(...)`` makes."""
 
-    def __init__(self, options: Options, pool: Pool | None) -> None:
+    def __init__(self, options: Options, pool: PoolManager | None) -> None:
         self._options = options
         self._pool = pool
 
@@ -42,69 +36,30 @@ class _Decorator:
         return _graphed(fn, self._options, self._pool)
 
 
+def _listing_options(function: F) -> F:
+    """Have `help` list the options of `graph` one by one, with types and defaults."""
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=getattr(Options, name, None),
+            annotation=kind,
+        )
+        for name, kind in get_type_hints(GraphOptions).items()
+    ]
+    fn = inspect.Parameter("fn", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    setattr(function, "__signature__", inspect.Signature([fn, *options]))  # noqa: B010
+    return function
+
+
 @overload
-def graph(
-    fn: None = None,
-    *,
-    warmup: int = 3,
-    outputs: Outputs = "fresh",
-    inputs: Inputs = "copy",
-    gradients: Gradients = "autograd",
-    compile: bool | str = False,
-    pool: Pool | None = None,
-    max_recordings: int = 64,
-    max_in_flight: int = 4,
-    on_mismatch: OnMismatch = "record",
-    on_refusal: OnRefusal = "raise",
-    buckets: Buckets | None = None,
-) -> _Decorator: ...
+def graph(fn: None = None, **options: Unpack[GraphOptions]) -> _Decorator: ...
 @overload
-def graph(
-    fn: M,
-    *,
-    warmup: int = 3,
-    outputs: Outputs = "fresh",
-    inputs: Inputs = "copy",
-    gradients: Gradients = "autograd",
-    compile: bool | str = False,
-    pool: Pool | None = None,
-    max_recordings: int = 64,
-    max_in_flight: int = 4,
-    on_mismatch: OnMismatch = "record",
-    on_refusal: OnRefusal = "raise",
-    buckets: Buckets | None = None,
-) -> M: ...
+def graph(fn: M, **options: Unpack[GraphOptions]) -> M: ...
 @overload
-def graph(
-    fn: Callable[P, R],
-    *,
-    warmup: int = 3,
-    outputs: Outputs = "fresh",
-    inputs: Inputs = "copy",
-    gradients: Gradients = "autograd",
-    compile: bool | str = False,
-    pool: Pool | None = None,
-    max_recordings: int = 64,
-    max_in_flight: int = 4,
-    on_mismatch: OnMismatch = "record",
-    on_refusal: OnRefusal = "raise",
-    buckets: Buckets | None = None,
-) -> Graphed[P, R]: ...
-def graph(
-    fn: Any = None,
-    *,
-    warmup: int = 3,
-    outputs: Outputs = "fresh",
-    inputs: Inputs = "copy",
-    gradients: Gradients = "autograd",
-    compile: bool | str = False,
-    pool: Pool | None = None,
-    max_recordings: int = 64,
-    max_in_flight: int = 4,
-    on_mismatch: OnMismatch = "record",
-    on_refusal: OnRefusal = "raise",
-    buckets: Buckets | None = None,
-) -> Any:
+def graph(fn: Callable[P, R], **options: Unpack[GraphOptions]) -> Graphed[P, R]: ...
+@_listing_options
+def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
     """The same callable, its device work as one launch.
 
     The first `warmup` calls of a signature run `fn` itself; the next captures, and from then on
@@ -143,7 +98,7 @@ def graph(
         `memory_bytes` and `reset`.
 
     Raises:
-        GraphError: OL401, an option or callable of the wrong kind.
+        ArgumentError: OL401, an option or callable of the wrong kind.
         CaptureError: at the call that captures, if `fn` cannot be captured as written.
 
     What a replay costs the host is in docs/benchmarks.md, for five models. Python effects of `fn`
@@ -155,30 +110,24 @@ def graph(
         >>> [tuple(fast(torch.ones(1, 4)).shape) for _ in range(5)][-1]
         (1, 2)
     """
-    options = Options(
-        warmup=warmup,
-        outputs=outputs,
-        inputs=inputs,
-        gradients=gradients,
-        compile=compile,
-        max_recordings=max_recordings,
-        max_in_flight=max_in_flight,
-        on_mismatch=on_mismatch,
-        on_refusal=on_refusal,
-        buckets=buckets,
-    )
+    settings: dict[str, Any] = dict(options)
+    for name in settings.keys() - GraphOptions.__annotations__.keys():
+        raise TypeError(f"graph() got an unexpected keyword argument '{name}'")
+    pool = settings.pop("pool", None)
+    checked = Options(**settings)
     if pool is not None and not isinstance(pool, Pool):
-        raise GraphError("OL401", f"pool={pool!r}", fix="pool=ol.Pool(), or None")
-    return _Decorator(options, pool) if fn is None else _graphed(fn, options, pool)
+        raise ArgumentError("OL401", f"pool={pool!r}", fix="pool=ol.Pool(), or None")
+    shared = None if pool is None else manager_of(pool)
+    return _Decorator(checked, shared) if fn is None else _graphed(fn, checked, shared)
 
 
-def _graphed(fn: Any, options: Options, pool: Pool | None) -> Any:
+def _graphed(fn: Any, options: Options, pool: PoolManager | None) -> Any:
     if isinstance(fn, nn.Module):
         return graph_module(fn, options, pool)
     if isinstance(fn, Graphed):
-        raise GraphError("OL401", f"{fn!r} is graphed already", fix="use it as it is")
+        raise ArgumentError("OL401", f"{fn!r} is graphed already", fix="use it as it is")
     if not callable(fn) or isinstance(fn, type):
         shown = repr(fn)[:60]
         fix = "pass a function, a bound method or a module"
-        raise GraphError("OL401", f"expected a callable, got {kind_of(fn)}: {shown}", fix=fix)
+        raise ArgumentError("OL401", f"expected a callable, got {kind_of(fn)}: {shown}", fix=fix)
     return graphed(fn, options, pool)

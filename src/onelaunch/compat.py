@@ -13,12 +13,13 @@ from onelaunch.autograd.chain import Chain
 from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.tree import flatten, unique
-from onelaunch.errors import GraphError
-from onelaunch.runtime.graphed import Graphed
+from onelaunch.errors import ArgumentError
+from onelaunch.runtime.graphed import Graphed, capture_in
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.pool import Pool, PoolManager, manager_of
+from onelaunch.runtime.table import newest_pair
 
-_POOLS: dict[object, Pool] = {}
+_POOLS: dict[object, PoolManager] = {}
 """Torch's pool id -> the pool in its place."""
 
 
@@ -55,7 +56,7 @@ def make_graphed_callables(
         replaced. For a tuple, a tuple.
 
     Raises:
-        GraphError: OL401, under an autocast with its cache on, or a module with hooks or with
+        ArgumentError: OL401, under an autocast with its cache on, or a module with hooks or with
             buffers that require grad, or samples that do not match the callables.
         CaptureError: a callable or its backward cannot be captured as written.
 
@@ -73,7 +74,7 @@ def make_graphed_callables(
     if _autocast_caches(sample_args):
         what = "make_graphed_callables under an autocast that caches weights"
         fix = "torch.autocast(..., cache_enabled=False) around the call, or call it outside"
-        raise GraphError("OL401", what, fix=fix)
+        raise ArgumentError("OL401", what, fix=fix)
     several = isinstance(callables, tuple)
     chosen = cast(tuple[Any, ...], callables if several else (callables,))
     args = cast(tuple[Any, ...], sample_args if several else (sample_args,))
@@ -94,10 +95,11 @@ def make_graphed_callables(
         for fn, graphed, arguments, named in zip(chosen, made, args, kwargs, strict=True):
             wanting = _requiring_grad(fn, (arguments, named or {}))
             then = partial(_rehearsed, wanting=wanting, allow_unused_input=allow_unused_input)
-            graphed.capture_in(chain, tuple(arguments), named or {}, then)
+            capture_in(graphed, chain, tuple(arguments), named or {}, then)
         for graphed in reversed(made):
-            if graphed.newest_pair is not None:
-                capture_backward(graphed.newest_pair)
+            pair = newest_pair(graphed)
+            if pair is not None:
+                capture_backward(pair)
     except BaseException:  # from a callable, or Ctrl-C: every module gets its forward back
         for fn, forward in before:
             del fn.forward
@@ -120,20 +122,20 @@ def _autocast_caches(samples: Any) -> bool:
 def _check(chosen: Sequence[Any], args: Sequence[Any], kwargs: Sequence[Any]) -> None:
     if len(args) != len(chosen) or len(kwargs) != len(chosen):
         counts = f"{len(chosen)} callables, {len(args)} sample_args, {len(kwargs)} sample_kwargs"
-        raise GraphError("OL401", counts, fix="one tuple of arguments for each callable")
+        raise ArgumentError("OL401", counts, fix="one tuple of arguments for each callable")
     for fn, arguments, named in zip(chosen, args, kwargs, strict=True):
         if not isinstance(arguments, tuple | list) or not isinstance(named, Mapping | None):
             what = f"sample_args {type(arguments).__name__}, sample_kwargs {type(named).__name__}"
-            raise GraphError("OL401", what, fix="a tuple of arguments, and a dict of named ones")
+            raise ArgumentError("OL401", what, fix="a tuple of arguments, and a dict of named ones")
         if not isinstance(fn, nn.Module):
             continue
         name = type(fn).__name__
         if fn._backward_hooks or fn._forward_hooks or fn._forward_pre_hooks:
             fix = "register hooks after make_graphed_callables"
-            raise GraphError("OL401", f"{name} has hooks", fix=fix)
+            raise ArgumentError("OL401", f"{name} has hooks", fix=fix)
         if any(b.requires_grad for b in fn.buffers()):
             fix = "make it a parameter: only parameters may be trained"
-            raise GraphError("OL401", f"a buffer of {name} requires grad", fix=fix)
+            raise ArgumentError("OL401", f"a buffer of {name} requires grad", fix=fix)
 
 
 def _requiring_grad(fn: Any, arguments: Any) -> list[Tensor]:
@@ -147,18 +149,19 @@ def _rehearsed(result: Any, wanting: Sequence[Tensor], allow_unused_input: bool)
     unused = rehearse_backward(result, wanting)
     if unused and not allow_unused_input:
         what = f"{len(unused)} of {len(wanting)} tensors that require grad are not used"
-        raise GraphError("OL401", what, fix="make_graphed_callables(..., allow_unused_input=True)")
+        fix = "make_graphed_callables(..., allow_unused_input=True)"
+        raise ArgumentError("OL401", what, fix=fix)
 
 
-def _pool(given: Any) -> Pool:
+def _pool(given: Any) -> PoolManager:
     if given is None:
-        return Pool()
+        return PoolManager()
     if isinstance(given, Pool):
-        return given
-    return _POOLS.setdefault(getattr(given, "id", given), Pool())
+        return manager_of(given)
+    return _POOLS.setdefault(getattr(given, "id", given), PoolManager())
 
 
-def _graphed(fn: Any, options: Options, pool: Pool) -> Graphed[..., Any]:
+def _graphed(fn: Any, options: Options, pool: PoolManager) -> Graphed[..., Any]:
     if isinstance(fn, nn.Module):
         return Graphed(_Forward(fn), options, pool, root=("", fn))
     return Graphed(fn, options, pool)

@@ -1,6 +1,7 @@
 """The errors that onelaunch raises, and the catalogue behind their codes.
 
     GraphError
+    ├── ArgumentError   an option or argument that is not valid; also a ValueError
     ├── CaptureError    the callable cannot be captured as written
     └── ReplayError     a call that no recording fits, under ``on_mismatch="raise"``
 
@@ -63,6 +64,10 @@ class GraphError(RuntimeError):
         return _rebuild, (type(self), self.code, self.what, self.where, self.why, self.fix)
 
 
+class ArgumentError(GraphError, ValueError):
+    """An option or argument that is not valid; `what` names it and its value."""
+
+
 class CaptureError(GraphError):
     """The callable cannot be captured as written; `where` names the user's line."""
 
@@ -100,19 +105,23 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     # 1xx: what a capture refuses.
     "OL101": CatalogueEntry(
         "host read of a device value",
-        "the host waits for the device here, and a replay has no host: the captured branch or "
-        "number would be repeated for ever",
-        "keep the value on the device (torch.where, masked arithmetic), or read it after the call",
+        "the value exists only once the device has run, and a replay runs no Python that could "
+        "wait for it: the branch or number of the capture would be repeated in every call",
+        "read it after the call; or keep it on the device, where `torch.where(condition, a, b)` "
+        "picks a result after computing both; or decide before the call and pass a bool or "
+        "number, of which each value gets a recording",
     ),
     "OL102": CatalogueEntry(
         "output shape depends on data",
-        "the size of the result is known only after the device has run; a replay has fixed sizes",
-        "use a form of fixed size: torch.where, a mask, topk, or `size=` where the operation has "
-        "it",
+        "the size of the result is known only after the device has run, and a recording has fixed "
+        "sizes",
+        "move the operation out of the callable; or compute at full size and mask: "
+        "`torch.where(mask, x, 0)` is right where zeros change nothing, as in a sum, and a mean "
+        "divides by `mask.sum()`; or give the size: `torch.nonzero_static(x, size=n)`, `topk(k)`",
     ),
     "OL103": CatalogueEntry(
         "copy between host and device",
-        "a replay would copy from the same host address again, whatever is there by then",
+        "a replay would copy from the same host address again, whatever is stored there by then",
         "move the copy out of the callable, or create the tensor on the device (`device=x.device`)",
     ),
     "OL104": CatalogueEntry(
@@ -121,35 +130,40 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "pass it as an argument on the device: `tensor.to(device)` before the call",
     ),
     "OL105": CatalogueEntry(
-        "state stored where a replay cannot renew it",
-        "the container or object would keep the tensor of the capture, overwritten by each replay",
-        "return the tensor, or store it on a plain attribute of the module",
+        "a tensor of the call is kept where a replay cannot renew it",
+        "a list, object or closure would keep the tensor of the capture, which every replay "
+        "overwrites",
+        "return the tensor, and store it after the call; or assign it to an attribute of a "
+        "module, `self.last = y`, which each replay assigns again",
     ),
     "OL106": CatalogueEntry(
         "random state changed inside the callable",
-        "a replay advances the generators that it was captured with; it can neither seed them nor "
-        "set a state that it has not saved itself",
+        "a replay draws new numbers from the generators that it was captured with; it cannot seed "
+        "them, and can set only a state that was saved in the same callable",
         "seed before the call: `torch.manual_seed(seed); fast(x)`",
     ),
     "OL107": CatalogueEntry(
-        "metadata of a caller's tensor changed",
-        "a replay runs kernels; it cannot resize or re-stride a tensor that the caller holds",
-        "return the reshaped tensor instead of changing it in place",
+        "sizes or strides of a tensor changed in place",
+        "a replay runs kernels; it cannot resize or re-stride a tensor that exists outside of the "
+        "callable",
+        "return the reshaped tensor, `x.t()` in place of `x.t_()`",
     ),
     "OL108": CatalogueEntry(
         "output of a kind that cannot be rebuilt",
-        "each call must return values of its own, and this one cannot be made anew from tensors",
-        "return tensors, or containers of tensors and plain constants",
+        "each call must return new objects, and an object of this class cannot be made again from "
+        "the tensors in it",
+        "return tensors, or tuples, lists, dicts and dataclasses of tensors and plain constants",
     ),
     "OL109": CatalogueEntry(
         "the device refused the capture",
         "the operation is not allowed while a stream is being captured",
-        "move the operation out of the callable, or graph the parts around it",
+        "move the operation out of the callable, or graph the parts before and after it",
     ),
     "OL110": CatalogueEntry(
-        "lasting state created while capturing ahead",
-        "`capture` must leave everything as it found it, and cannot undo new Python state",
-        "call the callable once for real first, then `capture`",
+        "the first call makes lasting state",
+        "`capture` must leave everything as it found it, and cannot remove state that the "
+        "callable makes in its first call, such as an optimizer's moments",
+        "call the callable once for real, then `capture`",
     ),
     "OL111": CatalogueEntry(
         "out of memory during a capture",
@@ -159,52 +173,53 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     "OL112": CatalogueEntry(
         "hook on a tensor or submodule of a captured forward",
         "a replay runs kernels; the hook is Python, and would run in the capture only",
-        "put hooks on parameters, on arguments, on results or on the graphed module itself, or "
-        "graph the parts around it",
+        "put hooks on parameters, arguments, results or the graphed module itself, or graph the "
+        "parts before and after the hook",
     ),
     "OL113": CatalogueEntry(
         "a tensor that requires grad is changed in place",
-        "autograd would have to see the change on the caller's tensor, and a replay shows it "
+        "autograd would have to see the change on the caller's tensor, and a replay hands it "
         "results only",
-        "work on a copy: `x = x.clone()` first, and return it",
+        "work on a copy, `x = x.clone()`, and return it",
     ),
     "OL114": CatalogueEntry(
-        "a tensor that requires grad, where no stand-in reaches",
-        "the capture needs a leaf of its own in the tensor's place, and no attribute, list, dict, "
-        "closure or global that is known leads to it",
+        "a tensor that requires grad is out of the capture's reach",
+        "the capture replaces the tensor for a moment, and found it in no attribute, list, dict, "
+        "closure or global of the callable",
         "keep it in a module or a closure: `lambda x: f(w, x)` instead of `partial(f, w)`",
     ),
     "OL115": CatalogueEntry(
         "the gradient of an argument",
-        "each call brings other tensors, and a replay gives gradients to those that the callable "
-        "reaches by itself",
+        "each call brings other tensors, and a replay writes gradients only to tensors that the "
+        "callable reaches by itself",
         "reach a parameter by a module or a closure; hand an input over without a gradient, "
         "`f(x.detach())`, and inside begin with `x = x.detach().requires_grad_()`",
     ),
     "OL116": CatalogueEntry(
         "a backward inside the backward of a captured forward",
-        "it gives parameters their gradients where no replay sees it, as a reentrant checkpoint "
-        "does",
+        "it adds to the gradients of parameters where a replay does not see it, as a reentrant "
+        "checkpoint does",
         "`checkpoint(..., use_reentrant=False)`, or graph the whole training step",
     ),
     "OL117": CatalogueEntry(
         "two runs of a call that differ",
-        "something moves in Python that a replay would freeze: a random number of Python's or "
-        "NumPy's, a clock, an iterator, a count, a cache that grows",
-        "pass what moves as an argument, or keep it in a tensor on the device that is changed in "
-        "place",
+        "a replay repeats one run, and two runs of the same call did not do the same work: a "
+        "random number of Python or NumPy, a clock, an iterator, a counter or a growing cache "
+        "decides what it does",
+        "pass what changes as an argument, or keep it in a tensor on the device that is changed "
+        "in place",
     ),
     "OL118": CatalogueEntry(
-        "a number that the callable moves on",
+        "a number that the callable changes for its next call",
         "a replay runs the branches and numbers of its capture, so each value of the number needs "
         "a recording of its own",
-        "a tensor that is changed in place, `self.n = torch.zeros((), dtype=torch.long, "
-        "device=...)`, as a buffer; or pass it as a 0-dim tensor",
+        "keep it in a tensor that is changed in place, `self.n = torch.zeros((), "
+        "dtype=torch.long, device=...)`, as a buffer; or pass it as a 0-dim tensor",
     ),
     "OL120": CatalogueEntry(
         "optimizer that cannot be captured",
-        "its step reads or counts on the host, and a replay has no host: the captured count would "
-        "be repeated for ever",
+        "its step reads or counts on the host, and a replay runs no Python: the count of the "
+        "capture would be used in every step",
         "an optimizer with `capturable=True` or `fused=True`: `ol.capturable(optimizer)`",
     ),
     "OL121": CatalogueEntry(
@@ -213,15 +228,16 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "a fused optimizer, which decides on the device: `fused=True`",
     ),
     "OL122": CatalogueEntry(
-        "a schedule inside the callable",
-        "a replay has no host to compute the next number: the captured one would stay for ever",
-        "call `scheduler.step()` after the callable; what it sets is read at each call",
+        "an option of an optimizer set inside the callable",
+        "a replay runs no Python that could compute the next value: the captured one would be "
+        "used in every step",
+        "call `scheduler.step()`, or set the option, after the callable; it is read at each call",
     ),
     "OL123": CatalogueEntry(
         "an optimizer's option that changes at every call",
-        "no recorded kernel holds it, or one does where it cannot be turned, so that each value "
-        "would need a recording of its own",
-        "keep it as it is, or call `optimizer.step()` after the callable",
+        "the recorded kernels cannot be given another value of this option, so each value would "
+        "need a recording of its own",
+        "leave the option as it is, or call `optimizer.step()` after the callable",
     ),
     "OL130": CatalogueEntry(
         "a wrapper that synchronises gradients",
@@ -233,8 +249,9 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "padding would change a result",
         "a bucket runs at a padded size, which is right only where real rows do not depend on "
         "padded ones",
-        "mask the padding (an attention mask, `pad={...: 0}`), bucket another dimension, or assert "
-        "it: Buckets(..., independent=True)",
+        "mask the padding (an attention mask, `pad={...: 0}`), or bucket another dimension; "
+        "`Buckets(..., independent=True)` skips the check, where you know that the rows are "
+        "independent",
     ),
     # 2xx: what a replay refuses.
     "OL201": CatalogueEntry(
@@ -244,60 +261,61 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     ),
     "OL202": CatalogueEntry(
         "gradients of gradients",
-        "the backward is a recording, and autograd does not see into it",
+        "the backward is a recording, and autograd cannot differentiate it",
         "call the module itself where `create_graph=True` is needed, or graph the whole step",
     ),
     "OL210": CatalogueEntry(
         "the call is larger than every bucket",
-        "no recording holds so many rows",
+        "no recording is large enough for it",
         'add a larger size, or ask for overflow="eager" or overflow="chunk"',
     ),
     # 3xx: a warning: what ran eagerly, and what replays leave out.
     "OL301": CatalogueEntry(
         "too many signatures",
-        "each signature needs a recording, and `max_recordings` of them exist",
-        "pass the varying value as a tensor, round sizes up to a few, or raise max_recordings",
+        "each signature needs a recording of its own, and at most `max_recordings` are made",
+        "pass the changing value as a tensor, round sizes up to a few, or raise max_recordings",
     ),
     "OL302": CatalogueEntry(
         "an argument that cannot be compared",
-        "a replay is legal only for equal arguments, and this one cannot be told equal",
+        "a replay is right only for arguments equal to those of the capture, and objects of this "
+        "class cannot be compared",
         "pass tensors, numbers, strings and containers of them; bind the rest with "
         "functools.partial",
     ),
     "OL303": CatalogueEntry(
         "gradients that are not graphed",
-        "a callable that runs its own backward is captured as one step, whose results have no "
-        "backward left; of Inductor's kernels the forward alone would be captured; and a callable "
-        "that turns grad mode on for itself does what its caller did not ask for",
-        "return `loss.detach()` from a step; leave `compile` out where a backward follows",
+        "a recording holds either a forward, whose backward the caller runs, or a whole step, "
+        "which runs its own",
+        "make the forward and the step two graphed callables; leave `compile` out where a "
+        "backward follows",
     ),
     "OL304": CatalogueEntry(
         "the pool is full",
-        "its recording alone would take the pool over its max_bytes",
+        "this recording alone needs more than the pool's max_bytes",
         "raise max_bytes, or call with smaller sizes",
     ),
     "OL305": CatalogueEntry(
         "too many forwards wait for their backward",
-        "each holds a recording with its saved tensors, and `max_in_flight` of them are held",
-        "call under torch.no_grad() where no backward follows, keep no results that require grad, "
-        "or raise max_in_flight",
+        "each of them keeps a recording with its saved tensors, and `max_in_flight` are allowed",
+        "call under torch.no_grad() where no backward follows, drop results that require grad, or "
+        "raise max_in_flight",
     ),
     "OL306": CatalogueEntry(
         "the backward cannot be captured",
-        "something in it needs the host; it runs operation by operation over the saved tensors of "
-        "the forward",
-        "keep values on the device in custom backwards, or graph the parts around them",
+        "an operation in it needs the host; the backward runs operation by operation, after a "
+        "forward that is one launch",
+        "keep values on the device in custom backwards, or graph the parts before and after them",
     ),
     "OL307": CatalogueEntry(
-        "state that a recording does not find again",
-        "the callable replaced what it reads, or makes it anew for other parameters, in whose "
-        "place a capture puts stand-ins",
+        "the callable makes its state anew in each call",
+        "a recording fits a call only while the objects that it read are the same, and this "
+        "callable replaces or changes them",
         "make such an object once, before the calls, or change it in place",
     ),
     "OL308": CatalogueEntry(
         "hooks inside",
-        "a replay repeats what the hook computes on tensors and where it stores them; the rest of "
-        "its Python, such as a count or a log, ran in the warm-up and the capture only",
+        "a replay repeats a hook's tensor operations and stores their results as it did; the rest "
+        "of its Python, such as a count or a log, ran in the warm-up and the capture only",
         "remove the hook, put it on the graphed module itself, or read the values that it needs "
         "from a result",
     ),
@@ -308,19 +326,20 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     ),
     "OL310": CatalogueEntry(
         "larger than every bucket",
-        "no recording holds so many rows",
+        "no recording is large enough for the call, which ran eagerly",
         'add a larger size, or ask for overflow="chunk"',
     ),
     # 4xx: how onelaunch was called.
     "OL401": CatalogueEntry(
         "bad argument to onelaunch",
-        "the value is not one that this option takes",
-        "see the documentation of the function",
+        "the option or function does not take this value",
+        "see its documentation: `help(ol.graph)`, or docs/api.md",
     ),
     "OL402": CatalogueEntry(
         "arguments of different bucketed sizes",
         "padded arguments grow to one bucket together, so they must have one size",
-        'say what is not padded, or where its rows are: Buckets(..., dims={"weight": None})',
+        "name the arguments that are not padded, or whose rows are in another dimension: "
+        '`Buckets(..., dims={"weight": None})`',
     ),
 }
 

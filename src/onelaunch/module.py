@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from onelaunch.capture import distributed
-from onelaunch.errors import GraphError
+from onelaunch.errors import ArgumentError
 from onelaunch.padding.bucketed import graphed
-from onelaunch.runtime.graphed import Graphed
+from onelaunch.runtime.graphed import Graphed, like
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.pool import PoolManager
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -136,13 +136,13 @@ class _Twin(nn.Module):
         return typing.cast, (None, cast(_Forward, self.__graphed__.fn).module)
 
 
-def graph_module(module: M, options: Options, pool: Pool | None) -> M:
+def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
     """Return the graphed twin of a module."""
     if isinstance(module, torch.jit.ScriptModule):
         fix = "graph the Python module it was scripted from, or `ol.graph(lambda x: scripted(x))`"
-        raise GraphError("OL401", "a ScriptModule has no Python state to share", fix=fix)
+        raise ArgumentError("OL401", "a ScriptModule has no Python state to share", fix=fix)
     if isinstance(module, _Twin):
-        raise GraphError("OL401", "this module is graphed already", fix="use it as it is")
+        raise ArgumentError("OL401", "this module is graphed already", fix="use it as it is")
     distributed.refuse_module(module)
     fast = graphed(_Forward(module, module.__dict__.get("forward")), options, pool, ("", module))
     twin = object.__new__(_twin_class(type(module)))
@@ -165,7 +165,7 @@ def _current(twin: _Twin) -> Graphed[..., Any]:
     before = cast(_Forward, fast.fn)
     if before.own is not own:
         module = before.module
-        fast = fast.like(_Forward(module, own))
+        fast = like(fast, _Forward(module, own))
         twin._graphed = (fast,)
     return fast
 

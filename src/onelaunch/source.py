@@ -121,7 +121,7 @@ def levels_to_user() -> int:
 
 
 def _live() -> Iterator[tuple[FrameType, int]]:
-    frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame, frame.f_lineno
         frame = frame.f_back

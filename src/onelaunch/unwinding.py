@@ -1,8 +1,5 @@
 """The restoration of a thread's modes after a run that was interrupted."""
 
-# The stacks of modes have no public names.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import sys

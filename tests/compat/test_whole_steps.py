@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import onelaunch as ol
-from onelaunch.driver.emulated import device as emulated
+from onelaunch import testing
 from tests.device.drop_in import assert_same, random_tensor, replays
 
 STEPS = 10
@@ -126,7 +126,7 @@ def test_optimizers(device: str, name: str) -> None:
 def test_capturable_optimizers(device: str, kind: str, foreach: bool) -> None:
     """`capturable=True` is an option of accelerators, of which the tape emulates one."""
     if device == "tape":
-        emulated.install()
+        testing.install()
 
     def make() -> Training:
         model = network(device)

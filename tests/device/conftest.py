@@ -18,9 +18,9 @@ from .drop_in import random_tensor
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Where the test's tensors live."""
     if request.param == "tape":
-        from onelaunch.driver.emulated import device as emulated
+        from onelaunch import testing
 
-        emulated.install()
+        testing.install()
     elif request.param == "cuda" and not torch.cuda.is_available():
         if request.config.getoption("--require-gpu"):
             pytest.fail("--require-gpu, and there is no GPU")

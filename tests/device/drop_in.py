@@ -199,7 +199,7 @@ def allocated(device: torch.device) -> int:
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated()
     if device.type == "tape":
-        from onelaunch.driver.emulated import device as emulated
+        from onelaunch import testing
 
-        return emulated.memory_allocated()
+        return testing.memory_allocated()
     return 0

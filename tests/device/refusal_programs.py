@@ -34,9 +34,9 @@ class Env:
     def on(driver: str) -> Env:
         """Everything, on the device of `driver`."""
         if driver == "tape":
-            from onelaunch.driver.emulated import device as emulated
+            from onelaunch import testing
 
-            emulated.install()
+            testing.install()
         device = torch.device(driver)
         api = getattr(torch, driver)
         host = torch.eye(4) * 3 + torch.arange(16.0).view(4, 4) / 16

@@ -74,14 +74,14 @@ def on_cuda(name: str) -> Verdict:
 
 def on_tape(name: str) -> Verdict:
     """Capture one program with the tape's driver, after running it once."""
-    from onelaunch.driver.tape.driver import TapeDriver
+    from onelaunch.driver.select import driver_of
 
     try:
         PROGRAMS[name](Env.on("tape"))
     except Exception as raised:  # noqa: BLE001  (it becomes the verdict)
         return Verdict.of(raised, eager=False)
     env = Env.on("tape")
-    driver = TapeDriver()
+    driver = driver_of(env.device.type)
     try:
         driver.capture(lambda _: PROGRAMS[name](env), driver.new_pool(env.device))
     except Exception as error:  # noqa: BLE001  (it becomes the verdict)

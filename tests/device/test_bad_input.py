@@ -26,20 +26,20 @@ def kind(target: object) -> str:
 def test_a_target_that_is_not_callable(target: Any) -> None:
     if target is None:
         return  # graph(None, ...) is graph(...): the decorator with options
-    with pytest.raises((ol.GraphError, TypeError)) as caught:
+    with pytest.raises(ol.ArgumentError) as caught:
         ol.graph(target)
     assert "callable" in str(caught.value)
 
 
 @pytest.mark.parametrize("target", [3, "model", None], ids=repr)
 def test_a_decorated_thing_that_is_not_callable(target: Any) -> None:
-    with pytest.raises((ol.GraphError, TypeError)) as caught:
+    with pytest.raises(ol.ArgumentError) as caught:
         ol.graph(warmup=1)(target)
     assert "callable" in str(caught.value)
 
 
 def test_a_class_is_not_a_model() -> None:
-    with pytest.raises((ol.GraphError, TypeError)):
+    with pytest.raises(ol.ArgumentError):
         ol.graph(nn.Linear)(4, 4)(torch.ones(4))
 
 
@@ -73,22 +73,21 @@ def test_a_class_is_not_a_model() -> None:
     ],
 )
 def test_bad_options(option: str, value: Any) -> None:
-    with pytest.raises((ol.GraphError, TypeError, ValueError)) as caught:
+    with pytest.raises(ol.ArgumentError) as caught:
         ol.graph(lambda x: x, **{option: value})
     assert option in str(caught.value)
     assert repr(value) in str(caught.value)
-    if isinstance(caught.value, ol.GraphError):
-        assert caught.value.code == "OL401"
+    assert caught.value.code == "OL401"
 
 
 def test_an_option_that_does_not_exist() -> None:
-    with pytest.raises(TypeError, match="warm_up"):
+    with pytest.raises(TypeError, match=r"graph\(\) got an unexpected keyword argument 'warm_up'"):
         ol.graph(lambda x: x, warm_up=3)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("max_bytes", [-1, 0, 1.5, "1 GB", True])
 def test_bad_pools(max_bytes: Any) -> None:
-    with pytest.raises((ol.GraphError, TypeError, ValueError)) as caught:
+    with pytest.raises(ol.ArgumentError) as caught:
         ol.Pool(max_bytes=max_bytes)
     assert "max_bytes" in str(caught.value)
 

@@ -1,8 +1,4 @@
-"""Table of tensors: results that torch gives in memory of its own, wherever they are to go.
-
-On plain CPU tensors a recording hands such a result on instead of copying it, and reads an input
-where the caller has it; nothing of that may be seen.
-"""
+"""Table of tensors: results that torch gives in memory of its own, wherever they are to go."""
 
 from __future__ import annotations
 
@@ -91,29 +87,18 @@ def test_a_result_is_the_next_input(outputs: Any, rand: Rand) -> None:
             assert torch.equal(got.cpu(), expected.cpu())
 
 
-@on_cpu
-def test_no_copy_is_made(rand: Rand) -> None:
-    fast = ol.graph(lambda x, w: F.conv1d(x, w).relu_())
-    with torch.no_grad():
-        for i in range(6):
-            fast(rand(i, 2, 4, 8), rand(9, 4, 4, 3))
-    assert fast.recordings[0].nodes == 3  # the third lets go of the result
-
-
-@on_cpu
-def test_a_written_input_is_still_copied(rand: Rand) -> None:
+def test_a_written_input(rand: Rand) -> None:
     fast = ol.graph(lambda x: x.add_(1) * 2)
     with torch.no_grad():
         for i in range(6):
             x = rand(i, 3)
             assert torch.equal(fast(x), (rand(i, 3) + 1) * 2)
             assert torch.equal(x, rand(i, 3) + 1)
-    assert fast.recordings[0].nodes == 4
 
 
 @on_cpu
 def test_a_recording_keeps_nothing_of_the_caller(rand: Rand) -> None:
-    """Neither an input that it reads where it is, nor a result that later operations use."""
+    """Neither an input nor a result that later operations use."""
     fast = ol.graph(lambda x, w: F.conv1d(x, w).relu_())
     with torch.no_grad():
         for i in range(6):

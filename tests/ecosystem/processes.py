@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from onelaunch.driver.emulated import device as emulated
+from onelaunch import testing
 
 from .harness import Program, play
 from .programs import FILES, programs
@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
 
     torch.set_num_threads(1)
     if options.device == "tape":
-        emulated.install()
+        testing.install()
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device(options.device)
     names = set(options.names or FILES)
     files = [name for name in names if (FOLDER / f"{name}.py").exists()]

@@ -68,9 +68,9 @@ def main(
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.device == "tape":
-        from onelaunch.driver.emulated import device as emulated
+        from onelaunch import testing
 
-        emulated.install()
+        testing.install()
     seeds = range(options.seed, options.seed + options.programs)
     counts = fuzz(seeds, torch.device(options.device))
     print(f"{len(seeds)} programs from seed {options.seed} on {options.device}: {dict(counts)}")

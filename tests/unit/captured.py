@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.protocol import Capture
-from onelaunch.driver.tape.driver import TapeDriver, TapePool
-
-DRIVER = TapeDriver()
+from onelaunch.driver.protocol import Capture, Pool
+from onelaunch.driver.select import driver_of
 
 Program = Callable[..., Any]
 
@@ -22,24 +20,25 @@ class Captured:
     The program's own result is dropped, as the core drops it: its memory is free for others.
     """
 
-    def __init__(self, program: Program, *examples: Tensor, pool: TapePool | None = None) -> None:
+    def __init__(self, program: Program, *examples: Tensor, pool: Pool | None = None) -> None:
         device = examples[0].device
-        self.pool = pool or DRIVER.new_pool(device)
+        driver = driver_of(device.type)
+        self.pool = pool or driver.new_pool(device)
         self.layouts: list[tuple[torch.dtype, torch.Size, tuple[int, ...]]] = []
 
         def body(capture: Capture) -> None:
             buffers: list[Tensor] = []
             for x in examples:
-                n = DRIVER.region(x).stop - DRIVER.region(x).start
-                block = DRIVER.empty(n, device)
+                n = driver.region(x).stop - driver.region(x).start
+                block = driver.empty(n, device)
                 capture.input(x, block, "node")
-                buffers.append(DRIVER.alias(block, x.dtype, x.shape, x.stride(), 0))
+                buffers.append(driver.alias(block, x.dtype, x.shape, x.stride(), 0))
             for y in flat(program(*buffers)):
-                n = DRIVER.region(y).stop - DRIVER.region(y).start
+                n = driver.region(y).stop - driver.region(y).start
                 self.layouts.append((y.dtype, y.shape, y.stride()))
-                capture.output(DRIVER.alias(y, torch.uint8, (n,), (1,), 0))
+                capture.output(driver.alias(y, torch.uint8, (n,), (1,), 0))
 
-        self.graph, _ = DRIVER.capture(body, self.pool)
+        self.graph, _ = driver.capture(body, self.pool)
         self.device = device
 
     def __call__(self, *sources: Tensor) -> list[Tensor]:

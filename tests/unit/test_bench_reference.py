@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from onelaunch import testing
 from onelaunch.bench.draws import DRAWS, draws
 from onelaunch.bench.reference import Case, judge, make_reference, relative_error
 from onelaunch.bench.workload import Workload
-from onelaunch.driver.emulated import device as emulated
 
 
 def generator() -> torch.Generator:
@@ -230,7 +230,7 @@ TRIED: list[tuple[str, bool]] = []  # a global: what a function closes over is c
 
 def test_on_a_device_the_cpu_tries_what_is_beyond_the_values_given() -> None:
     """An index out of range would end all work of a process on a GPU."""
-    emulated.install()
+    testing.install()
     TRIED.clear()
     table = torch.arange(10.0)
 
@@ -250,7 +250,7 @@ def test_on_a_device_the_cpu_tries_what_is_beyond_the_values_given() -> None:
 
 
 def test_what_runs_on_a_device_alone_keeps_to_the_values_given() -> None:
-    emulated.install()
+    testing.install()
 
     def picky(x: Tensor) -> Tensor:
         if x.device.type == "cpu":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 import onelaunch as ol
 from onelaunch.padding.pad import cut, pad, resized
-from onelaunch.sizes.buckets import Buckets, padding
+from onelaunch.sizes.buckets import BucketOptions, Buckets, padding
 from onelaunch.sizes.dims import Follow, Padded
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=6)
@@ -159,15 +160,15 @@ def test_a_histogram_of_numpy_and_of_weights() -> None:
     assert all(type(size) is int for size in Buckets(numpy.int64(0), found).sizes[0])
     assert Buckets.fit({4: 2.5, 5: 0.0, 0: 9}).sizes == ((4,),)
     assert Buckets.powers_of_two(numpy.int64(8)).sizes == ((1, 2, 4, 8),)
-    assert Buckets.every(numpy.int32(2), upto=numpy.int64(5)).sizes == ((2, 4, 5),)
+    assert Buckets.every(numpy.int32(2), max_size=numpy.int64(5)).sizes == ((2, 4, 5),)
     assert Buckets.fit(observed, max_sizes=numpy.int64(1)).sizes == ((9,),)
-    assert all(type(n) is int for n in Buckets.every(numpy.int64(2), upto=5).sizes[0])
+    assert all(type(n) is int for n in Buckets.every(numpy.int64(2), 5).sizes[0])
     assert ol.Pool(numpy.int64(1 << 20)).max_bytes == 1 << 20
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), 3, ((1, 4),), ((1, 4), 8)], ids=str)
 def test_sizes_of_two_dimensions_are_a_tuple_for_each(sizes: Any) -> None:
-    with pytest.raises(ol.GraphError) as caught:
+    with pytest.raises(ol.ArgumentError) as caught:
         Buckets(dim=(0, 1), sizes=sizes)
     assert caught.value.what == f"sizes={sizes!r} for 2 dimensions"
     assert caught.value.fix == "sizes=((1, 4), (8, 16)), a tuple for each dimension"
@@ -182,7 +183,7 @@ def test_a_fit_to_two_dimensions() -> None:
     )
     assert (buckets.dim, buckets.overflow) == ((0, 1), "chunk")
     assert Buckets.fit({4: 1, 5: 1}, dim=(1,)).sizes == ((4, 5),)
-    with pytest.raises(ol.GraphError, match=r"dim=\(0, 1\), one for each") as caught:
+    with pytest.raises(ol.ArgumentError, match=r"dim=\(0, 1\), one for each") as caught:
         Buckets.fit(observed)
     assert caught.value.code == "OL401"
 
@@ -203,9 +204,17 @@ def test_sizes_by_rule() -> None:
     assert Buckets.powers_of_two(64).sizes == ((1, 2, 4, 8, 16, 32, 64),)
     assert Buckets.powers_of_two(48).sizes == ((1, 2, 4, 8, 16, 32, 48),)
     assert Buckets.powers_of_two(1).sizes == ((1,),)
-    assert Buckets.every(8, upto=512, dim=1).sizes == (tuple(range(8, 513, 8)),)
-    assert Buckets.every(8, upto=20).sizes == ((8, 16, 20),)
+    assert Buckets.every(8, 512, dim=1).sizes == (tuple(range(8, 513, 8)),)
+    assert Buckets.every(step=8, max_size=20).sizes == ((8, 16, 20),)
+    assert Buckets.powers_of_two(max_size=3, dim=1, overflow="chunk").overflow == "chunk"
     assert Buckets(0, (4, 1, 4)).sizes == ((1, 4),)
+
+
+def test_the_options_besides_the_sizes_are_those_of_buckets() -> None:
+    listed = inspect.signature(Buckets).parameters.values()
+    hints = get_type_hints(Buckets.__init__)
+    named = {p.name: hints[p.name] for p in listed if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert named == get_type_hints(BucketOptions)
 
 
 BAD: list[Callable[[], Buckets]] = [
@@ -220,7 +229,7 @@ BAD: list[Callable[[], Buckets]] = [
     lambda: Buckets(0, (4,), overflow="wrap"),  # pyright: ignore[reportArgumentType]
     lambda: Buckets((0, 1), ((4,), (4,)), pad={"x": (1, 2, 3)}),
     lambda: Buckets.powers_of_two(0),
-    lambda: Buckets.every(0, upto=4),
+    lambda: Buckets.every(0, 4),
     lambda: Buckets.fit({}),
     lambda: Buckets.fit({4: 2}, max_sizes=0),
     *(
@@ -270,15 +279,15 @@ BAD: list[Callable[[], Buckets]] = [
 
 @pytest.mark.parametrize("index", range(len(BAD)))
 def test_what_makes_no_sense_is_refused(index: int) -> None:
-    with pytest.raises(ol.GraphError) as caught:
+    with pytest.raises(ol.ArgumentError) as caught:
         BAD[index]()
     assert caught.value.code == "OL401"
 
 
 def test_options_that_do_not_go_together() -> None:
-    with pytest.raises(ol.GraphError, match="buckets="):
+    with pytest.raises(ol.ArgumentError, match="buckets="):
         ol.graph(torch.sin, buckets=(1, 2))  # pyright: ignore[reportArgumentType, reportCallIssue]
-    with pytest.raises(ol.GraphError, match="static"):
+    with pytest.raises(ol.ArgumentError, match="static"):
         ol.graph(torch.sin, buckets=Buckets(0, (4,)), outputs="static")
 
 
@@ -305,7 +314,7 @@ class Masked(torch.nn.Module):
     ],
 )
 def test_an_argument_that_there_is_not(fn: Any, said: Any, message: str) -> None:
-    with pytest.raises(ol.GraphError) as caught:
+    with pytest.raises(ol.ArgumentError) as caught:
         ol.graph(fn, buckets=Buckets(0, (4,), **said))
     assert caught.value.code == "OL401"
     assert message in str(caught.value)
@@ -322,7 +331,7 @@ def test_arguments_that_there_are_or_may_be() -> None:
     ol.graph(functools.partial(masked, lengths=torch.ones(1)), buckets=Buckets(0, (4,), pad={1: 0}))
     for buckets in (named, placed):
         ol.graph(torch.sin, buckets=buckets)
-        with pytest.raises(ol.GraphError, match="OL401"):
+        with pytest.raises(ol.ArgumentError, match="OL401"):
             ol.graph(lambda: 1, buckets=buckets)
-    with pytest.raises(ol.GraphError, match="anything"):
+    with pytest.raises(ol.ArgumentError, match="anything"):
         ol.graph(lambda *rest: rest, buckets=named)

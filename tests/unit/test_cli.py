@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from onelaunch import bench
 from onelaunch.bench import Comparison
 from onelaunch.bench.target import load
 from onelaunch.cli import run
+from onelaunch.cli.commands import ENGINES
+from onelaunch.cli.progress import Lines
 from onelaunch.errors import CATALOGUE, GraphError
 
 FACTORIES = """
@@ -81,7 +84,51 @@ def test_compare(name: str, factories: Path, capsys: pytest.CaptureFixture[str])
     assert "eager, no_grad" in out
     assert "Fastest correct engine" in out
     assert out.startswith("\nThis call takes")  # one empty line, whether or not a bar was shown
-    assert err == ""
+    steps = [line.partition(" s  ")[2] for line in err.splitlines()]
+    assert steps[:3] == ["importing PyTorch", f"loading {factories}:{name}", "float64 reference"]
+    assert steps[3:5] == ["building eager", "building eager, no_grad"]
+    assert steps[5] == "timing, round 1"
+
+
+def test_a_step_of_many_rounds_is_a_line_each_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = iter([1.0, 2.0, 9.0, 13.0, 14.0, 15.0])
+    monkeypatch.setattr("onelaunch.cli.progress.BEGAN", 0.0)
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    tell = Lines()
+    for text in ("a", "b, 1", "b, 2", "b, 3", "c", "c"):
+        tell(text, 0.0)
+    printed = capsys.readouterr().err
+    assert printed.splitlines() == ["   1 s  a", "   2 s  b, 1", "  13 s  b, 3", "  14 s  c"]
+
+
+def test_on_a_terminal_there_is_a_bar(factories: Path, tmp_path: Path) -> None:
+    """A terminal of its own, on which nothing of the bar stays, and no line of a step."""
+    pty = pytest.importorskip("pty", reason="a terminal of Unix")
+    outer, inner = pty.openpty()
+    options = [f"{factories}:model", *QUICK, "--json", str(tmp_path / "out.json")]
+    command = [sys.executable, "-m", "onelaunch", "compare", *options]
+    environment = os.environ | {"TERM": "xterm"}
+    # Not a pipe: a pty holds a few KiB, and the command waits until they are read.
+    with subprocess.Popen(command, stdout=inner, stderr=subprocess.PIPE, env=environment) as child:
+        os.close(inner)
+        shown = bytearray()
+        while part := read(outer):
+            shown += part
+        assert child.stderr is not None
+        assert child.stderr.read() == b""
+    assert child.returncode == 0
+    assert b"building eager" in shown
+    assert "━".encode() in shown
+
+
+def read(terminal: int) -> bytes:
+    """The next bytes of a terminal, none when the other end is closed."""
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # which is how Linux says it
+        return b""
 
 
 def test_compare_writes_json_and_a_page(factories: Path, tmp_path: Path) -> None:
@@ -101,6 +148,14 @@ def test_an_engine_that_is_wrong_is_exit_code_1(
     row = bench.Row("a", "A", "wrong", "NaN in the result")
     monkeypatch.setattr(bench, "compare", lambda *_, **__: Comparison("w", (row,)))
     assert run(["compare", f"{factories}:model"]) == 1
+
+
+def test_no_engine_that_was_measured_is_exit_code_2(
+    factories: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["compare", f"{factories}:model", "--engines", "tvm,tensorrt"]) == 2
+    assert "tvm is not installed" in capsys.readouterr().out
+    assert run(["compare", f"{factories}:model", "--engines", "tvm,eager", *QUICK[2:]]) == 0
 
 
 def torchs_message() -> str:
@@ -151,9 +206,16 @@ def test_where_is_the_users_line(factories: Path, capsys: pytest.CaptureFixture[
         (["compare", "no_such_module:model"], "importing no_such_module raised ModuleNotFound"),
         (["compare", "justaname"], "it is not path.py:name or module:name"),
         (["compare", ":model"], "it is not path.py:name or module:name"),
-        (["compare", "FILE:model", "--engines", "eagre"], "no engine is called eagre"),
+        (["compare", "FILE:model", "--engines", "eagr"], "no engine is called eagr\n"),
+        (["compare", "FILE:model", "--engines", "eagr,onelaunch"], "--engines eager,onelaunch\n"),
+        (["compare", "FILE:model", "--engines", "eagr"], "the engines are eager, no_grad, "),
+        (["compare", "FILE:model", "--engines", "zzz"], "--engines eager,onelaunch\n"),
+        (["compare", "FILE:model", "--engines", ","], "no engine is named"),
         (["compare", "FILE:model", "--seconds", "soon"], "Invalid value for '--seconds'"),
-        (["compare", "FILE:model", "--seconds", "-1"], "seconds=-1.0"),
+        (["compare", "FILE:model", "--seconds", "-1"], "--seconds is -1"),
+        (["compare", "FILE:model", "--seconds", "0"], "--seconds is 0"),
+        (["compare", "FILE:model", "--seconds", "nan"], "--seconds is nan"),
+        (["compare", "FILE:model", "--report", f"{'x' * 300}.html"], "cannot be written: File n"),
         (["compare", "FILE:model", "--json", "/no/such/folder/x.json"], "there is no folder"),
         (["compare", "FILE:model", "--sceonds", "1"], "--sceonds"),
         ([], "no command is given"),
@@ -174,7 +236,9 @@ def test_bad_input_is_exit_code_2(
 
 
 def four_parts(err: str) -> None:
-    assert err.startswith("GraphError [OL401] ")
+    steps, _, message = err.partition("ArgumentError [OL401] ")
+    assert message
+    assert all(re.match(r" *\d+ s  ", line) for line in steps.splitlines())
     assert all(f"\n  {part}:" in err for part in ("why", "fix"))
     assert "Traceback" not in err
 
@@ -220,7 +284,25 @@ def test_an_unknown_engine_is_told_before_the_model_is_made(
     factories: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["compare", f"{factories}:broken", "--engines", "eagre"]) == 2
-    assert "engines=['eager']" in capsys.readouterr().err
+    assert "fix:   --engines eager\n" in capsys.readouterr().err
+
+
+def test_the_traceback_of_what_the_target_raised(
+    factories: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["compare", f"{factories}:broken"])
+    short = capsys.readouterr().err
+    assert "Traceback" not in short
+    assert f"onelaunch compare {factories}:broken --traceback" in short
+    assert run(["compare", f"{factories}:broken", "--traceback"]) == 2
+    long = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in long
+    assert f'File "{factories}", line' in long
+    assert "LookupError: no weights here\nArgumentError [OL401] " in long
+    assert run(["compare", f"{factories}:mismatched", *QUICK, "--traceback"]) == 2
+    assert "torch/nn/modules/linear.py" in capsys.readouterr().err
+    assert run(["compare", "nowhere.py:model", "--traceback"]) == 2
+    four_parts(capsys.readouterr().err)  # nothing was raised there
 
 
 def test_a_file_in_a_package_is_imported_as_part_of_it(
@@ -277,10 +359,27 @@ def test_an_interrupt_while_the_factory_runs_or_is_imported(
 ) -> None:
     factories.write_text(source)
     assert run(["compare", f"{factories}:model"]) == 130
-    assert capsys.readouterr() == ("", STOPPED)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.endswith(f" s  loading {factories}:model\n{STOPPED}")
+    assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("status", ["interrupted", "missing", "failed"])
+def test_an_interrupt_while_torch_is_imported(tmp_path: Path) -> None:
+    """One line, whenever it comes, and no file that was to be written."""
+    report = tmp_path / "out.html"
+    command = [sys.executable, "-m", "onelaunch", "compare", "x.py:model", "--report", str(report)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        assert child.stderr.readline() == "   0 s  importing PyTorch\n"
+        child.send_signal(signal.SIGINT)
+        assert child.stderr.read() == STOPPED
+    # Python ends itself by the signal if it came in the middle of an `exec`: 130 in a shell, too.
+    assert child.returncode in (130, -signal.SIGINT)
+    assert not report.exists()
+
+
+@pytest.mark.parametrize("status", ["interrupted", "missing", "failed", "wrong"])
 def test_an_interrupt_before_anything_was_measured(
     status: Any,
     factories: Path,
@@ -292,11 +391,21 @@ def test_an_interrupt_before_anything_was_measured(
     result = Comparison("w", rows, reference="none", interrupted=True)
     monkeypatch.setattr(bench, "compare", lambda *_, **__: result)
     data = tmp_path / "out.json"
-    something = status == "failed"
-    assert run(["compare", f"{factories}:model", "--json", str(data)]) == (0 if something else 130)
+    something = status == "wrong"
+    assert run(["compare", f"{factories}:model", "--json", str(data)]) == (1 if something else 130)
     out, err = capsys.readouterr()
     assert data.exists() == bool(out) == something
-    assert err == ("" if something else STOPPED)
+    assert err.endswith(STOPPED) != something
+
+
+def test_an_interrupt_after_something_was_measured_shows_it(
+    factories: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed = bench.Row("a", "A", "ok", wall=bench.Timing(3.0, 0.1, 5))
+    result = Comparison("w", (timed, bench.Row("b", "B", "interrupted")), interrupted=True)
+    monkeypatch.setattr(bench, "compare", lambda *_, **__: result)
+    assert run(["compare", f"{factories}:model"]) == 0
+    assert "Interrupted: this is what was known by then." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["--json", "--report"])
@@ -336,3 +445,7 @@ def test_a_file_that_fails_after_all(factories: Path, capsys: pytest.CaptureFixt
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert re.fullmatch(r"onelaunch \d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+def test_the_names_of_the_engines() -> None:
+    assert tuple(bench.ENGINES) == ENGINES

@@ -2,7 +2,7 @@
 
 The info string of a block says how it is run. `python`: on every machine, all blocks of a page in
 one namespace, in order. `python gpu`: only where there is a GPU. `python raises=OL101`: an error or
-warning of that code must come out of it.
+warning of that code must come out of it. `python needs=transformers`: only where that is installed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import inspect
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ import torch
 
 import onelaunch as ol
 from onelaunch.bench import ENGINES
-from onelaunch.cli import app
+from onelaunch.cli.commands import app
 from onelaunch.errors import CATALOGUE
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +36,12 @@ EXAMPLES = [ROOT / "README.md", *DOCS]
 PAGES = [*EXAMPLES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 FENCED = re.compile(r"^```(?P<info>\w[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 LANGUAGES = {"python", "bash", "text"}
-WORDS = {"gpu", *(f"raises={code}" for code in CATALOGUE)}
+PACKAGES = ("accelerate", "pytorch_lightning", "transformers")
+WORDS = {
+    "gpu",
+    *(f"raises={code}" for code in CATALOGUE),
+    *(f"needs={package}" for package in PACKAGES),
+}
 
 
 @dataclass(frozen=True)
@@ -54,13 +61,27 @@ class Block:
     @property
     def code(self) -> str | None:
         """The error code that it raises, or None."""
-        return next((w.removeprefix("raises=") for w in self.words if "=" in w), None)
+        return next((w.removeprefix("raises=") for w in self.words if w[:6] == "raises"), None)
+
+    @property
+    def needs(self) -> list[str]:
+        """The packages that it needs."""
+        return [word.removeprefix("needs=") for word in self.words if word[:5] == "needs"]
+
+    @property
+    def missing(self) -> bool:
+        """Whether one of them is not installed."""
+        return any(importlib.util.find_spec(package) is None for package in self.needs)
 
     def run(self, namespace: dict[str, Any]) -> None:
         """Run it as the page's own lines, so that messages name them."""
         program = compile("\n" * (self.line - 1) + self.text, str(self.page), "exec")
         if self.code is None:
-            exec(program, namespace)
+            with warnings.catch_warnings():
+                if self.needs:  # their warnings are no error of ours
+                    warnings.simplefilter("ignore")
+                    warnings.simplefilter("error", ol.GraphWarning)
+                exec(program, namespace)
             return
         with pytest.raises((ol.GraphError, ol.GraphWarning)) as caught:
             exec(program, namespace)
@@ -100,7 +121,7 @@ def same_modes() -> Iterator[None]:
 def test_examples(page: Path) -> None:
     namespace: dict[str, Any] = {"__name__": page.stem}
     for block in blocks(page):
-        if block.language == "python" and not block.gpu:
+        if block.language == "python" and not (block.gpu or block.missing):
             block.run(namespace)
 
 
@@ -109,7 +130,7 @@ def test_examples(page: Path) -> None:
 def test_examples_on_a_gpu(page: Path) -> None:
     namespace: dict[str, Any] = {"__name__": page.stem}
     for block in blocks(page):
-        if block.language == "python":
+        if block.language == "python" and not block.missing:
             with warnings.catch_warnings():
                 # Compilers give advice, about TF32 and the like; ours are raised at the page.
                 warnings.filterwarnings("ignore", module=r"torch\.")
@@ -194,6 +215,18 @@ def test_every_page_is_reached_from_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
     for page in DOCS:
         assert f"(docs/{page.name})" in text, page.name
+
+
+def test_what_is_written_from_the_code_is_up_to_date() -> None:
+    script = [sys.executable, str(ROOT / "scripts/write_docs.py"), "--check"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"run scripts/write_docs.py: {done.stdout}{done.stderr}"
+
+
+def test_the_api_has_every_public_name() -> None:
+    text = (ROOT / "docs/api.md").read_text()
+    for name in ol.__all__:
+        assert f"\n### {name}\n" in text, name
 
 
 # What is listed is listed in full.

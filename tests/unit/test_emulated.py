@@ -14,30 +14,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onelaunch.driver.emulated import arena
-from onelaunch.driver.emulated import device as emulated
+from onelaunch import testing
+from onelaunch.driver.select import driver_of
 from onelaunch.errors import CaptureError
-from tests.unit.captured import DRIVER, Captured, Program, assert_same
+from tests.unit.captured import Captured, Program, assert_same
 
 
 @pytest.fixture
 def tape() -> torch.device:
-    emulated.install()
+    testing.install()
     gc.collect()
     return torch.device("tape")
 
 
 def test_blocks_are_reused_and_poisoned(tape: torch.device) -> None:
-    before = emulated.memory_allocated()
+    before = testing.memory_allocated()
     x = torch.ones(1000, device=tape)
-    assert emulated.memory_allocated() - before == 4096
+    assert testing.memory_allocated() - before == 4096
     address = x.data_ptr()
     view = x[10:]
     del x
-    assert emulated.memory_allocated() - before == 4096
+    assert testing.memory_allocated() - before == 4096
     assert view.data_ptr() == address + 40
     del view
-    assert emulated.memory_allocated() == before
+    assert testing.memory_allocated() == before
     y = torch.empty(1000, device=tape)
     assert y.data_ptr() == address
     assert y.isnan().all()
@@ -60,9 +60,10 @@ def test_intermediates_share_memory(tape: torch.device) -> None:
 
 
 def test_dead_memory_is_poisoned_before_each_launch(tape: torch.device) -> None:
-    pool = DRIVER.new_pool(tape)
-    first, z = DRIVER.capture(lambda c: torch.ones(100, device=tape), pool)
-    second, y = DRIVER.capture(lambda c: torch.ones(100, device=tape) + 1, pool)
+    driver = driver_of("tape")
+    pool = driver.new_pool(tape)
+    first, z = driver.capture(lambda c: torch.ones(100, device=tape), pool)
+    second, y = driver.capture(lambda c: torch.ones(100, device=tape) + 1, pool)
     address = y.data_ptr()
     del y
     second.launch([], [])
@@ -73,18 +74,18 @@ def test_dead_memory_is_poisoned_before_each_launch(tape: torch.device) -> None:
 
 
 def test_out_of_memory(tape: torch.device) -> None:
-    pool = DRIVER.new_pool(tape)
+    pool = driver_of("tape").new_pool(tape)
     x = torch.ones(4, device=tape)
-    before = emulated.memory_reserved()
-    arena.set_limit(before + (4 << 20))
+    before = testing.memory_reserved()
+    testing.set_memory_limit(before + (4 << 20))
     try:
         with pytest.raises(CaptureError, match="OL111"):
             Captured(lambda x: torch.empty(8 << 20, device=tape) + x.sum(), x, pool=pool)
     finally:
-        arena.set_limit(None)
+        testing.set_memory_limit(None)
     gc.collect()
     pool.trim()
-    assert emulated.memory_reserved() == before
+    assert testing.memory_reserved() == before
     assert_same(Captured(lambda x: x + 1, x, pool=pool)(x), [x + 1])
 
 
@@ -97,7 +98,7 @@ def test_captures_and_resets_leak_nothing(tape: torch.device) -> None:
         captured.graph.reset()
         del captured
         gc.collect()
-        return emulated.memory_allocated(), emulated.memory_reserved()
+        return testing.memory_allocated(), testing.memory_reserved()
 
     before = once()
     assert [once() for _ in range(10)] == [before] * 10

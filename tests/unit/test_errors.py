@@ -11,11 +11,18 @@ from pathlib import Path
 import pytest
 
 import onelaunch as ol
-from onelaunch.errors import CATALOGUE, CaptureError, GraphError, ReplayError, kind_of
+from onelaunch.errors import (
+    CATALOGUE,
+    ArgumentError,
+    CaptureError,
+    GraphError,
+    ReplayError,
+    kind_of,
+)
 from onelaunch.source import Place
 
 SOURCE = Path(__file__).parents[2] / "src" / "onelaunch"
-KINDS = (GraphError, CaptureError, ReplayError)
+KINDS = (GraphError, ArgumentError, CaptureError, ReplayError)
 
 
 def codes_in(file: Path) -> set[str]:
@@ -31,6 +38,14 @@ def test_every_code_in_use_is_explained_and_every_explanation_is_used() -> None:
         if file.name != "errors.py":
             used |= codes_in(file)
     assert used == set(CATALOGUE)
+
+
+def test_bad_arguments_are_argument_errors() -> None:
+    for file in SOURCE.rglob("*.py"):
+        for call in (n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)):
+            first = call.args[0] if call.args else None
+            if isinstance(first, ast.Constant) and re.fullmatch(r"OL4\d\d", str(first.value)):
+                assert ast.unparse(call.func) == "ArgumentError", f"{file}:{call.lineno}"
 
 
 @pytest.mark.parametrize("code", CATALOGUE)
@@ -86,6 +101,7 @@ def test_an_unknown_code_is_a_mistake_of_ours() -> None:
 def test_the_tree_of_errors() -> None:
     assert GraphError.__bases__ == (RuntimeError,)
     assert CaptureError.__bases__ == ReplayError.__bases__ == (GraphError,)
+    assert ArgumentError.__bases__ == (GraphError, ValueError)
     assert issubclass(ol.GraphWarning, UserWarning)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import inspect
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_type_hints
 
 import onelaunch
+from onelaunch import testing
+from onelaunch.runtime.options import GraphOptions, Options
 
 ROOT = Path(__file__).parents[2]
 LEAN = """
@@ -16,7 +21,7 @@ import sys
 sys.modules["cuda"] = None  # as if cuda-bindings were not installed
 import torch
 before = set(sys.modules)
-import onelaunch
+from onelaunch import *
 heavy = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "numpy", "sympy")
 heavy += ("transformers", "torchvision", "sklearn", "triton", "rich", "typer", "cuda")
 new = {name for name in set(sys.modules) - before if name.startswith(heavy)}
@@ -24,32 +29,111 @@ assert not new, new
 assert not torch.cuda.is_initialized()
 assert torch._C._get_privateuse1_backend_name() == "privateuseone"
 """
+TAPE = """
+import sys
+import torch
+import onelaunch
+fast = onelaunch.graph(lambda x: x * 2, warmup=1)
+assert [float(fast(torch.full((), float(i)))) for i in range(4)] == [0.0, 2.0, 4.0, 6.0]
+assert fast.recordings
+assert not any(name.startswith("onelaunch.testing") for name in sys.modules)
+"""
+EMULATED = """
+import torch
+import onelaunch.testing
+assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+onelaunch.testing.install()
+onelaunch.testing.install()
+fast = onelaunch.graph(lambda x: x * 2, warmup=1)
+x = torch.ones(3, device="tape")
+assert fast(fast(fast(x))).tolist() == [8.0] * 3
+assert fast.recordings
+assert onelaunch.testing.memory_allocated() > 0
+assert not torch.cuda.is_initialized()
+"""
+
+WITHOUT_TORCH = """
+import sys
+import onelaunch
+from onelaunch.cli import run
+try:
+    onelaunch.no_such_name
+except AttributeError as error:
+    assert "no_such_name" in str(error)
+onelaunch.GraphError
+for arguments in ["--version"], ["explain", "OL101"], ["--help"], ["compare", "--help"]:
+    assert run(arguments) == 0
+for mistake in ["explian"], ["compare"], ["compare", "x.py:y", "--engines", "eagr"]:
+    assert run(mistake) == 2
+assert "torch" not in sys.modules
+onelaunch.graph
+assert "torch" in sys.modules
+"""
 
 
-def run(code: str) -> None:
+def run(code: str) -> str:
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT / "src")
     assert done.returncode == 0, done.stderr
-    assert not done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def test_the_import_is_lean() -> None:
-    run(LEAN)
+    assert run(LEAN) == ""
+
+
+def test_a_command_that_needs_no_torch_does_not_import_it() -> None:
+    run(WITHOUT_TORCH)
+
+
+def test_the_tape_needs_no_emulated_device() -> None:
+    run(TAPE)
+
+
+def test_the_emulated_device_starts_when_asked() -> None:
+    run(EMULATED)
 
 
 def test_all_is_what_is_exported() -> None:
-    public = {
-        name
-        for name, value in vars(onelaunch).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
-    }
-    assert public == set(onelaunch.__all__)
-    assert sorted(onelaunch.__all__) == list(onelaunch.__all__)
+    assert dir(onelaunch) == sorted(onelaunch.__all__) == list(onelaunch.__all__)
+    for name in onelaunch.__all__:
+        module = importlib.import_module(onelaunch._MODULES[name])
+        assert getattr(onelaunch, name) is getattr(module, name)
+        assert importlib.util.find_spec(f"onelaunch.{name}") is None  # it would hide the name
+
+
+def test_what_a_type_checker_sees_is_what_is_imported() -> None:
+    file = ROOT / "src" / "onelaunch" / "__init__.py"
+    imports = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)]
+    seen = {alias.name: node.module for node in imports for alias in node.names}
+    del seen["annotations"], seen["TYPE_CHECKING"]
+    assert seen == onelaunch._MODULES
+    assert sorted(seen) == onelaunch.__all__
+
+
+def test_what_is_shown_is_public() -> None:
+    assert dir(onelaunch) == list(onelaunch.__all__)
 
 
 def test_what_is_exported_is_documented() -> None:
-    for name in onelaunch.__all__:
-        assert inspect.getdoc(getattr(onelaunch, name)), name
+    for package in (onelaunch, testing):
+        for name in package.__all__:
+            value = getattr(package, name)
+            assert inspect.getdoc(value), name
+            for member, part in inspect.getmembers(value if inspect.isclass(value) else None):
+                said = inspect.getdoc(part) if not member.startswith("_") else None
+                assert "internal" not in (said or "").lower(), f"{name}.{member}"
+
+
+def test_the_options_of_graph_are_listed() -> None:
+    given, kept = get_type_hints(GraphOptions), get_type_hints(Options)
+    assert given.pop("pool") == onelaunch.Pool | None
+    assert given == kept
+    listed = inspect.signature(onelaunch.graph).parameters
+    assert set(listed) == {"fn", "pool", *kept}
+    assert {name: listed[name].default for name in kept} == vars(Options())
+    documented = inspect.getdoc(onelaunch.graph) or ""
+    assert all(f"\n    {name}: " in documented for name in listed)
 
 
 def test_the_wheel_has_what_is_not_python() -> None:

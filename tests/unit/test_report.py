@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +16,14 @@ from rich.console import Console
 
 from benchmarks import render
 from benchmarks.engines import ORDER, engines_for
+from benchmarks.picture import ENGINES as ENGINES_DRAWN
+from benchmarks.show import committed
 from examples.workloads import WORKLOADS
 from onelaunch.bench import ENGINES, Comparison, Row, Timing
 from onelaunch.bench.profile import Profile
 from onelaunch.report import show, to_html
 from onelaunch.report.cells import cells, memory, timing, verdict
+from onelaunch.report.html import STYLE
 
 
 def timed(name: str, wall: float, *, fresh: bool = True, noisy: bool = False) -> Row:
@@ -153,7 +159,7 @@ def test_the_page_is_one_well_formed_file() -> None:
     page.feed(text)
     assert page.open == []
     assert page.loads == []
-    assert page.seen.count("rect") == 4
+    assert page.seen.count("dt") == page.seen.count("i") == 4
     assert "&lt;net&gt;" in text
     assert "<net>" not in text
     assert "<no>" not in text
@@ -165,7 +171,46 @@ def test_the_page_is_one_well_formed_file() -> None:
 def test_a_page_without_figures() -> None:
     page = Page()
     page.feed(to_html(Comparison("w", (Row("a", "A", "missing", "no GPU"),))))
-    assert "svg" not in page.seen
+    assert "dl" not in page.seen
+
+
+def test_the_bars_are_as_long_as_the_times() -> None:
+    parts = [float(part) for part in re.findall(r"--part:([\d.]+)", to_html(COMPARISON))]
+    assert parts == [20 / 400, 30 / 400, 90 / 400, 1.0]  # the fastest first
+
+
+def test_nothing_on_the_page_is_wider_than_a_phone() -> None:
+    """Long words break, tables and code scroll by themselves, and no width is in pixels."""
+    text = to_html(COMPARISON)
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
+    rules = dict(re.findall(r"^([\w., :-]+) \{(.*?)\}", STYLE, re.M | re.S))
+    assert "overflow-wrap: anywhere" in rules["body"]
+    for scrolls in ("table", "pre"):
+        assert "overflow-x: auto" in rules[scrolls]
+    assert "display: block" in rules["table"]  # a table that is none does not scroll
+    widths = re.findall(r"(?<![-\w])(?:min-)?width: ([^;]+);", STYLE)
+    assert widths == ["12rem", "calc(var(--part) * (100% - 5.5rem))", "1px"]
+    assert not re.search(r"\b(width|height)=", text.replace("width=device-width", ""))
+    assert "minmax(0, 1fr)" in STYLE.partition("@media (max-width: 40rem)")[2]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_colours_of_text_stand_out(dark: bool) -> None:
+    light, _, rest = STYLE.partition("@media (prefers-color-scheme: dark)")
+    colours = dict(re.findall(r"--(\w+): (#\w{6})\b", rest.partition("\n}")[0] if dark else light))
+    colours.pop("bar", None)
+    assert set(colours) == {"best", "wrong", "failed", "small"}
+    page = "#121212" if dark else "#ffffff"
+    for name, colour in colours.items():
+        brighter, darker = sorted((luminance(colour), luminance(page)), reverse=True)
+        assert (brighter + 0.05) / (darker + 0.05) > 4.5, name  # WCAG's contrast of text
+
+
+def luminance(colour: str) -> float:
+    """WCAG's relative luminance of ``#rrggbb``."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def test_cells() -> None:
@@ -174,6 +219,24 @@ def test_cells() -> None:
     assert timing(Timing(249, 2 * 64_894_000, 5)) == "249 us ±64.9 s"
     assert [memory(n) for n in (0, 80)] == ["0", "80 B"]
     assert [memory(n) for n in (0, 2048, 3 << 20, 3 << 30)] == ["0", "2 KiB", "3 MiB", "3.0 GiB"]
+
+
+@pytest.mark.parametrize("workload", ORDER)
+def test_a_committed_result_is_shown_as_one_of_this_machine(workload: str) -> None:
+    comparison = committed(workload)
+    assert comparison.best is not None
+    assert not comparison.best.engine.startswith("bare")  # which is no way to run anything
+    text = printed(comparison)
+    assert "NVIDIA" in text
+    assert "Fastest correct engine: " in text
+    assert "NVIDIA" in to_html(comparison)
+
+
+def test_the_demo_shows_a_committed_result() -> None:
+    """Without a GPU, after its own; and says at its top, in two lines, what a CPU cannot show."""
+    text = (render.ROOT / "scripts" / "demo").read_text()
+    assert "python -m benchmarks.show cnn" in text
+    assert text.index("A laptop can show") < text.index("It cannot show") < text.index("compare ex")
 
 
 def test_the_benchmark_names_engines_and_workloads_that_exist() -> None:
@@ -221,3 +284,36 @@ def test_the_documents_are_up_to_date() -> None:
             assert render.render(file.read_text()) == file.read_text(), (
                 "run: python -m benchmarks.render"
             )
+    assert render.picture() == render.PICTURE.read_text(), "run: python -m benchmarks.render"
+
+
+def test_the_picture_shows_every_workload_in_every_engine() -> None:
+    text = render.picture()
+    svg = "{http://www.w3.org/2000/svg}"
+    panels = list(ElementTree.fromstring(text).iter(f"{svg}g"))
+    workloads = json.loads((render.RESULTS / "engines.json").read_text())["workloads"]
+    assert len(panels) == len(workloads)
+    for panel, (name, data) in zip(panels, workloads.items(), strict=True):
+        said = [element.text for element in panel.iter(f"{svg}text")]
+        assert said[0] == render.NAMES[name]
+        assert said[1::2] == list(ENGINES_DRAWN.values())
+        assert said[2::2] == [render.wall(data, engine) for engine in ENGINES_DRAWN]
+        widths = [float(bar.attrib["width"]) for bar in panel.iter(f"{svg}rect")]
+        walls = [comparable(data, engine) for engine in ENGINES_DRAWN]
+        assert widths == pytest.approx([w / max(walls) * max(widths) for w in walls], abs=0.1)
+    assert len(text.encode()) < 30_000
+    assert "prefers-color-scheme: dark" in text
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "(docs/engines.svg)" in (render.ROOT / "README.md").read_text()
+
+
+def comparable(data: dict[str, Any], engine: str) -> float:
+    """The wall time that a bar is to show, 0 where there is none."""
+    row = render.row_of(data, engine)
+    return row["wall"]["median_us"] if row and row["status"] == "ok" and row["wall"] else 0.0
+
+
+def test_an_engine_without_a_time_has_no_bar(tmp_path: Path) -> None:
+    results(tmp_path)
+    text = render.picture(tmp_path)
+    assert text.count('width="0.0"') == len(ENGINES_DRAWN) - 1  # eager alone was measured there

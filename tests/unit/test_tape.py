@@ -10,16 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onelaunch.driver.emulated import device as emulated
-from onelaunch.driver.protocol import Capture, Released
+from onelaunch import testing
+from onelaunch.driver.protocol import Capture, Driver, Released
+from onelaunch.driver.select import driver_of
 from onelaunch.errors import CaptureError
-from tests.unit.captured import DRIVER, Captured, Program, assert_same, flat
+from tests.unit.captured import Captured, Program, assert_same, flat
 
 
 @pytest.fixture(params=["cpu", "tape"])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    emulated.install()
+    testing.install()
     return torch.device(request.param)
+
+
+@pytest.fixture
+def driver(device: torch.device) -> Driver:
+    return driver_of(device.type)
 
 
 def in_place(x: Tensor) -> Any:
@@ -122,7 +128,7 @@ def test_input_bytes(layout: str, device: torch.device) -> None:
     assert_same(captured(x), [x.float() + 1, x.clone()])
 
 
-def test_travels(device: torch.device) -> None:
+def test_travels(device: torch.device, driver: Driver) -> None:
     x, scalar = torch.randn(3, 1).to(device).expand(3, 4), torch.tensor(2.0)
     out: list[Tensor] = []
 
@@ -133,46 +139,46 @@ def test_travels(device: torch.device) -> None:
         capture.input(scalar, number, "fill")
         y = buffer * number
         out.append(y)
-        capture.output(DRIVER.alias(y, torch.uint8, (48,), (1,), 0))
+        capture.output(driver.alias(y, torch.uint8, (48,), (1,), 0))
 
-    graph, _ = DRIVER.capture(body, DRIVER.new_pool(device))
+    graph, _ = driver.capture(body, driver.new_pool(device))
     assert graph.travels == ("copy", "fill")
     target = torch.empty(3, 4, device=device)
     graph.launch([x * 2, torch.tensor(0.5)], [target])
     assert_same([target], [x * 1.0])
 
 
-def test_displacement(device: torch.device) -> None:
+def test_displacement(device: torch.device, driver: Driver) -> None:
     """A port may copy more than the tensor: the region around it."""
     base = torch.arange(8.0).to(device)
     other = base + 10
 
     def body(capture: Capture) -> None:
-        block = DRIVER.empty(32, device)
+        block = driver.empty(32, device)
         capture.input(base[3:5], block, "node", 12)
-        x = DRIVER.alias(block, torch.float32, (8,), (1,), 0)
+        x = driver.alias(block, torch.float32, (8,), (1,), 0)
         y = x * 2
-        capture.output(DRIVER.alias(y, torch.uint8, (32,), (1,), 0), 4)
+        capture.output(driver.alias(y, torch.uint8, (32,), (1,), 0), 4)
 
-    graph, _ = DRIVER.capture(body, DRIVER.new_pool(device))
+    graph, _ = driver.capture(body, driver.new_pool(device))
     target = torch.empty(8, device=device)
     graph.launch([other[3:5]], [target[1:]])
     assert_same([target], [other * 2])
 
 
-def test_alias_and_region(device: torch.device) -> None:
+def test_alias_and_region(device: torch.device, driver: Driver) -> None:
     x = torch.arange(12.0).view(3, 4).to(device)
-    whole, part = DRIVER.region(x), DRIVER.region(x[1:, 1])
+    whole, part = driver.region(x), driver.region(x[1:, 1])
     assert whole.stop - whole.start == 48
     assert (part.start - whole.start, part.stop - whole.start) == (20, 40)
     assert whole.overlaps(part)
-    assert not DRIVER.region(x[0]).overlaps(DRIVER.region(x[1]))
-    assert DRIVER.region(x[:0]).start == DRIVER.region(x[:0]).stop
-    again = DRIVER.alias(x[1], torch.int32, (2, 2), (4, 1), 0)
+    assert not driver.region(x[0]).overlaps(driver.region(x[1]))
+    assert driver.region(x[:0]).start == driver.region(x[:0]).stop
+    again = driver.alias(x[1], torch.int32, (2, 2), (4, 1), 0)
     assert again.data_ptr() == x[1].data_ptr()
     assert_same([again.view(torch.float32)], [x[1:3, :2]])
-    assert DRIVER.empty(100, device).data_ptr() % 64 == 0
-    assert DRIVER.empty(0, device).shape == (0,)
+    assert driver.empty(100, device).data_ptr() % 64 == 0
+    assert driver.empty(0, device).shape == (0,)
 
 
 def test_capture_leaves_no_trace(device: torch.device) -> None:
@@ -243,14 +249,14 @@ def test_a_storage_of_the_recording_cannot_be_resized() -> None:
     assert caught.value.code == "OL107"
 
 
-def test_a_generator_of_its_own(device: torch.device) -> None:
+def test_a_generator_of_its_own(device: torch.device, driver: Driver) -> None:
     generator = torch.Generator().manual_seed(5)
     before = generator.get_state()
 
     def body(capture: Capture) -> Tensor:
         return torch.rand(4, device=device, generator=generator)
 
-    graph, y = DRIVER.capture(body, DRIVER.new_pool(device), [generator])
+    graph, y = driver.capture(body, driver.new_pool(device), [generator])
     assert torch.equal(before, generator.get_state())
     graph.launch([], [])
     first = y.clone()
@@ -260,10 +266,10 @@ def test_a_generator_of_its_own(device: torch.device) -> None:
     assert torch.equal(first.cpu(), torch.rand(4, device=device, generator=generator).cpu())
 
 
-def test_the_body_raises(device: torch.device) -> None:
+def test_the_body_raises(device: torch.device, driver: Driver) -> None:
     w = torch.ones(4).to(device)
     state = torch.get_rng_state()
-    pool = DRIVER.new_pool(device)
+    pool = driver.new_pool(device)
 
     def program(x: Tensor) -> Tensor:
         w.add_(x)
@@ -274,22 +280,22 @@ def test_the_body_raises(device: torch.device) -> None:
         Captured(program, w, pool=pool)
     assert w.eq(1).all()
     assert torch.equal(state, torch.get_rng_state())
-    assert not DRIVER.capturing()
+    assert not driver.capturing()
     assert_same(Captured(lambda x: x + 1, w, pool=pool)(w), [w + 1])
 
 
-def test_capturing_is_of_this_thread(device: torch.device) -> None:
+def test_capturing_is_of_this_thread(device: torch.device, driver: Driver) -> None:
     seen: list[bool] = []
 
     def body(capture: Capture) -> None:
-        thread = threading.Thread(target=lambda: seen.append(DRIVER.capturing()))
-        seen.append(DRIVER.capturing())
+        thread = threading.Thread(target=lambda: seen.append(driver.capturing()))
+        seen.append(driver.capturing())
         thread.start()
         thread.join()
 
-    DRIVER.capture(body, DRIVER.new_pool(device))
+    driver.capture(body, driver.new_pool(device))
     assert seen == [True, False]
-    assert not DRIVER.capturing()
+    assert not driver.capturing()
 
 
 def test_nested_captures_and_launches_are_refused(device: torch.device) -> None:
@@ -301,9 +307,9 @@ def test_nested_captures_and_launches_are_refused(device: torch.device) -> None:
         Captured(lambda x: inner(x), x)
 
 
-def test_reset(device: torch.device) -> None:
+def test_reset(device: torch.device, driver: Driver) -> None:
     x = torch.ones(4).to(device)
-    pool = DRIVER.new_pool(device)
+    pool = driver.new_pool(device)
     first, second = (Captured(lambda x: x + 1, x, pool=pool) for _ in range(2))
     assert first.graph.nodes == 3
     assert pool.memory_bytes >= first.graph.memory_bytes > 0
@@ -316,8 +322,8 @@ def test_reset(device: torch.device) -> None:
     assert pool.memory_bytes == 0
 
 
-def test_threads_share_a_pool(device: torch.device) -> None:
-    pool = DRIVER.new_pool(device)
+def test_threads_share_a_pool(device: torch.device, driver: Driver) -> None:
+    pool = driver.new_pool(device)
     w = torch.randn(8, 8).to(device)
     with torch.no_grad():
         captured = [

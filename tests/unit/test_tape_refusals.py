@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from onelaunch.driver.emulated import device as emulated
+from onelaunch import testing
+from onelaunch.driver.select import driver_of
 from onelaunch.errors import CaptureError
-from tests.unit.captured import DRIVER, Captured, Program, assert_same
+from tests.unit.captured import Captured, Program, assert_same
 
 
 @pytest.fixture(params=["cpu", "tape"])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    emulated.install()
+    testing.install()
     return torch.device(request.param)
 
 
@@ -66,7 +67,7 @@ SEEDS: dict[str, Program] = {
 def test_refused(code: str, name: str, mode: Callable[[], Any], device: torch.device) -> None:
     program = {"OL101": READS, "OL102": SHAPES, "OL106": SEEDS}[code][name]
     x = torch.eye(4).to(device) + 0.5
-    pool = DRIVER.new_pool(device)
+    pool = driver_of(device.type).new_pool(device)
     with mode():
         with pytest.raises(CaptureError) as refused:
             Captured(program, x, pool=pool)

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ class AutogradPair:
     lease: Lease = field(default_factory=Lease)
     retired: bool = False
     _anchors: Anchors = field(init=False)
-    _kinds: dict[object, list[_Kind]] = field(default_factory=lambda: cast(Any, {}))
+    _kinds: dict[object, list[_Kind]] = field(default_factory=dict[object, list[_Kind]])
     _latest: _Kind | None = None
     _warned: bool = False
 

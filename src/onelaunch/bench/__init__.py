@@ -3,16 +3,16 @@
 comparison.py   `ol.compare`: rounds over all engines, until their times agree
 entry.py        one engine in it: built, checked, timed, a row
 rows.py         the result, as data and JSON
-engine.py       what an engine is
+engine.py       the interface of an engine
 incumbents.py   PyTorch's own engines, and those of other packages
 byhand.py       a graph by hand, and the bare replays that are the limits
 ours.py         `ol.graph` with its options
 workload.py     a callable with its arguments, and copies of both
-target.py       from `path.py:name` to a callable and its arguments
-reference.py    float64, and what counts as right
+target.py       the callable and arguments behind `path.py:name`
+reference.py    the check against float64
 draws.py        other inputs to check engines on
 timers.py       wall, host and GPU time
-profile.py      what a workload is bound by
+profile.py      the limit of a workload: launches or kernels
 environment.py  hardware and versions
 """
 

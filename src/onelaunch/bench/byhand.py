@@ -33,10 +33,10 @@ y = static_y.clone()"""
 
 @dataclass(frozen=True)
 class ByHand:
-    """Capture once; then copy the inputs in, replay, clone the outputs.
+    """A captured graph, with inputs copied in and outputs cloned around each replay.
 
     Attributes:
-        compiled: whether Inductor's kernels are captured rather than eager's.
+        compiled: True to capture Inductor's kernels rather than eager's.
         bare: time the replay alone, a limit and not a way to run anything: its inputs stay.
     """
 

@@ -24,7 +24,7 @@ from onelaunch.bench.reference import Reference, make_reference
 from onelaunch.bench.rows import Comparison
 from onelaunch.bench.timers import WINDOW, timers_for
 from onelaunch.bench.workload import Workload
-from onelaunch.errors import GraphError, kind_of
+from onelaunch.errors import ArgumentError, kind_of
 
 DEFAULT: tuple[Engine, ...] = (
     *EAGER,
@@ -62,7 +62,7 @@ def compare(
     Each engine works on its own copy of the callable and of the arguments; the caller's are only
     read, and the random state is as before. (The parameters of a model too large for so many copies
     are shared between engines; a remark says so.) A call should give the same result for the same
-    arguments: what dropout or state changes from call to call is timed but cannot be checked. At
+    arguments: results that dropout or state change are timed but cannot be checked. At
     the end code compiled by `torch.compile` in this process is dropped (`torch._dynamo.reset`), so
     compiled functions of the caller's compile again.
 
@@ -75,14 +75,14 @@ def compare(
             which takes minutes to build, and the two limits, which are not whole calls.
         seconds: how long to time at most, after every engine is built; rounds end sooner when the
             wall times of all engines have settled within 2%.
-        name: what to call the workload; the callable's name by default.
+        name: a name for the workload; the callable's by default.
         on_progress: called with a text and the part that is done, 0 to 1.
 
     Returns:
-        The rows with what was found. On KeyboardInterrupt, the rows so far.
+        The rows. On KeyboardInterrupt, the rows so far.
 
     Raises:
-        GraphError: OL401, a bad argument, or a callable that returns no tensor.
+        ArgumentError: OL401, a bad argument, or a callable that returns no tensor.
         Exception: whatever `fn` itself raises on these arguments, unchanged.
 
     Example:
@@ -103,10 +103,10 @@ def compare(
 
 
 def choose(engines: Sequence[str | Engine] | None) -> tuple[Engine, ...]:
-    """The engines of these names; all of the default ones for None.
+    """Find the engines of these names; all of the default ones for None.
 
     Raises:
-        GraphError: OL401, naming what is unknown.
+        ArgumentError: OL401, with the unknown names.
     """
     if engines is None:
         return DEFAULT
@@ -170,7 +170,7 @@ class _Contest:
             entry.prepare(self.reference)
 
     def _measure(self) -> None:
-        """Rounds until the wall times have settled, or the time is up."""
+        """Time round after round until the wall times have settled, or the time is up."""
         start = time.monotonic()
         gc.collect()
         gc.disable()
@@ -186,7 +186,7 @@ class _Contest:
             gc.enable()
 
     def _round(self) -> list[Entry]:
-        """Every engine in turn, a different one first each time: a drift meets all alike."""
+        """Time each engine once, another one first each round, so that a drift meets all alike."""
         running = [entry for entry in self.entries if entry.running]
         turn = self.rounds % max(1, len(running))
         for entry in running[turn:] + running[:turn]:
@@ -226,7 +226,7 @@ def _remarks(workload: Workload, reference: Reference) -> Iterator[str]:
 
 
 def _too_large(workload: Workload, engines: tuple[Engine, ...]) -> bool:
-    """Whether a copy of the parameters for each engine would take half of the free memory."""
+    """Return True if a copy of the parameters for each engine takes half of the free memory."""
     device = workload.device
     running = sum(engine.missing(device) is None for engine in engines)
     copies = running + 2  # for the reference, which is twice as wide
@@ -257,8 +257,8 @@ def _validated(fn: object, args: object, kwargs: object, seconds: object) -> Wor
     return Workload(fn, tuple(args), dict(kwargs or {}))
 
 
-def _bad(what: str, why: str, fix: str | None = None) -> GraphError:
-    return GraphError("OL401", what, where="compare", why=why, fix=fix)
+def _bad(what: str, why: str, fix: str | None = None) -> ArgumentError:
+    return ArgumentError("OL401", what, where="compare", why=why, fix=fix)
 
 
 def _name_of(fn: Callable[..., Any]) -> str:
@@ -266,7 +266,7 @@ def _name_of(fn: Callable[..., Any]) -> str:
 
 
 def _silent(text: str, part: float) -> None:
-    """Nobody asked to be told."""
+    """Tell nobody."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Other inputs than those given, which find out an engine that is right on those alone."""
+"""Inputs beside those given, to find an engine that is right on those alone."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class Draw:
     all are the least or the greatest of them.
 
     Attributes:
-        name: what a row says where an engine fails it.
-        numbers: what becomes of other floats.
-        whole: what becomes of integers, booleans and masks: their least, greatest, or None.
-        within: whether floats, too, stay between the least and the greatest given.
+        name: the word for it in the row of an engine that fails it.
+        numbers: makes other floats.
+        whole: picks the value for integers, booleans and masks, their least or greatest; None
+            shuffles them.
+        within: True if floats, too, stay between the least and the greatest given.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Draw:
     within: bool = False
 
     def of(self, t: Tensor, generator: torch.Generator) -> Tensor:
-        """Other values for one tensor."""
+        """Make other values for one tensor."""
         fresh = resample(generator, t)
         if t.numel() == 0 or (self.whole is None and not is_data(t)):
             return fresh
@@ -67,9 +68,9 @@ DRAWS = (
 
 
 def draws(workload: Workload, generator: torch.Generator) -> Iterator[tuple[Draw, Inputs]]:
-    """Inputs of every draw that the arguments allow, without what an earlier one gave.
+    """Make the inputs of each draw that the arguments allow, leaving out those made before.
 
-    The sizes are those given: what an engine makes of others is not what is compared.
+    The sizes stay those given: engines are compared on them alone.
     """
     given = workload.args, workload.kwargs
     found = [given]
@@ -85,7 +86,7 @@ def draws(workload: Workload, generator: torch.Generator) -> Iterator[tuple[Draw
 
 
 def nudged(draw: Draw, inputs: Inputs, given: Inputs, generator: torch.Generator) -> Inputs:
-    """`inputs` with the last bit of each number moved, as it is in numbers of the size given."""
+    """Move the last bit of each number in `inputs`, as it is in numbers of the size given."""
     flat = tree.flatten(inputs)
 
     def nudge(t: Tensor, first: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What an engine is: one way to run a callable."""
+"""The interface of an engine: one way to run a callable."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Built:
     """An engine at work on one workload.
 
     Attributes:
-        call: takes what the workload's callable takes.
-        bare: what is timed instead of `call`, where that is less than a whole call; takes nothing.
-        memory_bytes: what it holds between calls, where the engine itself knows.
-        notes: what a reader of its row should know, asked for after the timing.
-        close: frees what it holds.
+        call: takes the arguments of the workload's callable.
+        bare: timed instead of `call`, where that is less than a whole call; takes nothing.
+        memory_bytes: the memory held between calls, where the engine itself knows it.
+        notes: remarks for a reader of its row, asked for after the timing.
+        close: frees its memory.
     """
 
     call: Callable[..., Any]
@@ -43,8 +43,8 @@ class Engine(Protocol):
     """One way to run a callable.
 
     Attributes:
-        name: what ``--engines`` takes.
-        title: what the table shows.
+        name: the name in ``--engines``.
+        title: the name in the table.
         mode: the grad mode in which it is built and called.
     """
 
@@ -58,24 +58,24 @@ class Engine(Protocol):
     def mode(self) -> Mode: ...
 
     def missing(self, device: torch.device) -> str | None:
-        """Why it cannot run on this machine for a callable on this device, or None."""
+        """Say why it cannot run here a callable on this device, or None if it can."""
         ...
 
     def build(self, workload: Workload) -> Built:
         """Make it ready, warm-up included; the workload is the engine's own copy.
 
         Raises:
-            Anything; the row then says what.
+            Exception: anything; its message goes to the row.
         """
         ...
 
     def code(self, workload: Workload) -> str:
-        """The code that does the same, for `model` and its arguments."""
+        """Write the code that does the same, for `model` and its arguments."""
         ...
 
 
 def grad_mode(mode: Mode) -> AbstractContextManager[object]:
-    """The context in which an engine of this mode is built and called."""
+    """Enter the grad mode in which an engine is built and called."""
     if mode == "no_grad":
         return torch.no_grad()
     if mode == "inference_mode":
@@ -84,7 +84,7 @@ def grad_mode(mode: Mode) -> AbstractContextManager[object]:
 
 
 def needs_cuda(device: torch.device) -> str | None:
-    """Why an engine made of CUDA graphs cannot run a callable on `device`."""
+    """Say why CUDA graphs cannot run a callable on `device`, or None if they can."""
     if device.type == "cuda":
         return None
     if torch.cuda.is_available():

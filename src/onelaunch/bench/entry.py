@@ -1,4 +1,4 @@
-"""One engine's way through a comparison: build, check, rounds of timing, row."""
+"""One engine in a comparison: built, checked, timed in rounds, and then a row."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OUTDATED = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
 
 @dataclass
 class Entry:
-    """An engine in a comparison, and what is known of it so far."""
+    """An engine in a comparison, with the findings so far."""
 
     engine: Engine
     workload: Workload
@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def running(self) -> bool:
-        """Whether it is built and still to be timed."""
+        """True while it is built and still to be timed."""
         return self.timed is not None
 
     @property
@@ -55,7 +55,7 @@ class Entry:
         return settled(self.samples.get("wall", []))
 
     def prepare(self, reference: Reference) -> None:
-        """Build the engine and check it; whatever it raises becomes its reason."""
+        """Build the engine and check it; an exception becomes its reason."""
         why = self.engine.missing(self.workload.device)
         if why is not None:
             self.status, self.reason = "missing", why
@@ -109,7 +109,7 @@ class Entry:
             self.status, self.reason = "ok", None
 
     def _on_draw(self, what: str | None) -> str | None:
-        """What is wrong, with the draw that it is wrong on."""
+        """Add the draw to the text of a mistake that was found on it."""
         return what if what is None or self.draw == "given" else f"{what}, on the draw {self.draw}"
 
     def _estimate(self, call: Callable[[], object]) -> float:
@@ -138,7 +138,7 @@ class Entry:
 
     @contextlib.contextmanager
     def _guarded(self) -> Generator[None]:
-        """The engine's grad mode; warnings become notes, and an exception the reason."""
+        """Enter the engine's grad mode; warnings become notes, and an exception the reason."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
             try:
@@ -171,7 +171,7 @@ class Entry:
         self.close()
 
     def row(self) -> Row:
-        """What is known, as data."""
+        """Return the findings as data."""
         timings = {name: Timing.of(found) for name, found in self.samples.items() if found}
         if self.status in ("ok", "unchecked") and "wall" not in timings:
             self.status, self.reason = "interrupted", "checked, but stopped before it was timed"
@@ -195,7 +195,7 @@ class Entry:
 
 @contextlib.contextmanager
 def _quiet() -> Generator[None]:
-    """Autotuners print their trials, and dynamo logs its graph breaks, into the progress bar."""
+    """Keep the trials of autotuners and the graph breaks of dynamo out of the progress bar."""
     logger = logging.getLogger("torch._dynamo")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -211,7 +211,7 @@ def _differ(some: Outputs, others: Outputs) -> bool:
 
 
 def _survived(kept: Any, before: Outputs) -> bool:
-    """Whether a result still holds its values after the next call."""
+    """Return True if a result still holds its values after the next call."""
     try:
         return not _differ(snapshot(kept), before)
     except RuntimeError:
@@ -225,7 +225,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _reserved(device: torch.device) -> int | None:
-    """Bytes that the caching allocator holds with nothing idle, or None on a CPU."""
+    """Count the bytes that the caching allocator holds with nothing idle; None on a CPU."""
     if device.type != "cuda":
         return None
     gc.collect()

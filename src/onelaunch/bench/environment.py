@@ -1,4 +1,4 @@
-"""Where a measurement was made: hardware, driver and versions, to stamp results with."""
+"""The machine of a measurement: hardware, driver and versions, to stamp results with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Environment = dict[str, str | None]
 
 
 def environment() -> Environment:
-    """What a reader needs to repeat or doubt a figure. Starts CUDA if there is a GPU."""
+    """List the hardware, versions and settings behind a figure. Starts CUDA if there is a GPU."""
     gpu = torch.cuda.is_available()
     cudnn = torch.backends.cudnn.version() if gpu else None
     return {
@@ -37,7 +37,7 @@ def environment() -> Environment:
 
 
 def version(package: str) -> str | None:
-    """The installed version of a distribution, or None."""
+    """Look up the installed version of a distribution; None if there is none."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -45,14 +45,14 @@ def version(package: str) -> str | None:
 
 
 def gpu_text() -> str:
-    """The current GPU's name, compute capability and memory."""
+    """Name the current GPU, with its compute capability and memory."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     capability = f"{properties.major}.{properties.minor}"
     return f"{properties.name} (sm {capability}, {properties.total_memory / 2**30:.0f} GiB)"
 
 
 def driver_version() -> str | None:
-    """The kernel driver's version, from nvidia-smi or the kernel module."""
+    """Read the kernel driver's version from nvidia-smi or the kernel module."""
     if tool := shutil.which("nvidia-smi"):
         query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)

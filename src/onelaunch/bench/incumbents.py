@@ -25,7 +25,7 @@ WARM_CALLS = 4  # enough for compiled CUDA graphs: warm up, record, replay, repl
 
 
 def warm(call: Callable[..., Any], workload: Workload) -> None:
-    """Call until the engine does what it will keep doing."""
+    """Call the engine until its calls no longer compile or record."""
     for _ in range(WARM_CALLS):
         call(*workload.args, **workload.kwargs)
 
@@ -178,11 +178,11 @@ class TorchScript:
 
 
 def traced(workload: Workload, **inputs: Any) -> Any:
-    """`torch.jit.trace`, unless it has frozen what depends on the inputs.
+    """Trace with `torch.jit.trace`, and refuse a trace that has frozen a part of the inputs.
 
     Raises:
-        TracerWarning: it said so itself.
-        ValueError: there is a constant in place of an input.
+        TracerWarning: torch warned of it.
+        ValueError: the trace holds a constant in place of an input.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", torch.jit.TracerWarning)
@@ -197,7 +197,7 @@ def traced(workload: Workload, **inputs: Any) -> Any:
 
 
 def _unread(script: Any, workload: Workload) -> Iterator[str]:
-    """The inputs that a traced graph does not read, though the callable does."""
+    """Find the inputs that the callable reads and its traced graph does not."""
     given = [*workload.args, *workload.kwargs.values()]
     ports = list(script.inlined_graph.inputs())[-len(given) :] if given else []
     generator = torch.Generator().manual_seed(0)
@@ -222,13 +222,13 @@ def _results(workload: Workload, values: list[Any]) -> list[torch.Tensor]:
 def _by_parameter(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """All arguments by the names of the parameters that they go to."""
+    """Name each argument after the parameter that it goes to."""
     forward = fn.forward if isinstance(fn, nn.Module) else fn
     return dict(inspect.signature(forward).bind(*args, **kwargs).arguments)
 
 
 def tuple_text(names: Sequence[str]) -> str:
-    """A tuple of these, as code."""
+    """Write a tuple of these as code."""
     return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
 
@@ -334,7 +334,7 @@ class OnnxRuntime:
 
 
 def absent(package: str) -> str | None:
-    """That a package is not installed, or None."""
+    """Say that a package is not installed; None if it is."""
     return None if importlib.util.find_spec(package) else f"{package} is not installed"
 
 

@@ -57,7 +57,7 @@ class OneLaunch:
 
 
 def _line(recording: Any) -> str:
-    """A recording in a line: its nodes, and how its inputs travel."""
+    """Describe a recording in a line: its nodes, and the way of each input."""
     inputs = ", ".join(f"{name} by {travel}" for name, travel in recording.inputs.items())
     return f"{recording.nodes} nodes; inputs: {inputs or 'none'}"
 

@@ -1,4 +1,4 @@
-"""What a workload is bound by, before anything is applied to it."""
+"""The limit of a workload, launches or kernels, before anything is applied to it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Profile:
-    """One eager call without gradients.
+    """Times of one eager call without gradients.
 
     Attributes:
-        bound: what its time is spent on.
+        bound: the larger part of its time.
         host_us: the time for the call to return with nothing queued.
         gpu_us: the time that the GPU is busy with it; None on a CPU.
         kernels: kernels that it launches; None on a CPU or where the profiler saw none.
@@ -35,7 +35,7 @@ class Profile:
 
     @property
     def summary(self) -> str:
-        """A paragraph: what bounds the call, and what to expect of a graph."""
+        """A paragraph on the limit of the call, and the gain to expect of a graph."""
         if self.gpu_us is None:
             return (
                 f"This call takes {us(self.host_us)} on the CPU. There are no launches to save "
@@ -84,14 +84,14 @@ def profile(workload: Workload) -> Profile:
 
 
 def bound_by(host_us: float, gpu_us: float) -> Bound:
-    """Whether the host's launching or the GPU's running takes longer."""
+    """Compare the times of host and GPU, and name the longer."""
     if host_us > CLEARLY * gpu_us:
         return "launches"
     return "gpu" if gpu_us > CLEARLY * host_us else "both"
 
 
 def count_kernels(workload: Workload) -> int | None:
-    """Kernels that one eager call launches; None where there is no GPU or the profiler sees none.
+    """Count the kernels that one eager call launches; None if the profiler sees none.
 
     Call it after all timing: the profiler stays attached to the driver and slows launches down.
     """
@@ -110,7 +110,7 @@ def count_kernels(workload: Workload) -> int | None:
 
 
 def us(microseconds: float) -> str:
-    """A duration as people read it: 3.1 us, 41 us, 1.3 ms, 2.1 s."""
+    """Write a duration as people read it: 3.1 us, 41 us, 1.3 ms, 2.1 s."""
     for factor, unit in ((1.0, "us"), (1e3, "ms"), (1e6, "s")):
         value = microseconds / factor
         if value < 999.5 or unit == "s":

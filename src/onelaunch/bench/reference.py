@@ -1,4 +1,4 @@
-"""Whether an engine's results are right, measured against float64.
+"""The check of an engine's results against float64.
 
 Eager's own distance from the float64 result is the yardstick: rounding differs from engine to
 engine, so an engine may be ten times as far off as eager, or within what its dtype allows. That is
@@ -20,7 +20,7 @@ from torch import Tensor
 from onelaunch.bench.draws import DRAWS, Draw, draws, nudged
 from onelaunch.bench.workload import Inputs, Workload, clone, each_tensor, to_host, widen
 from onelaunch.call import tree
-from onelaunch.errors import GraphError, kind_of
+from onelaunch.errors import ArgumentError, kind_of
 
 TOLERANCE = {
     torch.float64: 1e-10,
@@ -31,16 +31,16 @@ TOLERANCE = {
 COARSEST = 0.2  # for the 8-bit floats, of two or three bits of mantissa
 EAGER_FACTOR = 10.0
 LEAST_SCALE = 0.1
-"""What a result counts as at least, of the size of that of the inputs given."""
+"""The least size that a result counts as, in parts of that on the inputs given."""
 SECONDS = 10.0
-"""How long draws are tried before the engines are built, and on each engine, at most."""
+"""The longest time for draws before the engines are built, and again on each engine."""
 
 Outputs = list[Tensor]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The distance from the reference, and what is wrong, or None."""
+    """The distance from the reference, and the text of a mistake, or None."""
 
     error: float
     wrong: str | None
@@ -48,13 +48,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs with what eager and the reference make of it.
+    """One set of inputs with the results of eager and of the reference.
 
     Attributes:
         name: ``"given"``, or the draw that they are of.
         tolerance: the largest relative error that passes.
-        scale: what the size of the reference counts as at least, so that rounding around a result
-            of 0 is no error.
+        scale: the least size that the reference counts as, so that rounding around a result of 0
+            is no error.
     """
 
     inputs: Inputs
@@ -67,16 +67,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Reference:
-    """What engines are checked against.
+    """The results that engines are checked against.
 
     Attributes:
         kind: ``"float64"``, or ``"eager"`` where the callable cannot run in float64.
-        why: why it is not float64, or None.
+        why: the reason if it is not float64, or None.
         cases: the inputs given, then the draws that the callable takes.
         tolerance: the largest relative error that passes on the inputs given.
-        repeatable: whether two eager calls on the same inputs agree; nothing can be checked if not.
-        refused: why only the inputs given are checked, or None.
-        skipped: the draws that nothing can be checked on, and why.
+        repeatable: True if two eager calls on the same inputs agree; nothing can be checked if not.
+        refused: the reason if only the inputs given are checked, or None.
+        skipped: the draws without a check, each with the reason.
     """
 
     kind: str
@@ -89,7 +89,7 @@ class Reference:
 
     @property
     def doubt(self) -> str:
-        """Why nothing can be checked, where eager does not repeat its own result."""
+        """The reason why nothing can be checked, where eager does not repeat its own result."""
         floats = [t for t in self.cases[0].eager if _is_inexact(t)]
         if any(bool(t.isnan().any()) for t in floats):
             return "eager's own result has NaN in it"
@@ -101,12 +101,12 @@ class Reference:
 
 
 def outputs(result: Any) -> Outputs:
-    """The tensors of a result, in order, without autograd."""
+    """List the tensors of a result, in order, without autograd."""
     return [t.detach() for t in tree.flatten(result).tensors]
 
 
 def snapshot(result: Any) -> Outputs:
-    """The same on memory of their own."""
+    """Copy the tensors of a result."""
     return [t.clone() for t in outputs(result)]
 
 
@@ -117,13 +117,13 @@ def make_reference(
     """Run the callable, on copies, in its own dtype and in float64, on the inputs and on draws.
 
     Args:
-        workload: what is compared.
-        generator: of the draws; the same one gives the same draws.
+        workload: the callable with its arguments.
+        generator: of the draws; equal seeds give equal draws.
         seconds: draws that are not begun by then are left out.
 
     Raises:
-        GraphError: OL401, the callable returns no tensor.
-        Exception: whatever it raises on the arguments given.
+        ArgumentError: OL401, the callable returns no tensor.
+        Exception: the callable's own, on the arguments given.
     """
     start = time.monotonic()
     given = workload.copy()
@@ -134,7 +134,7 @@ def make_reference(
         fix = "return the tensors that the call computes"
         what = f"the callable returns no tensor, but {kind_of(result)}"
         where = getattr(workload.fn, "__qualname__", type(workload.fn).__qualname__)
-        raise GraphError("OL401", what, where=where, why=why, fix=fix)
+        raise ArgumentError("OL401", what, where=where, why=why, fix=fix)
     again = snapshot(Workload(given.fn, *workload.copy_inputs())())
     base = max(_tolerance(t.dtype) for t in [*workload.tensors(), *first])
     trial = _Trial(workload, given.fn, first, base, generator)
@@ -163,14 +163,14 @@ def make_reference(
 
 
 class _NoCase(Exception):
-    """Why nothing can be checked on a draw."""
+    """The reason why nothing can be checked on a draw."""
 
 
 class _Trial:
-    """What a callable makes of the inputs given and of draws.
+    """Runs of a callable on the inputs given and on draws.
 
     Attributes:
-        why: why there is no reference in float64, or None.
+        why: the reason if there is no reference in float64, or None.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class _Trial:
         return self._made("given", self._workload.copy_inputs(), self._first, self._in_float64)
 
     def case(self, draw: Draw, inputs: Inputs) -> Case:
-        """What to expect on a draw.
+        """Run eager and the reference on a draw.
 
         Raises:
             _NoCase: the callable refuses it, or its result there says nothing.
@@ -241,7 +241,7 @@ class _Trial:
             raise _NoCase(said(error)) from error
 
     def _on_the_host(self) -> Workload | None:
-        """The callable on the CPU, where it is on a device and can run there."""
+        """Copy the callable to the CPU; None if it is there already or cannot run there."""
         if self._workload.device.type == "cpu":
             return None
         try:
@@ -271,7 +271,7 @@ class _Trial:
 
 
 def said(error: BaseException) -> str:
-    """An exception in a line."""
+    """Write an exception in a line."""
     return f"{type(error).__name__}: {first_line(error)}"
 
 
@@ -318,7 +318,7 @@ def judge(found: Outputs, case: Case, tolerance: float) -> Verdict:
 
 
 def relative_error(found: Outputs, reference: Outputs, scale: float = 0.0) -> float:
-    """||found - reference|| / ||reference|| over all tensors together, in float64.
+    """Compute ||found - reference|| / ||reference|| over all tensors together, in float64.
 
     The divisor is `scale` at least. NaN wherever either holds one; equal infinities agree. Costs
     one synchronisation.
@@ -338,7 +338,7 @@ def relative_error(found: Outputs, reference: Outputs, scale: float = 0.0) -> fl
 
 
 def norm(found: Outputs) -> float:
-    """||found|| over all floating tensors together."""
+    """Compute ||found|| over all floating tensors together."""
     return math.sqrt(sum(float(_real(t).square().sum()) for t in found if _is_inexact(t)))
 
 
@@ -355,6 +355,6 @@ def _form(t: Tensor) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a message that says something."""
+    """Pick the first line of a message that is not empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else "no message"

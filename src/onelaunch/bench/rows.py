@@ -23,20 +23,20 @@ class Row:
     """One engine.
 
     Attributes:
-        engine: its name, as ``--engines`` takes it.
-        title: its name, as the table shows it.
-        status: how it went.
-        reason: why it is not ``ok``, or None.
+        engine: its name in ``--engines``.
+        title: its name in the table.
+        status: the outcome.
+        reason: the reason if it is not ``ok``, or None.
         error: relative error against the reference; None where nothing finite was returned.
-        fresh_output: whether a result survives the next call; None where that could not be seen.
+        fresh_output: True if a result survives the next call; None if that could not be seen.
         build_seconds: until it was ready: compiling, warm-up and capture.
         wall: per call, many calls in a row.
         host: until a call returns.
         gpu: how long the GPU is busy with a call.
-        noisy: whether the wall time was still moving by more than 2% when time was up.
+        noisy: True if the wall time still moved by more than 2% when time was up.
         memory_bytes: device memory that it holds between calls, beyond the model; None if unknown.
         code: the code that does the same.
-        notes: what else a reader should know, warnings included.
+        notes: further remarks, warnings included.
     """
 
     engine: str
@@ -62,13 +62,13 @@ class Comparison:
     Attributes:
         workload: its name.
         rows: one for each engine, in the order asked for.
-        profile: what the workload is bound by.
+        profile: the limit of the workload, launches or kernels.
         reference: ``"float64"``, or ``"eager"`` where the callable cannot run in float64.
         tolerance: the largest relative error that passes.
-        remarks: what the reader should know of the comparison as a whole.
+        remarks: remarks on the comparison as a whole.
         environment: hardware and versions.
         rounds: interleaved rounds of timing.
-        interrupted: whether it was stopped half-way.
+        interrupted: True if it was stopped half-way.
     """
 
     workload: str
@@ -88,7 +88,7 @@ class Comparison:
 
     @property
     def fastest(self) -> Row | None:
-        """The fastest correct row, whether or not the next call overwrites its results."""
+        """The fastest correct row, even if the next call overwrites its results."""
         return _fastest(list(self.rows))
 
     @property
@@ -112,12 +112,12 @@ class Comparison:
         return True
 
     def to_json(self) -> str:
-        """As JSON text; `from_json` gives an equal comparison."""
+        """Write it as JSON text; `from_json` gives an equal comparison."""
         return json.dumps(asdict(self), indent=1, allow_nan=False)
 
     @staticmethod
     def from_json(text: str) -> Comparison:
-        """The comparison that `to_json` wrote.
+        """Read a comparison that `to_json` wrote.
 
         Raises:
             ValueError: the text is not such a comparison.

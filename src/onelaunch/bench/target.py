@@ -1,4 +1,4 @@
-"""From ``path.py:name`` or ``module:name`` to a callable and its arguments."""
+"""The callable and the arguments that ``path.py:name`` or ``module:name`` stand for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from onelaunch.errors import GraphError, kind_of
+from onelaunch.errors import ArgumentError, kind_of
 
 FIX = (
     "def model():\n"
@@ -34,7 +34,7 @@ def load(target: str) -> Call:
             ``(callable, args)`` or ``(callable, args, kwargs)``.
 
     Raises:
-        GraphError: OL401: no such target, it does not import, or it returns another shape.
+        ArgumentError: OL401: no such target, it does not import, or it returns another shape.
     """
     place, separator, name = target.rpartition(":")
     if not separator or not place or not name:
@@ -61,8 +61,8 @@ def load(target: str) -> Call:
     return _checked(target, name, made)
 
 
-def _unknown(target: str, place: str, name: str, module: Any) -> GraphError:
-    """There is no factory of this name, but perhaps of a similar one."""
+def _unknown(target: str, place: str, name: str, module: Any) -> ArgumentError:
+    """Make the error for a name that the module lacks, with the nearest that it has."""
     own = [
         n
         for n, v in vars(module).items()
@@ -94,7 +94,7 @@ def _import(target: str, place: str) -> Any:
 
 
 def _root(path: Path) -> tuple[Path, str]:
-    """The folder to put on the path, and the dotted name of the file from there."""
+    """Find the folder to put on the path, and the dotted name of the file from there."""
     names = [path.stem]
     folder = path.parent
     while (folder / "__init__.py").is_file():
@@ -124,13 +124,13 @@ def _shape(made: object) -> str:
     return "None" if made is None else kind_of(made)
 
 
-def raised(what: str, error: BaseException, target: str) -> GraphError:
-    """The error for code of the user's that raised, with their line."""
-    fix = "do the same in Python, which shows the whole traceback"
+def raised(what: str, error: BaseException, target: str) -> ArgumentError:
+    """Make the error for code of the user's that raised, with their line."""
+    fix = f"onelaunch compare {target} --traceback    # shows every line on the way there"
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         fix = f"`pip install` the package that has `{package}`, or name another factory"
-    return GraphError(
+    return ArgumentError(
         "OL401",
         f"{what} raised {type(error).__name__}: {error}",
         where=f"{target}{_line(error)}",
@@ -140,7 +140,7 @@ def raised(what: str, error: BaseException, target: str) -> GraphError:
 
 
 def _line(error: BaseException) -> str:
-    """The innermost line that is neither onelaunch's nor of an installed package."""
+    """Find the innermost line that is neither onelaunch's nor of an installed package."""
     if isinstance(error, SyntaxError) and error.filename:
         return f", at {error.filename}:{error.lineno}: {(error.text or '').strip()}"
     ours = (str(Path(__file__).parents[1]), str(Path(importlib.__file__).parent), "<")
@@ -150,5 +150,5 @@ def _line(error: BaseException) -> str:
     return ""
 
 
-def _bad(target: str, what: str, why: str, fix: str = FIX) -> GraphError:
-    return GraphError("OL401", what, where=target, why=why, fix=fix)
+def _bad(target: str, what: str, why: str, fix: str = FIX) -> ArgumentError:
+    return ArgumentError("OL401", what, where=target, why=why, fix=fix)

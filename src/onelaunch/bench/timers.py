@@ -1,4 +1,4 @@
-"""Timers: what one call costs, in microseconds, seen from three places.
+"""Timers: the cost of one call in microseconds, seen from three places.
 
 A timer meets any callable; each knows one device's clock. Samples are taken in short rounds so
 that the rounds of several engines can be interleaved.
@@ -28,19 +28,19 @@ AGREEMENT = 0.02
 
 
 class Timer(Protocol):
-    """Takes samples of what a call costs."""
+    """One clock, and the way to take samples of a call with it."""
 
     @property
     def name(self) -> TimerName: ...
 
     def sample(self, call: Call, about_us: float) -> list[float]:
-        """Microseconds per call; `about_us` is roughly what a call takes, and sets their number."""
+        """Measure microseconds per call; `about_us`, a rough guess, sets the number of samples."""
         ...
 
 
 @dataclass(frozen=True)
 class WallTimer:
-    """A batch of calls and then a synchronisation, divided: what a busy loop sees."""
+    """The time of a batch of calls and a synchronisation, divided: the pace of a busy loop."""
 
     synchronize: Callable[[], None]
     name: TimerName = "wall"
@@ -58,7 +58,7 @@ class WallTimer:
 
 @dataclass(frozen=True)
 class HostTimer:
-    """The time for a call to return with nothing queued: what the CPU pays."""
+    """The time for a call to return with nothing queued: the CPU's cost."""
 
     synchronize: Callable[[], None]
     name: TimerName = "host"
@@ -76,7 +76,7 @@ class HostTimer:
 
 @dataclass(frozen=True)
 class GpuTimer:
-    """CUDA events around a call that is queued while the GPU sleeps: what the GPU pays.
+    """The time between CUDA events around a call queued while the GPU sleeps: the GPU's cost.
 
     Without the sleep the events would measure the launches of the host, in whose gaps a GPU idles.
     A call of more than about a thousand launches fills the queue before the sleep ends, and its
@@ -92,7 +92,7 @@ class GpuTimer:
             start = torch.cuda.Event(enable_timing=True)
             stop = torch.cuda.Event(enable_timing=True)
             torch.cuda.synchronize()
-            torch.cuda._sleep(sleep)  # pyright: ignore[reportPrivateUsage]
+            torch.cuda._sleep(sleep)
             start.record()
             call()
             stop.record()
@@ -106,14 +106,14 @@ def _count(about_us: float, most: int) -> int:
 
 
 def timers_for(device: torch.device) -> tuple[Timer, ...]:
-    """Wall and host, and on a GPU its own time."""
+    """Pick the timers of a device: wall and host, and on a GPU its own."""
     if device.type == "cuda":
         return WallTimer(torch.cuda.synchronize), HostTimer(torch.cuda.synchronize), GpuTimer()
     return WallTimer(_nothing), HostTimer(_nothing)
 
 
 def _nothing() -> None:
-    """A CPU has finished when the call returns."""
+    """Do nothing: a CPU has finished when the call returns."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Timing:
 
 
 def settled(rounds: Sequence[float]) -> bool:
-    """Whether the medians of the last two windows of rounds agree within 2%."""
+    """Return True if the medians of the last two windows of rounds agree within 2%."""
     if len(rounds) < 2 * WINDOW:
         return False
     before = statistics.median(rounds[-2 * WINDOW : -WINDOW])

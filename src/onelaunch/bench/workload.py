@@ -1,4 +1,4 @@
-"""What is compared: a callable with its arguments, and the copies of it that engines work on."""
+"""A callable with its arguments, and the copies of both that engines work on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Workload:
     """A callable and the arguments of one call.
 
     Attributes:
-        share_parameters: whether copies share its parameters, for a model that memory cannot hold
+        share_parameters: True if copies share its parameters, for a model that memory cannot hold
             many times; its buffers and its other state are still copied.
-        results_on: where its results are, if that is known; a callable may move its arguments.
+        results_on: the device of its results, if known; a callable may move its arguments.
     """
 
     fn: Callable[..., Any]
@@ -39,7 +39,7 @@ class Workload:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs: the GPU if any argument, parameter, buffer or result is there."""
+        """The device it runs on: the GPU if any argument, parameter, buffer or result is there."""
         devices = {t.device for t in self.tensors()}
         if self.results_on is not None:
             devices.add(self.results_on)
@@ -47,7 +47,7 @@ class Workload:
         return accelerators[0] if accelerators else torch.device("cpu")
 
     def tensors(self) -> Iterator[Tensor]:
-        """Arguments, and what the modules behind the callable hold."""
+        """List the tensors of the arguments, and of the modules behind the callable."""
         yield from tree.flatten((self.args, self.kwargs)).tensors
         yield from self.parameters()
         for part in parts(self.fn):
@@ -62,17 +62,17 @@ class Workload:
                 yield from part.parameters()
 
     def copy(self) -> Workload:
-        """The same on memory of its own: neither state nor arguments leak between engines."""
+        """Copy it to memory of its own: neither state nor arguments leak between engines."""
         shared = tuple(self.parameters()) if self.share_parameters else ()
         args, kwargs = self.copy_inputs()
         return replace(self, fn=own(self.fn, shared=shared), args=args, kwargs=kwargs)
 
     def copy_inputs(self, inputs: Inputs | None = None) -> Inputs:
-        """The arguments, or those given, on memory of their own."""
+        """Copy the arguments, or those given, to memory of their own."""
         return each_tensor(inputs or (self.args, self.kwargs), clone)
 
     def in_float64(self) -> Workload:
-        """A copy in which every floating tensor is float64 (complex128).
+        """Copy it with every floating tensor as float64 (complex128).
 
         Raises:
             TypeError: a module behind the callable cannot be copied.
@@ -80,7 +80,7 @@ class Workload:
         return self._changed(widen, lambda module: module.double())
 
     def on_the_host(self) -> Workload:
-        """A copy whose tensors are all on the CPU.
+        """Copy it with all its tensors on the CPU.
 
         Raises:
             TypeError: a module behind the callable cannot be copied.
@@ -100,12 +100,12 @@ class Workload:
         return made
 
     def fresh(self, generator: torch.Generator) -> Inputs:
-        """Other arguments of the same shapes, dtypes, strides and range of values."""
+        """Make other arguments of the same shapes, dtypes, strides and range of values."""
         return each_tensor((self.args, self.kwargs), functools.partial(resample, generator))
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """What code calls its positional and keyword arguments."""
+        """The names of its positional and keyword arguments in code."""
         count = len(self.args)
         return ["x"] if count == 1 else [f"x{i}" for i in range(count)], list(self.kwargs)
 
@@ -117,7 +117,7 @@ class Workload:
 
 
 def each_tensor(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """The arguments with each tensor changed; one passed twice stays one tensor."""
+    """Change each tensor of the arguments; one passed twice stays one tensor."""
     flat = tree.flatten(inputs)
     changed: dict[int, Tensor] = {}
     for tensor in flat.tensors:
@@ -135,7 +135,7 @@ def to_host(t: Tensor) -> Tensor:
 
 
 def widen(t: Tensor) -> Tensor:
-    """`t` in the widest dtype of its kind; integers and booleans as they are."""
+    """Copy `t` in the widest dtype of its kind; integers and booleans as they are."""
     if t.is_complex():
         wide = t.detach().to(torch.complex128, copy=True)
     elif t.is_floating_point():
@@ -146,7 +146,7 @@ def widen(t: Tensor) -> Tensor:
 
 
 def resample(generator: torch.Generator, t: Tensor) -> Tensor:
-    """Other values that the callable should accept wherever it accepts `t`'s.
+    """Make other values that the callable should accept wherever it accepts `t`'s.
 
     Floats are drawn from the normal distribution of `t`'s mean and deviation and cut to its range,
     so that positive values stay positive; equal ones are jittered. Integers, booleans and masks are
@@ -169,7 +169,7 @@ def resample(generator: torch.Generator, t: Tensor) -> Tensor:
 
 
 def is_data(t: Tensor) -> bool:
-    """Whether `t` holds numbers that may be others: floats that are no mask.
+    """Return True if the numbers in `t` may be others: floats that are no mask.
 
     A mask holds infinities, or 0 and one other value.
     """
@@ -184,13 +184,13 @@ def is_data(t: Tensor) -> bool:
 
 
 def reals(t: Tensor) -> Tensor:
-    """The values of `t` without autograd, complex ones as pairs."""
+    """Return the values of `t` without autograd, complex ones as pairs."""
     t = t.detach()
     return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
 
 
 def with_(t: Tensor, values: Tensor) -> Tensor:
-    """A tensor like `t` with these values, laid out as `reals` gives them."""
+    """Make a tensor like `t` with these values, laid out as `reals` gives them."""
     new = values.to(reals(t).dtype).reshape(reals(t).shape).to(t.device)
     result = t.detach().clone()
     result.copy_(torch.view_as_complex(new.contiguous()) if t.is_complex() else new)
@@ -202,11 +202,11 @@ def own(
     change: Callable[[Tensor], Tensor] = clone,
     shared: Sequence[Tensor] = (),
 ) -> Callable[..., Any]:
-    """A copy of `fn` with a copy of its state.
+    """Copy `fn` with its state.
 
     A module or an object is copied deeply. A plain function is made anew around copies of what it
     closes over and of the modules and tensors among its globals (tensors passed through `change`).
-    What cannot be copied is shared, and so is what the caller names.
+    Objects that cannot be copied are shared, and so are those in `shared`.
     """
     memo: dict[int, Any] = {id(t): t for t in shared}
     if not isinstance(fn, types.FunctionType):
@@ -236,7 +236,7 @@ def _own_cell(cell: types.CellType, copied: Callable[[object], Any]) -> types.Ce
 
 
 def global_state(fn: types.FunctionType) -> list[str]:
-    """The globals that a function names and that hold tensors."""
+    """List the globals that a function names and that hold tensors."""
     return [
         name
         for name in fn.__code__.co_names
@@ -253,7 +253,7 @@ def duplicate(held: T, memo: dict[int, Any]) -> T:
 
 
 def parts(fn: Callable[..., Any]) -> Iterator[object]:
-    """The objects behind a callable that may hold state."""
+    """List the objects behind a callable that may hold state."""
     yield fn
     if isinstance(fn, functools.partial):
         partial = cast("functools.partial[Any]", fn)
@@ -275,5 +275,5 @@ def parts(fn: Callable[..., Any]) -> Iterator[object]:
 
 
 def attributes(holder: object) -> list[object]:
-    """What an object that is no module holds: a pipeline around a model, say."""
+    """List the attributes of an object that is no module: a pipeline around a model, say."""
     return [] if isinstance(holder, nn.Module) else list(getattr(holder, "__dict__", {}).values())

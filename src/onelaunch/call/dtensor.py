@@ -37,7 +37,7 @@ def is_wrapped(t: Tensor) -> bool:
     return _functorch.is_functorch_wrapped_tensor(t) or _functorch.is_legacy_batchedtensor(t)
 
 
-_functorch: Any = cast(Any, torch._C)._functorch  # pyright: ignore[reportPrivateUsage]
+_functorch: Any = cast(Any, torch._C)._functorch
 
 
 def _memory_attribute(kind: type) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ class BackwardInside(Exception):
 
 
 class Budget(Protocol):
-    """Where the memory of recordings is counted: `ol.Pool`."""
+    """The object behind an `ol.Pool`, which counts the memory of recordings."""
 
     def apart(self, driver: Driver, device: torch.device) -> DevicePool:
         """Memory that no other recording uses."""
@@ -86,7 +86,7 @@ class Forward:
     too."""
     rewind: Rewind | None = None
     """Of the capture."""
-    holders: set[int] = field(default_factory=lambda: cast(set[int], set()))
+    holders: set[int] = field(default_factory=set[int])
     _proxies: ProxyLeaves | None = None
     _pair: AutogradPair | None = None
     _link: Link | None = None

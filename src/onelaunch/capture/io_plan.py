@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ class Inputs:
     specs: list[TensorSpec]
     travels: list[str]
     groups: list[Group]
-    statics: list[Tensor] = field(default_factory=lambda: cast(list[Tensor], []))
+    statics: list[Tensor] = field(default_factory=list[Tensor])
     varying: dict[int, Varying] = field(default_factory=dict[int, Varying])
     """The inputs that may be smaller in a call than in the recording."""
 
@@ -220,9 +220,9 @@ class OwnGroup:
 class Outputs:
     """The results of a recording, each tensor object once."""
 
-    made: list[Output] = field(default_factory=lambda: cast(list[Output], []))
-    groups: list[OwnGroup] = field(default_factory=lambda: cast(list[OwnGroup], []))
-    numbers: dict[int, int] = field(default_factory=lambda: cast(dict[int, int], {}))
+    made: list[Output] = field(default_factory=list[Output])
+    groups: list[OwnGroup] = field(default_factory=list[OwnGroup])
+    numbers: dict[int, int] = field(default_factory=dict[int, int])
     """id of a tensor -> its place in `made`."""
 
 

@@ -145,6 +145,8 @@ class CapturedCall:
     clock: Callable[[], int] | None = None
     values: dict[int, bytes] = field(default_factory=dict[int, bytes])
     """The elements of host arguments that the host read, by number."""
+    lifted: list[Tensor] = field(default_factory=list[Tensor])
+    """The device's copies of host values, which the graph reads."""
     ledger: Ledger | None = None
     """Its operations."""
     reads_more: bool = False

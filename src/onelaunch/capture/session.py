@@ -30,6 +30,7 @@ from onelaunch.capture.io_plan import Outputs, Unfit, plan_inputs, plan_outputs,
 from onelaunch.capture.recording import CapturedCall, NeedsGrad, StateOutput
 from onelaunch.capture.result import CaptureRun, captured_call, mark_spent, output_ports
 from onelaunch.driver.capture_query import Asking
+from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, Driver, Graph, Rewind
 from onelaunch.driver.protocol import Pool as DevicePool
 from onelaunch.driver.random_state import (
@@ -50,7 +51,11 @@ from onelaunch.state.walk import Slot
 from onelaunch.unwinding import unwound
 from onelaunch.watch.compiled import CompiledAccesses, places
 from onelaunch.watch.ledger import Difference, Ledger, moved, optimizers_in, refuse_drawn
+from onelaunch.watch.lifted import Lifted
 from onelaunch.watch.observer import Observer
+
+_MISSES = 8
+"""Attempts in which the callable may bring values to the device that were not foreseen."""
 
 
 class Retry(Exception):
@@ -103,6 +108,9 @@ class CaptureSession:
     _filled: dict[int, int] = field(default_factory=dict[int, int])
     """storage -> the number of the host's that is brought there; of the attempt that is under way.
     """
+    _lifted: Lifted | None = None
+    """Values of the host's that the callable brings to the device."""
+    _misses: int = 0
     _observers: list[Observer] = field(default_factory=list[Observer])
     """Of the attempt that is under way."""
 
@@ -119,7 +127,11 @@ class CaptureSession:
             self._rewind = self.driver.rewind(self.device)
         if self.forward is not None:
             self.forward.rewind = self._rewind
+        if self.known is None and self.device.type != "cpu":
+            self._lifted = Lifted(self.device, self.earlier.brought if self.earlier else ())
         while True:
+            if self._lifted is not None:
+                self._lifted.make()
             try:
                 return self._attempt(tree, tensors, started)
             except Retry:
@@ -129,10 +141,12 @@ class CaptureSession:
                 raise
             except CaptureError as error:
                 let_go(error)
-                if self._wanted_by_host():
+                if self._wanted_by_host() or self._missed_values():
                     continue
+                if self._misses == _MISSES:
+                    error = self._changed() or error
                 error.where = error.where or self._line(error.code)
-                raise
+                raise error
             finally:
                 self._release()
 
@@ -154,6 +168,20 @@ class CaptureSession:
         }
         self._by_value |= found
         return bool(found)
+
+    def _missed_values(self) -> bool:
+        """Return whether the host brought values to the device that were not foreseen: the next
+        attempt has them there. Values that are others at each attempt are refused in the end."""
+        if self._lifted is None or not self._lifted.missing:
+            return False
+        self._misses += 1
+        return self._misses < _MISSES
+
+    def _changed(self) -> CaptureError | None:
+        """Return the refusal of what this run did otherwise than the one before it."""
+        ledgers = [observer.ledger for observer in self._observers if observer.ledger is not None]
+        differences = [ledger.difference for ledger in ledgers if ledger.difference is not None]
+        return differences[0].refusal() if differences else None
 
     def _release(self) -> None:
         # They hold themselves, and views that keep AccumulateGrad nodes on this stream.
@@ -200,6 +228,7 @@ class CaptureSession:
                 static_outputs=self.static_outputs,
                 started=started,
             )
+            captured.lifted = list(self._lifted.used.values()) if self._lifted else []
             captured.reads_more = self.callee.read_more(self.reached, before.walk, run.found)
             captured.differs = self._unexplained(captured, run)
             if self.strict and captured.differs is not None:
@@ -354,7 +383,14 @@ class CaptureSession:
             for static, t in zip(statics, plan.tensors, strict=True)
             if any(static is d for d in device) and t.storage_offset() != static.storage_offset()
         ]
-        made = Observer(self.driver, self.device, device, displaced=displaced, held=before.held)
+        made = Observer(
+            self.driver,
+            self.device,
+            device,
+            displaced=displaced,
+            held=before.held,
+            lifted=self._lifted,
+        )
         if self.known is None:
             count = len(statics) - len(run.state_inputs)
             inputs = list(zip(plan.tensors[:count], statics[:count], strict=True))
@@ -387,6 +423,7 @@ class CaptureSession:
         reads = observer.host_reads()
         assert observer.ledger is not None
         asking, numbers = self.asking.answering(), noting_steps(observer.ledger)
+        factories = HostFactories(self.device)
         with (
             unwound(),
             self._seeds_kept(observer),
@@ -394,6 +431,7 @@ class CaptureSession:
             stepping,
             numbers,
             reads,
+            factories,
             around,
             asking,
             nullcontext() if watch is None else watch.active(),

@@ -1,15 +1,15 @@
 """A device that records and replays, and what torch does not dispatch to one.
 
-protocol.py         Driver, Graph, Pool: what a device must do, and nothing of how
-select.py           which driver runs a call
+protocol.py         Driver, Graph, Pool: a device's duties, and nothing of how
+select.py           the driver of a call
 cuda/               CUDA graphs
 tape/               the same without CUDA: operations recorded and repeated
-emulated/           the device `tape`: what a GPU does to a program, on any machine
-aten.py             what an operation does to memory, read off its schema
+aten.py             operations and the memory that they write, read off the schema
 dispatch.py         torch's kernels, past autograd, autocast and modes
 overlaps.py         tensors that share memory
-refusals.py         what a capture refuses, by operation
+refusals.py         operations that a capture refuses
 host_reads.py       reads by the host that torch does not dispatch
+host_factories.py   tensors of Python numbers, made on the host and then copied to the device
 capture_query.py    the answer to code that asks whether it is being captured
 storage_resize.py   storages that a program resizes itself
 random_state.py     random state during a capture

@@ -1,7 +1,4 @@
-"""What an ATen operation does to memory, read off its schema."""
-
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
+"""ATen operations and the memory that they write, read off their schemas."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from torch import Tensor
 
 
 def imagined() -> bool:
-    """Whether operations are of tensors without memory: DTensor looks up that way how to split one
-    that it has not seen before. They are no work of the device, and leave nothing to repeat."""
+    """Tell whether operations are on tensors without memory. DTensor runs one that way to learn how
+    to split it; that is no work of the device, and leaves nothing to repeat."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
@@ -71,15 +68,15 @@ class Operator:
 
     Attributes:
         func: the overload, called during the capture.
-        bound: the same in C++, without Python's share of the dispatch.
-        label: what to call it in a message.
-        composite: it is made of other operations, which are recorded instead.
-        describes: its numbers are about metadata, so that they are no host read.
-        outs: its arguments for the memory of its results.
-        idle: there is nothing to repeat: metadata only, or memory left undefined.
-        reshapes: it gives the tensor itself other sizes, strides or memory (``t.resize_``).
-        wraps: its result is of another class, and of the argument's memory.
-        collective: it goes to other processes, and gives something to wait for.
+        bound: its C++, called by replays; a functional collective with the wait for its results.
+        label: its name in a message.
+        composite: made of other operations, which are recorded instead.
+        describes: gives numbers about metadata, so that they are no host read.
+        outs: arguments for the memory of the results.
+        idle: nothing to repeat: metadata only, or memory left undefined.
+        reshapes: gives the tensor itself other sizes, strides or memory (``t.resize_``).
+        wraps: gives a tensor of another class over the argument's memory.
+        collective: goes to other processes, and gives something to wait for.
     """
 
     def __init__(self, func: torch._ops.OpOverload) -> None:
@@ -109,7 +106,7 @@ class Operator:
         self._finishes_late = self.collective and "reduce_scatter" in self.name
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the overload; what it gives to wait for adds no operation to a recording."""
+        """Call the overload. The wait for its result adds no operation to a recording."""
         result = self.func(*args, **kwargs)
         if not self._finishes_late:
             return result
@@ -137,7 +134,7 @@ class Operator:
         return functools.partial(self.bound, *args, **kwargs)
 
     def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-        """The tensors among the arguments that the call writes."""
+        """List the tensors among the arguments that the call writes."""
         found = self.declared(args, kwargs)
         if self.collective and self.name.partition(".")[0].endswith("_"):
             # Their schemas declare no writes; each writes its first argument.
@@ -148,7 +145,7 @@ class Operator:
         return found
 
     def declared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-        """Those that the schema names, and whose version counters the call advances."""
+        """List those that the schema names; the call advances their version counters."""
         found: list[Tensor] = []
         for i, name in self._writes:
             found += tensors(args[i] if i < len(args) else kwargs.get(name))
@@ -156,8 +153,7 @@ class Operator:
 
 
 class Collective:
-    """A call that goes to other processes; it waits until that has happened, for what it writes is
-    read next.
+    """A call that goes to other processes, and waits for its end: its results are read next.
 
     It holds the process group, whose threads must have ended before the interpreter does.
     """
@@ -194,7 +190,7 @@ def wait(result: Any) -> None:
 
 
 def _waiting(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A functional collective and the wait for its results, which are copied at once."""
+    """Add to a functional collective the wait for its results, which are copied at once."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         result = call(*args, **kwargs)
@@ -207,12 +203,12 @@ def _waiting(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def operator(func: torch._ops.OpOverload) -> Operator:
-    """The analysis of an overload, made once."""
+    """Analyse an overload, once."""
     return Operator(func)
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What the arguments or results of an operation hold, lists opened."""
+    """Iterate over the arguments or results of an operation, lists opened."""
     if isinstance(value, (list, tuple)):
         for v in value:
             yield from leaves(v)
@@ -224,14 +220,14 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """The tensors among the arguments or results of an operation."""
+    """List the tensors among the arguments or results of an operation."""
     found: list[Tensor] = []
     _gather(value, found)
     return found
 
 
 def _gather(value: Any, found: list[Tensor]) -> None:
-    """`leaves`, without generators in each other: it runs several times for each operation."""
+    """Collect as `leaves` does, without nested generators: several times for each operation."""
     if isinstance(value, Tensor):
         found.append(value)
     elif isinstance(value, (list, tuple)):
@@ -243,7 +239,7 @@ def _gather(value: Any, found: list[Tensor]) -> None:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """`value` with each leaf changed."""
+    """Rebuild `value` with each leaf changed."""
     if isinstance(value, (list, tuple)):
         return type(value)(mapped(v, change) for v in value)
     if isinstance(value, dict):
@@ -252,12 +248,12 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def storage_bytes(t: Tensor) -> Tensor:
-    """All the bytes of the storage of host tensor `t`, as uint8 of shape (n,)."""
+    """View all bytes of the storage of host tensor `t`, as uint8 of shape (n,)."""
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(t.untyped_storage())  # pyright: ignore
 
 
 def copy_bits(target: Tensor, source: Tensor) -> None:
-    """`target.copy_(source)`, also where elements of `target` share memory by a stride of 0."""
+    """Copy into `target`, also where its elements share memory by a stride of 0."""
     for dim, stride in enumerate(target.stride()):
         if stride == 0 and target.shape[dim] > 1:
             target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)

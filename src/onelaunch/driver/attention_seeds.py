@@ -30,7 +30,7 @@ class Seeds(NamedTuple):
 
 @functools.cache
 def seeds_of(func: torch._ops.OpOverload) -> Seeds:
-    """The seeds among what an operator takes and gives."""
+    """Find the seeds among the arguments and results of an operator."""
     schema = func._schema
     if _FAMILY not in schema.name:
         return Seeds((), ())
@@ -41,20 +41,20 @@ def seeds_of(func: torch._ops.OpOverload) -> Seeds:
 
 
 def given_seeds(func: torch._ops.OpOverload, result: Any) -> list[Tensor]:
-    """Those of a result."""
+    """List the seeds in a result."""
     return [result[i] for i in seeds_of(func).results]
 
 
 class SeedsOfCapture(DispatchMode):
-    """Around an eager run over the autograd graph of a capture, whose seeds are on the device.
+    """A mode for an eager run over the autograd graph of a capture, whose seeds are on the device.
 
-    An operator is given them on the host, where it reads them outside of a capture. What a part of
-    the forward gives that runs again (a checkpoint) is on the device, as it was in the capture:
+    An operator is given them on the host, where it reads them outside of a capture. A part of the
+    forward that runs again (a checkpoint) gives its seeds on the device, as in the capture:
     checkpoints compare.
 
     Args:
-        device: of the capture.
-        capturing: whether somebody is recording this run too.
+        device: the device of the capture.
+        capturing: tells whether somebody is recording this run too.
     """
 
     def __init__(self, device: torch.device, capturing: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""What a callable is told that asks whether it is being captured.
+"""The answer to a callable that asks whether it is being captured.
 
 Some take another way then: transformers makes an attention mask that a call does without, so that
 another kernel runs, which draws other numbers. A graphed callable does what it does in a call, so
@@ -6,9 +6,6 @@ it is told no. Where that way reads on the host, which a capture refuses, there 
 the signature warms up once more and is captured, and is told yes in both. On a machine without CUDA
 the answers are the same.
 """
-
-# Torch's own question has no public name.
-# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ import torch
 
 _graphs: Any = torch.cuda.graphs
 _TRUTHFUL = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
-"""Code that is told the truth: an optimizer that cannot be captured would refuse to step, and
-collectives would count on a capture."""
+"""Code that is told the truth. Told of a capture, an optimizer that cannot be captured would refuse
+to step, and collectives would rely on one."""
 _lock = threading.Lock()
 _active: list[tuple[int, Asking]] = []
 _truth: Any = None
@@ -37,11 +34,11 @@ class Asking:
 
     answer: bool = False
     asked: bool = False
-    """Whether it asked, in a warm-up or capture."""
+    """True once it asked, in a warm-up or capture."""
 
     @contextmanager
     def answering(self) -> Generator[None]:
-        """While the callable runs, in this thread."""
+        """Answer for as long as the callable runs in this thread."""
         global _truth
         entry = (threading.get_ident(), self)
         with _lock:
@@ -58,7 +55,7 @@ class Asking:
                     _graphs._cuda_isCurrentStreamCapturing = _truth
 
     def otherwise(self) -> bool:
-        """After a refusal: whether there is another answer to give; it is given from now on."""
+        """Give the other answer from now on, after a refusal; False where there is no other."""
         if self.answer or not self.asked:
             return False
         self.answer = True

@@ -1,7 +1,4 @@
-"""Straight to torch's kernels: past autograd, autocast and the modes of the caller."""
-
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
+"""A way straight to torch's kernels: past autograd, autocast and the modes of the caller."""
 
 from __future__ import annotations
 
@@ -29,4 +26,4 @@ def raw() -> AbstractContextManager[object]:
 
 
 no_functions = torch._C.DisableTorchFunction
-"""No function modes either: torch's own tensors need none of them, and they cost a microsecond."""
+"""A context without function modes, which torch's own tensors do not need."""

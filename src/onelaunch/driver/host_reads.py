@@ -1,8 +1,5 @@
 """Reads of a tensor by the host that no dispatcher sees: `tolist`, `numpy`, printing."""
 
-# The stack of function modes has no public name.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import threading
@@ -18,12 +15,12 @@ from onelaunch.unwinding import FunctionMode
 
 
 class HostReads(FunctionMode):
-    """Hands every such read to `refuse`, while active; so too an index that is a list, of which
-    torch makes a tensor on the device behind the dispatcher.
+    """A mode that hands every such read to `refuse`; so too an index that is a list, of which torch
+    makes a tensor on the device behind the dispatcher.
 
     Args:
-        owns: whether a tensor's memory is the device's.
-        refuse: called with a code, what happened, the tensor and what to write; raises.
+        owns: tells whether a tensor's memory is the device's.
+        refuse: raises; called with a code, the event, the tensor and the code to write instead.
         note: called with any other tensor that is read.
     """
 
@@ -38,18 +35,18 @@ class HostReads(FunctionMode):
         self._refuse = refuse
         self._note = note
         self.assigning = 0
-        """How many ``x[i] = number`` are under way; torch makes a host tensor of the number."""
+        """Number of ``x[i] = number`` under way; torch makes a host tensor of the number."""
         self.calling: Any = None
-        """The function of torch's that is under way and reads an argument inside."""
+        """The function of torch's that is under way, if it reads an argument inside."""
 
     def __enter__(self) -> HostReads:
-        _unnoticed.begin()
+        without_notice.begin()
         super().__enter__()
         return self
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
-        _unnoticed.end()
+        without_notice.end()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -66,7 +63,7 @@ class HostReads(FunctionMode):
                 return func(*args, **(kwargs or {}))
             finally:
                 self.calling = None
-        indexes = func in (Tensor.__getitem__, Tensor.__setitem__) and _is_by_list(args[1])
+        indexes = func in (Tensor.__getitem__, Tensor.__setitem__) and is_by_list(args[1])
         if indexes and args[0].device.type != "cpu" and self._owns(args[0]):
             what = "an index that is a list is copied to the device"
             self._refuse("OL103", what, args[0], BY_LIST)
@@ -79,8 +76,8 @@ class HostReads(FunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _is_by_list(index: Any) -> bool:
-    """Whether an index has a list of numbers in it; one of other things stands for a tuple."""
+def is_by_list(index: Any) -> bool:
+    """Tell whether an index has a list of numbers in it; other lists stand for tuples."""
     parts = index if isinstance(index, tuple) else (index,)
     return any(
         isinstance(part, list) and part and all(isinstance(i, int) for i in part) for part in parts
@@ -88,7 +85,7 @@ def _is_by_list(index: Any) -> bool:
 
 
 class _Unnoticed:
-    """Lets `torch.overrides.has_torch_function` answer as if no `HostReads` were active.
+    """A substitute for `torch.overrides.has_torch_function` that does not count `HostReads`.
 
     `nn.TransformerEncoder` and `nn.MultiheadAttention` ask it whether to take their fused
     operations, whose results are others, and to pack sequences, which zeroes what is masked.
@@ -121,7 +118,7 @@ class _Unnoticed:
 
 
 def _is_ours(mode: object) -> bool:
-    return isinstance(mode, HostReads)
+    return isinstance(mode, FunctionMode)
 
 
 @contextmanager
@@ -134,4 +131,4 @@ def _without_modes(count: int) -> Generator[None]:
             torch._C._push_on_torch_function_stack(mode)
 
 
-_unnoticed = _Unnoticed()
+without_notice = _Unnoticed()

@@ -10,11 +10,11 @@ from onelaunch.driver.protocol import Driver, Region
 
 
 class Overlaps:
-    """Which tensors share memory, with one another and with memory that stays where it is.
+    """A search for tensors that share memory, with one another or with fixed tensors.
 
-    What it gives is (i, j, bytes from the start of i to the start of j), where `j` counts on
-    through the fixed ones, whose members are compared with the tensors only. 1 us for each tensor,
-    however many are fixed.
+    Each overlap is (i, j, bytes from the start of i to the start of j), where `j` counts on through
+    the fixed tensors. Fixed tensors are not compared with each other. 1 us for each tensor, however
+    many are fixed.
     """
 
     def __init__(self, driver: Driver, fixed: Sequence[Tensor] = ()) -> None:

@@ -1,8 +1,8 @@
-"""What a device must do for onelaunch, and nothing of how.
+"""The duties of a device for onelaunch, and nothing of how it does them.
 
 Two drivers exist: `cuda` records real CUDA graphs; `tape` records ATen operations over memory of
-fixed addresses, on any machine. The core speaks to both through this protocol, and the tests of
-the contract run on both.
+fixed addresses, on any machine. The packages above speak to both through this protocol, and the
+tests of the contract run on both.
 
 A recording is made of *ports* and a body. Input ports bring the caller's bytes to a buffer of the
 recording, output ports take bytes of the recording to memory of the caller; each launch is told
@@ -26,9 +26,10 @@ from onelaunch.sizes.dims import Varying
 T = TypeVar("T")
 
 Travel = Literal["node", "copy", "fill", "rebind", "pad"]
-"""How an input travels: by a memcpy node of the graph; by `copy_` before the launch (memory that a
-memcpy cannot carry); by `fill_` before the launch (a 0-dim host tensor); not at all, because the
-kernels that read it are re-pointed; or by a node that copies rows and adds what is missing."""
+"""The way of an input: ``"node"``, a memcpy node; ``"copy"``, `copy_` before the launch (of memory
+that a memcpy cannot carry); ``"fill"``, `fill_` before the launch (by a 0-dim host tensor);
+``"rebind"``, none, because the kernels that read it are re-pointed; ``"pad"``, a node that copies
+rows and adds the missing ones."""
 
 
 class Released(RuntimeError):
@@ -56,17 +57,18 @@ class Pool(Protocol):
         ...
 
     def kept_bytes(self, graph: Graph, tensors: Sequence[Tensor]) -> int:
-        """What of it no later recording can use while `graph` and these tensors of it exist."""
+        """Count the bytes that no later recording can use while `graph` and these tensors of it
+        exist."""
         ...
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether recordings that were there before the last capture may write to these tensors of
-        it: they lie in memory that the pool had already."""
+        """Tell whether recordings older than the last capture may write to these tensors of it,
+        which then lie in memory that the pool had before."""
         ...
 
 
 class Capture(Protocol):
-    """What a body may ask for while its operations are recorded."""
+    """The requests that a body may make while its operations are recorded."""
 
     def input(
         self,
@@ -79,19 +81,19 @@ class Capture(Protocol):
         """Add an input port; ports are numbered in the order in which they are added.
 
         Args:
-            source: the tensor of the call under capture, an example of what `launch` will be given.
+            source: the tensor of the call under capture, an example for those of later launches.
             buffer: the recording's memory. ``"node"``: uint8 of shape (n,), to which n bytes
                 are copied from address ``source.data_ptr() - displacement`` at each launch.
                 ``"copy"`` and ``"fill"``: a tensor of the shape of `source`. ``"pad"``: uint8, the
                 bytes of `varying`.
-            travel: how the bytes travel. ``"rebind"`` is not asked for here: see `Driver.rebind`.
-            displacement: bytes between the start of what is copied and `source`'s first element.
-            varying: for ``"pad"``: how a source of smaller sizes, contiguous, grows to the buffer.
+            travel: the way of the bytes, but for ``"rebind"``: see `Driver.rebind`.
+            displacement: bytes from the start of the copy to `source`'s first element.
+            varying: for ``"pad"``: the growth of a smaller, contiguous source to the buffer.
         """
         ...
 
     def staged(self) -> None:
-        """All inputs are there: what is recorded from now on reads them. To be called once."""
+        """Declare that all inputs are there; operations recorded from now on read them. Once."""
         ...
 
     def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
@@ -108,13 +110,13 @@ class Rewind(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether the capture before was the last that it takes; else the graph that it gave is no
-        good, and the same is to be captured again."""
+        """True if the last capture is final; else its graph is no good, and the same is to be
+        captured again."""
         ...
 
     @property
     def used(self) -> bool:
-        """Whether a state was saved or set in it."""
+        """True if a state was saved or set in the last capture."""
         ...
 
 
@@ -123,11 +125,11 @@ Ambiguities = frozenset[tuple[int, ...]]
 
 
 class AmbiguousMatch(Exception):
-    """What looks like one of the numbers may be something else: half an address.
+    """A value that looks like one of the numbers, and may be half an address.
 
     Attributes:
-        places: where. What looks so at the same places in another recording, of which the numbers
-            are others, is the numbers.
+        places: its places. If another recording, with other numbers, has matches at the same
+            places, they are the numbers.
     """
 
     def __init__(self, places: Ambiguities) -> None:
@@ -139,7 +141,7 @@ class ScalarPatch(Protocol):
     """Numbers in a recording that can be turned; see `Graph.scalar_patch`."""
 
     found: frozenset[int]
-    """Which of the numbers some recorded operation holds, by position."""
+    """Positions of the numbers that some recorded operation holds."""
 
     def write(self, numbers: Sequence[float]) -> None:
         """Have every launch from the next one on use these numbers. Launches that are queued keep
@@ -158,7 +160,7 @@ class Graph(Protocol):
 
     @property
     def travels(self) -> tuple[Travel, ...]:
-        """How each input port's bytes travel."""
+        """The way of each input port's bytes."""
         ...
 
     @property
@@ -196,10 +198,10 @@ class Graph(Protocol):
         The numbers must be unlike all others of the recording. Costs as much as the instantiation.
 
         Args:
-            confirmed: places where what looks like a number is one.
+            confirmed: places where a match is known to be a number.
 
         Raises:
-            AmbiguousMatch: at other places that cannot be told.
+            AmbiguousMatch: other places may hold a number or half an address.
         """
         ...
 
@@ -227,16 +229,16 @@ class Driver(Protocol):
     """The relative difference between two float32 kernels that compute the same."""
 
     lock: RLock
-    """What `exclusive` holds. A backward runs in a thread for which its holder may be waiting, so
-    it may only be tried there."""
+    """The lock of `exclusive`. A backward runs in a thread for which the holder may be waiting, and
+    so may only try it."""
 
     # Memory. `t` is any strided tensor of this driver.
     def region(self, t: Tensor) -> Region:
-        """The bytes that `t` touches; `start == stop` for an empty tensor."""
+        """Find the bytes that `t` touches; `start == stop` for an empty tensor."""
         ...
 
     def storage(self, t: Tensor) -> int:
-        """What `region` names the storage of `t` by. A quarter of the time."""
+        """Name the storage of `t` as `region` does, in a quarter of the time."""
         ...
 
     def alias(
@@ -247,44 +249,44 @@ class Driver(Protocol):
         stride: Sequence[int],
         offset: int,
     ) -> Tensor:
-        """A tensor over `base`'s storage, its first element `offset` bytes after `base`'s first.
+        """Make a tensor over `base`'s storage, `offset` bytes after `base`'s first element.
 
-        Made without autograd; conj and neg bits are not set.
+        It has no autograd; conj and neg bits are not set.
         """
         ...
 
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
-        """uint8 memory of shape (nbytes,), a storage of its own, aligned for every kernel: of the
-        pool inside `capture`, of the ordinary allocator outside."""
+        """Allocate uint8 memory of shape (nbytes,), a storage of its own, aligned for every kernel:
+        from the pool inside `capture`, from the ordinary allocator outside."""
         ...
 
     def allocator(self, spec: TensorSpec) -> Callable[[], Tensor]:
-        """What makes a tensor of this kind in the ordinary allocator, its values undefined; the
-        quickest way there is, since it runs at every call."""
+        """Make a function that allocates a tensor of this kind, its values undefined, in the
+        ordinary allocator. It runs at every call, so it is the quickest way there is."""
         ...
 
     def sized_allocator(
         self, spec: TensorSpec
     ) -> Callable[[tuple[int, ...], tuple[int, ...]], Tensor]:
-        """The same for a size and strides that are told at each call."""
+        """Make the same for a size and strides that are given at each call."""
         ...
 
     def varies(self, device: torch.device) -> bool:
-        """Whether ports of varying size work here; makes ready what they need. Not in a capture."""
+        """Prepare ports of varying size; False where they do not work. Not in a capture."""
         ...
 
     # State.
     def capturing(self) -> bool:
-        """Whether somebody is recording the current stream (or thread) right now."""
+        """Tell whether somebody is recording the current stream (or thread) right now."""
         ...
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """One warm-up or capture at a time in the process; re-entrant in a thread."""
+        """Hold `lock`: one warm-up or capture at a time in the process; re-entrant in a thread."""
         ...
 
     # Recording. Both are called inside `exclusive()`.
     def new_pool(self, device: torch.device, beside: Pool | None = None) -> Pool:
-        """A pool of its own, without recordings.
+        """Make a pool, without recordings.
 
         Args:
             beside: a pool that has memory of its own, though its launches and those of the new one
@@ -293,15 +295,15 @@ class Driver(Protocol):
         ...
 
     def stream_reader(self, device: torch.device) -> Callable[[], int]:
-        """What gives the handle of the stream that a thread works on: 0.1 us."""
+        """Make a function that gives the handle of the stream that a thread works on: 0.1 us."""
         ...
 
     def join(self, streams: Sequence[object]) -> None:
-        """In the body of a capture: have it end after what these streams do in it, if anything."""
+        """Let the capture under way end after the work of these streams in it, if there is any."""
         ...
 
     def new_stream(self, device: torch.device) -> object:
-        """A stream that nobody else works on, for `warmup` and `capture`; None: there are none."""
+        """Make a stream that nobody else works on, for `warmup` and `capture`; None: no streams."""
         ...
 
     def warmup(self, run: Callable[[], T], device: torch.device, stream: object = None) -> T:
@@ -316,7 +318,7 @@ class Driver(Protocol):
     def foresee(
         self, run: Callable[[], T], device: torch.device, staged: Sequence[int]
     ) -> tuple[T, int]:
-        """`warmup`, and the bytes that a pool would hold for a recording of `run` alone.
+        """Run as `warmup` does, and count the bytes of a pool for a recording of `run` alone.
 
         Args:
             staged: the bytes of each input buffer that the recording will have besides.
@@ -326,8 +328,11 @@ class Driver(Protocol):
         ...
 
     def rewind(self, device: torch.device, after: Rewind | None = None) -> Rewind:
-        """For the captures of one recording, and so that its launches draw the numbers again that
-        eager would. `after`: of a recording whose saved states it may set: a backward's forward."""
+        """Make a `Rewind` for the captures of one recording.
+
+        Args:
+            after: the one of a recording whose saved states this one may set: a backward's forward.
+        """
         ...
 
     def capture(
@@ -341,17 +346,21 @@ class Driver(Protocol):
     ) -> tuple[Graph, T]:
         """Record what `body` does, and return the graph with the body's result.
 
-        On the stream of warm-ups, or on one made by `new_stream`. `bundled`: small ports may travel
-        together, which `rebind` cannot take apart; outputs then come after all else of the body.
-        Without a `rewind` a body that saves or sets random state is refused.
+        Afterwards memory that existed before, and the random state, are as they were. On any
+        exception everything is freed, and the exception comes through.
 
-        Nothing that the body did has happened afterwards: memory that existed before, and the
-        random state, are as they were. On any exception, everything is freed and the exception
-        comes through; where the device's refusal has no better name it is a `CaptureError` OL109
-        raised from the original. Out of memory is OL111.
+        Tensors that the body's result refers to stay valid memory of the recording; later
+        recordings of the pool may reuse the rest of its memory.
 
-        Tensors that the body's result refers to stay valid memory of the recording; all else that
-        it allocated may be reused by later recordings of the pool.
+        Args:
+            stream: made by `new_stream`; None: the stream of warm-ups.
+            bundled: let small ports travel together, which `rebind` cannot take apart; outputs then
+                come after all else of the body.
+            rewind: None: a body that saves or sets random state is refused.
+
+        Raises:
+            CaptureError: OL111, out of memory; OL109, a refusal of the device without a better
+                code, raised from the original.
         """
         ...
 
@@ -363,7 +372,8 @@ class Driver(Protocol):
         state: Sequence[Tensor],
         generators: Sequence[torch.Generator] = (),
     ) -> Graph:
-        """A graph like `graph` in which kernels read `"node"` inputs where the caller has them.
+        """Make a graph like `graph` in which kernels read ``"node"`` inputs where the caller has
+        them.
 
         `body` is recorded again, at other input addresses, so it must have no effects of its own.
         Each input is rebound only if a trial on poisoned buffers agrees with `graph` bit for bit;

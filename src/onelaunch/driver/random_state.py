@@ -25,7 +25,7 @@ from onelaunch.source import Place, is_users, line_of
 _SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"})
 _GETTERS = frozenset({"get_state", "graphsafe_get_state"})
 _DRAWS = frozenset({"random", "getrandbits"})
-"""The methods in C by which all others of a `random.Random` draw."""
+"""The C methods of a `random.Random` on which all its others are built."""
 _PYTHONS: Any = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
 _DRAWING = r"\brandom\.|\brng\."
 _SEEDING = r"seed|set_state|set_rng_state|fork_rng|graphsafe_set_state"
@@ -35,9 +35,9 @@ class _HostGenerator(NamedTuple):
     """A generator of Python's or NumPy's.
 
     Attributes:
-        name: as a message has it.
-        read, write: of its state.
-        state: where it stood, as bytes.
+        name: the name in a message.
+        read, write: functions for its state.
+        state: the state at the start, as bytes.
     """
 
     name: str
@@ -51,10 +51,10 @@ class _HostGenerator(NamedTuple):
 
 
 class HostGenerators:
-    """Where generators of Python and NumPy stand: those that all of a process uses, and others.
+    """The states of Python's and NumPy's generators: those of the process, and others.
 
     Args:
-        reached: what a call reaches, by name.
+        reached: the objects that a call reaches, by name.
     """
 
     def __init__(self, reached: Iterable[tuple[str, object]] = ()) -> None:
@@ -69,7 +69,7 @@ class HostGenerators:
                 self._all.append(_HostGenerator.of(f"`{name}`", *access))
 
     def moved(self) -> str | None:
-        """Which of them has been advanced since, or None."""
+        """Name one that has been advanced since, or None."""
         moved = (one.name for one in self._all if pickle.dumps(one.read()) != one.state)
         return next(moved, None)
 
@@ -79,12 +79,12 @@ class HostGenerators:
             one.write(pickle.loads(one.state))
 
     def sure(self) -> bool:
-        """Whether no other thread can have been it."""
+        """Tell whether no other thread can have advanced one."""
         return threading.active_count() == 1
 
 
 def _access(value: object, numpys: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
-    """How the state of a generator is read and written; None of what is none."""
+    """Find the functions that read and write the state of a generator; None for other objects."""
     one: Any = value
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return one.getstate, one.setstate
@@ -112,7 +112,7 @@ class RandomState:
         return [g.get_state() for g in self._generators]
 
     def moved(self) -> bool:
-        """Whether a generator changed since `settle`: by something else than an operation."""
+        """Tell whether a generator changed since `settle`, by something else than an operation."""
         return not all(map(torch.equal, self._read(), self._now))
 
     def settle(self) -> None:
@@ -168,7 +168,7 @@ class _Watch:
 
 
 def is_profiled() -> bool:
-    """Whether somebody else has the interpreter's hook."""
+    """Tell whether somebody else has the interpreter's profiling hook."""
     return not isinstance(sys.getprofile(), _Watch | None)
 
 
@@ -191,12 +191,13 @@ def watching_seeds(
 ) -> Generator[None]:
     """Raise `refusal(method)` where this thread calls a generator's method that sets its state.
 
-    Under `reads` also where it reads it: for a backward that wants to draw the numbers again. And
-    `draw(method)` where Python's own generator draws a number. `frames` is told of the functions
-    that run, as a hook of its own would be.
-
-    That finds the line, and the calls that leave the state as it was. It slows Python calls down
+    It finds the line, and calls that leave the state as it was too. It slows Python calls down
     (by about 0.3 us each), and does nothing while a profiler has the interpreter's hook.
+
+    Args:
+        reads: raise also where it reads the state: for a backward that draws the numbers again.
+        draw: ``draw(method)`` is raised where Python's own generator draws a number.
+        frames: called for the functions that run, as a profiling hook is.
     """
     before = sys.getprofile()
     if is_profiled():
@@ -248,7 +249,7 @@ def drawing_line_of(fn: object) -> Place | None:
 
 
 class unwatched:
-    """Leave the work of onelaunch itself out of `watching_seeds`. 1 us."""
+    """A context whose work `watching_seeds` does not see: that of onelaunch itself. 1 us."""
 
     __slots__ = ("_watch",)
 

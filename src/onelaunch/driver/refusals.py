@@ -1,4 +1,4 @@
-"""What a capture refuses, by operation: the same table for every driver.
+"""The operations that a capture refuses: the same table for every driver.
 
 The CUDA column of ``tests/device/refusals_cuda.json`` is where these rows come from: operations
 that read device memory on the host, or whose result is as large as the data says.
@@ -29,30 +29,43 @@ _UNVALIDATED = (
     "no validation of values: torch.distributions.Normal(..., validate_args=False), or once for "
     "all torch.distributions.Distribution.set_default_validate_args(False)"
 )
-_FIXED = "use a form of fixed size: torch.where, a mask, or topk"
+_FIXED = "compute at a fixed size, with a mask or topk; or move the operation out of the callable"
+_CHOICE = (
+    "torch.where(condition, a, b), which computes both; where only one may run, decide before the "
+    "call and pass a bool, of which each value gets a recording"
+)
+_SELECTED = (
+    "torch.where(mask, x, 0), where zeros in place of what is left out change nothing, as in a sum "
+    "(a mean divides by mask.sum(), a maximum fills with -inf); else select after the call"
+)
+_ASSIGNED = (
+    "x.masked_scatter_(mask, values), with a mask of as many dimensions as x; or "
+    "torch.where(mask, values, x), where values is as large as x"
+)
+_FOUND = "torch.nonzero_static(x, size=n), which fills missing rows with -1"
 
 DRAWN = (
     "draw on the device, `torch.rand((), device=x.device)`, which each replay does anew; or draw "
     "before the call, and pass the number as an argument"
 )
-"""What to do in place of a number drawn by Python or NumPy."""
+"""The fix for a number drawn by Python or NumPy."""
 READ_BY_HOST = (
     "pass them as a list or tuple of numbers, of which each value gets a recording; or read them "
     "before the call"
 )
-"""What to do in place of a host tensor whose many values the host reads."""
+"""The fix for a host tensor whose many values the host reads."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why one operation cannot be captured."""
+    """The reason why one operation cannot be captured."""
 
     code: str
     fix: str
     when: Callable[[Sequence[Any], dict[str, Any]], bool] | None = None
-    """Refused only for such arguments; always if None."""
+    """A condition on the arguments; None: refused always."""
     what: str | None = None
-    """What it does, where that is not to need the value of a tensor."""
+    """The fault, where it is not a need for the value of a tensor."""
 
 
 def _masked(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -87,7 +100,7 @@ REFUSALS: dict[str, Refusal] = {
     # Host reads.
     "aten::_local_scalar_dense": Refusal("OL101", _INDEX),
     "aten::item": Refusal("OL101", _INDEX),
-    "aten::is_nonzero": Refusal("OL101", "torch.where(condition, a, b)"),
+    "aten::is_nonzero": Refusal("OL101", _CHOICE),
     "aten::equal": Refusal("OL101", "(a == b).all() stays on the device"),
     "aten::allclose": Refusal("OL101", "torch.isclose(a, b).all() stays on the device"),
     "aten::_linalg_check_errors": Refusal(
@@ -97,10 +110,10 @@ REFUSALS: dict[str, Refusal] = {
     "aten::normal.Tensor_Tensor": Refusal("OL101", "mean + std * torch.randn_like(std)"),
     "aten::histc": Refusal("OL101", "torch.histc(x, bins, min=low, max=high)", _unbounded),
     # Sizes that depend on data.
-    "aten::nonzero": Refusal("OL102", "torch.nonzero_static(x, size=n), or torch.where(c, a, b)"),
-    "aten::nonzero_numpy": Refusal("OL102", "torch.nonzero_static(x, size=n)"),
-    "aten::argwhere": Refusal("OL102", "torch.nonzero_static(x, size=n)"),
-    "aten::masked_select": Refusal("OL102", "torch.where(mask, x, 0)"),
+    "aten::nonzero": Refusal("OL102", _FOUND),
+    "aten::nonzero_numpy": Refusal("OL102", _FOUND),
+    "aten::argwhere": Refusal("OL102", _FOUND),
+    "aten::masked_select": Refusal("OL102", _SELECTED),
     "aten::_unique": Refusal("OL102", _FIXED),
     "aten::_unique2": Refusal("OL102", _FIXED),
     "aten::unique_dim": Refusal("OL102", _FIXED),
@@ -112,10 +125,10 @@ REFUSALS: dict[str, Refusal] = {
     "aten::repeat_interleave.Tensor": Refusal(
         "OL102", "torch.repeat_interleave(x, repeats, output_size=n)", _unsized
     ),
-    "aten::index.Tensor": Refusal("OL102", "torch.where(mask, x, 0)", _masked),
-    "aten::index_put_": Refusal("OL102", "torch.where(mask, values, x)", _masked_values),
-    "aten::index_put": Refusal("OL102", "torch.where(mask, values, x)", _masked_values),
-    "aten::_index_put_impl_": Refusal("OL102", "torch.where(mask, values, x)", _masked_values),
+    "aten::index.Tensor": Refusal("OL102", _SELECTED, _masked),
+    "aten::index_put_": Refusal("OL102", _ASSIGNED, _masked_values),
+    "aten::index_put": Refusal("OL102", _ASSIGNED, _masked_values),
+    "aten::_index_put_impl_": Refusal("OL102", _ASSIGNED, _masked_values),
     "aten::_to_sparse": Refusal("OL102", _FIXED),
     "aten::_pack_padded_sequence": Refusal("OL102", _PADDED),
     # https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/cudnn/RNN.cpp
@@ -145,7 +158,7 @@ READS: dict[Callable[..., Any], str] = {
     Tensor.__repr__: "print or repr",
     Tensor.__format__: "format",
 }
-"""Methods of a tensor that read its memory on the host, and what to call them in a message."""
+"""Methods of a tensor that read its memory on the host, with their names in a message."""
 
 
 CHECKED: dict[Any, tuple[str, str]] = {
@@ -155,14 +168,13 @@ CHECKED: dict[Any, tuple[str, str]] = {
         "(i[..., None] == torch.arange(n, device=i.device)).long()",
     ),
 }
-"""Functions that read an argument inside, where no operation tells of them: what to say, and what
-to write instead."""
+"""Functions that read an argument inside, where no operation shows it, to a message and a fix."""
 
 BY_LIST = (
     "an index that is no list, which torch copies to the device each time: write `v[:, -1:]` for "
     "`v[:, [-1]]`, or make the index once on the device, before the calls"
 )
-"""What to write in place of `v[:, [0, 2]]`."""
+"""The fix for `v[:, [0, 2]]`."""
 
 _WITHIN: dict[tuple[str, str], str] = {
     **{
@@ -179,12 +191,11 @@ _WITHIN: dict[tuple[str, str], str] = {
     ("OL101", "nn/modules/rnn.py"): f"{_UNPACKED}; and for layers on CUDA {_OWN_DROPOUT}",
     ("OL104", "nn/modules/rnn.py"): _UNPACKED,
 }
-"""Code, and a file of torch whose own lines do what is refused, to the option that has it not do
-so."""
+"""Code, and a file of torch whose own lines are refused with it, to the option that avoids them."""
 
 
 def fix_within(code: str, files: Iterable[str]) -> str | None:
-    """What to write where torch's own Python does what cannot be captured.
+    """Find the option that keeps torch's own Python from an operation that cannot be captured.
 
     Args:
         files: see `source.torch_files`.
@@ -193,7 +204,7 @@ def fix_within(code: str, files: Iterable[str]) -> str | None:
 
 
 def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Refusal | None:
-    """Why a capture cannot contain this call on device tensors, or None where it can.
+    """Find the reason why a capture cannot contain this call on device tensors, or None.
 
     Costs about a microsecond; reads no tensor's data.
     """
@@ -207,7 +218,7 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Refu
 
 
 def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
-    """A `CaptureError` at the line of user code that is running now."""
+    """Make a `CaptureError` for the line of user code that is running now."""
     place = user_frame()
     fix = fix_within(code, torch_files()) or fix
     return CaptureError(code, what, where=str(place) if place else None, fix=fix)

@@ -14,8 +14,8 @@ def grow(made: Tensor, t: Tensor, dims: Sequence[int], fill: Sequence[Number | N
 
     Args:
         dims: the dimensions in which they may differ.
-        fill: for each the value of the added rows; None repeats the last real one. Where two are
-            beyond the real size, the later goes first.
+        fill: for each the value of the added rows; None repeats the last real one. Where two grow,
+            the later goes first.
     """
     first_rows(made, t.shape).copy_(t)
     for place, (dim, value) in enumerate(zip(dims, fill, strict=True)):
@@ -33,7 +33,7 @@ def grow(made: Tensor, t: Tensor, dims: Sequence[int], fill: Sequence[Number | N
 
 
 def first_rows(t: Tensor, shape: Sequence[int]) -> Tensor:
-    """The part of `t` of this shape, from the first element on."""
+    """Narrow `t` to this shape, from the first element on."""
     for dim, size in enumerate(shape):
         if size != t.shape[dim]:
             t = t.narrow(dim, 0, size)

@@ -1,4 +1,4 @@
-"""Which driver runs a call."""
+"""The driver of a call."""
 
 from __future__ import annotations
 
@@ -24,8 +24,13 @@ def _tape() -> Driver:
     return TapeDriver()
 
 
-_MAKERS: dict[str, Callable[[], Driver]] = {"cpu": _tape, "cuda": _cuda, "tape": _tape}
-"""By device type."""
+_MAKERS: dict[str, Callable[[], Driver]] = {"cpu": _tape, "cuda": _cuda}
+"""Functions that make a driver, by device type."""
+
+
+def register(kind: str, make: Callable[[], Driver]) -> None:
+    """Add the driver of another device type."""
+    _MAKERS[kind] = make
 
 
 @cache
@@ -60,7 +65,7 @@ def preserved_random_state(
 ) -> Generator[None]:
     """Put the random state of host, device and generators back afterwards.
 
-    Of the CPU also that of the GPU in use: a run that is taken for the host's may work there.
+    For the CPU also that of the GPU in use: a run that is taken for the host's may work there.
     """
     states = [(g, g.get_state()) for g in generators]
     devices = [device.index] if device.type == "cuda" else []

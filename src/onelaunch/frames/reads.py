@@ -8,7 +8,7 @@ import types
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from torch.autograd.graph import Node
 
@@ -33,23 +33,25 @@ class Reads:
 
     owners: dict[int, Owner] = field(default_factory=dict[int, Owner])
     globals: dict[int, tuple[dict[str, Any], dict[str, Use]]] = field(
-        default_factory=lambda: cast(Any, {})
+        default_factory=dict[int, tuple[dict[str, Any], dict[str, Use]]]
     )
     """id -> the globals of a module, and the uses of the loaded ones, as in `Owner.names`."""
-    variables: dict[tuple[types.CodeType, str], Use] = field(default_factory=lambda: cast(Any, {}))
+    variables: dict[tuple[types.CodeType, str], Use] = field(
+        default_factory=dict[tuple[types.CodeType, str], Use]
+    )
     """Free variables of functions, as in `Owner.names`."""
-    items: dict[tuple[int, object], Use] = field(default_factory=lambda: cast(Any, {}))
+    items: dict[tuple[int, object], Use] = field(default_factory=dict[tuple[int, object], Use])
     """(id of a container, key), as in `Owner.names`."""
-    codes: set[types.CodeType] = field(default_factory=lambda: cast(Any, set()))
+    codes: set[types.CodeType] = field(default_factory=set[types.CodeType])
     """The code that ran."""
     backward: bool = False
     """True if a backward ran inside."""
     takes_functions: str | None = None
     """The name of an operator called that takes functions; see `watch.operations.HigherOrder`."""
-    noted: set[tuple[types.CodeType, int]] = field(default_factory=lambda: cast(Any, set()))
+    noted: set[tuple[types.CodeType, int]] = field(default_factory=set[tuple[types.CodeType, int]])
     """(code, id of its globals) whose loads of globals and free variables are known."""
     kinds: weakref.WeakKeyDictionary[type | types.CodeType, Owner] = field(
-        default_factory=lambda: cast(Any, weakref.WeakKeyDictionary())
+        default_factory=weakref.WeakKeyDictionary[type | types.CodeType, Owner]
     )
     """class, or code -> the reads of its instances, or functions: expected of one made after the
     run too."""

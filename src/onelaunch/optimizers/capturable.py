@@ -1,8 +1,5 @@
 """Optimizers that step inside a callable: making them capturable, and refusing the others."""
 
-# Objects that a thread shares with the threads of its backwards have no public name.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import gc
@@ -23,7 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from onelaunch.driver.refusals import refuse
-from onelaunch.errors import CaptureError, GraphError, kind_of
+from onelaunch.errors import ArgumentError, CaptureError, kind_of
 from onelaunch.watch.ledger import Ledger
 
 Stepper = TypeVar("Stepper", bound=Optimizer)
@@ -119,7 +116,7 @@ def _is_scaled(optimizer: Optimizer) -> bool:
 
 
 def _caller() -> FrameType | None:
-    return sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    return sys._getframe(2)
 
 
 StepHook = Callable[[Optimizer], None]
@@ -286,7 +283,7 @@ def capturable(optimizer: Stepper) -> Stepper:
 
     Raises:
         CaptureError: OL120, no option makes this optimizer capturable.
-        GraphError: OL401, not an optimizer.
+        ArgumentError: OL401, not an optimizer.
 
     Example:
         >>> import torch, onelaunch as ol
@@ -297,7 +294,7 @@ def capturable(optimizer: Stepper) -> Stepper:
     """
     if not isinstance(optimizer, Optimizer):
         what = f"expected an optimizer, got {kind_of(optimizer)}"
-        raise GraphError("OL401", what, fix="ol.capturable(torch.optim.Adam(...))")
+        raise ArgumentError("OL401", what, fix="ol.capturable(torch.optim.Adam(...))")
     kind = type(optimizer).__name__
     if kind in _NEVER:
         what, fix = _NEVER[kind]

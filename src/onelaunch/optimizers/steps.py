@@ -92,22 +92,24 @@ class Steps:
     capturable: bool = False
     seed: int = 0
     lasts: Callable[[Optimizer], bool] = lambda _: True
-    optimizers: list[Optimizer] = field(default_factory=lambda: cast(list[Optimizer], []))
+    optimizers: list[Optimizer] = field(default_factory=list[Optimizer])
     trace: ScalarTrace = field(default_factory=ScalarTrace)
     places: dict[tuple[int, str, int | None], tuple[Place, Any]] = field(
-        default_factory=lambda: cast(Any, {})
+        default_factory=dict[tuple[int, str, int | None], tuple[Place, Any]]
     )
     _before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = field(
-        default_factory=lambda: cast(Any, [])
+        default_factory=list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]
     )
     """(group, its content, its content during the step)."""
-    stepped: dict[int, list[Tensor]] = field(default_factory=lambda: cast(Any, {}))
+    stepped: dict[int, list[Tensor]] = field(default_factory=dict[int, list[Tensor]])
     """id of an optimizer -> its parameters that had a gradient as it stepped."""
-    noted: list[tuple[str, tuple[Any, ...]]] = field(default_factory=lambda: cast(Any, []))
+    noted: list[tuple[str, tuple[Any, ...]]] = field(
+        default_factory=list[tuple[str, tuple[Any, ...]]]
+    )
     """Operations of steps that are not torch's, with their numbers; see `agree`."""
-    _passing: list[weakref.ref[Optimizer]] = field(default_factory=lambda: cast(Any, []))
+    _passing: list[weakref.ref[Optimizer]] = field(default_factory=list[weakref.ref[Optimizer]])
     """Optimizers that are not known to outlive the call."""
-    _counts: dict[int, list[Counter]] = field(default_factory=lambda: cast(Any, {}))
+    _counts: dict[int, list[Counter]] = field(default_factory=dict)
     _random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ import operator
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 Compute = Callable[[Any, Any], Any]
 
@@ -27,10 +27,12 @@ class ScalarTrace:
         values: the value of every term in the capture, the numbers among them.
     """
 
-    values: list[float] = field(default_factory=lambda: cast(list[float], []))
-    _terms: list[tuple[Compute, Any, Any]] = field(default_factory=lambda: cast(Any, []))
-    _known: dict[str, int] = field(default_factory=lambda: cast(Any, {}))
-    _outcomes: list[tuple[Compute, Any, Any, bool]] = field(default_factory=lambda: cast(Any, []))
+    values: list[float] = field(default_factory=list[float])
+    _terms: list[tuple[Compute, Any, Any]] = field(default_factory=list[tuple[Compute, Any, Any]])
+    _known: dict[str, int] = field(default_factory=dict[str, int])
+    _outcomes: list[tuple[Compute, Any, Any, bool]] = field(
+        default_factory=list[tuple[Compute, Any, Any, bool]]
+    )
     _leaves: int = 0
     looked_up: bool = False
     """True if a number was a key of a dict: the result for other numbers is unknown."""

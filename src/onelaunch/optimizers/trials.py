@@ -55,11 +55,13 @@ class _Ambiguous:
 class ScalarTrials:
     """The results of trials for a recording's optimizers, kept from one attempt to the next."""
 
-    known: dict[int, tuple[frozenset[str], Reached]] = field(default_factory=lambda: cast(Any, {}))
+    known: dict[int, tuple[frozenset[str], Reached]] = field(
+        default_factory=dict[int, tuple[frozenset[str], Reached]]
+    )
     """id of an optimizer -> see `constants`."""
     seed: int = 0
     """Seed of the stand-in numbers."""
-    _held: dict[int, Optimizer] = field(default_factory=lambda: cast(Any, {}))
+    _held: dict[int, Optimizer] = field(default_factory=dict[int, Optimizer])
     """The optimizers in `known`, so that no other gets their ids."""
     _before: Steps | None = None
     """Steps of the previous capture, kept until compared with the next one."""
@@ -192,7 +194,7 @@ def constants(
 class _Reads:
     """The reads of a trial's step in its groups: (number of the group, key)."""
 
-    keys: set[tuple[int, str]] = field(default_factory=lambda: cast(Any, set()))
+    keys: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     stepping: bool = False
 
     def step(self, trial: Optimizer) -> None:

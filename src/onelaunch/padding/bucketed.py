@@ -14,7 +14,7 @@ from onelaunch.autograd.pair import packing
 from onelaunch.call.ambient import runs_inline
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.driver.protocol import Driver
-from onelaunch.errors import GraphError, ReplayError
+from onelaunch.errors import ArgumentError, GraphError, ReplayError
 from onelaunch.padding.chunks import Chunks, chunks, joined
 from onelaunch.padding.pad import Proof, Request, check_named, parameters, request, resized
 from onelaunch.padding.padded_call import reader, unread
@@ -22,7 +22,7 @@ from onelaunch.padding.strategy import Bucketing, BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.signature import foreign
 from onelaunch.runtime.stats import GraphStats
 from onelaunch.sizes.buckets import Buckets, Sizes, histogram, padding, rows, shown, volume
@@ -34,7 +34,7 @@ R = TypeVar("R")
 def graphed(
     fn: Callable[P, R],
     options: Options,
-    pool: Pool | None = None,
+    pool: PoolManager | None = None,
     root: tuple[str, object] | None = None,
 ) -> Graphed[P, R]:
     """The graphed callable for these options."""
@@ -60,7 +60,7 @@ class Bucketed(Graphed[P, R]):
         self,
         fn: Callable[P, R],
         options: Options,
-        pool: Pool | None = None,
+        pool: PoolManager | None = None,
         root: tuple[str, object] | None = None,
     ) -> None:
         assert options.buckets is not None
@@ -70,12 +70,12 @@ class Bucketed(Graphed[P, R]):
         self._buckets: Buckets = options.buckets
         check_named(self._buckets, fn, self._name)
         self._names = parameters(fn)
-        self._by_size: dict[Sizes, Calls] = {}
-        self._by_sizes: dict[Sizes, tuple[Calls, list[CallPath]]] = {}
+        self._counts_by_size: dict[Sizes, Calls] = {}
+        self._paths_by_size: dict[Sizes, tuple[Calls, list[CallPath]]] = {}
         self._indexed: object = None
         self._read_sizes: Callable[..., Sizes] = unread
         self._raises = options.on_refusal == "raise"
-        self._pieces = Chunks(self._buckets, self._callee, 4 * most, self._raises)
+        self._chunks = Chunks(self._buckets, self._callee, 4 * most, self._raises)
         self._bucketing = Bucketing(
             self._callee, self._buckets, self._names, self.options, self._pool
         )
@@ -85,7 +85,7 @@ class Bucketed(Graphed[P, R]):
             return self.fn(*args, **kwargs)
         if self._indexed is self._entries:
             try:
-                known = self._by_sizes.get(self._read_sizes(args, kwargs))
+                known = self._paths_by_size.get(self._read_sizes(args, kwargs))
             except (LookupError, AttributeError, TypeError):  # a call of another form
                 known = None
             if known is not None:
@@ -128,17 +128,17 @@ class Bucketed(Graphed[P, R]):
         return self._eager(args, kwargs) if result is MISS else result
 
     def _count(self, sizes: Sizes) -> Calls:
-        return self._by_size.setdefault(sizes, Calls())
+        return self._counts_by_size.setdefault(sizes, Calls())
 
     def _index(self, call: Request, flat: Flat) -> None:
         """Let calls of these sizes find their recordings without being taken apart."""
         entries = self._entries
         if self._indexed is not entries:
-            self._by_sizes, self._indexed = {}, entries
+            self._paths_by_size, self._indexed = {}, entries
             self._read_sizes = reader(call, flat)
         bucket = self._buckets.choose(call.sizes)
         assert bucket is not None
-        self._by_sizes[call.sizes] = self._count(call.sizes), self._paths(bucket)
+        self._paths_by_size[call.sizes] = self._count(call.sizes), self._paths(bucket)
 
     def _paths(self, bucket: Sizes) -> list[CallPath]:
         """The call paths of a bucket's recordings: those that take arguments as they are first."""
@@ -171,12 +171,12 @@ class Bucketed(Graphed[P, R]):
             fix = f"add a larger size: chunks are cut along one dimension, and {dims} are above"
         elif self._buckets.overflow == "chunk":
             with driver.exclusive():
-                proof = self._pieces.proof(driver, device, call, flat, places[0])
+                proof = self._chunks.proof(driver, device, call, flat, places[0])
             if isinstance(proof, Proof):
                 return self._in_chunks(proof, call, flat, places[0])
             if proof is not None:
                 return self._unbucketed(proof, args, kwargs)
-            what = f"{what}, with more than {len(self._pieces)} signatures"
+            what = f"{what}, with more than {len(self._chunks)} signatures"
             fix = "add a larger size, or pass the varying value as a tensor"
         return self._unbucketed(GraphError("OL310", what, fix=fix), args, kwargs)
 
@@ -214,7 +214,7 @@ class Bucketed(Graphed[P, R]):
         with driver.exclusive():
             strategy = BucketStrategy(self._bucketing, call, flat, bucket, ahead=True)
             grown, named = unflatten(flat.tree, strategy.padded.tensors)
-            self.capture_in(None, grown, named, lambda result: None, strategy)
+            self._capture_in(None, grown, named, lambda result: None, strategy)
 
     def capture_all(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Record every bucket ahead of time, the largest first, so that one pool serves them best.
@@ -230,7 +230,7 @@ class Bucketed(Graphed[P, R]):
         flat = flatten_call(args, kwargs)
         call = request(self._buckets, flat, self._names)
         if 0 in call.sizes:
-            raise GraphError("OL401", "the example has no rows", fix="one of 1 row or more")
+            raise ArgumentError("OL401", "the example has no rows", fix="one of 1 row or more")
         every = list(self._buckets.largest_first())
         # 0.1 s to import, for whoever asks for a progress bar.
         from rich.console import Console
@@ -257,7 +257,7 @@ class Bucketed(Graphed[P, R]):
 
     def stats(self) -> GraphStats:
         """What the recordings hold, what the calls were, and which sizes they had."""
-        counts = list(self._by_size.items())
+        counts = list(self._counts_by_size.items())
         made = {sizes: count.made for sizes, count in counts}
         run = {sizes: count.made + count.chunks for sizes, count in counts}
         share, (_, computed) = padding(self._buckets, run), rows(self._buckets, run)
@@ -267,6 +267,6 @@ class Bucketed(Graphed[P, R]):
     def reset(self) -> None:
         """Free every recording and forget every signature and count; see `Graphed.reset`."""
         super().reset()
-        self._by_size.clear()
-        self._pieces.clear()
-        self._by_sizes, self._indexed = {}, None
+        self._counts_by_size.clear()
+        self._chunks.clear()
+        self._paths_by_size, self._indexed = {}, None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onelaunch.call.tree import Flat, Tree
 from onelaunch.driver.rows import first_rows, grow
-from onelaunch.errors import GraphError
+from onelaunch.errors import ArgumentError
 from onelaunch.sizes.buckets import Buckets, Key, Number, Sizes
 from onelaunch.sizes.dims import Follow, Padded, Varying
 
@@ -52,7 +52,7 @@ def check_named(buckets: Buckets, fn: Callable[..., Any], name: str) -> None:
     """Refuse buckets that name arguments which `fn` cannot have, as far as its signature is known.
 
     Raises:
-        GraphError: OL401, with the names of the parameters.
+        ArgumentError: OL401, with the names of the parameters.
     """
     found = _signature(fn)
     kinds = {p.kind for p in found or ()}
@@ -74,25 +74,25 @@ def check_named(buckets: Buckets, fn: Callable[..., Any], name: str) -> None:
                 close = [] if "[" in str(key) else difflib.get_close_matches(str(key), names, 1)
                 fix = f"{option}={{{close[0]!r}: ...}}" if close else None
                 fix = fix or "the name of a parameter, a position from 0, or \"args[0]['x']\""
-                raise GraphError("OL401", what, why=why, fix=fix)
+                raise ArgumentError("OL401", what, why=why, fix=fix)
 
 
 def check_outputs(buckets: Buckets, results: Sequence[Tensor]) -> None:
     """Refuse buckets that name results, or dimensions of results, that do not exist.
 
     Raises:
-        GraphError: OL401.
+        ArgumentError: OL401.
     """
     fix = "outputs={0: 0}: the dimension of each tensor in the result, by its number from 0"
     for number, dims in buckets.outputs.items():
         if not 0 <= number < len(results):
             what = f"outputs names result {number}, of {len(results)} that there are"
-            raise GraphError("OL401", what, fix=fix)
+            raise ArgumentError("OL401", what, fix=fix)
         shape = list(results[number].shape)
         for dim in dims:
             if dim is not None and dim >= len(shape):
                 what = f"outputs names dimension {dim} of result {number}, which is {shape}"
-                raise GraphError("OL401", what, fix=fix)
+                raise ArgumentError("OL401", what, fix=fix)
 
 
 def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
@@ -102,8 +102,8 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
     others' size there; one of size 1 is broadcast, and left as it is.
 
     Raises:
-        GraphError: OL402, the arguments do not agree on a size; OL401, one cannot hold the value
-            that fills its padding.
+        ArgumentError: OL402, the arguments do not agree on a size; OL401, one cannot hold the
+            value that fills its padding.
     """
     stated = [_stated(buckets.dims, path, names) for path in flat.paths]
     fills = [_stated(buckets.pad, path, names) for path in flat.paths]
@@ -131,7 +131,7 @@ def _check_fills(flat: Flat, fills: Sequence[tuple[Number | None, ...] | None]) 
         for value in values or ():
             if value is not None and not _holds(t.dtype, value):
                 what = f"pad fills `{path}`, which is {t.dtype}, with {value!r:.40}"
-                raise GraphError("OL401", what, fix=f"a number that {t.dtype} can hold")
+                raise ArgumentError("OL401", what, fix=f"a number that {t.dtype} can hold")
 
 
 @functools.lru_cache(1024)
@@ -164,13 +164,13 @@ def _common(
     ]
     if not named:
         fix = 'name the dimension of each argument: Buckets(..., dims={"x": 0})'
-        raise GraphError("OL402", f"no argument has the bucketed dimension {place}", fix=fix)
+        raise ArgumentError("OL402", f"no argument has the bucketed dimension {place}", fix=fix)
     lead = next((n for n in named if n[2]), None) or next((n for n in named if n[1] != 1), named[0])
     for path, size, given in named:
         if size != lead[1] and (given or size != 1):
             what = f"`{lead[0]}` has {lead[1]} rows and `{path}` {size}"
             fix = f'if it is not padded: Buckets(..., dims={{"{path}": None}})'
-            raise GraphError("OL402", what, fix=fix)
+            raise ArgumentError("OL402", what, fix=fix)
     return lead[1]
 
 

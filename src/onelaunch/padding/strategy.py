@@ -24,7 +24,7 @@ from onelaunch.padding.proof import prove
 from onelaunch.replay.call_path import CallPath
 from onelaunch.runtime.attempt import Attempt, E, Strategy
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.pool import PoolManager
 from onelaunch.sizes.buckets import Buckets, Sizes
 from onelaunch.sizes.dims import Padded, Varying
 
@@ -42,7 +42,7 @@ class Bucketing:
     buckets: Buckets
     names: Sequence[str]
     options: Options
-    pool: Pool
+    pool: PoolManager
     known: Known = field(default_factory=Known)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 
 @dataclass
 class GeneratedFunction:
     """Lines of a function, and the objects that they name."""
 
-    lines: list[str] = field(default_factory=lambda: cast(list[str], []))
-    names: dict[str, Any] = field(default_factory=lambda: cast(dict[str, Any], {}))
+    lines: list[str] = field(default_factory=list[str])
+    names: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def line(self, text: str, depth: int = 1) -> None:
         self.lines.append("    " * depth + text)

@@ -2,7 +2,7 @@
 
 table.py  in the terminal
 html.py   as one HTML file
-cells.py  what both say of a row
+cells.py  the texts of both
 """
 
 from onelaunch.report.html import to_html

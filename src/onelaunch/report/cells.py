@@ -1,4 +1,4 @@
-"""What the reports say of a row: figures with units, in the order of reading."""
+"""The texts of a report: figures with units, in the order of reading."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ORDER = {"ok": 0, "unchecked": 1, "interrupted": 2, "wrong": 3, "failed": 4, "m
 
 
 def in_order(comparison: Comparison) -> list[Row]:
-    """The fastest first, then what went wrong, then what is missing."""
+    """Sort the rows: the fastest first, then the wrong and failed, then the missing."""
     return sorted(
         comparison.rows,
         key=lambda row: (_ORDER[row.status], row.wall.median_us if row.wall else 0.0),
@@ -19,7 +19,7 @@ def in_order(comparison: Comparison) -> list[Row]:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """One text for each of `COLUMNS`."""
+    """Write one text for each of `COLUMNS`."""
     return (
         row.title,
         timing(row.wall),
@@ -33,7 +33,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def timing(found: Timing | None) -> str:
-    """Median and spread: ``41.2 us ±0.3``."""
+    """Write median and spread: ``41.2 us ±0.3``."""
     if found is None:
         return ""
     value, unit = us(found.median_us).split()
@@ -49,7 +49,7 @@ def seconds(value: float) -> str:
 
 
 def memory(count: int) -> str:
-    """Bytes in the unit that leaves a short number."""
+    """Write bytes in the unit that leaves a short number."""
     if count < 2**10:
         return f"{count} B" if count else "0"
     if count < 2**20:
@@ -58,7 +58,7 @@ def memory(count: int) -> str:
 
 
 def remark(row: Row) -> str:
-    """What stops the row from being taken at its word."""
+    """Write the doubts about a row: its status and reason, noise, an overwritten result."""
     if row.status != "ok":
         return f"{row.status}: {row.reason}"
     said = ["noisy"] if row.noisy else []
@@ -68,7 +68,7 @@ def remark(row: Row) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Which engine to take, in a sentence or two."""
+    """Name the engine to take, in a sentence or two."""
     best, fastest = comparison.best, comparison.fastest
     if best is None or best.wall is None:
         if any(row.status == "unchecked" for row in comparison.rows):
@@ -94,7 +94,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def header(comparison: Comparison) -> str:
-    """Against what the rows were checked, and how they were timed."""
+    """Describe the check and the timing."""
     where = comparison.environment.get("gpu") or comparison.environment.get("cpu") or "this machine"
     said = [f"{comparison.workload} on {where}, torch {comparison.environment.get('torch')}."]
     if not any(row.status == "unchecked" for row in comparison.rows):

@@ -9,27 +9,44 @@ from onelaunch.bench.rows import Comparison, Row
 from onelaunch.report.cells import COLUMNS, cells, header, in_order, verdict
 
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; --bar: #7aa2d6; --best: #3f9d5a; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+:root { color-scheme: light dark; --line: #8884; --bar: #4f86c6;
+        --best: #1f7a3d; --wrong: #b3261e; --failed: #8a5a00; --small: #5c6066; }
+@media (prefers-color-scheme: dark) {
+  :root { --best: #5cc47d; --wrong: #ff8a80; --failed: #e0a84e; --small: #a3a8ae; }
+}
+* { box-sizing: border-box; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem;
+       overflow-wrap: anywhere; }
+h1 { font-size: clamp(1.25rem, 5vw, 2rem); line-height: 1.25; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block;
-        overflow-x: auto; }
+        overflow-x: auto; overflow-wrap: normal; }
 th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid var(--line);
          white-space: nowrap; }
 th:first-child, td:first-child, th:last-child, td:last-child { text-align: left; }
-td:last-child { white-space: normal; }
-tr.best { color: var(--best); font-weight: 600; }
-tr.missing, .small { opacity: .65; }
-tr.wrong { color: #c0392b; }
-tr.failed { color: #b9770e; }
-pre { padding: .8rem 1rem; border: 1px solid var(--line); border-radius: .4rem; overflow-x: auto; }
-svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
+td:last-child { white-space: normal; min-width: 12rem; }
+.best { color: var(--best); font-weight: 600; }
+.missing, .small { color: var(--small); }
+.wrong { color: var(--wrong); }
+.failed { color: var(--failed); }
+pre { padding: .8rem 1rem; border: 1px solid var(--line); border-radius: .4rem; overflow-x: auto;
+      overflow-wrap: normal; }
 .small { font-size: .87em; }
+.bars { display: grid; grid-template-columns: fit-content(40%) minmax(0, 1fr); gap: .35rem .7rem;
+        align-items: center; font-size: .87em; }
+.bars dt { text-align: right; }
+.bars dd { margin: 0; display: flex; align-items: center; gap: .5rem; white-space: nowrap; }
+.bars i { flex: none; width: calc(var(--part) * (100% - 5.5rem)); min-width: 1px; height: 1rem;
+          border-radius: 2px; background: var(--bar); }
+.bars .best i { background: var(--best); }
+@media (max-width: 40rem) {
+  .bars { grid-template-columns: minmax(0, 1fr); gap: 0; }
+  .bars dt { text-align: left; margin-top: .5rem; }
+}
 """
-LABEL, CHART, LINE = 260, 720, 24  # pixels: of the names, of the whole chart, of one bar
 
 
 def to_html(comparison: Comparison) -> str:
-    """The page: what bounds the workload, the table, a bar chart, the code, the environment."""
+    """Write the page: the profile, the verdict with its code, bars, the table, the environment."""
     parts = [f"<h1>{escape(comparison.workload)}: the ways to run it</h1>"]
     if comparison.profile is not None:
         parts.append(f"<p>{escape(comparison.profile.summary)}</p>")
@@ -68,29 +85,18 @@ def _class(comparison: Comparison, row: Row) -> str:
 
 
 def _chart(comparison: Comparison) -> str:
-    """Bars of the wall time per call, shorter is better."""
-    timed = [row for row in in_order(comparison) if row.wall is not None]
-    longest = max((row.wall.median_us for row in timed if row.wall), default=0.0)
+    """Draw the wall times as bars: beside the engines' names, on a phone below them."""
+    timed = [(row, row.wall.median_us) for row in in_order(comparison) if row.wall is not None]
+    longest = max((wall for _, wall in timed), default=0.0)
     if longest <= 0:
         return ""
-    scale = (CHART - LABEL - 90) / longest
-    bars: list[str] = []
-    for i, row in enumerate(timed):
-        if row.wall is None:
-            continue
-        y, width = i * LINE, max(1.0, row.wall.median_us * scale)
-        color = "var(--best)" if _class(comparison, row) == "best" else "var(--bar)"
-        bars.append(
-            f'<text x="{LABEL - 8}" y="{y + 16}" text-anchor="end">{escape(row.title)}</text>'
-            f'<rect x="{LABEL}" y="{y + 4}" width="{width:.1f}" height="16" rx="2" fill="{color}"/>'
-            f'<text x="{LABEL + width + 6:.1f}" y="{y + 16}">{us(row.wall.median_us)}</text>'
-        )
-    height = len(timed) * LINE
-    return (
-        "<h2>Wall time per call</h2>"
-        f'<svg viewBox="0 0 {CHART} {height}" width="{CHART}" height="{height}" role="img" '
-        f'aria-label="Wall time per call of each engine">{"".join(bars)}</svg>'
-    )
+    bars = [
+        f'<dt class="{_class(comparison, row)}">{escape(row.title)}</dt>'
+        f'<dd class="{_class(comparison, row)}">'
+        f'<i style="--part:{wall / longest:.4f}"></i>{us(wall)}</dd>'
+        for row, wall in timed
+    ]
+    return f'<h2>Wall time per call</h2>\n<dl class="bars">{"".join(bars)}</dl>'
 
 
 def _notes(comparison: Comparison) -> str:

@@ -16,7 +16,7 @@ _STYLE = {"wrong": "red", "failed": "yellow", "missing": "dim", "interrupted": "
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Print what bounds the workload, the table, and the code of the fastest correct engine."""
+    """Print the profile, the table, and the code of the fastest correct engine."""
     console.print()
     if comparison.profile is not None:
         console.print(Text(comparison.profile.summary))
@@ -43,7 +43,7 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def _table(comparison: Comparison) -> Table:
-    """The rows that were timed, narrow enough for 80 columns on a CPU."""
+    """Lay out the rows that were timed, narrow enough for 80 columns on a CPU."""
     rows = [row for row in in_order(comparison) if row.wall is not None]
     texts = [_figures(row) for row in rows]
     used = [i for i in range(len(_COLUMNS)) if any(text[i] for text in texts)]
@@ -60,7 +60,7 @@ def _table(comparison: Comparison) -> Table:
 
 
 def _figures(row: Row) -> tuple[str, ...]:
-    """One text for each of `_COLUMNS`; the spread of the wall time stands for all."""
+    """Write one text for each of `_COLUMNS`; the spread of the wall time stands for all."""
     title, wall, _, _, error, build, memory, _ = cells(row)
     return (
         f"{title} *" if row.fresh_output is False else title,
@@ -74,7 +74,7 @@ def _figures(row: Row) -> tuple[str, ...]:
 
 
 def _reasons(comparison: Comparison) -> Table:
-    """The rows without times, and why."""
+    """List the rows without times, each with its reason."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

@@ -6,7 +6,8 @@ table.py      its recordings, and what users ask of them
 signature.py  what of a call decides whether and what it can replay
 changing.py   arguments that are others at each call, so that no signature comes again
 warmup.py     the runs before a capture, and what they show
-pool.py       `ol.Pool`, and its budget
+pool.py       `ol.Pool`, and the manager of its memory and budget
 stats.py      what recordings cost and did, as data
+ungraphed.py  why the gradients of a signature are not graphed
 options.py    the options of `ol.graph`, checked
 """

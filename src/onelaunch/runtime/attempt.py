@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -33,7 +33,7 @@ class SignatureState:
     warm: int = 0
     forward: bool = False
     """Whether its results require grad, so that it is captured as a forward with a backward."""
-    threads: set[int] = field(default_factory=lambda: cast(set[int], set()))
+    threads: set[int] = field(default_factory=set[int])
     """Who warmed up: cuBLAS and cuDNN make a handle for each thread, and not under capture."""
     least: int = 0
     """Warm-up calls that what it reaches needs, whatever the option says."""

@@ -40,7 +40,7 @@ from onelaunch.runtime.attempt import (
     Warming,
 )
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.signature import foreign, opaque, spec_of
 from onelaunch.runtime.table import (
     Entry,
@@ -52,6 +52,7 @@ from onelaunch.runtime.table import (
     varying,
     why,
 )
+from onelaunch.runtime.ungraphed import backward_inside, compiled_backward, grad_in_no_grad
 from onelaunch.runtime.warmup import Warmup, wants_grad
 from onelaunch.source import user_line
 from onelaunch.state.snapshot import ReachableState
@@ -61,7 +62,6 @@ from onelaunch.watch.operations import HigherOrder
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_INSIDE = "a backward runs inside, or a leaf is made for one"
 _OF_FUNCTIONS = frozenset(
     {"__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"}
 )
@@ -78,10 +78,10 @@ class Graphed(Table, Generic[P, R]):
         self,
         fn: Callable[P, R],
         options: Options,
-        pool: Pool | None = None,
+        pool: PoolManager | None = None,
         root: tuple[str, object] | None = None,
     ) -> None:
-        super().__init__(getattr(fn, "__name__", type(fn).__name__), options, pool or Pool())
+        super().__init__(getattr(fn, "__name__", type(fn).__name__), options, pool or PoolManager())
         self.fn = fn
         self._callee = Callee(fn, options.compile, options.buckets is not None, root)
         self._warmup = Warmup(self._callee, options, self._pool)
@@ -220,11 +220,11 @@ class Graphed(Table, Generic[P, R]):
             entry = self._record(attempt)
         except NeedsGrad:  # not seen in the warm-up
             if not torch.is_grad_enabled():
-                return self._ungraphed(signature, "OL303", "results require grad in no_grad mode")
+                return self._ungraphed(signature, grad_in_no_grad())
             signature.forward = True
             return MISS
         except BackwardInside:
-            return self._ungraphed(signature, "OL303", _INSIDE)
+            return self._ungraphed(signature, backward_inside())
         except CaptureError as error:
             if not signature.asking.otherwise():
                 return self._refused(signature, error)
@@ -236,18 +236,20 @@ class Graphed(Table, Generic[P, R]):
             signature.backoff.defer()
             return MISS
         if entry is None:
-            return self._ungraphed(signature, "OL304", self._no_room(attempt))
+            return self._ungraphed(signature, CaptureError("OL304", self._no_room(attempt)))
         moves = bool(entry.captured.moves)  # the next value needs one call to warm up, no more
         signature.warm = max(0, self.options.warmup_calls - 1) if moves else 0
         result = entry.call(args, kwargs)
         if result is MISS:  # what it relies on was changed, by another thread or the capture
             unfit = self._drop_unfit(entry, attempt)
-            return MISS if unfit is None else self._ungraphed(signature, "OL307", unfit)
+            if unfit is None:
+                return MISS
+            return self._ungraphed(signature, CaptureError("OL307", unfit))
         signature.unfit = 0
         differs = entry.captured.differs
         if entry.unsettled:  # this call is done: as it was captured
             if not self._drop_unsettled(entry) and differs is not None:
-                self._ungraphed(signature, "OL117", differs.refusal())
+                self._ungraphed(signature, differs.refusal())
             return result
         self._agreed(signature)
         self._note_alone(entry)
@@ -274,7 +276,7 @@ class Graphed(Table, Generic[P, R]):
     def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
         if self.options.on_refusal == "raise":
             raise error
-        return self._ungraphed(signature, error.code, error)
+        return self._ungraphed(signature, error)
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
         """One of the caller's own first calls."""
@@ -296,9 +298,9 @@ class Graphed(Table, Generic[P, R]):
             if refused is not None:
                 self._refused(signature, refused)
             elif not torch.is_grad_enabled():
-                self._ungraphed(signature, "OL303", "results require grad in no_grad mode")
+                self._ungraphed(signature, grad_in_no_grad())
             elif self._callee.on(driver) is not self.fn:
-                self._ungraphed(signature, "OL303", "compile=True, and the results require grad")
+                self._ungraphed(signature, compiled_backward())
         return result
 
     def _rehearse(self, attempt: Attempt, then: Callable[[Any], object]) -> None:
@@ -376,10 +378,10 @@ class Graphed(Table, Generic[P, R]):
         member = member_of(captured, recorder.pool, kept, weakref.WeakMethod(self._evicted))
         return Entry(call, spec, signature, flat.paths, captured, info, member)
 
-    def _ungraphed(self, signature: SignatureState, code: str, why: str | CaptureError) -> Miss:
-        signature.eager = code
-        came = "this signature runs eagerly"
-        self._warn(code, f"{came}: {why}" if isinstance(why, str) else why.warning(came))
+    def _ungraphed(self, signature: SignatureState, why: CaptureError) -> Miss:
+        signature.eager = why.code
+        why.where = why.where or user_line()
+        self._warn(why.code, why.warning("this signature runs eagerly"))
         return MISS
 
     # What users ask of it.
@@ -394,9 +396,9 @@ class Graphed(Table, Generic[P, R]):
             CaptureError: it cannot be captured; OL110 where it stores new tensors in Python state
                 (a cold optimizer: run one real step first).
         """
-        self.capture_in(None, args, kwargs, lambda result: None)
+        self._capture_in(None, args, kwargs, lambda result: None)
 
-    def capture_in(
+    def _capture_in(
         self,
         chain: Chain | None,
         args: tuple[Any, ...],
@@ -404,7 +406,7 @@ class Graphed(Table, Generic[P, R]):
         then: Callable[[Any], object],
         strategy: Strategy = AS_IT_IS,
     ) -> None:
-        """`capture` as a part of a chain; `then` is given the result of the warm-up. Internal."""
+        """See `capture_in`."""
         kwargs = dict(kwargs)
         flat = self._flat(args, kwargs)
         reason = ambient()
@@ -440,14 +442,14 @@ class Graphed(Table, Generic[P, R]):
             try:
                 self._rehearse(attempt, look)
                 if elsewhere:
-                    self.capture_in(chain, args, kwargs, then, strategy)
+                    self._capture_in(chain, args, kwargs, then, strategy)
                     return
                 entry = self._record_ahead(attempt)
                 while entry is not None and entry.unsettled:
                     self._drop_unsettled(entry)
                     entry = self._record_ahead(attempt)
             except BackwardInside:
-                raise CaptureError("OL303", _INSIDE) from None
+                raise backward_inside() from None
             finally:
                 self._chain = None
             if entry is None:
@@ -455,10 +457,6 @@ class Graphed(Table, Generic[P, R]):
             signature.eager = None
             self._agreed(signature)
             self._add(entry)
-
-    def like(self, fn: Callable[P, R]) -> Graphed[P, R]:
-        """Another callable over the same state, graphed with its options and pool. Internal."""
-        return type(self)(fn, self.options, self._pool, self._callee.root)
 
     def _record_ahead(self, attempt: Attempt) -> Entry | None:
         try:
@@ -481,3 +479,19 @@ class Graphed(Table, Generic[P, R]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.fn, self.options, None, self._callee.root)
+
+
+def like(graphed: Graphed[P, R], fn: Callable[P, R]) -> Graphed[P, R]:
+    """Graph another callable over the same state, with the same options and pool."""
+    return type(graphed)(fn, graphed.options, graphed._pool, graphed._callee.root)
+
+
+def capture_in(
+    graphed: Graphed[..., Any],
+    chain: Chain,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    then: Callable[[Any], object],
+) -> None:
+    """Do `Graphed.capture` as a part of a chain; `then` is given the result of the warm-up."""
+    graphed._capture_in(chain, args, kwargs, then)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
-from onelaunch.errors import GraphError
+from onelaunch.errors import ArgumentError
+from onelaunch.runtime.pool import Pool
 from onelaunch.sizes.buckets import Buckets
 
 Outputs = Literal["fresh", "static"]
@@ -16,9 +17,25 @@ OnMismatch = Literal["record", "raise"]
 OnRefusal = Literal["raise", "eager"]
 
 
-@dataclass(frozen=True)
+class GraphOptions(TypedDict, total=False):
+    """The options of `graph`, as they are given; `Options` has their defaults."""
+
+    warmup: int
+    outputs: Outputs
+    inputs: Inputs
+    gradients: Gradients
+    compile: bool | str
+    pool: Pool | None
+    max_recordings: int
+    max_in_flight: int
+    on_mismatch: OnMismatch
+    on_refusal: OnRefusal
+    buckets: Buckets | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `graph`, checked."""
+    """The options of `graph`, checked, but for the pool, which is no setting."""
 
     warmup: int = 3
     outputs: Outputs = "fresh"
@@ -40,10 +57,10 @@ class Options:
         _one_of("compile", self.compile, (False, True, "default", "max-autotune"))
         if not (self.buckets is None or isinstance(self.buckets, Buckets)):
             fix = "buckets=ol.Buckets(dim=0, sizes=(1, 4, 16))"
-            raise GraphError("OL401", f"buckets={self.buckets!r}", fix=fix)
+            raise ArgumentError("OL401", f"buckets={self.buckets!r}", fix=fix)
         if self.buckets is not None and self.outputs == "static":
             fix = 'outputs="fresh", or no buckets: the captured buffers have the bucket\'s size'
-            raise GraphError("OL401", 'outputs="static" with buckets', fix=fix)
+            raise ArgumentError("OL401", 'outputs="static" with buckets', fix=fix)
         _at_least("warmup", self.warmup, 1)
         _at_least("max_recordings", self.max_recordings, 1)
         _at_least("max_in_flight", self.max_in_flight, 1)
@@ -58,9 +75,10 @@ class Options:
 def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:
     if not any(value is a or (type(value) is str and value == a) for a in allowed):
         choices = ", ".join(repr(a) for a in allowed)
-        raise GraphError("OL401", f"{name}={value!r}", fix=f"{name} is one of {choices}")
+        raise ArgumentError("OL401", f"{name}={value!r}", fix=f"{name} is one of {choices}")
 
 
 def _at_least(name: str, value: object, least: int) -> None:
     if type(value) is not int or value < least:
-        raise GraphError("OL401", f"{name}={value!r}", fix=f"{name} is an int of at least {least}")
+        fix = f"{name} is an int of at least {least}"
+        raise ArgumentError("OL401", f"{name}={value!r}", fix=fix)

@@ -22,7 +22,7 @@ from torch import Tensor
 from onelaunch.capture.io_plan import staged_bytes
 from onelaunch.driver.protocol import Driver, Graph
 from onelaunch.driver.protocol import Pool as DevicePool
-from onelaunch.errors import GraphError
+from onelaunch.errors import ArgumentError
 from onelaunch.runtime.stats import GraphStats, PoolStats
 from onelaunch.sizes.buckets import integer
 
@@ -30,7 +30,8 @@ T = TypeVar("T")
 
 _WORTH_LAUNCHES = 32
 """A capture costs about as much as so many eager calls."""
-_LONGEST_WAIT = 1024
+_WAIT = 8 * _WORTH_LAUNCHES
+"""So that captures cost an eighth of the eager calls between them."""
 
 
 @dataclass(eq=False)
@@ -60,29 +61,30 @@ class Member:
 
 @dataclass(slots=True)
 class Backoff:
-    """When a signature whose recording was evicted is captured again.
+    """The calls of a signature that run eagerly before it is captured again.
 
-    At once; but one that keeps being evicted before it was of much use runs eagerly for a while,
-    longer each time, so that recordings that cannot all be in the pool do not take turns in it.
+    None after an eviction; but after the second in a row of a recording that was of little use,
+    some, so that recordings that cannot all be in the pool do not take turns in it.
     """
 
-    early: int = 0
+    early: bool = False
     wait: int = 0
     seen: int = 0
 
     def evicted(self, launches: int, together: bool = False) -> None:
-        """It went, after so many launches in all; one of several that go `together` counts."""
+        """Note an eviction, after so many launches in all; of several `together` one counts."""
         if not together:
-            self.early = self.early + 1 if launches - self.seen < _WORTH_LAUNCHES else 0
+            early = launches - self.seen < _WORTH_LAUNCHES
+            self.wait = _WAIT if early and self.early else 0
+            self.early = early
         self.seen = launches
-        self.wait = min(2 ** (self.early + 1), _LONGEST_WAIT) if self.early > 1 else 0
 
     def defer(self) -> None:
-        """There is no room for it now, but there will be."""
+        """Wait for room that there will be."""
         self.wait = _WORTH_LAUNCHES
 
     def waits(self) -> bool:
-        """Whether this call is to run eagerly."""
+        """Tell whether this call is to run eagerly."""
         self.wait = max(0, self.wait - 1)
         return self.wait > 0
 
@@ -117,6 +119,9 @@ class Pool:
             fit at all runs eagerly, with one warning (OL304). None: no limit. A replay costs about
             50 ns more where there is one.
 
+    Raises:
+        ArgumentError: OL401, `max_bytes` is no positive integer.
+
     Example:
         >>> import onelaunch as ol
         >>> pool = ol.Pool()
@@ -124,36 +129,70 @@ class Pool:
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
-        fix = "max_bytes=2**30, or None for no bound"
         most = None if max_bytes is None else integer(max_bytes)
-        if max_bytes is not None and most is None:
-            raise GraphError(
-                "OL401", f"max_bytes must be an int or None, got {max_bytes!r}", fix=fix
-            )
-        if most is not None and most <= 0:
-            raise GraphError("OL401", f"max_bytes must be positive, got {max_bytes}", fix=fix)
-        self.max_bytes = most
+        if max_bytes is not None and (most is None or most <= 0):
+            what = f"max_bytes must be a positive int or None, got {max_bytes!r}"
+            raise ArgumentError("OL401", what, fix="max_bytes=2**30, or None for no bound")
+        self._manager = PoolManager(most)
+
+    @property
+    def max_bytes(self) -> int | None:
+        """The bytes that the pool may hold; None: no limit."""
+        return self._manager.max_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes that the pool holds on all devices."""
+        return self._manager.memory_bytes
+
+    def stats(self) -> PoolStats:
+        """Tell what the pool holds and what its recordings did.
+
+        Costs a walk over the allocator's blocks, a millisecond or so, and no sync.
+        """
+        return self._manager.stats()
+
+    def __repr__(self) -> str:
+        limit = "no limit" if self.max_bytes is None else f"at most {self.max_bytes}"
+        return f"Pool({self.memory_bytes} bytes, {limit})"
+
+
+def manager_of(pool: Pool) -> PoolManager:
+    """Give the object behind a pool."""
+    return pool._manager
+
+
+class PoolManager:
+    """The device pools of one `Pool`, the recordings in them, and their budget.
+
+    All methods but `stats`, `memory_bytes` and `free` are called inside `Driver.exclusive`.
+
+    Args:
+        max_bytes: the most that it may hold, on all devices; None: no limit.
+
+    Attributes:
+        clock: marks a launch in the order of all launches; None where there is no limit.
+    """
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self.max_bytes = max_bytes
+        self.clock: Callable[[], int] | None = None
+        if max_bytes is not None:
+            self.clock = itertools.count(1).__next__
         self._pools: dict[torch.device, DevicePool] = {}
         self._apart: weakref.WeakSet[DevicePool] = weakref.WeakSet()
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
         self._lock = threading.Lock()
         """Held while the sets are read or changed, and nothing else is done meanwhile."""
-        self.clock: Callable[[], int] | None = None
-        """What a call path marks a launch with: the order of the launches. Internal."""
-        if max_bytes is not None:
-            self.clock = itertools.count(1).__next__
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the pool holds on all devices."""
+        """The bytes that are held on all devices."""
         return sum(part.memory_bytes for part in self._parts())
 
     def stats(self) -> PoolStats:
-        """What the pool holds and what its recordings did.
-
-        Costs a walk over the allocator's blocks, a millisecond or so, and no sync.
-        """
+        """Tell what is held, and what the recordings of each callable did."""
         with self._lock:
             users = list(self._users)
         return PoolStats(self.memory_bytes, self.max_bytes, tuple(user.stats() for user in users))
@@ -162,10 +201,8 @@ class Pool:
         with self._lock:
             return [*self._pools.values(), *self._apart]
 
-    # For the core: all of it inside `Driver.exclusive`.
-
     def on(self, driver: Driver, device: torch.device) -> DevicePool:
-        """The pool's part on one device, made on first use. Internal."""
+        """Give the pool on one device, made at first use."""
         if device not in self._pools:
             made = driver.new_pool(device)
             with self._lock:
@@ -173,7 +210,7 @@ class Pool:
         return self._pools[device]
 
     def apart(self, driver: Driver, device: torch.device) -> DevicePool:
-        """Memory that no other recording uses, counted as this pool's. Internal.
+        """Make memory that no other recording uses, and count it as this pool's.
 
         What a forward saves for its backward must outlive every launch in between.
         """
@@ -183,16 +220,19 @@ class Pool:
         return pool
 
     def keep_within(self, without: DevicePool | None = None) -> bool:
-        """Evict until the pool holds no more than it may, but not what lies in one part of it;
-        whether it does. Internal."""
+        """Evict until no more is held than may be; False if that cannot be reached.
+
+        Args:
+            without: the recordings in it stay.
+        """
         most = self.max_bytes
         return most is None or self._evict_until(lambda: self.memory_bytes <= most, without)
 
     def warmup(
         self, driver: Driver, device: torch.device, run: Callable[[], T], inputs: Sequence[Tensor]
     ) -> tuple[T, int]:
-        """`Driver.warmup`, and the bytes that a recording will need; 0 where that is not known, or
-        of no interest. Internal."""
+        """Run `Driver.warmup`, and foresee the bytes that a recording will need; 0 where that is
+        not known, or of no interest."""
         if self.max_bytes is None:
             return driver.warmup(run, device), 0
         return driver.foresee(run, device, staged_bytes(driver, inputs, device))
@@ -205,7 +245,7 @@ class Pool:
         capture: Callable[[], A],
         user: User,
     ) -> A | None:
-        """What `capture` makes, with room for it; None if it does not fit. Internal.
+        """Make room for what `capture` makes, and make it; None if it does not fit.
 
         Args:
             need_bytes: what it would need in a pool of its own, or at least; 0 where that is not
@@ -237,14 +277,14 @@ class Pool:
         return self._add(made)
 
     def free(self, member: Member) -> None:
-        """Free a recording. A thread that is about to launch it looks further. Internal."""
+        """Free a recording. A thread that is about to launch it looks further."""
         with self._lock:
             self._members.discard(member)
         member.graph.reset()
 
     def lacks_room_for(self, need_bytes: int) -> bool:
-        """Whether what needs so much may find room once recordings can be evicted that cannot be
-        at present. Internal."""
+        """Tell whether what needs so much may find room once recordings can be evicted that cannot
+        be at present."""
         assert self.max_bytes is not None
         return need_bytes <= self.max_bytes and any(m.busy() for m in self._by_age())
 
@@ -293,7 +333,3 @@ class Pool:
         oldest.leave()
         self.free(oldest)
         return True
-
-    def __repr__(self) -> str:
-        limit = "no limit" if self.max_bytes is None else f"at most {self.max_bytes}"
-        return f"Pool({self.memory_bytes} bytes, {limit})"

@@ -20,7 +20,7 @@ from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
 from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.changing import MANY, Finding, Newest
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Member, Pool
+from onelaunch.runtime.pool import Member, PoolManager
 from onelaunch.runtime.stats import Counts, GraphStats, graph_stats
 from onelaunch.source import levels_to_user, user_line
 from onelaunch.state.guard import StateGuard
@@ -69,7 +69,7 @@ _KEEP_IN_PLACE = (
 class Table:
     """The recordings of a callable, and what users ask of them."""
 
-    def __init__(self, name: str, options: Options, pool: Pool) -> None:
+    def __init__(self, name: str, options: Options, pool: PoolManager) -> None:
         self.options = options
         self._name = name
         self._pool = pool
@@ -81,11 +81,6 @@ class Table:
         self._apart: dict[type, bool] = {}
         """Classes of which each call brings another object: whether it is taken apart."""
         self._lock = threading.RLock()
-
-    @property
-    def newest_pair(self) -> AutogradPair | None:
-        """The autograd side of the newest recording. Internal."""
-        return self._entries[0].captured.pair if self._entries else None
 
     @property
     def recordings(self) -> list[Recording]:
@@ -267,6 +262,11 @@ class Table:
                 if moved.endswith(".grad") and signature.parts is None:
                     signature.parts = {}
                 self._drop(entry)
+
+
+def newest_pair(table: Table) -> AutogradPair | None:
+    """Give the autograd side of the newest recording."""
+    return table._entries[0].captured.pair if table._entries else None
 
 
 def refuse_moving(name: str, entries: Iterable[Entry], spec: CallSpec) -> CaptureError | None:

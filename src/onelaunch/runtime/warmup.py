@@ -22,12 +22,13 @@ from onelaunch.call.ambient import inlining
 from onelaunch.call.tree import Flat, flatten, flatten_call, objects_in, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.dry_run import refuse_lasting, rolled_back
+from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.optimizers.capturable import noting_steps, refusal, settle, watching_steps
 from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool
+from onelaunch.runtime.pool import PoolManager
 from onelaunch.state.slots import MISSING, gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
@@ -57,7 +58,7 @@ class Warmup:
         pool: foresees what a recording will need of it.
     """
 
-    def __init__(self, callee: Callee, options: Options, pool: Pool) -> None:
+    def __init__(self, callee: Callee, options: Options, pool: PoolManager) -> None:
         self._callee = callee
         self._options = options
         self._pool = pool
@@ -172,7 +173,8 @@ def _noted(attempt: Attempt, run: Callable[[], Any]) -> Callable[[], Any]:
     ledger = Ledger(attempt.driver, attempt.device, pairs, walked)
 
     def noted() -> Any:
-        with attempt.signature.asking.answering(), noting_steps(ledger), Noting(ledger):
+        asking, factories = attempt.signature.asking.answering(), HostFactories(attempt.device)
+        with factories, asking, noting_steps(ledger), Noting(ledger):
             result = run()
         ledger.finish()
         attempt.signature.ledger = ledger

@@ -9,9 +9,9 @@ import operator
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, SupportsIndex, cast
+from typing import Any, Literal, SupportsIndex, TypedDict, Unpack, cast
 
-from onelaunch.errors import GraphError
+from onelaunch.errors import ArgumentError
 from onelaunch.sizes.fit import fit
 
 Overflow = Literal["eager", "chunk", "raise"]
@@ -19,6 +19,19 @@ Number = int | float | bool
 Key = int | str
 Sizes = tuple[int, ...]
 """One size for each bucketed dimension."""
+Dims = Mapping[Key, int | Sequence[int | Sequence[int] | None] | None]
+Fills = Mapping[Key, Number | Sequence[Number | None] | None]
+ResultDims = Mapping[int, int | Sequence[int | None] | None]
+
+
+class BucketOptions(TypedDict, total=False):
+    """The options of `Buckets` besides the dimension and its sizes."""
+
+    dims: Dims | None
+    pad: Fills | None
+    overflow: Overflow
+    independent: bool
+    outputs: ResultDims | None
 
 
 @dataclass(frozen=True, init=False)
@@ -44,7 +57,7 @@ class Buckets:
             in the result: ``{0: 0, 1: None}``. Found out where it is not said.
 
     Raises:
-        GraphError: OL401 for sizes or dimensions that make no sense.
+        ArgumentError: OL401 for sizes or dimensions that make no sense.
 
     Example:
         >>> Buckets(dim=0, sizes=(1, 4, 16)).choose((3,))
@@ -68,11 +81,11 @@ class Buckets:
         dim: int | Sequence[int] = 0,
         sizes: Sequence[int] | Sequence[Sequence[int]] = (),
         *,
-        dims: Mapping[Key, int | Sequence[int | Sequence[int] | None] | None] | None = None,
-        pad: Mapping[Key, Number | Sequence[Number | None] | None] | None = None,
+        dims: Dims | None = None,
+        pad: Fills | None = None,
         overflow: Overflow = "eager",
         independent: bool = False,
-        outputs: Mapping[int, int | Sequence[int | None] | None] | None = None,
+        outputs: ResultDims | None = None,
     ) -> None:
         several = _listed(dim)
         places = _places(dim, several)
@@ -81,12 +94,12 @@ class Buckets:
         if listed is None or len(listed) != len(places) or not nested:
             what = f"sizes={sizes!r:.60} for {len(places)} dimension{'s' * (len(places) > 1)}"
             fix = "sizes=((1, 4), (8, 16)), a tuple for each dimension"
-            raise GraphError("OL401", what, fix=fix)
+            raise ArgumentError("OL401", what, fix=fix)
         if overflow not in ("eager", "chunk", "raise"):
             fix = 'overflow is one of "eager", "chunk", "raise"'
-            raise GraphError("OL401", f"overflow={overflow!r}", fix=fix)
+            raise ArgumentError("OL401", f"overflow={overflow!r}", fix=fix)
         if type(independent) is not bool:
-            raise GraphError("OL401", f"independent={independent!r}", fix="True or False")
+            raise ArgumentError("OL401", f"independent={independent!r}", fix="True or False")
         settings = {
             "dim": places,
             "sizes": tuple(_ascending(s) for s in listed),
@@ -100,18 +113,17 @@ class Buckets:
             object.__setattr__(self, name, value)
 
     @staticmethod
-    def powers_of_two(upto: int, dim: int = 0, **options: object) -> Buckets:
-        """1, 2, 4, ... up to `upto`, which is the last size whether or not it is a power."""
-        upto = _positive("upto", upto)
-        sizes = [1 << i for i in range(upto.bit_length()) if 1 << i < upto]
-        return Buckets(dim, (*sizes, upto), **options)  # pyright: ignore[reportArgumentType]
+    def powers_of_two(max_size: int, dim: int = 0, **options: Unpack[BucketOptions]) -> Buckets:
+        """1, 2, 4, ... up to `max_size`, which is the last size whether or not it is a power."""
+        most = _positive("max_size", max_size)
+        sizes = [1 << i for i in range(most.bit_length()) if 1 << i < most]
+        return Buckets(dim, (*sizes, most), **options)
 
     @staticmethod
-    def every(step: int, *, upto: int, dim: int = 0, **options: object) -> Buckets:
-        """`step`, 2 `step`, ... up to `upto`, which is the last size."""
-        step, upto = _positive("step", step), _positive("upto", upto)
-        sizes = range(step, upto, step)
-        return Buckets(dim, (*sizes, upto), **options)  # pyright: ignore[reportArgumentType]
+    def every(step: int, max_size: int, dim: int = 0, **options: Unpack[BucketOptions]) -> Buckets:
+        """`step`, 2 `step`, ... up to `max_size`, which is the last size."""
+        step, most = _positive("step", step), _positive("max_size", max_size)
+        return Buckets(dim, (*range(step, most, step), most), **options)
 
     @staticmethod
     def fit(
@@ -119,7 +131,7 @@ class Buckets:
         *,
         max_sizes: int | None = None,
         dim: int | Sequence[int] = 0,
-        **options: object,
+        **options: Unpack[BucketOptions],
     ) -> Buckets:
         """Choose the sizes that compute the fewest rows for observed requests.
 
@@ -133,14 +145,14 @@ class Buckets:
         sizes.
 
         Raises:
-            GraphError: OL401 if nothing was observed.
+            ArgumentError: OL401 if nothing was observed.
         """
         several = _listed(dim)
         observed = [_observed(rows) for rows in _by_dimension(histogram, several)]
         most = None if max_sizes is None else _positive("max_sizes", max_sizes)
         found = [fit(rows, len(rows) if most is None else most) for rows in observed]
         chosen = found[0] if several is None else found
-        return Buckets(dim, chosen, **options)  # pyright: ignore[reportArgumentType]
+        return Buckets(dim, chosen, **options)
 
     def choose(self, sizes: Sizes) -> Sizes | None:
         """The smallest bucket that holds `sizes`, or None above the largest."""
@@ -218,7 +230,7 @@ def _by_dimension(histogram: object, several: Sequence[object] | None) -> list[o
         if len(sizes) != count:
             what = f"the histogram has size {size!r}, and {count} dimensions are bucketed"
             fix = f"dim={tuple(range(len(sizes)))}, one for each number of a size"
-            raise GraphError("OL401", what, fix=fix)
+            raise ArgumentError("OL401", what, fix=fix)
         if several is None or not _is_amount(times):
             return [histogram]
         if 0 not in sizes:  # of which nothing is computed
@@ -231,16 +243,16 @@ def _observed(histogram: object) -> dict[int, float]:
     """The sizes that were called, and how often."""
     fix = "a mapping of size to count, of one dimension, with a positive size in it"
     if not isinstance(histogram, Mapping):
-        raise GraphError("OL401", f"histogram={histogram!r:.60}", fix=fix)
+        raise ArgumentError("OL401", f"histogram={histogram!r:.60}", fix=fix)
     rows: dict[int, float] = {}
     for given, count in cast("Mapping[object, object]", histogram).items():
         size = integer(given)
         if size is None or size < 0 or not _is_amount(count):
-            raise GraphError("OL401", f"histogram has {given!r}: {count!r}", fix=fix)
+            raise ArgumentError("OL401", f"histogram has {given!r}: {count!r}", fix=fix)
         if size and count:
             rows[size] = cast(float, count)
     if not rows:
-        raise GraphError("OL401", "the histogram has no size above 0", fix=fix)
+        raise ArgumentError("OL401", "the histogram has no size above 0", fix=fix)
     return rows
 
 
@@ -264,7 +276,7 @@ def _is_amount(value: object) -> bool:
 def _positive(name: str, value: object) -> int:
     found = integer(value)
     if found is None or found < 1:
-        raise GraphError("OL401", f"{name}={value!r}", fix=f"{name} is an int of at least 1")
+        raise ArgumentError("OL401", f"{name}={value!r}", fix=f"{name} is an int of at least 1")
     return found
 
 
@@ -273,7 +285,7 @@ def _places(dim: object, several: list[object] | None) -> Sizes:
     found = [integer(d) for d in ([dim] if several is None else several)]
     places = tuple(d for d in found if d is not None and d >= 0)
     if not places or len(set(places)) < len(found):
-        raise GraphError("OL401", f"dim={dim!r}", fix="dim=0, or dim=(0, 1)")
+        raise ArgumentError("OL401", f"dim={dim!r}", fix="dim=0, or dim=(0, 1)")
     return places
 
 
@@ -282,7 +294,7 @@ def _ascending(sizes: object) -> Sizes:
     found = {size for size in listed if size is not None and size > 0}
     if not listed or not all(size in found for size in listed):
         fix = "sizes=(1, 4, 16), each an int of at least 1"
-        raise GraphError("OL401", f"sizes={sizes!r:.60}", fix=fix)
+        raise ArgumentError("OL401", f"sizes={sizes!r:.60}", fix=fix)
     return tuple(sorted(found))
 
 
@@ -323,7 +335,7 @@ def _by_argument(
 ) -> dict[Any, tuple[Any, ...]]:
     """What is said of single arguments or results: one value for each dimension."""
     if not isinstance({} if given is None else given, Mapping):
-        raise GraphError("OL401", f"{name}={given!r:.60}", fix=_EXAMPLES[name])
+        raise ArgumentError("OL401", f"{name}={given!r:.60}", fix=_EXAMPLES[name])
     found: dict[Any, tuple[Any, ...]] = {}
     for key, value in cast("Mapping[object, object]", given or {}).items():
         several = isinstance(value, tuple | list)
@@ -331,9 +343,9 @@ def _by_argument(
         what = f"{name}={{{key!r}: {value!r}}}"
         if len(each) != count:
             fix = f"{count} of them, or a single one for all"
-            raise GraphError("OL401", f"{what} for {count} dimensions", fix=fix)
+            raise ArgumentError("OL401", f"{what} for {count} dimensions", fix=fix)
         named = type(key) is int or (isinstance(key, str) and name != "outputs")
         if not named or not all(map(allowed, each)):
-            raise GraphError("OL401", what, fix=_EXAMPLES[name])
+            raise ArgumentError("OL401", what, fix=_EXAMPLES[name])
         found[key] = each
     return found

@@ -51,18 +51,18 @@ class StateWalk:
 
     contents: Contents
     held: dict[tuple[int, object], tuple[Slot, object]] = field(
-        default_factory=lambda: cast(Any, {})
+        default_factory=dict[tuple[int, object], tuple[Slot, object]]
     )
-    uses: dict[tuple[int, object], Use] = field(default_factory=lambda: cast(Any, {}))
+    uses: dict[tuple[int, object], Use] = field(default_factory=dict[tuple[int, object], Use])
     """id of a touched slot -> the use of its content."""
     by_key: set[int] = field(default_factory=set[int])
     """ids of dicts of which only known items were touched."""
     owners: list[object] = field(default_factory=list[object])
     """Modules, and objects with attributes."""
     classes: list[type] = field(default_factory=list[type])
-    functions: list[types.FunctionType] = field(default_factory=lambda: cast(Any, []))
+    functions: list[types.FunctionType] = field(default_factory=list[types.FunctionType])
     facts: list[tuple[Callable[[Any], object], object, object]] = field(
-        default_factory=lambda: cast(Any, [])
+        default_factory=list[tuple[Callable[[Any], object], object, object]]
     )
     """(reader, object, value) of further facts that decided the course of the walk."""
 

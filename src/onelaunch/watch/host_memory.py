@@ -78,6 +78,21 @@ class HostMemory:
         """Return whether a tensor's values may differ in another call that the recording fits."""
         return _storage(t) not in self._constant and _storage(t) not in self._read
 
+    def fixes(self, t: Tensor) -> bool:
+        """Return whether each call that the recording fits has these values of a tensor: constants
+        of the code, or state that is compared from now on."""
+        storage = _storage(t)
+        if self._is_known(storage):
+            return storage in self._constant
+        if storage in self._random:
+            return False
+        for root in self._roots.get(storage, frozenset({storage})):
+            given = any(_is_over(a, root) for a in self._arguments.values())
+            if given and root not in self._read:
+                return False
+        self.read(t)
+        return True
+
     def read(self, t: Tensor) -> None:
         """Note that the host uses the values of a tensor, which a call must match from now on.
 

@@ -33,6 +33,7 @@ from onelaunch.state.slots import (
     read_last_hooks,
 )
 from onelaunch.state.walk import StateWalk
+from onelaunch.watch.lifted import bits_of, brought
 from onelaunch.watch.operations import Watching
 
 TRIES = 3
@@ -99,6 +100,9 @@ class Ledger:
     ) -> None:
         self._storage = driver.storage
         self._on_host = device.type == "cpu"
+        self._kind = device.type
+        self.brought: list[Tensor] = []
+        """Copies of the host tensors that the run brought to the device."""
         self._origins: dict[int, object] = {}
         for slot, t in walked.tensors():
             if _has_memory(t):
@@ -163,6 +167,8 @@ class Ledger:
         if str(func).startswith("aten.lift"):  # its argument is memory made outside the dispatcher
             for t in tensors(args):
                 self._origins[self._storage(t)] = self._lifted(t, number)
+        host = brought(func._schema.name, args, kwargs, self._kind)
+        self.brought += [t.detach().clone() for t in host]
         entry = (str(func), self._noted(args, storages), self._noted(kwargs, storages))
         self._entries.append(entry)
         if self._earlier is not None and self.difference is None:
@@ -247,27 +253,22 @@ class Ledger:
         return _Operand(origin, shape, t.dtype, stride, offset, t.device, t.requires_grad)
 
     def _lifted(self, t: Tensor, number: int) -> object:
-        if t.device.type == "cpu" and t.nbytes <= _SMALL_BYTES:
-            with torch._C.DisableTorchFunction():
-                steps = self.steps and t.is_floating_point()
-                return "value", None if steps else repr(t.detach().tolist())
-        return number, 0
+        return self._value(t) if t.device.type == "cpu" else (number, 0)
+
+    def _value(self, t: Tensor) -> tuple[str, object]:
+        """Describe a host tensor by its value, but for the numbers of optimizers."""
+        if self.steps and t.is_floating_point():
+            return "value", None
+        with torch._C.DisableTorchFunction():
+            if t.nbytes <= _SMALL_BYTES:
+                return "value", repr(t.detach().tolist())
+            bits = bits_of(t)[-1].hex()
+            return "value", f"{t.dtype}{list(t.shape)} (bits {bits[:16]})"
 
     def _unnamed(self, t: Tensor, storage: int) -> object:
         """Name memory that is in neither the call nor its state, and that no operation made."""
-        host = t.device.type == "cpu"
-        if (
-            host
-            and t.numel() * t.element_size() <= _SMALL_BYTES
-            and (not self._on_host or not t.dim())
-        ):
-            if self.steps and t.is_floating_point():
-                return "value", None
-            with torch._C.DisableTorchFunction():
-                return "value", repr(t.detach().tolist())
-        # A larger host tensor reaches the device only by a copy, which is refused.
-        if host and not self._on_host:
-            return "host"
+        if t.device.type == "cpu" and (not self._on_host or not t.dim()):
+            return self._value(t)
         for number, (other, reference, *_) in enumerate(self._unseen):
             if other == storage and not reference.expired():
                 return "memory", number

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.call.spec import has_strides
-from onelaunch.driver.aten import operator, tensors
+from onelaunch.driver.aten import mapped, operator, tensors
 from onelaunch.driver.attention_seeds import given_seeds
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver, Region
@@ -28,6 +28,7 @@ from onelaunch.source import Place, user_frame
 from onelaunch.watch.compiled import CompiledAccesses
 from onelaunch.watch.host_memory import HostMemory, named
 from onelaunch.watch.ledger import Ledger
+from onelaunch.watch.lifted import Lifted, brought
 from onelaunch.watch.operations import Watching
 
 T = TypeVar("T")
@@ -60,9 +61,11 @@ class Observer(Watching):
         held: Mapping[int, Sequence[Tensor]] | None = None,
         save: bool = False,
         refuse: bool | Literal["later"] = True,
+        lifted: Lifted | None = None,
     ) -> None:
         super().__init__()
         self._driver = driver
+        self._lifted = lifted
         self._device = device
         self._kind = device.type
         self._save = save
@@ -117,6 +120,8 @@ class Observer(Watching):
                 noted = self.ledger and self.ledger.note(func, args, kwargs)
                 if func._schema.name == "aten::copy_" and self._is_number(args):
                     func, args, kwargs = torch.ops.aten.fill_.Scalar, (args[0], args[1].item()), {}
+                elif self._refuse and (lifted := self._lift_host(func._schema.name, args, kwargs)):
+                    args = mapped(args, lambda value: lifted.get(id(value), value))
             result = func(*args, **kwargs)
             with unwatched():
                 results = tensors(result)
@@ -265,7 +270,8 @@ class Observer(Watching):
                 or (host and self._is_ours(target))
             )
         )
-        if moves:
+        lifted = {id(t) for t in self._liftable(name, args, kwargs)}
+        if moves and not lifted:
             raise refuse("OL103", f"{_readable(name)} copies {named(tensors[-1])} across")
         if (
             self._device.type != "cpu"
@@ -276,6 +282,8 @@ class Observer(Watching):
                 raise refuse("OL104", f"{_readable(name)} draws from a generator of the host's")
             self.draws.append(partial(func, *args, **kwargs))
         for t in host:
+            if id(t) in lifted:
+                continue
             varying = self.host.varies(t)
             if device and (varying or t.dim()):
                 raise refuse(
@@ -284,6 +292,30 @@ class Observer(Watching):
                 )
             if varying and refusal(func, args, kwargs) is not None:
                 self._read_on_host(t)
+
+    def _liftable(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Return the host tensors that an operation brings to the device, if each call brings the
+        same values; these are part of what a call must match."""
+        if self._lifted is None or (name == "aten::copy_" and self._is_number(args)):
+            return []
+        found = brought(name, args, kwargs, self._kind)
+        steps = self.ledger is not None and self.ledger.steps  # whose numbers move
+        if any(t.requires_grad or (steps and t.is_floating_point()) for t in found):
+            return []
+        return found if all(map(self.host.fixes, found)) else []
+
+    def _lift_host(
+        self, name: str, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> dict[int, Tensor]:
+        """Return id -> the device's copy, for the host tensors that an operation brings there."""
+        found: dict[int, Tensor] = {}
+        for t in self._liftable(name, args, kwargs):
+            assert self._lifted is not None
+            there = self._lifted.of(t)
+            if there is None:
+                raise refuse("OL103", f"{_readable(name)} copies {named(t)} across")
+            found[id(t)] = there
+        return found
 
     def _read_on_host(self, t: Tensor) -> None:
         """Note that the host uses the values of a host tensor."""

@@ -1,6 +1,6 @@
 """CUDA graphs: `torch.cuda.CUDAGraph`, with `cuda.bindings` for the nodes inside.
 
-    driver.py        CudaDriver, what the packages above talk to
+    driver.py        CudaDriver, the interface to the packages above
     graph.py         an instantiated recording and its launch, the hot path
     capture.py       one stream capture, and the way back from a failed one
     memory.py        pools, and the bytes of tensors
@@ -13,7 +13,7 @@
     scalars.py       numbers in the arguments of recorded kernels
     saved_rng.py     random state that a callable saves and sets
     caches.py        cuBLAS's workspaces and autocast's weights around a capture
-    capabilities.py  what this machine supports
+    capabilities.py  the abilities of this machine
 
 Importing this package starts neither CUDA nor needs cuda.bindings.
 """

@@ -1,4 +1,4 @@
-"""What torch keeps from one operation to the next, and a capture must not share."""
+"""Caches that torch keeps from one operation to the next, and a capture must not share."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def _drop() -> None:
 
 
 def _allocated(index: int) -> set[tuple[int, int]]:
-    """The blocks that were allocated on streams of torch's pool, as (stream, address): not those of
-    graphs, of the default stream, on which nobody captures, of onelaunch's, or of foreign streams,
-    whose owner may have destroyed them. A walk over the allocator's blocks, about a millisecond."""
+    """List the blocks allocated on streams of torch's pool, as (stream, address): not those of
+    graphs, of the default stream, on which nobody captures, of onelaunch's, or of foreign
+    streams, whose owner may have destroyed them. Walks the allocator's blocks, about 1 ms."""
     ours = (0, capture_stream(index).cuda_stream)
     segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
     found = {
@@ -58,12 +58,12 @@ def _allocated(index: int) -> set[tuple[int, int]]:
 
 
 _A_POOL = 32
-"""Streams that torch hands out in turn, of each priority."""
+"""Number of streams that torch hands out in turn, of each priority."""
 
 
 @functools.cache
 def _streams(index: int) -> dict[int, torch.cuda.Stream]:
-    """Torch's own by their handles. They live as long as the process."""
+    """Map the handles of torch's own streams to them. They live as long as the process."""
     device = torch.device("cuda", index)
     each = (torch.cuda.Stream(device, priority=-p) for p in range(4) for _ in range(_A_POOL))
     return {stream.cuda_stream: stream for stream in each}

@@ -1,4 +1,4 @@
-"""What this machine's CUDA can do for a recording."""
+"""The abilities of this machine's CUDA."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onelaunch.driver.cuda import nodes
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What the driver and cuda-bindings allow here, each with the reason why not.
+    """The abilities of the driver and cuda-bindings here.
 
     Attributes:
         memcpy_nodes: copies of inputs and outputs are nodes of the graph, re-pointed at each

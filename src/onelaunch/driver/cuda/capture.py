@@ -34,10 +34,10 @@ class Port:
     """A way in or out of a recording.
 
     Attributes:
-        address, nbytes: the recording's end of it.
-        displacement: bytes between the start of what travels and the caller's first element.
-        dtype: of the caller's tensor; of no use for an output.
-        travel: how the bytes travel.
+        address, nbytes: the recording's end.
+        displacement: bytes from the start of the copy to the caller's first element.
+        dtype: the type of the caller's tensor; of no use for an output.
+        travel: the way of the bytes.
         node: the memcpy node; 0 where there is none.
         buffer: the recording's memory, where a launch needs it as a tensor; not kept allocated, for
             each launch brings its bytes anew.
@@ -58,10 +58,10 @@ class Port:
 
 @dataclass
 class Recorder:
-    """The ports of a recording under capture; what a body sees as `Capture`.
+    """The ports of a recording under capture: the body's `Capture`.
 
     Attributes:
-        bundled: whether small ports may share a node.
+        bundled: true if small ports may share a node.
         examples: the source of each input port, as it was given.
         held: memory that must not be given away before the capture ends.
     """
@@ -161,10 +161,10 @@ def record(
     bundled: bool = False,
     rewind: CudaRewind | None = None,
 ) -> tuple[Recorded, T]:
-    """Capture what `body` does on `stream`, or the capture stream of the device; nothing runs.
+    """Capture the work of `body` on `stream`, or on the capture stream of the device; nothing runs.
 
     Args:
-        bundled: whether small ports may share a node; `body` then calls `Capture.staged`.
+        bundled: let small ports share a node; `body` then calls `Capture.staged`.
 
     Raises:
         CaptureError: OL109 for what CUDA refuses under capture, OL111 out of memory.
@@ -316,7 +316,7 @@ def _ended(graph: torch.cuda.CUDAGraph) -> bool:
 
 
 def _capture_nothing(stream: torch.cuda.Stream, generators: Sequence[torch.Generator]) -> None:
-    """A small capture that succeeds tells the generators that no capture is under way."""
+    """Make a small capture: its success tells the generators that no capture is under way."""
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
@@ -339,7 +339,7 @@ _LOOK_FOR = (
 
 
 def _explain(error: RuntimeError) -> CaptureError | None:
-    """The CaptureError for what the device refused; None for errors of other origin."""
+    """Make the CaptureError for a refusal of the device; None for errors of other origin."""
     if isinstance(error, GraphError):
         return None
     place = user_frame(error.__traceback__)

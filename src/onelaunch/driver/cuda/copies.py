@@ -1,4 +1,4 @@
-"""Small copies that share a node: one kernel that brings several inputs in, or takes results out.
+"""Small copies that share a node: one kernel brings several inputs in, or takes results out.
 
 A memcpy node costs the GPU 1 to 2 us and the host 1 us to point elsewhere, whatever it copies. A
 backward has a result for each parameter. Of a single tensor, or a large one, a memcpy node is the
@@ -19,7 +19,7 @@ from onelaunch.driver.cuda.kernels import OwnKernel
 from onelaunch.driver.cuda.streams import anything
 
 MOST_BYTES = 256 << 10
-"""What one tensor may have. Above it a memcpy is no slower for being a node of its own."""
+"""Limit for one tensor. Above it a memcpy is no slower for being a node of its own."""
 
 _MOST = 64  # tensors of a node
 
@@ -61,7 +61,7 @@ class _Copies(ctypes.Structure):
 
 
 class Copy(NamedTuple):
-    """Addresses, and how much is copied."""
+    """The addresses and the size of a copy."""
 
     target: int
     source: int
@@ -75,16 +75,16 @@ class Bundle:
     kernel: nodes.KernelNode
 
     def source(self, place: int) -> ctypes.c_uint64:
-        """Where one of the copies comes from, in place."""
+        """Find the word with the source address of a copy."""
         return self.kernel.word(0, 8 * place)
 
     def target(self, place: int) -> ctypes.c_uint64:
-        """Where one of the copies goes to, in place."""
+        """Find the word with the target address of a copy."""
         return self.kernel.word(0, 8 * (_MOST + place))
 
 
 Bundled = tuple[list[tuple[int, int, Any]], Any, tuple[Any, ...]]
-"""Ports that share a node, each with displacement and the word to set; and the node's setter."""
+"""Ports that share a node, each with its displacement and word to set; and the node's setter."""
 
 
 def point(prepared: Sequence[Bundled], tensors: Sequence[Tensor]) -> None:
@@ -98,7 +98,7 @@ def point(prepared: Sequence[Bundled], tensors: Sequence[Tensor]) -> None:
 
 
 def bundles(copies: Sequence[Copy], index: int, stream: int) -> list[tuple[Bundle, int]]:
-    """Capture the nodes that do these copies, in any order; for each its node and place in it."""
+    """Capture the nodes of these copies, in any order; returns each copy's node and place in it."""
     found: list[tuple[Bundle, int]] = []
     for start in range(0, len(copies), _MOST):
         some = copies[start : start + _MOST]

@@ -1,4 +1,4 @@
-"""The CUDA driver: what `Driver` asks for, with real CUDA graphs."""
+"""The CUDA driver: `Driver` with real CUDA graphs."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _exclusive = threading.RLock()
 
 
 class CudaDriver:
-    """Records CUDA graphs; see `Driver`. Making one starts nothing."""
+    """A driver that records CUDA graphs; see `Driver`. Making one starts nothing."""
 
     tensor_class: type[Tensor] = Tensor
     computes_on_host = False
     records_compiled = True
     demands_capturable = True
     float32_rounding = 1e-2
-    """That of TF32."""
+    """The difference that TF32 makes."""
     lock = _exclusive
 
     def region(self, t: Tensor) -> Region:
@@ -101,7 +101,7 @@ class CudaDriver:
         return rows.kernel.ready(device)
 
     capturing = staticmethod(getattr(bindings, "_cuda_isCurrentStreamCapturing", lambda: False))
-    """Whether the current stream is being captured, by whomever."""
+    """Tells whether the current stream is being captured, by whomever."""
 
     def exclusive(self) -> AbstractContextManager[Any]:
         """See `Driver.exclusive`; a launch does not wait for it."""
@@ -125,7 +125,7 @@ class CudaDriver:
                     torch.cuda.current_stream().wait_stream(stream)
 
     def new_stream(self, device: torch.device) -> torch.cuda.Stream:
-        """A stream that is none of torch's pool of them."""
+        """See `Driver.new_stream`; it is none of torch's pool of them."""
         return new_stream(device_index(device))
 
     def warmup(self, run: Callable[[], T], device: torch.device, stream: object = None) -> T:
@@ -148,8 +148,8 @@ class CudaDriver:
     def foresee(
         self, run: Callable[[], T], device: torch.device, staged: Sequence[int]
     ) -> tuple[T, int]:
-        """See `Driver.foresee`. The run is given memory of its own, so that what it takes can be
-        seen, as a capture is; the rest of it goes back to the device, which waits for the GPU."""
+        """See `Driver.foresee`. The run has memory of its own, as a capture has, so that the bytes
+        can be counted; unused memory goes back to the device then, which waits for the GPU."""
         index = device_index(device)
 
         def apart() -> tuple[T, memory.Apart]:
@@ -224,8 +224,8 @@ class CudaDriver:
 
 
 def _of_device(generators: Sequence[torch.Generator], index: int) -> list[torch.Generator]:
-    """Those whose numbers a graph of the device draws. CUDA takes another for one of its own, and
-    the process ends."""
+    """Select the generators of a device, from which its graphs draw. CUDA takes another for one of
+    its own, and the process ends."""
     return [g for g in generators if g.device == torch.device("cuda", index)]
 
 
@@ -240,7 +240,7 @@ def _stream(given: object, index: int) -> torch.cuda.Stream:
 
 
 def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
-    """The CUDA tensors in a result: containers, dataclasses and plain objects, once each."""
+    """Iterate over the CUDA tensors in containers, dataclasses and plain objects, once each."""
     if id(value) in seen or isinstance(value, type | torch.nn.Module):
         return
     seen.add(id(value))
@@ -263,7 +263,7 @@ def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
 
 
 def _parts(t: Tensor) -> tuple[Tensor, ...]:
-    """The tensors that hold a tensor's memory: itself, or those of a sparse or a sharded one."""
+    """List the tensors that hold a tensor's memory: itself, or those of a sparse or sharded one."""
     if is_wrapped(t):
         return ()  # no later work of this stream comes before what the caller's has by then
     if t.layout is torch.strided:

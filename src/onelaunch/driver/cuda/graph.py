@@ -35,7 +35,7 @@ class CopyEnd:
 
     @property
     def prepared(self) -> tuple[Any, ...]:
-        """What a launch needs, flat."""
+        """The parts that a launch uses, flat."""
         function, arguments, _ = self.setter
         return self.port, self.displacement, self.node.fields, function, arguments
 
@@ -59,7 +59,8 @@ class Direct(NamedTuple):
 
 @dataclass
 class Wiring:
-    """What each launch points at the caller's memory. The lists may change between launches.
+    """The places where each launch writes the caller's addresses. The lists may change between
+    launches.
 
     Attributes:
         read_ends, write_ends: all ends by port, the inputs that are read directly among them.
@@ -120,10 +121,10 @@ class Wiring:
 
 
 class CudaGraph:
-    """A recording; see `Graph`. Keeps no tensor of the caller's alive.
+    """A recording; see `Graph`. Keeps none of the caller's tensors.
 
     Attributes:
-        launch: bound once; host time about 2.5 us above a bare `replay()` with one input and one
+        launch: a function. Host time about 2.5 us above a bare `replay()` with one input and one
             output by node.
     """
 
@@ -155,7 +156,7 @@ class CudaGraph:
 
     @property
     def raw(self) -> tuple[int, int]:
-        """The handles of the graph and of its executable."""
+        """Handles of the graph and of its executable."""
         if self._graph is None:
             raise Released(_GONE)
         return self._graph.raw_cuda_graph(), self._graph.raw_cuda_graph_exec()
@@ -244,7 +245,7 @@ def _bind(
     generators: Sequence[torch.Generator],
     rewind: CudaRewind | None,
 ) -> tuple[Launch, Callable[[], None]]:
-    """The launch, with all that it needs in its own variables, and what ends it."""
+    """Make the launch, with all that it needs in its own variables, and a function that ends it."""
     graph, index, order = recorded.graph, pool.index, pool.order
     reads, writes, directs, patches = wiring.reads, wiring.writes, wiring.directs, wiring.patches
     grows, shrinks = wiring.grows, wiring.shrinks
@@ -317,7 +318,7 @@ def _bind(
 
 
 def _plain_replay(graph: torch.cuda.CUDAGraph, index: int) -> Callable[[int], None]:
-    """A launch that draws no random numbers.
+    """Make a launch that draws no random numbers.
 
     By the bindings it takes 1.4 us where `CUDAGraph.replay` takes 1.9, which also looks at random
     numbers and changes the current device if need be.
@@ -349,7 +350,8 @@ def _random_replay(
     generators: Sequence[torch.Generator],
     rewind: CudaRewind | None,
 ) -> Callable[[int, bool | None], bool]:
-    """A launch that may draw; returns whether it did, or another may need to know where from."""
+    """Make a launch that may draw random numbers. It returns true if it drew any, or if another
+    launch may need to know the place in the stream of numbers."""
     replay = super(torch.cuda.CUDAGraph, graph).replay
     rewinding = None if rewind is None else partial(rewind.launch, replay)
     order = random_order(index)
@@ -401,7 +403,7 @@ def _take(late: list[tuple[int, Port]], targets: Sequence[Tensor]) -> None:
 
 
 def _like(buffer: Tensor, t: Tensor, displacement: int) -> Tensor:
-    """`t` itself, or its bytes where the buffer is of bytes (a port of nodes without bindings)."""
+    """View the bytes of `t` where the buffer is of bytes (a port of nodes without bindings)."""
     if buffer.dtype is t.dtype and buffer.shape == t.shape:
         return t
     return alias(t, torch.uint8, tuple(buffer.shape), (1,), -displacement)

@@ -16,8 +16,8 @@ class OwnKernel:
     """A kernel from its source.
 
     Args:
-        name: of its function; begins with `nodes.OWN`.
-        trial: launches it on a stream, to no effect, so that it is loaded before a capture.
+        name: the name of its function; begins with `nodes.OWN`.
+        trial: launches the kernel on a stream, to no effect, so that it is loaded before a capture.
     """
 
     def __init__(self, source: str, name: str, trial: Callable[[Any, int, int], None]) -> None:
@@ -39,7 +39,7 @@ class OwnKernel:
         return self._kernels[index] is not None
 
     def on(self, index: int) -> Any:
-        """The kernel of a device that is `ready`."""
+        """Find the kernel of a device that is `ready`."""
         return self._kernels[index]
 
     def _loaded(self, index: int) -> Any:

@@ -25,7 +25,7 @@ _GUARD_BYTES = 16
 """A multiple of every item size: operations that clone a whole storage, as `select_scatter` does,
 assert that it holds a whole number of elements."""
 _BLOCK_BYTES = 512
-"""What the caching allocator rounds up to."""
+"""Unit of the caching allocator's sizes."""
 
 
 class Ranges:
@@ -36,26 +36,26 @@ class Ranges:
         self._bounds: tuple[list[int], list[int]] = [], []
 
     def copy(self) -> Ranges:
-        """The same ranges, to keep."""
+        """Make a copy of them, to keep."""
         made = Ranges()
         made.nbytes, made._bounds = self.nbytes, self._bounds
         return made
 
     def set(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Replace them all."""
+        """Replace all ranges."""
         ordered = sorted(ranges)
         self.nbytes = sum(stop - start for start, stop in ordered)
         self._bounds = [start for start, _ in ordered], [stop for _, stop in ordered]
 
     def overlaps(self, start: int, stop: int) -> bool:
-        """Whether one of the ranges has an address of `[start, stop)`."""
+        """Tell whether one of the ranges has an address of `[start, stop)`."""
         starts, stops = self._bounds  # at once: another thread may be at `set`
         before = bisect_left(starts, stop)
         return before > 0 and stops[before - 1] > start
 
 
 class Recording(Protocol):
-    """What lives in a pool."""
+    """A recording in a pool."""
 
     def reset(self) -> None: ...
 
@@ -73,10 +73,10 @@ class CudaPool:
         self.order = order or Order(self.index)
         self.ranges = Ranges()
         self.earlier = Ranges()
-        """What the pool had before its last capture, if recordings were there."""
+        """Addresses of the pool before its last capture, if recordings were there."""
         self.recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
         self.guard = threading.Lock()
-        """Held while a capture begins, while a recording is freed, and while they are listed."""
+        """A lock held while a capture begins, a recording is freed, or recordings are listed."""
         self.capturing = False
         self._id: tuple[int, int] | None = None
         weakref.finalize(self, give_back, self.index).atexit = False
@@ -103,12 +103,12 @@ class CudaPool:
         return any(self.earlier.overlaps(start, start + nbytes) for start, nbytes in storages)
 
     def listed(self) -> list[Recording]:
-        """The recordings that exist."""
+        """List the recordings that exist."""
         with self.guard:
             return list(self.recordings)
 
     def open(self) -> tuple[int, int]:
-        """The id to begin a capture with; `guard` is held.
+        """Find the id to begin a capture with; `guard` is held.
 
         The allocators forget an id with its last recording, and cannot be given it again.
         """
@@ -117,7 +117,7 @@ class CudaPool:
         return self._id
 
     def refresh(self) -> None:
-        """Note which addresses are the pool's in `ranges`."""
+        """Note the pool's addresses in `ranges`."""
         self.ranges.set([] if self._id is None else _segments(self._id))
 
     def release(self) -> None:
@@ -155,7 +155,7 @@ def give_back(index: int) -> None:
 
 @dataclass
 class Apart:
-    """What was allocated in memory of its own; known at the end."""
+    """Bytes allocated in memory of its own; known at the end."""
 
     nbytes: int = 0
 
@@ -164,7 +164,7 @@ class Apart:
 def apart(index: int) -> Generator[Apart]:
     """Have this thread allocate in memory of its own, and see how much of it is taken.
 
-    What outlives this stays where it is, apart from all else, and is given back once it is free.
+    Tensors that outlive this stay where they are, and their memory is given back once it is free.
     """
     found = Apart()
     with _pool_in_use(index) as pool_id:
@@ -194,13 +194,13 @@ def _segments(pool_id: tuple[int, int]) -> list[tuple[int, int]]:
 
 
 def _storages(tensors: Sequence[Tensor]) -> dict[int, int]:
-    """Bytes of the storages of those that are on a GPU, by where they start."""
+    """Map the addresses of the storages of GPU tensors to their bytes."""
     held = [local(t) for t in tensors if t.is_cuda and t.layout is torch.strided]
     return {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in held)}
 
 
 def region(t: Tensor) -> Region:
-    """The bytes that `t` touches; the storage is named by its address."""
+    """See `Driver.region`; the storage is named by its address."""
     t = local(t)
     start, named = t.data_ptr(), storage(t)
     if t.numel() == 0:
@@ -210,8 +210,8 @@ def region(t: Tensor) -> Region:
 
 
 def storage(t: Tensor) -> int:
-    """What tells the storage of `t` from others: its address, which two storages over the same
-    memory have in common; or, where the program frees and allocates its memory again, its own."""
+    """See `Driver.storage`: the address, which storages over the same memory share; or, where the
+    program frees the memory and allocates it again, the handle of the storage."""
     found = local(t).untyped_storage()
     address = found.data_ptr()
     if not address or (_resized and found._cdata in _resized):
@@ -224,7 +224,7 @@ _resized: dict[int, StorageWeakRef] = {}
 
 
 def resized(storage: torch.UntypedStorage, nbytes: int) -> None:
-    """A program is about to free a storage, or to give it memory, as FSDP does."""
+    """Take note that a program is about to free a storage, or to give it memory, as FSDP does."""
     if storage._cdata not in _resized:
         for name in [name for name, ref in _resized.items() if ref.expired()]:
             del _resized[name]
@@ -234,7 +234,7 @@ def resized(storage: torch.UntypedStorage, nbytes: int) -> None:
 def alias(
     base: Tensor, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
 ) -> Tensor:
-    """A tensor over the storage of `base`; see `Driver.alias`. About 3 us of host time."""
+    """See `Driver.alias`. About 3 us of host time."""
     base = local(base)
     made = torch.empty(0, dtype=dtype, device=base.device)
     start = base.storage_offset() * base.itemsize + offset
@@ -244,7 +244,7 @@ def alias(
 
 
 def borrowed(t: Tensor) -> Tensor:
-    """A tensor over the memory of `t` that does not keep it allocated; without autograd."""
+    """Make a tensor over the memory of `t` that does not keep it allocated; without autograd."""
     storage = t.untyped_storage()
     over = bindings._construct_storage_from_data_pointer(
         storage.data_ptr(), t.device, storage.nbytes()
@@ -257,7 +257,7 @@ def borrowed(t: Tensor) -> Tensor:
 
 
 def empty(nbytes: int, device: torch.device) -> Tensor:
-    """uint8 memory of shape (nbytes,), aligned to 512 bytes as all of the allocator's is.
+    """See `Driver.empty`; aligned to 512 bytes as all of the allocator's memory is.
 
     Of a recording: some bytes more are taken where the allocator would not, so that the address
     behind a buffer is never the start of another, and a kernel argument that holds it can be told
@@ -269,6 +269,6 @@ def empty(nbytes: int, device: torch.device) -> Tensor:
 
 
 def bytes_of(t: Tensor) -> Tensor:
-    """The bytes that `t` touches, as uint8 of shape (n,) over the same storage."""
+    """View the bytes that `t` touches, as uint8 of shape (n,) over the same storage."""
     touched = region(t)
     return alias(t, torch.uint8, (touched.stop - touched.start,), (1,), 0)

@@ -1,4 +1,4 @@
-"""Graph nodes through `cuda.bindings`: what they hold, and pointing them elsewhere.
+"""Graph nodes through `cuda.bindings`: their contents, and pointing them elsewhere.
 
 The only module that names cuda.bindings, which is imported at first use. Graphs, nodes, streams
 and addresses are plain integers in what this module takes and returns.
@@ -26,8 +26,8 @@ _NEEDED = (
 class Setter(NamedTuple):
     """A prepared call, `function(*arguments)`, that sets a node of an executable graph.
 
-    The call returns a tuple of one code, zero if it worked. `memory` is what the arguments point
-    to.
+    The call returns a tuple of one code, zero if it worked. `memory` keeps the target of the
+    arguments' pointers.
     """
 
     function: Callable[..., Any]
@@ -36,7 +36,7 @@ class Setter(NamedTuple):
 
 
 class NodeError(RuntimeError):
-    """The CUDA driver refused an operation on a graph or one of its nodes."""
+    """A refusal of the CUDA driver, of an operation on a graph or one of its nodes."""
 
 
 @functools.cache
@@ -45,13 +45,13 @@ def _cu() -> Any:
 
 
 def versions() -> tuple[int, str]:
-    """The driver's CUDA version, 1000 * major + 10 * minor, and that of cuda-bindings."""
+    """Read the driver's CUDA version, 1000 * major + 10 * minor, and that of cuda-bindings."""
     number = _call("cuDriverGetVersion")
     return int(number), str(importlib.import_module("cuda.bindings").__version__)
 
 
 def missing() -> list[str]:
-    """The functions that the installed bindings lack."""
+    """List the functions that the installed bindings lack."""
     return [name for name in _NEEDED if not hasattr(_cu(), name)]
 
 
@@ -63,18 +63,18 @@ def _call(name: str, *arguments: Any) -> Any:
 
 
 def is_address(word: int) -> bool:
-    """Whether it is an address that the driver knows."""
+    """Tell whether it is an address that the driver knows."""
     kind = _cu().CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
     return int(_cu().cuPointerGetAttribute(kind, word)[0]) == 0
 
 
 def failure(name: str, code: Any) -> NodeError:
-    """The exception for a code that the driver returned."""
+    """Make the exception for a code that the driver returned."""
     return NodeError(f"{name}: {getattr(code, 'name', code)}")
 
 
 class Memcpy(ctypes.Structure):
-    """CUDA_MEMCPY3D, so that an address in prepared parameters is one attribute store."""
+    """The struct CUDA_MEMCPY3D, to set an address in prepared parameters by an attribute."""
 
     _fields_ = (
         ("srcXInBytes", ctypes.c_size_t),
@@ -115,24 +115,24 @@ class Memcpy(ctypes.Structure):
 
 
 def new_stream() -> int:
-    """A stream of the current device that nobody else has; it does not wait for the legacy one."""
+    """Make a stream of the current device that nobody else has, and that ignores the legacy one."""
     flag = _cu().CUstream_flags.CU_STREAM_NON_BLOCKING
     return int(_call("cuStreamCreate", flag))
 
 
 def launcher(executable: int) -> tuple[Callable[..., Any], Any]:
-    """The function that launches, and its first argument; `stream_handle` makes the second."""
+    """Find the function that launches, and its first argument; `stream_handle` makes the second."""
     return _cu().cuGraphLaunch, _cu().CUgraphExec(executable)
 
 
 def stream_handle(stream: int) -> Any:
-    """A stream in the form that saves the bindings a conversion at each launch."""
+    """Convert a stream to the form that saves the bindings a conversion at each launch."""
     return _cu().CUstream(stream)
 
 
 @contextlib.contextmanager
 def relaxed() -> Generator[None]:
-    """A thread that may allocate and free whatever is being captured meanwhile."""
+    """Let this thread allocate and free whatever is being captured meanwhile."""
     mode = _cu().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = _call("cuThreadExchangeStreamCaptureMode", mode)
     try:
@@ -153,7 +153,7 @@ def copy(target: int, source: int, nbytes: int, stream: int) -> None:
 
 
 def latest(stream: int) -> int:
-    """The node that was captured last on a stream under capture."""
+    """Find the node that was captured last on a stream under capture."""
     dependencies = _call("cuStreamGetCaptureInfo", stream)[3]
     (node,) = dependencies
     return int(node)
@@ -163,7 +163,7 @@ def latest(stream: int) -> int:
 
 
 def can_compile() -> bool:
-    """Whether the bindings have NVIDIA's compiler for kernels."""
+    """Tell whether the bindings have NVIDIA's compiler for kernels."""
     try:
         importlib.import_module("cuda.bindings.nvrtc")
     except ImportError:
@@ -172,14 +172,14 @@ def can_compile() -> bool:
 
 
 def compiled(source: str, name: str, architecture: str) -> Any:
-    """A kernel of the current device from its source, loaded. About 0.1 s."""
+    """Compile a kernel for the current device, and load it. About 0.1 s."""
     image = binary(source, architecture)
     with relaxed():
         return _call("cuModuleGetFunction", _call("cuModuleLoadData", image), name.encode())
 
 
 def binary(source: str, architecture: str) -> bytes:
-    """The machine code of kernels, for a device of an architecture; needs none itself."""
+    """Compile kernels to machine code for an architecture; needs no device."""
     rtc = importlib.import_module("cuda.bindings.nvrtc")
     program = _checked(rtc.nvrtcCreateProgram(source.encode(), b"onelaunch.cu", 0, [], []))
     options = [f"--gpu-architecture={architecture}".encode()]
@@ -220,14 +220,14 @@ def launch_with(
 
 
 OWN = "onelaunch_"
-"""How the names of our own kernels begin."""
+"""Prefix of the names of our own kernels."""
 
 
 # Nodes of a graph.
 
 
 def handles(graph: int) -> list[int]:
-    """The nodes of a graph, in the order in which they were captured."""
+    """List the nodes of a graph, in the order in which they were captured."""
     handle = _cu().CUgraph(graph)
     _, number = _call("cuGraphGetNodes", handle, 0)
     if not number:
@@ -237,7 +237,7 @@ def handles(graph: int) -> list[int]:
 
 
 def kind(node: int) -> str:
-    """``"KERNEL"``, ``"MEMCPY"``, ``"MEMSET"``, ``"EMPTY"`` and so on."""
+    """Name the kind of a node: ``"KERNEL"``, ``"MEMCPY"``, ``"MEMSET"``, ``"EMPTY"`` and so on."""
     found = _call("cuGraphNodeGetType", _node(node))
     return str(_cu().CUgraphNodeType(int(found)).name).removeprefix("CU_GRAPH_NODE_TYPE_")
 
@@ -254,7 +254,7 @@ def set_enabled(executable: int, node: int, enabled: bool) -> None:
 
 
 def memset_address(node: int) -> int:
-    """The address that a memset node writes to."""
+    """Find the address that a memset node writes to."""
     return int(_call("cuGraphMemsetNodeGetParams", _node(node)).dst)
 
 
@@ -267,7 +267,7 @@ class CopyNode:
 
     Attributes:
         fields: the parameters in place; a store to `srcDevice` or `dstDevice` counts at `setter`.
-        linear: whether it copies one run of bytes, which the driver demands for an update.
+        linear: true if it copies one run of bytes, which the driver demands for an update.
     """
 
     def __init__(self, node: int) -> None:
@@ -277,11 +277,11 @@ class CopyNode:
         self.linear = self.fields.Height <= 1 and self.fields.Depth <= 1
 
     def source(self) -> ctypes.c_uint64:
-        """`fields.srcDevice` as a word in place."""
+        """View `fields.srcDevice` as a word."""
         return ctypes.c_uint64.from_buffer(self.fields, Memcpy.__dict__["srcDevice"].offset)
 
     def setter(self, executable: int) -> Setter:
-        """The call that takes `fields` to the executable graph."""
+        """Prepare the call that takes `fields` to the executable graph."""
         context = _call("cuCtxGetCurrent")
         exec_ = _cu().CUgraphExec(executable)
         function = _cu().cuGraphExecMemcpyNodeSetParams
@@ -293,10 +293,10 @@ class KernelNode:
     """A kernel node and a copy of its argument bytes.
 
     Attributes:
-        name: of the kernel.
+        name: the kernel's name.
         shape: grid, block and shared memory.
         blocks: the arguments, each as bytes; one block of all arguments where `packed`.
-        packed: whether the kernel was launched with one buffer of arguments (`extra`).
+        packed: true if the kernel was launched with one buffer of arguments (`extra`).
     """
 
     node: int
@@ -307,7 +307,7 @@ class KernelNode:
 
     @classmethod
     def read(cls, node: int) -> KernelNode | None:
-        """The node's arguments; None where the driver does not tell them."""
+        """Read the node's arguments; None where the driver does not tell them."""
         parameters = _call("cuGraphKernelNodeGetParams", _node(node))
         if not int(parameters.func):
             return None
@@ -323,11 +323,11 @@ class KernelNode:
         return cls(node, name, shape, [_owned(block) for block in blocks], packed)
 
     def word(self, block: int, offset: int) -> ctypes.c_uint64:
-        """The 8 bytes at an offset of a block, in place."""
+        """View the 8 bytes at an offset of a block as a word."""
         return ctypes.c_uint64.from_buffer(self.blocks[block], offset)
 
     def setter(self, executable: int) -> Setter:
-        """The call that takes the words of `blocks` to the executable graph."""
+        """Prepare the call that takes the words of `blocks` to the executable graph."""
         cu = _cu()
         old = _call("cuGraphKernelNodeGetParams", _node(self.node))
         new = cu.CUDA_KERNEL_NODE_PARAMS()
@@ -371,7 +371,7 @@ def _listed(parameters: Any) -> Iterator[bytes]:
 
 
 def packed_arguments(extra: int) -> bytes:
-    """The arguments of a kernel that was launched with one buffer of them."""
+    """Copy the arguments of a kernel that was launched with one buffer of them."""
     # Pairs of a key and a pointer: 1 is the buffer, 2 the place of its size, 0 the end.
     array = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
     found: dict[int, int] = {}
@@ -392,6 +392,6 @@ def apply(setters: Iterable[Setter]) -> None:
 
 
 def try_all(setters: Iterable[Setter]) -> None:
-    """As `apply`, after a failure: the device may refuse these too, and that is not news."""
+    """Try all prepared parameters after a failure; the device may refuse these too."""
     for function, arguments, _ in setters:
         function(*arguments)

@@ -1,4 +1,4 @@
-"""Nodes that copy rows of a tensor whose real sizes vary by launch, and add what is missing.
+"""Nodes that copy rows of a tensor whose real sizes vary by launch, and add the missing rows.
 
 One kernel serves both ways: it fills a tensor of some sizes from one of others, clamping the rows
 where the source ends. A launch patches the caller's address and sizes into its arguments, which
@@ -67,7 +67,7 @@ _TYPES = (
 )
 _BLOCK = 256
 _BLOCKS = 1024
-"""More do not help a copy on any device of today."""
+"""Limit of blocks in a launch. More do not help a copy on any device of today."""
 _SOURCE_END, _TARGET_END = (0, 2, 3), (1, 4, 5)
 """The arguments that a launch patches: the address and two sizes of either end."""
 
@@ -90,7 +90,7 @@ class RowNode:
     """A captured launch of the kernel.
 
     Attributes:
-        dims: of the caller's tensor: those whose sizes are patched; the second may be -1.
+        dims: dimensions of the caller's tensor whose sizes are patched; the second may be -1.
         rest: the address and sizes of the recording's own memory.
     """
 
@@ -100,16 +100,16 @@ class RowNode:
     words: tuple[Any, Any, Any]
 
     def prepared(self, port: int, setter: nodes.Setter) -> tuple[Any, ...]:
-        """What a launch needs, flat: see `point`."""
+        """List the parts that a launch uses, flat: see `point`."""
         function, arguments, _ = setter
         return (port, *self.words, *self.dims, function, arguments)
 
     def setter(self, executable: int) -> nodes.Setter:
-        """The call that takes the words to the executable graph."""
+        """Prepare the call that takes the words to the executable graph."""
         return self.kernel.setter(executable)
 
     def settle(self) -> None:
-        """Point it at the recording's own memory."""
+        """Point the node at the recording's own memory."""
         for word, value in zip(self.words, self.rest, strict=True):
             word.value = value
 
@@ -164,7 +164,7 @@ def _captured(
 
 
 def _blocks(varying: Varying) -> tuple[int, int, int, int, int]:
-    """The shape as [a, p, b, q, bytes], where p and q are the dimensions that vary."""
+    """Write the shape as [a, p, b, q, bytes], where p and q are the dimensions that vary."""
     first = varying.dims[0]
     last = varying.dims[-1]
     shape = varying.shape
@@ -183,7 +183,7 @@ def _product(sizes: Sequence[int]) -> int:
 
 
 def _pattern(varying: Varying) -> int:
-    """The bits of the fill value, repeated to 8 bytes."""
+    """Repeat the bits of the fill value to 8 bytes."""
     value = next((v for v in varying.fill if v is not None), 0)
     one = torch.full((1,), value, dtype=varying.dtype, device="cpu")
     return struct.unpack("<Q", (one.view(torch.uint8).numpy().tobytes() * 8)[:8])[0]

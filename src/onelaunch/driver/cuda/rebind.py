@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from onelaunch.driver.protocol import Capture
 
 _KNOWN = frozenset({"KERNEL", "MEMCPY", "MEMSET", "EMPTY", "WAIT_EVENT", "EVENT_RECORD"})
-"""Kinds of node whose addresses are all visible; with any other, nothing is rebound."""
+"""Kinds of node whose addresses are all visible; beside any other, nothing is rebound."""
 
 _MOST_ALIGNED = 512
 
@@ -68,12 +68,12 @@ def moving_words(mine: bytes, other: bytes, spans: dict[int, Span]) -> Iterator[
 
 @dataclass
 class Found:
-    """What could be re-pointed in one recording.
+    """The arguments that could be re-pointed in one recording.
 
     Attributes:
         words: by port, the places that hold an address of it, each with its distance.
         readers: by port, the nodes that have such places.
-        setters: by node.
+        setters: by node, the calls that take its words to the graph.
         refused: ports that must be copied.
     """
 
@@ -222,7 +222,7 @@ def _inside(address: int, spans: dict[int, Span]) -> set[int]:
 
 
 def _direct(found: Found, ports: set[int]) -> None:
-    """From the next launch on, let kernels read these inputs directly, and copy the others."""
+    """Let kernels read these inputs directly from the next launch on, and copy the others."""
     graph, wiring = found.graph, found.graph.wiring
     nodes.apply(wiring.rest())
     executable = graph.raw[1]
@@ -247,28 +247,28 @@ def _source_bytes(example: Tensor, port: Port) -> Tensor:
 
 
 def flipped(data: Tensor, dtype: torch.dtype) -> Tensor:
-    """The elements in reverse order: other values, and each of them one that the call has."""
+    """Reverse the order of the elements: other values, and each of them one that the call has."""
     size = dtype.itemsize
     whole = data.numel() // size * size
     return torch.cat([data[:whole].view(-1, size).flip(0).flatten(), data[whole:]])
 
 
 def poison(data: Tensor, dtype: torch.dtype) -> Tensor:
-    """What nobody must read: NaN for floats; for others the call's own values, elsewhere, since a
-    garbage index would be an assertion on the device, which ends the process's use of it."""
+    """Make values that nobody must read: NaN for floats; for others the call's own values at other
+    places, since a garbage index would be an assertion on the device, and the end of its use."""
     if dtype.is_floating_point or dtype.is_complex:
         return torch.full_like(data, 0xFF)
     return flipped(data, dtype)
 
 
 def _can_tell(example: Tensor, port: Port) -> bool:
-    """Whether reading the poison instead of the input can be told."""
+    """Tell whether results show that the poison was read instead of the input."""
     data = _source_bytes(example, port)
     return not torch.equal(data, poison(data, example.dtype))
 
 
 class _Trial:
-    """Launches on values that resemble the call's, and what they did, bit for bit."""
+    """Launches on values that resemble the call's, and their results, bit for bit."""
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ class _Trial:
         self._drawn = drawn
 
     def passes(self, ports: set[int]) -> bool:
-        """Whether the recording does the same with and without copies of these inputs."""
+        """Tell whether the recording does the same with and without copies of these inputs."""
         return all(self._agree(ports, flip) for flip in (False, True))
 
     def _agree(self, ports: set[int], flip: bool) -> bool:
@@ -313,7 +313,7 @@ class _Trial:
         return results + written, data
 
     def _sources(self, flip: bool) -> tuple[list[Tensor], dict[int, Tensor]]:
-        """A tensor for each port, and the bytes of those that travel by node, in fresh memory."""
+        """Make a tensor for each port, and the bytes of those by node, in fresh memory."""
         sources: list[Tensor] = []
         data: dict[int, Tensor] = {}
         for number, (example, port) in enumerate(
@@ -343,5 +343,5 @@ class _Trial:
 
 
 def _at(data: Tensor, displacement: int) -> Tensor:
-    """The first element of what travels as `data`."""
+    """Find the first element of the tensor whose bytes travel as `data`."""
     return data[displacement:] if displacement else data

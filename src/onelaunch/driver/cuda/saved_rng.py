@@ -1,4 +1,4 @@
-"""Random state that a callable saves and sets, on CUDA; see `driver.Rewind`.
+"""Random state that a callable saves and sets, on CUDA; see `Rewind`.
 
 The kernels of a graph that draw read a seed and an offset that belong to a generator, and add what
 the capture had drawn from it before them. No capture can take a generator back. So numbers drawn
@@ -32,7 +32,7 @@ from onelaunch.source import user_frame
 
 @dataclass(slots=True, eq=False)
 class _Origin:
-    """Where the default generator stood at a recording's last launch."""
+    """The state of the default generator at a recording's last launch."""
 
     seed: int = 0
     offset: int = 0
@@ -47,15 +47,15 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Saved:
-    """A state that a capture saved. What was handed out becomes a real state at each launch."""
+    """A state that a capture saved. The tensor handed out becomes a real state at each launch."""
 
     state: weakref.ref[Tensor]
     number: int
-    """Among what the capture saved and set."""
+    """Its number among the changes of the capture."""
     place: _Place | None = None
 
     def write(self) -> bool:
-        """Bring the tensor up to date; whether there still is one."""
+        """Bring the tensor up to date; False if it is gone."""
         state, place = self.state(), self.place
         if state is None or place is None:
             return False
@@ -65,7 +65,8 @@ class _Saved:
 
 
 _Change = Literal["save"] | int | _Saved
-"""A state was saved; or set: one that the same capture saved as its nth change, or another."""
+"""A save of a state; or a set: of the state that the same capture saved as its nth change, or of
+another."""
 
 
 @dataclass(eq=False)
@@ -86,16 +87,16 @@ class CudaRewind:
     _stage: Literal["count", "measure", "record"] = "count"
     _changes: list[_Change] = field(default_factory=list[_Change])
     _expected: list[_Change] = field(default_factory=list[_Change])
-    """Of the capture before."""
+    """The changes of the capture before."""
     _drawn: list[int] = field(default_factory=list[int])
-    """How far each stretch moved the stream on, the first before any change."""
+    """Numbers drawn in each stretch, the first before any change."""
     _generators: dict[int, torch.Generator] = field(default_factory=dict[int, torch.Generator])
-    """Which to draw from after a change, by its number."""
+    """The generators to draw from after a change, by its number."""
     _places: list[_Place] = field(default_factory=list[_Place])
-    """Where each stretch begins."""
+    """The place at which each stretch begins."""
     _checked: bool = False
     _beyond: int = 0
-    """How much further the stream is at the end than what the default generator drew."""
+    """Numbers by which the stream is further at the end than the default generator."""
 
     @property
     def used(self) -> bool:
@@ -105,7 +106,7 @@ class CudaRewind:
     # The capture.
 
     def prepare(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Before a capture: make the generators that it may draw from."""
+        """Make the generators that a capture may draw from, before it."""
         self.saved, self._changes = [], []
         numbers = range(len(self._expected))
         if self._stage == "record":
@@ -119,7 +120,7 @@ class CudaRewind:
 
     @contextmanager
     def capturing(self) -> Generator[None]:
-        """While a body runs, on the current stream."""
+        """Replace torch's functions while a body runs, on the current stream."""
         default = torch.cuda.default_generators[self.index]
         stream = bindings._cuda_getCurrentRawStream(self.index)
         refused: list[CaptureError] = []
@@ -168,10 +169,10 @@ class CudaRewind:
                 raise refused[0]  # the body caught it
 
     def finish(self, graph: torch.cuda.CUDAGraph, others: Sequence[torch.Generator]) -> None:
-        """After a capture in which state was saved or set. The graph of the second loses its nodes.
+        """Evaluate a capture that saved or set state. The graph of the second loses its nodes.
 
         Args:
-            others: generators that it draws from besides.
+            others: further generators that it draws from.
         """
         if self._stage != "count" and self._changes != self._expected:
             raise CaptureError("OL106", "random state is saved or set at other places each time")
@@ -218,7 +219,7 @@ class CudaRewind:
         self._beyond = place.distance + self._drawn[-1] - self._drawn_after(-1)
 
     def _drawn_after(self, number: int) -> int:
-        """What is drawn after a change, until the next that sets a state."""
+        """Count the numbers drawn after a change, until the next that sets a state."""
         changes = self._expected
         following = range(number + 1, len(changes))
         stop = next((n for n in following if changes[n] != "save"), len(changes))
@@ -227,7 +228,7 @@ class CudaRewind:
     # Launches.
 
     def launch(self, replay: Callable[[], None]) -> bool:
-        """Replay, with every generator where its numbers begin. Whether there is a need for it."""
+        """Replay, with every generator where its numbers begin. True if the graph needs that."""
         default = torch.cuda.default_generators[self.index]
         origin = self._origin
         origin.seed, origin.offset = default.initial_seed(), default.get_offset()
@@ -247,7 +248,7 @@ class CudaRewind:
         return bool(self._generators or self._beyond) or any(kept)
 
     def _check(self, own: Sequence[torch.Generator], before: Sequence[int]) -> None:
-        """After the first launch: whether it drew as much as was measured."""
+        """Check after the first launch that it drew as much as was measured."""
         self._checked = True
         drawn, *others = [g.get_offset() - b for g, b in zip(own, before, strict=True)]
         expected = list(map(self._drawn_after, self._generators))

@@ -12,7 +12,7 @@ from onelaunch.driver.cuda import nodes
 from onelaunch.driver.protocol import Ambiguities, AmbiguousMatch
 
 Form = Callable[[float], bytes]
-"""How a kernel holds a number: its own bytes, its negative's or its reciprocal's."""
+"""The form of a number in a kernel: its own bytes, its negative's or its reciprocal's."""
 
 
 def _single(value: float) -> bytes:
@@ -49,16 +49,16 @@ class _Place(NamedTuple):
     number: int
     form: Form
     word: ctypes.Array[ctypes.c_char]
-    """The bytes in place."""
+    """The bytes in the block, to be written."""
     offset: int
-    """Of them in their block."""
+    """Their offset in the block."""
 
 
 class CudaScalarPatch:
-    """The places in an executable graph that hold some numbers; see `Dial`.
+    """The places in an executable graph that hold some numbers; see `ScalarPatch`.
 
     Raises:
-        AmbiguousMatch: what looks like one of the numbers may be half an address.
+        AmbiguousMatch: a match may be half an address.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class CudaScalarPatch:
         self.found = frozenset(place.number for place in self._places)
 
     def write(self, numbers: Sequence[float]) -> None:
-        """See `Dial.write`."""
+        """See `ScalarPatch.write`."""
         with self._lock:
             for number, form, word, _ in self._places:
                 word.raw = form(numbers[number])
@@ -103,14 +103,14 @@ class CudaScalarPatch:
 
 
 class Patterns(NamedTuple):
-    """The bytes to look for, and the first 4 of each as a number."""
+    """Bytes to look for, and the first 4 of each as a number."""
 
     whole: dict[bytes, tuple[int, Form]]
     first: frozenset[int]
 
 
 def patterns_of(numbers: Sequence[float]) -> Patterns:
-    """What to look for to find some numbers."""
+    """Make the patterns of some numbers."""
     whole: dict[bytes, tuple[int, Form]] = {}
     for form in FORMS:
         for index, number in enumerate(numbers):
@@ -120,9 +120,9 @@ def patterns_of(numbers: Sequence[float]) -> Patterns:
 
 
 def places(block: ctypes.Array[ctypes.c_char], patterns: Patterns) -> Iterator[tuple[_Place, bool]]:
-    """Where a block of arguments holds one of the patterns, in steps of 4 bytes; and whether that
-    is in doubt: with the 4 bytes after it, one is the address of device memory. These bytes may be
-    padding, with what the stack held before."""
+    """Find the patterns in a block of arguments, in steps of 4 bytes, each with a doubt: with the
+    4 bytes after it, a match may be the address of device memory. These bytes may be padding, with
+    garbage of the stack."""
     content = block.raw
     # Most blocks hold none, and there are a million words in the kernels of a large model.
     if patterns.first.isdisjoint(memoryview(content)[: len(content) // 4 * 4].cast("I")):
@@ -141,6 +141,6 @@ def places(block: ctypes.Array[ctypes.c_char], patterns: Patterns) -> Iterator[t
 
 
 def _is_address(content: bytes, offset: int) -> bool:
-    """Whether 4 bytes may be the lower half of an address."""
+    """Tell whether 4 bytes may be the lower half of an address."""
     word = content[offset : offset + 8]
     return offset % 8 == 0 and len(word) == 8 and nodes.is_address(int.from_bytes(word, "little"))

@@ -13,12 +13,12 @@ import torch
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
 
-bindings: Any = torch._C  # pyright: ignore[reportPrivateUsage]
-"""The part of torch that has no public name: raw streams, allocator pools, cuBLAS workspaces."""
+bindings: Any = torch._C
+"""The part of torch without public names: raw streams, allocator pools, cuBLAS workspaces."""
 
 
 class Order:
-    """Launches that must not overlap, whatever streams they come from.
+    """An order of launches that must not overlap, whatever streams they come from.
 
     A launch holds `lock`, calls `move` if its stream is not `last`, and `mark` afterwards if
     `marked`. As long as all come from one stream of torch's, nothing is recorded: a stream keeps
@@ -39,7 +39,7 @@ class Order:
 
     @contextmanager
     def launch(self, raw: int) -> Generator[None]:
-        """One launch on the current stream, whose handle is `raw`; for those in no hurry."""
+        """Surround a launch on the current stream, whose handle is `raw`, if time is no concern."""
         with self.lock:
             if raw != self.last:
                 self.move(raw)
@@ -62,7 +62,7 @@ class Order:
         self._stream, self.last = stream, raw
 
     def mark(self) -> None:
-        """Record where the last launch ends."""
+        """Record an event at the end of the last launch."""
         self._event.record(self._stream)
 
     def _mark_late(self, stream: torch.cuda.Stream) -> None:
@@ -78,14 +78,14 @@ class Order:
 
 
 def device_index(device: torch.device) -> int:
-    """The index of a CUDA device; the current one's for plain ``cuda``."""
+    """Find the index of a CUDA device; for plain ``cuda`` that of the current one."""
     index = cast("int | None", device.index)
     return torch.cuda.current_device() if index is None else index
 
 
 @functools.cache
 def random_order(index: int) -> Order:
-    """The order of launches that draw random numbers on a device.
+    """Find the order of launches that draw random numbers on a device.
 
     PyTorch (to 2.12 at least) hands all graphs their seed and offset in the same two tensors of a
     generator, filled at each replay; so such launches must not overlap, even those of two pools.
@@ -95,7 +95,7 @@ def random_order(index: int) -> Order:
 
 @functools.cache
 def capture_stream(index: int) -> torch.cuda.Stream:
-    """The stream of every warm-up and capture of a device.
+    """Find the stream of every warm-up and capture of a device.
 
     One that nobody else has: torch hands out 32 streams in turn, so that one of its own may be a
     stream that another thread works on, whose work would be captured too.
@@ -104,7 +104,7 @@ def capture_stream(index: int) -> torch.cuda.Stream:
 
 
 def new_stream(index: int) -> torch.cuda.Stream:
-    """A stream of a device that nobody else has; it lives as long as the process."""
+    """Make a stream of a device that nobody else has; it lives as long as the process."""
     with torch.cuda.device(index):
         if not capabilities().memcpy_nodes:
             return torch.cuda.Stream()
@@ -114,5 +114,5 @@ def new_stream(index: int) -> torch.cuda.Stream:
 
 @functools.cache
 def anything(index: int) -> torch.Tensor:
-    """One byte of device memory, for a node or kernel that has nothing else to do."""
+    """Allocate one byte of device memory, for a node or kernel that has nothing else to do."""
     return torch.zeros(1, dtype=torch.uint8, device=torch.device("cuda", index))

@@ -4,7 +4,7 @@ driver.py     TapeDriver
 recorder.py   the mode that records operations
 graph.py      one recording: its launch, its pool, its numbers
 calls.py      one recorded operation
-ports.py      what a launch copies in and out
-memory.py     where the tensors of a recording live
+ports.py      the copies in and out of a launch
+memory.py     the memory of a recording
 saved_rng.py  random state that a callable saves and sets
 """

@@ -1,12 +1,8 @@
 """The tape: a driver that records ATen operations, and repeats them at the same addresses.
 
-It runs on any machine, over plain CPU tensors or over the emulated device of `emulated`, and gives
-the contract of `driver` without a GPU. It is not fast in the way a CUDA graph is: a launch calls
+It keeps the contract of `Driver` without a GPU. It is not fast as a CUDA graph is: a launch calls
 each recorded operation from Python.
 """
-
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -22,8 +18,6 @@ from torch import Tensor
 from onelaunch.call.dtensor import local
 from onelaunch.call.spec import TensorSpec
 from onelaunch.driver.dispatch import no_functions, raw
-from onelaunch.driver.emulated import device as emulated
-from onelaunch.driver.emulated.storage import NAME, apart, tensor_over
 from onelaunch.driver.protocol import Capture, Graph, Pool, Region, Rewind
 from onelaunch.driver.tape.graph import TapeGraph, TapePool
 from onelaunch.driver.tape.ports import Ports
@@ -39,9 +33,9 @@ _EXCLUSIVE = threading.RLock()
 
 
 class TapeDriver:
-    """Records and replays on the CPU; see `driver.Driver` for what each method promises."""
+    """A driver that records and replays on the CPU; see `Driver` for the promise of each method."""
 
-    tensor_class: type[Tensor] = emulated.TapeTensor
+    tensor_class: type[Tensor] = Tensor
     computes_on_host = True
     records_compiled = False
     demands_capturable = False
@@ -49,7 +43,7 @@ class TapeDriver:
     lock = _EXCLUSIVE
 
     def region(self, t: Tensor) -> Region:
-        """The bytes that `t` touches, as addresses of this process."""
+        """See `Driver.region`."""
         t = local(t)
         start = t.data_ptr()
         storage = t.untyped_storage()._cdata
@@ -70,23 +64,29 @@ class TapeDriver:
         stride: Sequence[int],
         offset: int,
     ) -> Tensor:
-        """A tensor over the storage of `base`; see `Driver.alias`."""
+        """See `Driver.alias`."""
         base = local(base)
-        storage = base.untyped_storage()
         first, rest = divmod(int(base.storage_offset()) * base.itemsize + offset, dtype.itemsize)
         if rest:
             raise ValueError(f"{offset} bytes into {base.shape} is no multiple of {dtype}")
-        if isinstance(base, emulated.TapeTensor):
-            return tensor_over(emulated.TapeTensor, storage, dtype, size, stride, first)
+        return self.over(base.untyped_storage(), dtype, size, stride, first)
+
+    def over(
+        self,
+        storage: torch.UntypedStorage,
+        dtype: torch.dtype,
+        size: Sequence[int],
+        stride: Sequence[int],
+        offset: int,
+    ) -> Tensor:
+        """Make a tensor over a storage, its first element `offset` elements after the first."""
         with raw(), no_functions():
             return torch.empty(0, dtype=dtype, device="cpu").set_(
-                storage, first, tuple(size), tuple(stride)
+                storage, offset, tuple(size), tuple(stride)
             )
 
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
-        """uint8 memory of shape (nbytes,); torch aligns it to 64 bytes."""
-        if device.type == NAME:
-            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+        """See `Driver.empty`; torch aligns it to 64 bytes."""
         recorder = recording()
         with raw(), no_functions():
             block = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
@@ -105,56 +105,47 @@ class TapeDriver:
         return functools.partial(torch.empty_strided, dtype=spec.dtype, device=spec.device)
 
     def varies(self, device: torch.device) -> bool:
-        """Always."""
+        """See `Driver.varies`: they always work."""
         return True
 
     def capturing(self) -> bool:
-        """Whether this thread is inside the body of a capture."""
+        """Tell whether this thread is inside the body of a capture."""
         return recording() is not None
 
     @contextmanager
     def exclusive(self) -> Generator[None]:
-        """One warm-up or capture at a time in the process; re-entrant in a thread."""
+        """See `Driver.exclusive`."""
         with _EXCLUSIVE:
             yield
 
     def new_pool(self, device: torch.device, beside: Pool | None = None) -> TapePool:
-        """A pool without recordings; all launches of a thread are in order."""
-        return TapePool(device)
+        """See `Driver.new_pool`."""
+        return TapePool()
 
     def stream_reader(self, device: torch.device) -> Callable[[], int]:
-        """Always 0: there is one stream."""
+        """See `Driver.stream_reader`: there is one stream, 0."""
         return int
 
     def join(self, streams: Sequence[object]) -> None:
-        """Nothing: there is one stream."""
+        """See `Driver.join`: there is one stream."""
 
     def new_stream(self, device: torch.device) -> object:
-        """None: there is one stream."""
+        """See `Driver.new_stream`: there is one stream."""
         return None
 
     def warmup(self, run: Callable[[], T], device: torch.device, stream: object = None) -> T:
-        """Run: there is one stream."""
+        """See `Driver.warmup`: there is one stream."""
         return run()
 
     def foresee(
         self, run: Callable[[], T], device: torch.device, staged: Sequence[int]
     ) -> tuple[T, int]:
-        """See `Driver.foresee`; plain CPU memory is not watched."""
-        if device.type != NAME:
-            return run(), 0
-        with apart() as arena:
-            buffers = [arena.allocate(nbytes) for nbytes in staged]
-            result = run()
-            del buffers
-        nbytes = arena.reserved_bytes
-        arena.trim()
-        return result, nbytes
+        """See `Driver.foresee`. The host's memory is not watched."""
+        return run(), 0
 
     def rewind(self, device: torch.device, after: Rewind | None = None) -> TapeRewind:
         """See `Driver.rewind`."""
-        assert after is None or isinstance(after, TapeRewind)
-        return TapeRewind(device, after)
+        return TapeRewind([torch], after)
 
     def capture(
         self,
@@ -165,21 +156,16 @@ class TapeDriver:
         bundled: bool = False,
         rewind: Rewind | None = None,
     ) -> tuple[TapeGraph, T]:
-        """Record what `body` does; see `Driver.capture`."""
+        """See `Driver.capture`."""
         assert isinstance(pool, TapePool)
         assert rewind is None or isinstance(rewind, TapeRewind)
         if recording() is not None:
             raise CaptureError("OL109", "A capture was begun during a capture.")
-        with pool.lock:
-            pool.capturing = True
-            pool.earlier = pool.arena.ranges() if pool.arena is not None and pool.graphs() else []
+        with pool.lock, pool.growing():
             try:
                 return self._record(body, pool, generators, rewind)
             except torch.OutOfMemoryError as error:
                 raise CaptureError("OL111", str(error)) from error
-            finally:
-                pool.capturing = False
-                pool.trim()
 
     def _record(
         self,
@@ -217,11 +203,11 @@ class TapeDriver:
         state: Sequence[Tensor],
         generators: Sequence[torch.Generator] = (),
     ) -> Graph:
-        """`graph` itself: the copies of a tape cost little beside its calls."""
+        """Return `graph` itself: copies cost little beside its calls."""
         return graph
 
     def synchronize(self, device: torch.device) -> None:
-        """Nothing: a launch has run when it returns."""
+        """See `Driver.synchronize`: a launch has run when it returns."""
 
 
 def _unknown_operator(error: NotImplementedError) -> CaptureError:

@@ -4,48 +4,41 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import Step
 from onelaunch.driver.dispatch import no_functions, raw
-from onelaunch.driver.emulated import device as emulated
-from onelaunch.driver.emulated.arena import Arena
-from onelaunch.driver.emulated.storage import NAME, block_of
 from onelaunch.driver.protocol import Ambiguities, Graph, Released, Travel
 from onelaunch.driver.tape.calls import Call
-from onelaunch.driver.tape.memory import ArenaMemory, HostMemory
+from onelaunch.driver.tape.memory import HostMemory
 from onelaunch.driver.tape.ports import Port, Ports
 from onelaunch.driver.tape.recorder import recording
 from onelaunch.errors import CaptureError
 
 
 class TapePool:
-    """The recordings that never run at the same time, and the memory that they hold."""
+    """The recordings that never run at the same time. On the CPU they share no memory.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    Attributes:
+        lock: held by captures and launches.
+    """
+
+    def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.capturing = False
         self._graphs: weakref.WeakSet[TapeGraph] = weakref.WeakSet()
         self._listed = threading.Lock()
-        """Held while the graphs are listed, which no launch waits for."""
-        self.arena = Arena(of_graphs=True) if device.type == NAME else None
-        self.earlier: list[tuple[int, int]] = []
-        """The addresses that the arena had before its last capture, if recordings were there."""
+        """A lock of the list of graphs, for which no launch waits."""
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the pool's arena, or of the storages of its recordings on the CPU."""
-        if self.arena is not None:
-            self.trim()  # a recording may have gone without a reset
-            return self.arena.reserved_bytes
+        """Bytes of the storages of all recordings."""
         return sum(g.memory_bytes for g in self.graphs())
 
     def graphs(self) -> list[TapeGraph]:
-        """The recordings that exist."""
+        """List the recordings that exist."""
         with self._listed:
             return list(self._graphs)
 
@@ -60,37 +53,28 @@ class TapePool:
             self._graphs.discard(graph)
 
     def kept_bytes(self, graph: Graph, tensors: Sequence[Tensor]) -> int:
-        """See `Pool.kept_bytes`. On the CPU a recording shares nothing with others."""
-        if self.arena is None:
-            return graph.memory_bytes
-        blocks = {id(b): b for b in map(block_of, _on_device(tensors)) if b.arena is self.arena}
-        return sum(block.nbytes for block in blocks.values())
+        """See `Pool.kept_bytes`."""
+        return graph.memory_bytes
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
         """See `Pool.written_by_others`."""
-        return any(
-            start <= block_of(t).address < stop
-            for t in _on_device(tensors)
-            for start, stop in self.earlier
-        )
+        return False
 
     def memory(self) -> HostMemory:
-        """Where the tensors of one more recording live."""
-        return HostMemory() if self.arena is None else ArenaMemory(self.arena)
+        """Make a place for the tensors of one more recording."""
+        return HostMemory()
 
-    def trim(self) -> None:
-        """Give back what no recording needs any more."""
-        with self.lock:
-            if self.arena is None or self._graphs or self.capturing:
-                return
-            self.arena.trim()
-            if self.arena.reserved_bytes:  # results that somebody holds, no business of the pool's
-                self.arena = Arena(of_graphs=True)
+    @contextmanager
+    def growing(self) -> Generator[None]:
+        """Surround a capture."""
+        yield
+
+    def begin_launch(self) -> None:
+        """Prepare the memory for a launch."""
 
 
 class TapeGraph:
-    """One recording: calls with their arguments bound, in order. Keeps no tensor of the caller's
-    alive."""
+    """One recording: calls with their arguments bound, in order. Keeps no caller's tensor."""
 
     def __init__(self, pool: TapePool, memory: HostMemory, ports: Ports, steps: list[Step]) -> None:
         self.travels: tuple[Travel, ...] = tuple(p.travel for p in ports.inputs)
@@ -118,8 +102,7 @@ class TapeGraph:
             if not self._live:
                 raise Released("this recording was reset, so it cannot be launched")
             with raw(), no_functions():
-                if self._pool.arena is not None:
-                    self._pool.arena.poison()
+                self._pool.begin_launch()
                 for port, source in zip(self._reads, sources, strict=True):
                     port.point(source)
                 for port, target in zip(self._writes, targets, strict=True):
@@ -140,11 +123,10 @@ class TapeGraph:
             self._steps.clear()
             self._reads, self._writes = [], []
             self._pool.discard(self)
-            self._pool.trim()
 
 
 class TapeScalarPatch:
-    """Numbers among the arguments of recorded calls; see `ScalarPatch`."""
+    """The numbers among the arguments of recorded calls; see `ScalarPatch`."""
 
     def __init__(self, pool: TapePool, steps: Sequence[Step], numbers: Sequence[float]) -> None:
         self._pool, self._numbers = pool, numbers
@@ -159,7 +141,3 @@ class TapeScalarPatch:
         with self._pool.lock, raw(), no_functions():
             for call in self._calls:
                 call.turn(turned)
-
-
-def _on_device(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [t for t in tensors if isinstance(t, emulated.TapeTensor)]

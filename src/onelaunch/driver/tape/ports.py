@@ -1,31 +1,38 @@
-"""The ends of a recording of the tape: what a launch copies in and out, and where."""
+"""The ports of a recording of the tape: copies in and out, at addresses told by each launch."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 from torch import Tensor
 
 from onelaunch.driver.dispatch import no_functions, raw
-from onelaunch.driver.emulated import device as emulated
-from onelaunch.driver.emulated.storage import host
 from onelaunch.driver.protocol import Travel
 from onelaunch.driver.rows import first_rows, grow
 from onelaunch.driver.tape.recorder import Recorder
 from onelaunch.sizes.dims import Varying
 
+OnHost = Callable[[Tensor], Tensor]
+
 
 class Port:
     """One copy between the caller's memory and the recording's, at an address set by launch.
 
+    Args:
+        on_host: makes a host tensor over the memory of one of the device.
+
     Attributes:
-        at_once: `point` copies, and no step does.
+        at_once: true if `point` copies, and no step.
     """
 
     at_once = False
 
-    def __init__(self, buffer: Tensor, displacement: int, travel: Travel = "node") -> None:
+    def __init__(
+        self, on_host: OnHost, buffer: Tensor, displacement: int, travel: Travel = "node"
+    ) -> None:
         self.buffer = on_host(buffer)
+        self.on_host = on_host
         self.travel: Travel = travel
         self._displacement = displacement
         self._address = 0
@@ -48,24 +55,21 @@ class CopyPort(Port):
 
     at_once = True
 
-    def __init__(self, buffer: Tensor, travel: Travel) -> None:
-        super().__init__(buffer, 0, travel)
-
     def point(self, t: Tensor) -> None:
-        self.buffer.copy_(on_host(t))
+        self.buffer.copy_(self.on_host(t))
 
 
 class RowPort(Port):
     """A port whose end at the caller may be smaller; `point` takes the caller's tensor itself."""
 
-    def __init__(self, buffer: Tensor, varying: Varying) -> None:
-        super().__init__(buffer, 0, "pad")
+    def __init__(self, on_host: OnHost, buffer: Tensor, varying: Varying) -> None:
+        super().__init__(on_host, buffer, 0, "pad")
         self._rows = self.buffer.view(varying.dtype).view(varying.shape)
         self._varying = varying
         self._end: Tensor | None = None
 
     def point(self, t: Tensor) -> None:
-        self._end = on_host(t)
+        self._end = self.on_host(t)
 
     def bring(self) -> None:
         assert self._end is not None
@@ -79,10 +83,11 @@ class RowPort(Port):
 
 
 class Ports:
-    """What a body may ask for while it is recorded; see `Capture`."""
+    """The ports that a body asks for while it is recorded; see `Capture`."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self._on_host = recorder.memory.on_host
         self.inputs: list[Port] = []
         self.outputs: list[Port] = []
 
@@ -97,11 +102,10 @@ class Ports:
         """Add an input port; see `Capture.input`. The example's bytes are brought in at once."""
         with raw(), no_functions():
             if varying is not None:
-                port = RowPort(buffer, varying)
-            elif travel != "node":
-                port = CopyPort(buffer, travel)
+                port = RowPort(self._on_host, buffer, varying)
             else:
-                port = Port(buffer, displacement)
+                kind = Port if travel == "node" else CopyPort
+                port = kind(self._on_host, buffer, displacement, travel)
             self._recorder.save(port.buffer)
             port.point(source)
             if not port.at_once:
@@ -115,11 +119,9 @@ class Ports:
     def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
         """Add an output port; see `Capture.output`."""
         with raw(), no_functions():
-            port = RowPort(buffer, varying) if varying else Port(buffer, displacement)
+            if varying is None:
+                port = Port(self._on_host, buffer, displacement)
+            else:
+                port = RowPort(self._on_host, buffer, varying)
         self._recorder.steps.append(port.take)
         self.outputs.append(port)
-
-
-def on_host(t: Tensor) -> Tensor:
-    """A CPU tensor over the memory of `t`: `t` itself, unless it is on the emulated device."""
-    return host(t) if isinstance(t, emulated.TapeTensor) else t

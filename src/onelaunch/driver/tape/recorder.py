@@ -1,19 +1,17 @@
-"""Records the ATen operations of a body, and prepares each to run again on the same addresses.
+"""A mode that records the ATen operations of a body, each to run again on the same addresses.
 
 A body runs once, for real, under a dispatch mode. What comes out is a list of calls with their
 arguments bound: a view is no call at all (its address is fixed), an in-place operation is called
 on the same memory, and of any other the result is copied to where it was in the capture.
 """
 
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +19,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.call.dtensor import is_wrapper_subclass
 from onelaunch.driver.aten import Operator, Step, imagined, leaves, mapped, operator, tensors
-from onelaunch.driver.emulated.active import active
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.random_state import RandomState, seeding_line, unwatched, watching_seeds
 from onelaunch.driver.refusals import refusal
@@ -33,10 +30,10 @@ from onelaunch.unwinding import DispatchMode
 
 
 class Memory(Protocol):
-    """Where the recorded tensors live: ordinary host memory, or an emulated device."""
+    """The memory of the recorded tensors."""
 
     def owns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call with these arguments runs on the device that is being recorded."""
+        """Tell whether a call with these arguments runs on the device that is being recorded."""
         ...
 
     def run(
@@ -45,42 +42,54 @@ class Memory(Protocol):
         """Run one operation on tensors of the device: `Recorder.call` with host tensors."""
         ...
 
+    @staticmethod
+    def on_host(t: Tensor) -> Tensor:
+        """Make a host tensor over the same bytes as `t`."""
+        ...
+
     def fixed(self, t: Tensor) -> Tensor:
-        """A host tensor over the same bytes as host tensor `t`, for use at every replay."""
+        """Make a host tensor over the same bytes as host tensor `t`, for use at every replay."""
         ...
 
     def place(self, t: Tensor, defined: bool = True) -> Tensor:
-        """The fresh host tensor `t`, at the address where every replay will write it.
+        """Give the fresh host tensor `t` the address where every replay will write it.
 
         Its values need not be kept where they are not `defined` (by `torch.empty`).
         """
         ...
 
     def external(self, t: Tensor) -> Tensor | None:
-        """All the bytes around host tensor `t` if they existed before the capture, else None."""
+        """View all bytes around host tensor `t` if they existed before the capture, else None."""
         ...
 
     def made(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a recorded operation made this memory."""
+        """Tell whether a recorded operation made this memory."""
         ...
 
 
+class _Active(threading.local):
+    recorder: Recorder | None = None
+
+
+_active = _Active()
+
+
 def recording() -> Recorder | None:
-    """The recorder of the capture whose body this thread is running, or None."""
-    return cast("Recorder | None", active.capture)
+    """Find the recorder of the capture whose body this thread is running, or None."""
+    return _active.recorder
 
 
 @contextmanager
 def recording_with(recorder: Recorder) -> Generator[None]:
     """Record what runs in the context: its operations, and its reads on the host."""
-    active.capture = recorder
+    _active.recorder = recorder
     try:
         seeds, resizes = watching_seeds(recorder.refuse_seed), watching_resizes(recorder.resize)
         with seeds, resizes, recorder.host_reads(), recorder:
             yield
         recorder.finish()
     finally:
-        active.capture = None
+        _active.recorder = None
 
 
 class Recorder(DispatchMode):
@@ -135,7 +144,7 @@ class Recorder(DispatchMode):
         """Run `op` on host tensors, and record it.
 
         Returns:
-            What the operation returned, its fresh results where every replay will write them.
+            The results, the fresh ones at the addresses where every replay will write them.
         """
         if op.is_constant:
             return self._constant(args[0])
@@ -179,7 +188,7 @@ class Recorder(DispatchMode):
         """Record that the body resizes a storage, as FSDP does to free a parameter and to have it
         again."""
         if storage.device.type != "cpu":
-            return  # the emulated device's memory has no such method
+            return  # such memory is given back by the device's own functions
         if self.memory.made(storage):
             raise self.refuse("OL107", "a tensor made in the call is given other memory")
         if storage._cdata not in self._resized:
@@ -199,14 +208,14 @@ class Recorder(DispatchMode):
         self.random.restore()
 
     def refuse(self, code: str, what: str, fix: str | None = None) -> CaptureError:
-        """The error to raise; kept, so that a body that swallows it is refused all the same."""
+        """Make an error to raise, and keep it: a body that swallows it is refused all the same."""
         place = user_frame() or self._line  # the engine's threads have no frame of the user
         error = CaptureError(code, what, where=str(place) if place else None, fix=fix)
         self.refused = self.refused or error
         return error
 
     def refuse_seed(self, method: str) -> CaptureError:
-        """The error for a call of `method` of a generator."""
+        """Make the error for a call of `method` of a generator."""
         return self.refuse("OL106", f"A generator's `{method}` was called during a capture.")
 
     def finish(self) -> None:
@@ -216,7 +225,7 @@ class Recorder(DispatchMode):
             raise self.refused
 
     def host_reads(self) -> HostReads:
-        """Refuses the reads that no dispatcher sees."""
+        """Make the mode that refuses the reads that no dispatcher sees."""
 
         def refuse(code: str, what: str, t: Tensor, fix: str | None) -> None:
             raise self.refuse(code, what, fix)

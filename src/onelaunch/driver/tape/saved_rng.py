@@ -7,7 +7,7 @@ stream of random numbers, and one that has each replay go back there.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -16,22 +16,28 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from onelaunch.driver.emulated.storage import NAME
+from onelaunch.driver.protocol import Rewind
 from onelaunch.driver.rng_functions import UNKNOWN, substituted
 from onelaunch.driver.tape.recorder import Recorder
 
 
 class TapeRewind:
-    """See `driver.Rewind`. Each replay saves its states where the capture saved them."""
+    """Random states that each replay saves where the capture saved them; see `Rewind`.
+
+    Args:
+        modules: modules whose `get_rng_state` and `set_rng_state` programs call.
+        after: the one of a recording whose saved states this one may set.
+    """
 
     done = True
     """See `Rewind.done`."""
 
-    def __init__(self, device: torch.device, after: TapeRewind | None = None) -> None:
-        self._modules = [torch, *([getattr(torch, NAME)] if device.type == NAME else [])]
+    def __init__(self, modules: Sequence[Any], after: Rewind | None = None) -> None:
+        assert after is None or isinstance(after, TapeRewind)
+        self._modules = modules
         self._earlier = [] if after is None else after.states
         self.states: list[Tensor] = []
-        """Those that were saved."""
+        """The states that were saved."""
 
     @property
     def used(self) -> bool:
@@ -40,9 +46,9 @@ class TapeRewind:
 
     @contextmanager
     def capturing(self, recorder: Recorder) -> Generator[None]:
-        """While a body runs under `recorder`."""
+        """Replace torch's functions while a body runs under `recorder`."""
         self.states = []
-        generator = torch.default_generator  # which serves the emulated device too
+        generator = torch.default_generator
 
         def here(*_: Any, **__: Any) -> bool:
             return recorder in _get_current_dispatch_mode_stack()

@@ -1,4 +1,6 @@
-"""The build of `guard.c`, the only C in the package, by the system's compiler at first use.
+"""The only C in the package.
+
+    guard.c  StateGuard's check, built by the system's compiler at first use
 
 Where the build fails, the guard runs in Python: a wheel for each torch and Python is not worth 500
 lines. The library is kept in the user's cache directory, named by the source and the interpreter.

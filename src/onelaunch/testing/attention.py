@@ -1,12 +1,9 @@
-"""Memory-efficient attention on the emulated device, and where its seeds are.
+"""Memory-efficient attention on the emulated device, and the place of its seeds.
 
 As on CUDA: outside of a capture they are on the host, and its backward reads them there; in one
 they are on the device. A backward that finds a seed where it does not look for it is an error here,
 and the end of the process there.
 """
-
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ def refuse_seeds(op: Operator, args: Sequence[Any], captured: bool, device_tenso
 
 
 def with_seeds_on_host(op: Operator, result: Any, host: Callable[[Tensor], Tensor]) -> Any:
-    """A result outside of a capture."""
+    """Bring the seeds of a result to the host: one outside of a capture."""
     places = seeds_of(op.func).results
     if not places:
         return result
@@ -60,7 +57,7 @@ def _weights(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: flo
 
 
 def _kept(like: Tensor, dropout: float, seed: Tensor) -> Tensor | float:
-    """What the weights are multiplied by: 0 where they are dropped."""
+    """Draw the factors of the weights: 0 where they are dropped."""
     if not dropout:
         return 1.0
     generator = torch.Generator().manual_seed(int(seed))

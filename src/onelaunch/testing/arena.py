@@ -5,9 +5,6 @@ handed out again at once, a pool's memory is apart from the rest, and what a sta
 garbage. Here the garbage is 0xFF in every byte, which is NaN in every float format.
 """
 
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import ctypes
@@ -31,7 +28,7 @@ class Block:
     """Allocated bytes, free again when nothing refers to this object.
 
     Attributes:
-        address: of the first byte, a multiple of 512.
+        address: the address of the first byte, a multiple of 512.
         nbytes: the size, rounded up to a multiple of 512.
         host: the same bytes as the storage of CPU tensors; it does not keep the block allocated.
     """
@@ -79,7 +76,7 @@ class Arena:
         return sum(s.nbytes for s in self._segments)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """The addresses `[start, stop)` of the segments."""
+        """List the addresses `[start, stop)` of the segments."""
         return [(s.address, s.address + s.nbytes) for s in self._segments]
 
     @property
@@ -90,7 +87,7 @@ class Arena:
             return self.reserved_bytes - sum(self._free.values())
 
     def allocate(self, nbytes: int) -> Block:
-        """A block of at least `nbytes`, poisoned.
+        """Allocate a block of at least `nbytes`, poisoned.
 
         Raises:
             torch.OutOfMemoryError: the emulated device is at its limit.
@@ -134,9 +131,9 @@ class Arena:
 
     def _grow(self, size: int) -> None:
         nbytes = -(-size // _SEGMENT_BYTES) * _SEGMENT_BYTES
-        if _limit_bytes is not None and reserved_bytes() + nbytes > _limit_bytes:
+        if _limit_bytes is not None and memory_reserved() + nbytes > _limit_bytes:
             raise torch.OutOfMemoryError(
-                f"tape out of memory: {nbytes} bytes wanted, {reserved_bytes()} of "
+                f"tape out of memory: {nbytes} bytes wanted, {memory_reserved()} of "
                 f"{_limit_bytes} reserved"
             )
         memory = mmap.mmap(-1, nbytes)
@@ -161,17 +158,20 @@ class Arena:
         self._free = merged
 
 
-def reserved_bytes() -> int:
-    """Bytes reserved by all arenas."""
+def memory_reserved() -> int:
+    """Count the bytes that the device's arenas hold, in use or not."""
     return sum(a.reserved_bytes for a in list(_arenas))
 
 
-def allocated_bytes() -> int:
-    """Bytes allocated in all arenas."""
+def memory_allocated() -> int:
+    """Count the bytes of the tensors on the device, each rounded up to a multiple of 512."""
     return sum(a.allocated_bytes for a in list(_arenas))
 
 
-def set_limit(nbytes: int | None) -> None:
-    """Let the arenas reserve at most `nbytes` in total; no limit if None."""
+def set_memory_limit(nbytes: int | None) -> None:
+    """Let the device have so many bytes at most; None: no limit.
+
+    Beyond it an allocation raises `torch.OutOfMemoryError`, as on a GPU that is full.
+    """
     global _limit_bytes
     _limit_bytes = nbytes

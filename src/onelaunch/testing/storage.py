@@ -1,12 +1,9 @@
-"""From a tensor of the emulated device to its memory, and back.
+"""The way from a tensor of the emulated device to its memory, and back.
 
 A block belongs to a storage of the device, as an attribute of the storage's Python object, which
 torch keeps for as long as any tensor uses the storage. So a block lives exactly as long as memory
 on a device does, whoever holds it: autograd, `p.data = q`, or Python.
 """
-
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -18,20 +15,20 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from onelaunch.driver.emulated.arena import Arena, Block
+from onelaunch.testing.arena import Arena, Block
 
 T = TypeVar("T", bound=Tensor)
 
 NAME = "tape"
 
 ORDINARY = Arena()
-"""Where tensors live that no capture makes."""
+"""The memory of tensors that no capture makes."""
 
 _of_thread = threading.local()
 
 
 def ordinary() -> Arena:
-    """Where this thread's new tensors live outside a capture."""
+    """Find the arena of this thread's new tensors outside a capture."""
     return getattr(_of_thread, "arena", ORDINARY)
 
 
@@ -47,7 +44,7 @@ def apart() -> Generator[Arena]:
 
 
 def device_storage(block: Block) -> torch.UntypedStorage:
-    """A storage of the device over `block`, which it owns."""
+    """Make a storage of the device over `block`, which it owns."""
     storage: Any = torch._C._construct_storage_from_data_pointer(
         block.address, torch.device(NAME, 0), block.nbytes
     )
@@ -56,7 +53,7 @@ def device_storage(block: Block) -> torch.UntypedStorage:
 
 
 def block_of(t: Tensor) -> Block:
-    """The block in which a device tensor lives."""
+    """Find the block in which a device tensor lives."""
     storage: Any = t.untyped_storage()
     if not hasattr(storage, "block"):  # made inside torch, for no elements
         bind(t, device_storage(ORDINARY.allocate(0)), 0, t.shape, t.stride())
@@ -67,7 +64,7 @@ def block_of(t: Tensor) -> Block:
 def host_over(
     block: Block, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
 ) -> Tensor:
-    """A CPU tensor over the memory of `block`, which it does not keep allocated."""
+    """Make a CPU tensor over the memory of `block`, which it does not keep allocated."""
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
         return torch.empty(0, dtype=dtype, device="cpu").set_(
             block.host, offset, tuple(size), tuple(stride)
@@ -75,7 +72,7 @@ def host_over(
 
 
 def host(t: Tensor) -> Tensor:
-    """A CPU tensor over the memory of the device tensor `t`."""
+    """Make a CPU tensor over the memory of the device tensor `t`."""
     over = host_over(block_of(t), t.dtype, t.shape, t.stride(), int(t.storage_offset()))
     torch._C._set_conj(over, t.is_conj())
     torch._C._set_neg(over, t.is_neg())
@@ -83,7 +80,7 @@ def host(t: Tensor) -> Tensor:
 
 
 def extent_bytes(t: Tensor) -> int:
-    """Bytes from the first element of `t` to the end of its last."""
+    """Count the bytes from the first element of `t` to the end of its last."""
     if t.numel() == 0:
         return 0
     return (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.itemsize
@@ -97,7 +94,7 @@ def tensor_over(
     stride: Sequence[int],
     offset: int,
 ) -> T:
-    """A tensor of class `cls` over the device's `storage`, with `offset` in elements."""
+    """Make a tensor of class `cls` over the device's `storage`, with `offset` in elements."""
     t = Tensor._make_wrapper_subclass(cls, (0,), dtype=dtype, device=torch.device(NAME, 0))
     bind(t, storage, offset, size, stride)
     return t

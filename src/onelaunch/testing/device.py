@@ -1,16 +1,13 @@
-"""An emulated device, `torch.device("tape")`: what a GPU does to a program, on any machine.
+"""An emulated device, `torch.device("tape")`: a GPU's ways with a program, on any machine.
 
 Its tensors are computed by the CPU's kernels, and live in memory of their own. So a host read is
 seen by the dispatcher, devices cannot be mixed, capturable optimizers take its tensors, and memory
-is reused and poisoned as `arena` says. What it does not emulate: streams (everything is
+is reused and poisoned as `arena` says. It does not emulate streams (everything is
 synchronous), generators of its own (the CPU's default generator serves it), pinned memory,
 autocast, and the choice of kernels.
 
-Nothing happens at import; `install` registers the device, once for the process.
+Nothing happens at import; `register_device` does it, once for the process.
 """
-
-# Recording is done with the dispatcher's own tools, which torch keeps in `torch._C`.
-# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -20,14 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import backend_registration
 
 from onelaunch.call.spec import contiguous_stride
 from onelaunch.driver.aten import Operator, copy_bits, mapped, operator, tensors
-from onelaunch.driver.emulated import arena
-from onelaunch.driver.emulated.active import active
-from onelaunch.driver.emulated.arena import Arena, Block
-from onelaunch.driver.emulated.attention import install_attention, refuse_seeds, with_seeds_on_host
-from onelaunch.driver.emulated.storage import (
+from onelaunch.driver.tape.recorder import recording
+from onelaunch.testing import engine
+from onelaunch.testing.arena import Arena, Block
+from onelaunch.testing.attention import install_attention, refuse_seeds, with_seeds_on_host
+from onelaunch.testing.storage import (
     NAME,
     bind,
     block_of,
@@ -38,6 +36,7 @@ from onelaunch.driver.emulated.storage import (
     ordinary,
     tensor_over,
 )
+from onelaunch.testing.torch_module import Module
 
 # May read a tensor of the host: a copy from it, and (as on CUDA) the indices of an indexing.
 TAKES_HOST = frozenset({"aten::copy_", "aten::index.Tensor", "aten::index_put_", "aten::index_put"})
@@ -47,20 +46,15 @@ _library: torch.library.Library | None = None
 Call = Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any]
 
 
-def install() -> None:
-    """Register the device with torch; again is no work. Takes over the PrivateUse1 backend."""
+def register_device() -> None:
+    """Register the device with torch; again is no work."""
     global _library
     if _library is not None:
         return
-    from torch.utils import backend_registration
-
-    from onelaunch.driver.emulated import engine as emulated_engine
-    from onelaunch.driver.emulated.torch_module import Module
-
     backend_registration._setup_privateuseone_for_python_backend(
-        NAME, backend_module=Module(), device_guard=emulated_engine.Guard()
+        NAME, backend_module=Module(), device_guard=engine.Guard()
     )
-    emulated_engine.install()
+    engine.install()
     # `torch.accelerator` takes what allocates a device's memory for an allocator of torch's, and
     # AOTInductor empties its cache. To say that there is none yet leaves it nothing to do.
     torch._C._accelerator_isAllocatorInitialized = lambda: False  # pyright: ignore
@@ -80,20 +74,10 @@ def _factory(func: torch._ops.OpOverload) -> Callable[..., Tensor]:
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     # `torch.tensor(values, device="tape")` comes here: it hides its copy from modes and subclasses.
-    capture = active.capture
-    if capture is not None and source.numel():
-        raise capture.refuse("OL103", "A tensor was made from values of the host in a capture.")
+    recorder = recording()
+    if recorder is not None and source.numel():
+        raise recorder.refuse("OL103", "A tensor was made from values of the host in a capture.")
     return run(operator(torch.ops.aten.copy_.default), (target, source), {})
-
-
-def memory_allocated() -> int:
-    """Bytes of the tensors on the device, rounded up to multiples of 512 each."""
-    return arena.allocated_bytes()
-
-
-def memory_reserved() -> int:
-    """Bytes that the device's arenas hold, in use or not."""
-    return arena.reserved_bytes()
 
 
 class TapeTensor(Tensor):
@@ -114,7 +98,7 @@ class TapeTensor(Tensor):
     # to the host first.
 
     def tolist(self) -> Any:
-        """The values, nested as the dimensions are."""
+        """List the values, nested as the dimensions are."""
         return _read(self, ".tolist()").tolist()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -135,9 +119,9 @@ class TapeTensor(Tensor):
 
 
 def _read(t: Tensor, how: str) -> Tensor:
-    capture = active.capture
-    if capture is not None:
-        raise capture.refuse("OL101", f"The host read a tensor ({how}) in a capture.")
+    recorder = recording()
+    if recorder is not None:
+        raise recorder.refuse("OL101", f"The host read a tensor ({how}) in a capture.")
     return t.detach().cpu()
 
 
@@ -147,27 +131,27 @@ def _from_host(host: Tensor, requires_grad: bool, is_param: bool) -> Tensor:
 
 
 def names_device(value: Any) -> bool:
-    """Whether a ``device`` argument names the emulated device."""
+    """Tell whether a ``device`` argument names the emulated device."""
     return value is not None and torch.device(value).type == NAME
 
 
 class Placer:
-    """Where the fresh results of operations go: an arena, and the blocks just taken from it."""
+    """A place for the fresh results of operations: an arena, and the blocks just taken from it."""
 
     def __init__(self, memory: Arena) -> None:
         self._arena = memory
         self._fresh: dict[int, Block] = {}
 
     def allocate(self, nbytes: int) -> Block:
-        """A block for a result; `storage` hands it over to a tensor."""
+        """Allocate a block for a result; `storage` hands it over to a tensor."""
         block = self._arena.allocate(nbytes)
         self._fresh[block.host._cdata] = block
         return block
 
     def place(self, t: Tensor, defined: bool = True) -> Tensor:
-        """The fresh CPU tensor `t`, moved with its strides to a block of the device.
+        """Move the fresh CPU tensor `t`, with its strides, to a block of the device.
 
-        What is not `defined` (by `torch.empty`) is left as the block was found.
+        Values that are not `defined` (of `torch.empty`) are not copied.
         """
         block = self.allocate(extent_bytes(t))
         placed = host_over(block, t.dtype, t.shape, t.stride(), 0)
@@ -176,7 +160,7 @@ class Placer:
         return placed
 
     def storage(self, host: Tensor) -> torch.UntypedStorage:
-        """The device's storage over a block just allocated, which keeps the block from now on."""
+        """Make the device's storage over a block just allocated, which it keeps from now on."""
         return device_storage(self._fresh.pop(host.untyped_storage()._cdata))
 
 
@@ -193,8 +177,8 @@ def run(
         op: the operation, not a composite one.
         args: its arguments; some are `TapeTensor`s, or `kwargs` names the device.
         kwargs: its keyword arguments.
-        call: what runs it on CPU tensors over the same memory, and places its fresh results.
-        placer: where they go; the ordinary arena by default.
+        call: runs it on CPU tensors over the same memory, and places its fresh results.
+        placer: their place; the ordinary arena by default.
     """
     placer = placer or Placer(ordinary())
     captured, call = call is not None, call or _calling(placer)
@@ -309,7 +293,7 @@ def _resize(t: Tensor, size: Sequence[int], call: Call, placer: Placer) -> None:
 
 
 def wrap_over(storage: torch.UntypedStorage, value: Tensor, base: Tensor | None) -> Tensor:
-    """The device tensor with the layout of CPU tensor `value` over `storage`, a view of `base`."""
+    """Make a device tensor over `storage`, laid out as CPU tensor `value`; a view of `base`."""
     inference = torch.is_inference_mode_enabled() and (base is None or base.is_inference())
     with torch.inference_mode(inference):
         t = tensor_over(

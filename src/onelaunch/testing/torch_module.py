@@ -1,4 +1,4 @@
-"""What torch offers as ``torch.tape`` once the emulated device is installed, as ``torch.cuda`` is.
+"""The module ``torch.tape`` of the emulated device, as ``torch.cuda`` is.
 
 Everything is synchronous, so streams and events order nothing; they are here to be refused where a
 capture refuses them on CUDA.
@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.emulated.active import active
+from onelaunch.driver.tape.recorder import recording
 
 
 def _wait(what: str) -> None:
-    capture = active.capture
-    if capture is not None:
-        raise capture.refuse("OL109", f"{what} waits for the device, during a capture.")
+    recorder = recording()
+    if recorder is not None:
+        raise recorder.refuse("OL109", f"{what} waits for the device, during a capture.")
 
 
 def _set_random(what: str) -> None:
-    capture = active.capture
-    if capture is not None:
-        raise capture.refuse("OL106", f"{what} was called during a capture.")
+    recorder = recording()
+    if recorder is not None:
+        raise recorder.refuse("OL106", f"{what} was called during a capture.")
 
 
 class Event:
@@ -38,15 +38,15 @@ class Event:
         """Mark this moment."""
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Nothing to wait for."""
+        """Return: there is nothing to wait for."""
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds from here to `end`: everything takes no time."""
+        """Count the milliseconds from here to `end`: everything takes no time."""
         _wait("Event.elapsed_time")
         return 0.0
 
     def query(self) -> bool:
-        """Whether the moment is in the past: always."""
+        """Tell whether the moment is in the past: always."""
         _wait("Event.query")
         return True
 
@@ -59,10 +59,10 @@ class Stream:
     """A queue of work that is always empty."""
 
     def wait_stream(self, stream: Stream) -> None:
-        """Nothing to wait for."""
+        """Return: there is nothing to wait for."""
 
     def wait_event(self, event: Event) -> None:
-        """Nothing to wait for."""
+        """Return: there is nothing to wait for."""
 
     def record_event(self, event: Event | None = None) -> Event:
         """Mark this moment."""
@@ -71,7 +71,7 @@ class Stream:
         return event
 
     def query(self) -> bool:
-        """Whether the queue is empty: always."""
+        """Tell whether the queue is empty: always."""
         _wait("Stream.query")
         return True
 
@@ -105,11 +105,11 @@ class Module:
         return False
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """For `torch.autocast`, which checkpointing enters whether it is on or not."""
+        """List types for `torch.autocast`, which checkpointing enters whether it is on or not."""
         return [torch.bfloat16, torch.float16]
 
     def manual_seed_all(self, seed: int) -> None:
-        """Refused during a capture; else torch seeds the CPU's generator, which serves here."""
+        """Refuse during a capture; else torch seeds the CPU's generator, which serves here."""
         _set_random("manual_seed_all")
 
     def get_rng_state(self, device: Any = None) -> Tensor:

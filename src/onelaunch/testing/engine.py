@@ -1,4 +1,4 @@
-"""What hooks raise in autograd's thread of the emulated device, brought to the caller as on CUDA.
+"""Exceptions of hooks in autograd's thread for the emulated device, brought to the caller.
 
 As C++ unwinds what a hook raised there, torch asks the guard of the device what the device's type
 is. That of CUDA answers in C++. A guard in Python is called with the hook's exception still set in
@@ -7,7 +7,7 @@ an active exception``. So the guard keeps the exception, and the engine raises i
 """
 
 # torch keeps both in `torch._C`.
-# pyright: reportPrivateUsage=false, reportUntypedBaseClass=false
+# pyright: reportUntypedBaseClass=false
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from torch.autograd import Variable
 _C: Any = torch._C
 _EMPTY = ((),)
 _any_call = operator.itemgetter(0)
-"""Called from C in a way that the interpreter never makes shorter, leaving its checks out."""
+"""A callable in C that the interpreter always calls with its checks."""
 
 _lost: list[BaseException] = []
-"""What hooks raised, until their backwards have returned."""
+"""Exceptions of hooks, until their backwards have returned."""
 
 
 class Guard(_C._acc.DeviceGuard):
-    """The device's."""
+    """The device's guard, which keeps the exceptions."""
 
     def type_(self) -> Any:
-        """Which device it guards."""
+        """Name the device that it guards."""
         try:
             _any_call(_EMPTY)
         except SystemError as error:  # "returned a result with an exception set"
@@ -42,7 +42,7 @@ class Guard(_C._acc.DeviceGuard):
 
 
 class Engine(_C._ImperativeEngine):
-    """Autograd's, for every device."""
+    """Autograd's engine for every device, which raises the exceptions."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """See `torch.autograd.backward`."""
@@ -55,7 +55,7 @@ class Engine(_C._ImperativeEngine):
 
 
 def install() -> None:
-    """For the process."""
+    """Replace autograd's engine, for the process."""
     Variable._execution_engine = Engine()
     # A thread that is still leaving the last backward must not ask the guard when there is no
     # interpreter any more: that ends the process in the same way.

@@ -1,0 +1,159 @@
+"""Write what docs/ takes from the code: docs/api.md from the docstrings of the public names, and in
+docs/errors.md the table, and the title, reason and fix of each code, from the catalogue. The
+examples of docs/errors.md are written by hand and stay.
+
+    python scripts/write_docs.py            # writes
+    python scripts/write_docs.py --check    # exit code 1 if a page is not up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import onelaunch
+from onelaunch.errors import CATALOGUE
+
+DOCS = Path(__file__).parents[1] / "docs"
+SECTION = re.compile(r"^## (OL\d{3})\b.*\n\n\*\*Why:\*\* (?:.+\n)+\n\*\*Fix:\*\* (?:.+\n)+", re.M)
+TABLE = re.compile(r"^(\| code \| .+\n\|---\|---\|\n)(?:\|.+\n)*", re.M)
+LINK = re.compile(r"#(ol\d{3})\b[\w-]*")
+
+
+def errors(page: str) -> str:
+    """Renew what comes from the catalogue in docs/errors.md.
+
+    Raises:
+        ValueError: a code without a section, or a section without a code.
+    """
+    found = SECTION.findall(page)
+    if found != list(CATALOGUE):
+        raise ValueError(f"docs/errors.md: sections {set(found) ^ set(CATALOGUE)}, or their order")
+    rows = [f"| [{code}](#{code.lower()}) | {e.title} |\n" for code, e in CATALOGUE.items()]
+    page = TABLE.sub(lambda match: match[1] + "".join(rows), page)
+    return links(SECTION.sub(lambda match: section(match[1]), page))
+
+
+def section(code: str) -> str:
+    """Write the head of a section: title, reason and fix."""
+    entry = CATALOGUE[code]
+    parts = (f"**{word}:** {text}." for word, text in (("Why", entry.why), ("Fix", entry.fix)))
+    return f"## {code}: {entry.title}\n\n" + "\n".join(wrapped(part) + "\n" for part in parts)
+
+
+def links(page: str) -> str:
+    """Renew the links to sections of docs/errors.md, whose names are made of the titles."""
+
+    def anchor(match: re.Match[str]) -> str:
+        code = match[1].upper()
+        name = re.sub(r"[^\w\- ]", "", f"{code}: {CATALOGUE[code].title}".lower())
+        return "#" + name.replace(" ", "-")
+
+    return LINK.sub(anchor, page)
+
+
+def api() -> str:
+    """Write docs/api.md."""
+    names = [(name, getattr(onelaunch, name)) for name in onelaunch.__all__]
+    functions = [(n, v) for n, v in names if not isinstance(v, type)]
+    errors = [(n, v) for n, v in names if isinstance(v, type) and issubclass(v, Exception)]
+    classes = [(n, v) for n, v in names if isinstance(v, type) and (n, v) not in errors]
+    text = (
+        "# API\n\nThe docstrings of the public names, as `help(ol.graph)` shows them. Written by\n"
+    )
+    text += "`scripts/write_docs.py`.\n"
+    for title, group in (("Functions", functions), ("Classes", classes), ("Errors", errors)):
+        text += f"\n## {title}\n" + "".join(entry("###", n, v) for n, v in sorted(group, key=first))
+    return text
+
+
+def first(pair: tuple[str, Any]) -> tuple[bool, str]:
+    """Sort `graph` to the front."""
+    return pair[0] != "graph", pair[0]
+
+
+def entry(heading: str, name: str, value: Any) -> str:
+    """Write one function, or a class with its methods and properties."""
+    doc = inspect.getdoc(value) or ""
+    text = f"\n{heading} {name}\n\n"
+    if inspect.isroutine(value) or "\nArgs:" in doc:  # else a class that users do not make
+        text += f"```text\n{name}{arguments(value)}\n```\n\n"
+    text += markdown(doc)
+    if isinstance(value, type):
+        for member, inner in inspect.getmembers(value, is_documented):
+            if not member.startswith("_"):
+                text += entry("####", f"{name}.{member}", inner)
+    return text
+
+
+def is_documented(member: Any) -> bool:
+    """Say whether a member is a method or property of onelaunch's, for users."""
+    code = getattr(getattr(member, "fget", member), "__func__", getattr(member, "fget", member))
+    ours = str(getattr(code, "__module__", "")).startswith("onelaunch")
+    known = inspect.isroutine(member) or isinstance(member, property)
+    return known and ours and bool(doc := inspect.getdoc(member)) and "Internal." not in doc
+
+
+def arguments(value: Any) -> str:
+    """Write a signature, without types: the docstring says them."""
+    signature = inspect.signature(value)
+    bare = [
+        p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"
+    ]
+    text = str(signature.replace(parameters=bare, return_annotation=signature.empty))
+    if len(text) < 80:
+        return text
+    return "(\n    " + text[1:-1].replace(", ", ",\n    ") + ",\n)"
+
+
+def markdown(doc: str) -> str:
+    """Turn a docstring with Google's sections into Markdown."""
+    doc = doc.replace("``", "`")
+    head, *rest = re.split(r"^(\w+):\n", doc, flags=re.M)
+    text = head.strip() + "\n"
+    for name, body in zip(rest[::2], rest[1::2], strict=True):
+        body, after = textwrap.dedent(body), ""
+        if name != "Example":
+            body, _, after = body.partition("\n\n")
+        body = textwrap.dedent(body).strip()
+        if name == "Example":
+            body = f"```text\n{body}\n```"
+        elif name != "Returns":
+            items = re.split(r"\n(?=\S)", body)
+            body = "\n".join(re.sub(r"^([\w, *]+):", r"- `\1`:", item, count=1) for item in items)
+        text += f"\n**{name}:**\n\n{body}\n" + (f"\n{after.strip()}\n" if after else "")
+    return text
+
+
+def wrapped(text: str) -> str:
+    """Break a paragraph into lines of 100."""
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    stale = [path for path, text in pages().items() if path.read_text() != text]
+    for path in stale:
+        print(f"{'not up to date' if check else 'written'}: docs/{path.name}")
+        if not check:
+            path.write_text(pages()[path])
+    return 1 if stale and check else 0
+
+
+def pages() -> dict[Path, str]:
+    """Return the text that each page is to have."""
+    made = {path: links(path.read_text()) for path in sorted(DOCS.glob("*.md"))}
+    made[DOCS / "errors.md"] = errors((DOCS / "errors.md").read_text())
+    made[DOCS / "api.md"] = api()
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""The command `onelaunch`.
+
+commands.py  its subcommands, their options, and the answers to mistakes in them
+progress.py  its progress: a bar on a terminal, a line for each step elsewhere
+
+Exit codes: 0; 1, an engine gave wrong results; 2, the command could not do its work; 130, stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+OK, WRONG, FAILED, STOPPED = 0, 1, 2, 130
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code; messages go to stderr, without a traceback."""
+    try:
+        # Imported here, since Ctrl-C may come as early as that.
+        from onelaunch.cli.commands import execute
+
+        code = execute(argv)
+    except KeyboardInterrupt:
+        code = STOPPED
+    if code == STOPPED:
+        print("stopped before there was anything to show", file=sys.stderr)
+    return code
+
+
+def main() -> None:
+    """Run the command of this process, and end it."""
+    sys.exit(run())

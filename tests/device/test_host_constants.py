@@ -1,0 +1,220 @@
+"""Values of the host's that a call brings to the device: the same at each call, and kept there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+from onelaunch.watch.lifted import Lifted
+
+from .drop_in import assert_same, on_accelerators, replays
+
+Rand = Callable[..., Tensor]
+
+TABLE = torch.arange(3.0)
+LARGE = torch.linspace(-1, 1, 900).reshape(3, 300)
+PICKED = np.array([0, 2])
+MASK = torch.tensor([True, False, True])
+
+
+def filled(x: Tensor) -> Tensor:
+    return torch.empty(3, device=x.device).copy_(torch.tensor([1.0, 2.0, 3.0])) + x
+
+
+def changed(x: Tensor) -> Tensor:
+    """Each call changes a copy, and never the value that is kept."""
+    return torch.tensor([1.0, 2.0, 3.0], device=x.device).add_(1) + x
+
+
+def assigned(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, [0, 2]] = 1.0
+    y[:, [1]] = torch.tensor([5.0]).to(x.device)
+    return y
+
+
+def of_default_device(x: Tensor) -> Tensor:
+    with x.device:
+        return x * torch.tensor([1.0, 2.0, 3.0])
+
+
+PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
+    "tensor": lambda x: x + torch.tensor([1.0, 2.0, 3.0], device=x.device),
+    "number": lambda x: x * torch.tensor(2.5, device=x.device),
+    "new_tensor": lambda x: x + x.new_tensor([1, 2, 3]),
+    "as_tensor": lambda x: x[:, torch.as_tensor(PICKED, device=x.device)],
+    "from_numpy": lambda x: x[:, torch.from_numpy(PICKED).to(x.device)],
+    "arange": lambda x: x * torch.arange(3).to(x.device),
+    "computed": lambda x: x * (torch.arange(3) * 2 - 1).float().to(x.device),
+    "table": lambda x: x + TABLE.to(x.device),
+    "table_like": lambda x: x + TABLE.to(x),
+    "large": lambda x: x @ LARGE.to(x.device),
+    "transposed": lambda x: (x @ LARGE.t().contiguous().t().to(x.device)).sum(1),
+    "least": lambda x: torch.where(
+        x > 0.5, x, torch.tensor(torch.finfo(x.dtype).min, device=x.device)
+    ),
+    "list": lambda x: x[:, [0, 2]] * 2,
+    "last": lambda x: x[[-1]] * 2,
+    "host_index": lambda x: x[:, torch.tensor([0, 2])] * 2,
+    "host_mask": lambda x: x[:, MASK] * 2,
+    "returned": lambda x: (x + 1, torch.tensor([1.0, 2.0], device=x.device)),
+    "empty": lambda x: torch.cat([x.flatten(), torch.tensor([], device=x.device)]),
+    "filled": filled,
+    "changed": changed,
+    "assigned": assigned,
+    "of_default_device": of_default_device,
+}
+
+
+@on_accelerators
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_replays(name: str, grad: bool, rand: Rand) -> None:
+    f = PROGRAMS[name]
+    fast = ol.graph(f)
+    for i in range(6):
+        x, y = (rand(i, 2, 3).requires_grad_(grad) for _ in range(2))
+        with torch.set_grad_enabled(grad):
+            found, expected = fast(x), f(y)
+        assert_same(found, expected)
+        if grad:
+            first = found[0] if isinstance(found, tuple) else found
+            own = expected[0] if isinstance(expected, tuple) else expected
+            first.sum().backward()
+            own.sum().backward()
+            assert_same(x.grad, y.grad)
+    assert replays(fast) == 3
+    assert len(fast.recordings) == 1
+    assert not fast.recordings[0].untraced
+
+
+@on_accelerators
+def test_one_capture_is_enough(rand: Rand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The warm-up shows which values will be wanted."""
+    missed: list[int] = []
+    make = Lifted.make
+
+    def made(self: Lifted) -> None:
+        missed.append(len(self.missing))
+        make(self)
+
+    def f(x: Tensor) -> Tensor:
+        for i in range(5):
+            x = x + torch.tensor([float(i), 1.0, 2.0], device=x.device)
+        return x
+
+    monkeypatch.setattr(Lifted, "make", made)
+    fast = ol.graph(f)
+    with torch.no_grad():
+        for i in range(6):
+            assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+    assert missed == [5]
+    assert replays(fast) == 3
+
+
+@on_accelerators
+def test_state_that_it_comes_from_is_compared(rand: Rand) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = [1.0, 2.0, 3.0]
+            self.table = torch.arange(3.0)
+            self.large = torch.ones(3, 300)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scaled = x * torch.tensor(self.scale, device=x.device) + self.table.to(x.device)
+            return scaled @ self.large.to(x.device)
+
+    model = Scaled()
+    fast = ol.graph(model)
+    with torch.no_grad():
+        for change in (
+            lambda: None,
+            lambda: model.scale.__setitem__(1, 5.0),
+            lambda: model.table.add_(1),
+            lambda: model.large.mul_(2),
+            lambda: setattr(model, "table", torch.zeros(3)),
+        ):
+            change()
+            for i in range(5):
+                assert_same(fast(rand(i, 2, 3)), model(rand(i, 2, 3)))
+    assert replays(fast) > 0
+
+
+def refused(fast: Callable[[Tensor], Tensor], rand: Rand) -> ol.CaptureError:
+    """The error of the first call that is refused."""
+    try:
+        for i in range(9):
+            fast(rand(i, 3))
+    except ol.CaptureError as error:
+        return error
+    raise AssertionError("nothing was refused")
+
+
+@on_accelerators
+@pytest.mark.parametrize(
+    ("moving", "code"),
+    [
+        (lambda x: torch.tensor(time.perf_counter(), device=x.device), "OL117"),
+        (lambda x: torch.tensor([time.perf_counter()] * 99).to(x.device)[:3], "OL117"),
+        (lambda x: torch.rand(3).to(x.device), "OL103"),
+        (lambda x: torch.empty(3).to(x.device) * 0, "OL103"),
+    ],
+    ids=["clock", "clocks", "random", "uninitialized"],
+)
+def test_what_moves_is_refused(moving: Callable[[Tensor], Tensor], code: str, rand: Rand) -> None:
+    fast = ol.graph(lambda x: x + moving(x))
+    with torch.no_grad():
+        error = refused(fast, rand)
+    assert error.code == code
+    assert "test_host_constants.py" in str(error.where)
+
+
+@on_accelerators
+def test_a_host_tensor_that_wants_gradients_is_refused(rand: Rand) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    fast = ol.graph(lambda x: x * weight.to(x.device))
+    assert refused(fast, rand).code == "OL103"
+
+
+@on_accelerators
+def test_values_outlive_what_they_came_from(rand: Rand) -> None:
+    made: list[Any] = []
+    for k in range(6):
+        made.append(ol.graph(lambda x, k=k: x + torch.tensor([k, 1.0, 2.0], device=x.device)))
+    with torch.no_grad():
+        for i in range(8):
+            for k, fast in enumerate(made):
+                expected = rand(i, 3) + torch.tensor([k, 1.0, 2.0]).to(rand(0))
+                assert_same(fast(rand(i, 3)), expected)
+    assert all(replays(fast) == 5 for fast in made)
+
+
+@on_accelerators
+def test_with_buckets(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        rows = torch.arange(x.shape[0]).to(x.device)
+        return x * torch.tensor([1.0, 2.0, 3.0], device=x.device) + rows[:, None]
+
+    fast = ol.graph(f, buckets=ol.Buckets(dim=0, sizes=(4, 8)))
+    with torch.no_grad():
+        for i in range(20):
+            x = rand(i, 1 + i % 8, 3)
+            assert_same(fast(x), f(x))
+    assert replays(fast) > 8
+
+
+@on_accelerators
+def test_ahead_of_time(rand: Rand) -> None:
+    fast = ol.graph(PROGRAMS["tensor"])
+    with torch.no_grad():
+        fast.capture(rand(0, 2, 3))
+        assert_same(fast(rand(1, 2, 3)), PROGRAMS["tensor"](rand(1, 2, 3)))
+    assert replays(fast) == 1

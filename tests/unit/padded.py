@@ -27,5 +27,5 @@ def proof(f: Program, *args: Any, buckets: Buckets = ROWS) -> Proof:
     call = request(buckets, flat, parameters(f))
     bucket = buckets.choose(call.sizes)
     assert bucket is not None
-    rehearsal = DryRun(driver, device, f, ReachableState([("f", f)]), flat.tree)
-    return prove(rehearsal, buckets, call, flat, bucket)
+    dry_run = DryRun(driver, device, f, ReachableState([("f", f)]), flat.tree)
+    return prove(dry_run, buckets, call, flat, bucket)

@@ -1,4 +1,4 @@
-"""A callable with its backward, to show what padding does to gradients."""
+"""A callable with its backward, to compare gradients with and without padding."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from onelaunch.call.tree import flatten, unique
 
 
 class Backprop:
-    """The gradients that a callable's real rows send back, as its result.
+    """A callable whose results are the gradients sent back from the real rows of another's results.
 
-    The first call is at the real size: later ones send back the same from the rows that it had, and
-    0 from all others.
+    The first call is at the real size: later ones send back the same from those rows, and 0 from
+    all others.
 
     Args:
         fn: the callable.
@@ -27,7 +27,7 @@ class Backprop:
         self._shapes: list[torch.Size] = []
         self._parameters: list[Tensor] | None = None
         self.inputs: list[Tensor] = []
-        """The arguments that the next call is to find gradients of."""
+        """The arguments whose gradients the next call returns."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Tensor]:
         with torch.enable_grad():
@@ -49,7 +49,7 @@ class Backprop:
 
 
 def _sent(t: Tensor, real: torch.Size, seed: int) -> Tensor:
-    """What a result is given to send back: random numbers for its real rows."""
+    """Return the gradient that a result sends back: random numbers for its real rows."""
     generator = torch.Generator("cpu").manual_seed(seed)
     random = torch.randn(real, generator=generator, device="cpu").to(t.device, t.dtype)
     sent = torch.zeros_like(t)

@@ -26,11 +26,11 @@ from onelaunch.state.walk import StateWalk
 
 
 class Chunks:
-    """What is known of calls in chunks, by their signatures.
+    """The proofs that calls may be cut into chunks, by signature.
 
     Args:
-        most: for so many signatures it is found out.
-        raises: whether a refusal is raised, and sought anew at the next call; or kept.
+        most: the largest number of signatures that are tried.
+        raises: True to raise a refusal, and try again at the next call; False to keep it.
     """
 
     def __init__(self, buckets: Buckets, callee: Callee, most: int, raises: bool) -> None:
@@ -50,8 +50,8 @@ class Chunks:
     def proof(
         self, driver: Driver, device: torch.device, call: Request, flat: Flat, place: int
     ) -> Proof | CaptureError | None:
-        """That a call may be cut into chunks along the bucketed dimension number `place`, or why it
-        may not; None where there are too many signatures to find out.
+        """Return the proof that a call may be cut into chunks along the bucketed dimension number
+        `place`, or the refusal; None if there are too many signatures to try.
 
         Raises:
             CaptureError: OL140, it may not.
@@ -69,9 +69,9 @@ class Chunks:
             return None
         reached = self._callee.reached(flat)
         guard = _guard(reached.walk())
-        rehearsal = DryRun(driver, device, self._callee.fn, reached, flat.tree)
+        dry_run = DryRun(driver, device, self._callee.fn, reached, flat.tree)
         try:
-            found: Proof | CaptureError = prove_chunks(rehearsal, self._buckets, call, flat, place)
+            found: Proof | CaptureError = prove_chunks(dry_run, self._buckets, call, flat, place)
         except CaptureError as error:
             if self._raises:
                 raise
@@ -81,7 +81,7 @@ class Chunks:
 
 
 def _guard(state: StateWalk) -> StateGuard:
-    """Of the flags and numbers that may lead the callable another way."""
+    """Return a guard of the flags and numbers on which the callable may branch."""
     held = [(slot, value) for slot, value in state.held.values() if state.is_read(slot)]
     return StateGuard([pair for pair in held if is_plain(pair[1])], [])
 
@@ -89,7 +89,7 @@ def _guard(state: StateWalk) -> StateGuard:
 def chunks(
     call: Request, flat: Flat, place: int, step: int
 ) -> Iterator[tuple[Sizes, tuple[Any, ...], dict[str, Any]]]:
-    """The sizes, arguments and keyword arguments of each piece: `step` rows, and those left over.
+    """Return the sizes, arguments and keyword arguments of each chunk: `step` rows, or the rest.
     Their tensors are views."""
     size = call.sizes[place]
     for start in range(0, size, step):
@@ -100,7 +100,7 @@ def chunks(
 
 
 def joined(parts: Sequence[Flat], proof: Proof, place: int) -> Any:
-    """The results of all chunks as one; its tensors are new memory."""
+    """Return the results of all chunks as one; its tensors are new memory."""
     whole: list[Tensor] = []
     for number in range(len(parts[0].tensors)):
         dim = next(f.dim for f in proof.follows[number] if f.place == place)
@@ -109,6 +109,6 @@ def joined(parts: Sequence[Flat], proof: Proof, place: int) -> Any:
 
 
 def _rows(t: Tensor, how: Padded | None, place: int, start: int, count: int) -> Tensor:
-    """So many rows of an argument, from one on, if it follows that bucketed dimension."""
+    """Return `count` rows of an argument from `start`, if it has that bucketed dimension."""
     dim = None if how is None else how.dim_of(place)
     return t if dim is None else t.narrow(dim, start, count)

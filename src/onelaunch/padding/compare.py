@@ -1,4 +1,4 @@
-"""Whether results at two sizes agree: in their values, their layout, and how their sizes follow."""
+"""The comparison of results at two sizes: values, layout, and shapes that follow the size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from onelaunch.watch.operations import DecomposingMode
 
 
 def line(dim: int, place: int, sizes: dict[Sizes, int]) -> Follow | None:
-    """The line through these sizes of a dimension, if it depends on that one bucketed size."""
+    """Return the line through these sizes of a dimension, if it depends on that bucketed size
+    alone."""
     by_size: dict[int, int] = {}
     for bucketed, size in sizes.items():
         if by_size.setdefault(bucketed[place], size) != size:
@@ -43,11 +44,11 @@ Form = tuple[object, ...]
 
 
 class Followed(NamedTuple):
-    """A bucket that was followed at both of its ends.
+    """A bucket whose taint was followed at both of its ends.
 
     Attributes:
-        follows: how its results follow the size.
-        shapes: at each size that was run, those of all operations.
+        follows: the dimensions of its results that follow the size.
+        shapes: size of a run -> shapes of all its operations.
     """
 
     bucket: Sizes
@@ -55,7 +56,7 @@ class Followed(NamedTuple):
     shapes: dict[Sizes, tuple[int, ...]]
 
     def on_lines(self, shapes: dict[Sizes, tuple[int, ...]]) -> bool:
-        """Whether those of another bucket follow the size as they do in this one."""
+        """Return whether another bucket's shapes follow the size as this one's do."""
         points = {**self.shapes, **shapes}
         if len({len(found) for found in points.values()}) > 1:
             return False  # an operation for each row
@@ -69,31 +70,31 @@ class Followed(NamedTuple):
 
 @dataclass(slots=True)
 class Known:
-    """The buckets of a callable that were followed, by the form of their runs. A smaller one of the
-    same form runs at its smallest size alone, a second and third point of the same lines."""
+    """The followed buckets of a callable, by the form of their runs. A smaller bucket of the same
+    form runs at its smallest size only: a second and third point of the same lines."""
 
     followed: dict[Form, Followed] = field(default_factory=dict[Form, Followed])
 
     def larger(self, form: Form | None, bucket: Sizes) -> Followed | None:
-        """A bucket of this form that is larger in every dimension."""
+        """Return a bucket of this form that is larger in every dimension, or None."""
         found = None if form is None else self.followed.get(form)
         fits = found is not None and all(map(operators.ge, found.bucket, bucket))
         return found if fits else None
 
 
 _PIECE = 2**20
-"""Elements that are compared at once, in 20 bytes of the device's memory each."""
+"""Number of elements that are compared at once, in 20 bytes of the device's memory each."""
 _SAMPLE = 2**14
-"""Elements of which the usual magnitude of a result is taken."""
+"""Number of elements from which the usual magnitude of a result is taken."""
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Whether two results are the same but for rounding, element by element; integers exactly.
-    Waits for the device once.
+    """Return whether two results are the same except for rounding, element by element; integers
+    exactly. Waits for the device once.
 
-    Kernels of another size round differently, and TF32 and bfloat16 do so much; what this is to
-    find is far beyond that. Where a sum cancels, rounding is that of what was summed, so that an
-    element may differ by a share of what is usual in its result as well.
+    Kernels of another size round differently, TF32 and bfloat16 by much; dependence on padding is
+    far beyond that. If a sum cancels, its rounding is that of its terms, so an element may also
+    differ by a share of the usual magnitude of its result.
     """
     if not a.numel():
         return True
@@ -111,7 +112,7 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 
 def rounding(t: Tensor) -> float:
-    """What kernels of other sizes may differ by, relative to what they compute with."""
+    """Return the relative rounding error by which kernels of other sizes may differ."""
     if t.dtype in (torch.float64, torch.complex128):
         return 1e-6
     if t.dtype in (torch.float32, torch.complex64):
@@ -120,7 +121,7 @@ def rounding(t: Tensor) -> float:
 
 
 def _usual(t: Tensor) -> Tensor:
-    """The median magnitude of elements that are not 0, 0-dim."""
+    """Return the median magnitude of elements that are not 0, 0-dim."""
     flat = t.reshape(-1)[:: -(-t.numel() // _SAMPLE)].abs()
     found = torch.where((flat > 0) & flat.isfinite(), flat, torch.nan).nanmedian()
     return torch.where(found.isnan(), 0, found)
@@ -133,8 +134,8 @@ def _agree(a: Tensor, b: Tensor, tolerance: float, usual: Tensor) -> Tensor:
 
 
 class Jitter(DecomposingMode):
-    """A run with rounding errors larger than any kernel's: an integer that it does not change may
-    not change with the kernel either."""
+    """A mode that adds rounding errors larger than any kernel's: an integer that they do not change
+    must not change with the kernel either."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

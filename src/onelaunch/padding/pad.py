@@ -1,4 +1,4 @@
-"""Tensors to the size of a bucket, and results back to the size that was asked for."""
+"""Padding: arguments grown to the size of a bucket, results cut back to the call's size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Request(NamedTuple):
 
     Attributes:
         sizes: of the bucketed dimensions.
-        padded: for each tensor how it is padded, or None.
+        padded: for each tensor its padding, or None.
     """
 
     sizes: Sizes
@@ -33,7 +33,7 @@ class Request(NamedTuple):
 
 
 def parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """The names by which positional arguments can be named; none where nothing tells."""
+    """Return the names of the positional parameters; empty if the signature is unknown."""
     return tuple(p.name for p in _signature(fn) or () if p.kind in _POSITIONAL)
 
 
@@ -49,10 +49,10 @@ def _signature(fn: Callable[..., Any]) -> list[inspect.Parameter] | None:
 
 
 def check_named(buckets: Buckets, fn: Callable[..., Any], name: str) -> None:
-    """Refuse what is said of arguments that `fn` cannot have, as far as its signature tells.
+    """Refuse buckets that name arguments which `fn` cannot have, as far as its signature is known.
 
     Raises:
-        ArgumentError: OL401, naming the parameters that there are.
+        ArgumentError: OL401, with the names of the parameters.
     """
     found = _signature(fn)
     kinds = {p.kind for p in found or ()}
@@ -60,8 +60,8 @@ def check_named(buckets: Buckets, fn: Callable[..., Any], name: str) -> None:
     others = found is None or inspect.Parameter.VAR_KEYWORD in kinds
     names = [p.name for p in found or () if not p.kind.name.startswith("VAR_")]
     count = len(parameters(fn))
-    for option, said in (("dims", buckets.dims), ("pad", buckets.pad)):
-        for key in said:
+    for option, stated in (("dims", buckets.dims), ("pad", buckets.pad)):
+        for key in stated:
             if isinstance(key, int):
                 known = several or 0 <= key < count
             elif "[" in key:
@@ -78,7 +78,7 @@ def check_named(buckets: Buckets, fn: Callable[..., Any], name: str) -> None:
 
 
 def check_outputs(buckets: Buckets, results: Sequence[Tensor]) -> None:
-    """Refuse what is said of results, or of dimensions of them, that there are not.
+    """Refuse buckets that name results, or dimensions of results, that do not exist.
 
     Raises:
         ArgumentError: OL401.
@@ -96,14 +96,14 @@ def check_outputs(buckets: Buckets, results: Sequence[Tensor]) -> None:
 
 
 def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
-    """Which tensors of a call are padded in which dimensions, and to what sizes they come.
+    """Return the sizes of a call, and the dimensions in which each of its tensors is padded.
 
-    A tensor whose dimensions are not stated is padded where it has the bucketed dimension and the
-    size of the others; one of size 1 there is broadcast, and left as it is.
+    A tensor whose dimensions are not stated is padded if it has the bucketed dimension and the
+    others' size there; one of size 1 is broadcast, and left as it is.
 
     Raises:
-        ArgumentError: OL402, the arguments do not agree on a size; OL401, one cannot hold what is
-            to fill its padding.
+        ArgumentError: OL402, the arguments do not agree on a size; OL401, one cannot hold the
+            value that fills its padding.
     """
     stated = [_stated(buckets.dims, path, names) for path in flat.paths]
     fills = [_stated(buckets.pad, path, names) for path in flat.paths]
@@ -117,12 +117,11 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
         ]
         size = _common(flat, stated, found, place)
         sizes.append(size)
-        for t, dims, fill, mine in zip(flat.tensors, found, fills, grown, strict=True):
+        for t, dims, fill, own in zip(flat.tensors, found, fills, grown, strict=True):
             value = None if fill is None else fill[place]
-            mine += [(dim, place, value) for dim in dims if t.shape[dim] == size]
+            own += [(dim, place, value) for dim in dims if t.shape[dim] == size]
     padded = tuple(
-        Padded(*(tuple(part) for part in zip(*mine, strict=True))) if mine else None
-        for mine in grown
+        Padded(*(tuple(part) for part in zip(*own, strict=True))) if own else None for own in grown
     )
     return Request(tuple(sizes), padded)
 
@@ -137,8 +136,7 @@ def _check_fills(flat: Flat, fills: Sequence[tuple[Number | None, ...] | None]) 
 
 @functools.lru_cache(1024)
 def _holds(dtype: torch.dtype, value: Number) -> bool:
-    """Whether a tensor of this type can be filled with a number, and then has that value but for
-    rounding."""
+    """Return whether a tensor of this type can hold a number, except for rounding."""
     if dtype == torch.bool:
         return value in (0, 1)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:  # torch takes no others
@@ -150,7 +148,7 @@ def _holds(dtype: torch.dtype, value: Number) -> bool:
 
 
 def _dims_of(t: Tensor, given: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The dimensions that a tensor has of those given."""
+    """Return the given dimensions that a tensor has."""
     dims = () if given is None else (given,) if isinstance(given, int) else tuple(given)
     return tuple(dim for dim in dims if dim < t.dim())
 
@@ -158,11 +156,11 @@ def _dims_of(t: Tensor, given: int | Sequence[int] | None) -> tuple[int, ...]:
 def _common(
     flat: Flat, stated: Sequence[object], dims: Sequence[tuple[int, ...]], place: int
 ) -> int:
-    """The size that all arguments agree on."""
+    """Return the size that all arguments agree on."""
     named = [
         (path, t.shape[dim], given is not None)
-        for path, t, mine, given in zip(flat.paths, flat.tensors, dims, stated, strict=True)
-        for dim in mine
+        for path, t, own, given in zip(flat.paths, flat.tensors, dims, stated, strict=True)
+        for dim in own
     ]
     if not named:
         fix = 'name the dimension of each argument: Buckets(..., dims={"x": 0})'
@@ -179,7 +177,7 @@ def _common(
 def _stated(
     mapping: Mapping[Key, tuple[Any, ...]], path: str, names: Sequence[str]
 ) -> tuple[Any, ...] | None:
-    """What is said of an argument, by path, position, parameter or the name of a keyword."""
+    """Return the option for an argument, by path, position, parameter or keyword."""
     if not mapping:
         return None
     if path in mapping:
@@ -198,8 +196,8 @@ def _stated(
 
 
 def dense_stride(t: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a dense tensor of another shape, its dimensions in the order of those of `t`,
-    as an elementwise operation would make it."""
+    """Return the strides of a dense tensor of another shape whose dimensions are in the order of
+    `t`'s, as an elementwise operation would make it."""
     order = list(range(t.dim()))
     if not t.is_contiguous():
         order.sort(key=lambda d: -t.stride(d))
@@ -213,7 +211,7 @@ def dense_stride(t: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def bucket_shape(t: Tensor, padded: Padded, bucket: Sizes) -> list[int]:
-    """The shape of an argument at the size of the bucket."""
+    """Return the shape of an argument at the size of the bucket."""
     shape = list(t.shape)
     for dim, place in zip(padded.dims, padded.places, strict=True):
         shape[dim] = bucket[place]
@@ -221,7 +219,7 @@ def bucket_shape(t: Tensor, padded: Padded, bucket: Sizes) -> list[int]:
 
 
 def pad(t: Tensor, padded: Padded, bucket: Sizes) -> Tensor:
-    """`t` with rows added up to the size of the bucket; `t` itself where there are none to add.
+    """Return `t` with rows added up to the size of the bucket; `t` itself if it has that size.
 
     The result is new memory, dense in the order of the dimensions of `t`. Under autograd nothing
     flows back from the added rows.
@@ -263,7 +261,7 @@ def each_once(
     padded: Sequence[Padded | None],
     change: Callable[[Tensor, Padded | None], Tensor],
 ) -> list[Tensor]:
-    """Each tensor changed; one that is given twice stays one."""
+    """Return each tensor changed; a tensor that occurs twice is changed once."""
     made: dict[tuple[int, Padded | None], Tensor] = {}
     for t, how in zip(tensors, padded, strict=True):
         if (id(t), how) not in made:
@@ -272,7 +270,7 @@ def each_once(
 
 
 def resized(t: Tensor, padded: Padded, sizes: Sizes) -> Tensor:
-    """An example of another size: rows of `t` as they come, and again from the first on."""
+    """Return an example of another size: the rows of `t`, repeated from the first."""
     shape = bucket_shape(t, padded, sizes)
     made = t.detach()
     for dim in padded.dims:
@@ -282,7 +280,7 @@ def resized(t: Tensor, padded: Padded, sizes: Sizes) -> Tensor:
 
 
 def varying(t: Tensor, padded: Padded) -> Varying | None:
-    """How the driver is to grow an argument to `t`; None where it cannot."""
+    """Return how the driver must grow an argument to `t`; None if it cannot."""
     pairs = sorted(zip(padded.dims, padded.fill, strict=True), key=lambda pair: pair[0])
     values = {value for _, value in pairs if value is not None}
     if not t.is_contiguous() or len(pairs) > 2 or len(values) > 1 or t.itemsize > 8:
@@ -293,7 +291,7 @@ def varying(t: Tensor, padded: Padded) -> Varying | None:
 
 @dataclass(slots=True)
 class Proof:
-    """How the results at a bucket's size are taken back to a real one.
+    """The proven cut of results at a bucket's size to a real size.
 
     Attributes:
         follows: for each tensor of the result, the dimensions that follow the sizes.
@@ -307,7 +305,7 @@ class Proof:
 
 
 def cut_shape(shape: Sequence[int], follows: Sequence[Follow], sizes: Sizes) -> list[int]:
-    """The shape of a result at the sizes that were asked for."""
+    """Return the shape of a result at the call's sizes."""
     found = list(shape)
     for f in follows:
         found[f.dim] = f.scale * sizes[f.place] + f.more
@@ -315,7 +313,7 @@ def cut_shape(shape: Sequence[int], follows: Sequence[Follow], sizes: Sizes) -> 
 
 
 def cut(t: Tensor, follows: Sequence[Follow], sizes: Sizes) -> Tensor:
-    """The real rows of a result, laid out as eager would; `t` itself where all are real."""
+    """Return the real rows of a result, laid out as in eager; `t` itself if all are real."""
     shape = cut_shape(t.shape, follows, sizes)
     if shape == list(t.shape):
         return t

@@ -1,10 +1,10 @@
-"""Whether a callable may be run at a padded size, and how its results are cut back.
+"""The proof that a callable may run at a padded size, and the cuts of its results.
 
-It is run at real sizes and at the bucket's, on state that is put back: values are compared with
-those at the real size, under random inputs and under the caller's; the trace of every operation
-says whether real rows depend on padded ones where values do not show it; and shapes at two sizes
-say which dimension of a result follows which bucketed one. A proof is of one bucket: of the next
-only how results follow the sizes is taken over, where its own runs agree.
+The callable runs at real sizes and at the bucket's, on state that is rolled back. Values are
+compared with those at the real size, for random inputs and the caller's; taint analysis finds real
+rows that depend on padded ones where values do not show it; and shapes at two sizes show which
+dimension of a result follows which bucketed one. A proof is of one bucket: the next takes over only
+how results follow the sizes, if its own runs agree.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from onelaunch.sizes.buckets import Buckets, Sizes, shown
 from onelaunch.sizes.dims import Follow, Padded
 
 _ROUNDED = 3
-"""Runs with rounding errors, of which an integer has to survive each."""
+"""Number of runs with rounding errors, each of which an integer must survive."""
 _REPEATED = "leave out pad={...} of that argument: padding repeats the last real row then"
 _UNDRAWN = "call `.eval()`, set dropout to 0, or say `independent=True`"
-# Of size 1 a transposed tensor is contiguous, and torch takes other operations for those.
+# At size 1 a transposed tensor is contiguous, and torch takes other operations.
 _ALONE = "a bucket of its own for size 1, where torch may take other operations: sizes=(1, ...)"
 
 
 def prove(
-    rehearsal: DryRun,
+    dry_run: DryRun,
     buckets: Buckets,
     call: Request,
     flat: Flat,
@@ -54,28 +54,26 @@ def prove(
     known: Known | None = None,
     gradients: bool = False,
 ) -> Proof:
-    """Show that padding to `bucket` changes no real row, and learn how to cut.
+    """Prove that padding to `bucket` changes no real row, and find the cuts of the results.
 
     Args:
-        call: how the arguments in `flat`, of any size of that bucket, are padded.
-        gradients: whether it is captured with its backward.
+        call: the padding of the arguments in `flat`, which may have any size of that bucket.
+        gradients: True if it is captured with its backward.
 
     Raises:
         CaptureError: OL140, naming the operation, its line and the result.
     """
-    proving = _Proving(rehearsal, buckets, call, flat, bucket, known or Known())
+    proving = _Proving(dry_run, buckets, call, flat, bucket, known or Known())
     proof = proving.prove()
     if gradients:
         proving.check_gradients()
     return proof
 
 
-def prove_chunks(
-    rehearsal: DryRun, buckets: Buckets, call: Request, flat: Flat, place: int
-) -> Proof:
-    """Show that a call may be cut into chunks along the bucketed dimension number `place`.
+def prove_chunks(dry_run: DryRun, buckets: Buckets, call: Request, flat: Flat, place: int) -> Proof:
+    """Prove that a call may be cut into chunks along the bucketed dimension number `place`.
 
-    Rows before a cut must not depend on those behind it, which padding shows, nor the other way.
+    Rows before a cut must not depend on rows behind it, which padding shows, nor the reverse.
 
     Raises:
         CaptureError: OL140, naming the operation, its line and the result.
@@ -84,21 +82,21 @@ def prove_chunks(
         if how is not None and how.places.count(place) > 1:
             what = f"`{path}` has rows and columns, which cannot be cut into chunks"
             raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
-    proving = _Proving(rehearsal, buckets, call, flat, buckets.largest)
+    proving = _Proving(dry_run, buckets, call, flat, buckets.largest)
     proof = proving.prove()
-    if not proof.follows:  # of one bucket with one size
+    if not proof.follows:  # a single bucket with a single size
         proof.follows = proving.unpadded()
     for number, follows in enumerate(proof.follows):
         if not any((f.place, f.scale, f.more) == (place, 1, 0) for f in follows):
             what = f"result {number} has no rows of its own for each piece"
             raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
-    proving.check_pieces(proof, place)
+    proving.check_chunks(proof, place)
     return proof
 
 
 @dataclass(slots=True)
 class _Proving:
-    rehearsal: DryRun
+    dry_run: DryRun
     buckets: Buckets
     call: Request
     flat: Flat
@@ -107,15 +105,15 @@ class _Proving:
     results: dict[Sizes, Flat] = field(default_factory=dict[Sizes, Flat])
     written: set[int] = field(default_factory=set[int])
     form: Form | None = None
-    """Of the run at the smallest size, where nothing is asserted."""
-    slight: bool = False
-    """Whether at the smallest size less may happen than at larger ones."""
+    """Form of the run at the smallest size; None if the caller asserts independence."""
+    degenerate: bool = False
+    """True if the run at the smallest size may do less than runs at larger ones."""
     shapes: dict[Sizes, tuple[int, ...]] = field(default_factory=dict[Sizes, tuple[int, ...]])
 
     def prove(self) -> Proof:
         least = self.buckets.smallest(self.bucket)
         most = tuple(max(b - 1, n) for b, n in zip(self.bucket, least, strict=True))
-        if least == self.bucket:  # only ever called at that size
+        if least == self.bucket:  # no other size is served
             return Proof()
         padded, larger = self._random_pair(least), None
         if self.buckets.independent:
@@ -123,7 +121,7 @@ class _Proving:
                 self.results[most] = self._real(most, None)
         else:
             larger = self.known.larger(self.form, self.bucket)
-            if larger is not None and self.slight and not larger.on_lines(self.shapes):
+            if larger is not None and self.degenerate and not larger.on_lines(self.shapes):
                 larger = None
             if larger is None:
                 padded = self._pair(most)
@@ -136,12 +134,12 @@ class _Proving:
         if larger is None:
             self.known.followed[self.form] = Followed(self.bucket, proof.follows, self.shapes)
         elif larger.follows != proof.follows:
-            return self._cuts(self._pair(most))  # unlike the larger bucket's: look closer
+            return self._cuts(self._pair(most))  # unlike the larger bucket's
         return proof
 
     def _corners(self, least: Sizes) -> list[Sizes]:
-        """Sizes that are the bucket's in one dimension and the smallest in the others: they tell
-        which of several sizes a dimension follows."""
+        """Return sizes that are the bucket's in one dimension and the smallest in the others: they
+        show which of several sizes a dimension follows."""
         mixed = [i for i, (n, b) in enumerate(zip(least, self.bucket, strict=True)) if n < b]
         ends = list(enumerate(zip(least, self.bucket, strict=True)))
         corners = [tuple(b if i == place else n for i, (n, b) in ends) for place in mixed]
@@ -161,10 +159,10 @@ class _Proving:
         inputs: Sequence[Tensor] | None = None,
         padded: bool = False,
     ) -> Flat:
-        """A run at these sizes, of rows of the caller's where nothing else is given."""
+        """Run at these sizes, by default on the caller's rows."""
         try:
             given = self._inputs(sizes) if inputs is None else inputs
-            return self.rehearsal.run(given, mode or Trace())
+            return self.dry_run.run(given, mode or Trace())
         except CaptureError:
             raise
         except Exception as error:
@@ -177,7 +175,7 @@ class _Proving:
         return Samples(self.flat.tensors, self.call.padded, self.bucket, random, positive)
 
     def _random_pair(self, sizes: Sizes) -> Flat:
-        """`_pair` on random numbers; on the caller's where it takes numbers of another kind."""
+        """Run `_pair` on random numbers, or on the caller's if it fails on random ones."""
         try:
             return self._pair(sizes, random=True)
         except CaptureError as error:
@@ -186,7 +184,7 @@ class _Proving:
         return self._pair(sizes)
 
     def _pair(self, sizes: Sizes, random: bool = False) -> Flat:
-        """Run at `sizes`, and padded from there, and compare. The padded result."""
+        """Run at `sizes`, and padded from there, and compare. Return the padded result."""
         samples, trace = self._samples(random), Trace()
         inputs = samples.real(sizes)
         grown = samples.grown(inputs)  # before a run may write into them
@@ -194,33 +192,33 @@ class _Proving:
         self.results[sizes] = real
         if self.buckets.independent:
             return self._real(sizes, None, grown, padded=True)
-        spread, padded = self._padded(grown, inputs, trace.steps, sizes)
+        taint, padded = self._padded(grown, inputs, trace.steps, sizes)
         if self.form is None:
             self.form = (form(trace.steps), self.call.padded)
-            self.slight = self._is_slight(trace.steps, sizes)
-            followed = {} if spread is None else {self.bucket: _shapes(spread.steps)}
+            self.degenerate = self._is_degenerate(trace.steps, sizes)
+            followed = {} if taint is None else {self.bucket: _shapes(taint.steps)}
             self.shapes = {sizes: _shapes(trace.steps), **followed}
         if padded.tree != real.tree:
             what = "a result that is not a tensor changes with the size"
             raise CaptureError("OL140", what, fix="return tensors, or ask the tensor for its size")
         for number, (big, small) in enumerate(zip(padded.tensors, real.tensors, strict=True)):
-            self._check_result(spread, number, big, small, sizes, grown, samples)
+            self._check_result(taint, number, big, small, sizes, grown, samples)
         return padded
 
     def _padded(
         self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step], sizes: Sizes
     ) -> tuple[TaintMode | None, Flat]:
-        """The padded run, and what was followed through it; None where it was followed from the
-        smallest size on, has the same operations, and all of them had something to do."""
-        if self.form == (form(steps), self.call.padded) and not self.slight:
+        """Run padded. Return the taint, and the result; no taint if it was followed from the
+        smallest size, with the same operations, none of them degenerate."""
+        if self.form == (form(steps), self.call.padded) and not self.degenerate:
             return None, self._real(sizes, None, grown, padded=True)
-        spread = self._marked(grown, real, steps)
-        padded = self._real(sizes, spread, grown, padded=True)
-        self._check_run(spread, grown, sizes)
-        return spread, padded
+        taint = self._marked(grown, real, steps)
+        padded = self._real(sizes, taint, grown, padded=True)
+        self._check_run(taint, grown, sizes)
+        return taint, padded
 
-    def _is_slight(self, steps: Sequence[Step], sizes: Sizes) -> bool:
-        """Whether at these sizes an operation finds nothing, one row, or less than it reaches."""
+    def _is_degenerate(self, steps: Sequence[Step], sizes: Sizes) -> bool:
+        """Return whether at these sizes an operation gets no rows, one, or less than it reaches."""
         least = min(n for n, b in zip(sizes, self.bucket, strict=True) if n < b)
         return (
             least == 1
@@ -231,33 +229,33 @@ class _Proving:
     def _marked(
         self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step]
     ) -> TaintMode:
-        spread = TaintMode(self.rehearsal.device, steps)
+        taint = TaintMode(self.dry_run.device, steps)
         for t, small, how in zip(grown, real, self.call.padded, strict=True):
             if how is None:
-                spread.vary(t)
+                taint.vary(t)
                 continue
             outside = torch.ones(t.shape, dtype=torch.bool, device="cpu")
             outside[tuple(slice(0, n) for n in small.shape)] = False
-            # What is filled with a constant is padding, but of a value that every call has.
-            spread.mark(t, outside, _unknown(outside, small, how))
-        return spread
+            # A constant fill is padding, but its value is known.
+            taint.mark(t, outside, _unknown(outside, small, how))
+        return taint
 
-    def _check_run(self, spread: TaintMode, grown: Sequence[Tensor], sizes: Sizes) -> None:
-        apart = spread.finish()
+    def _check_run(self, taint: TaintMode, grown: Sequence[Tensor], sizes: Sizes) -> None:
+        apart = taint.finish()
         if apart is not None:
             alone = any(n == 1 < b for n, b in zip(sizes, self.bucket, strict=True))
             fix = _ALONE if alone and apart.reason == DIVERGES else None
             raise self._refusal("the callable", apart, fix=fix)
-        kept = spread.written()
+        kept = taint.written()
         if kept:
-            raise self._refusal("a tensor that the callable keeps", spread.blame(kept[0]))
+            raise self._refusal("a tensor that the callable keeps", taint.blame(kept[0]))
         for index, (t, how) in enumerate(zip(grown, self.call.padded, strict=True)):
-            if how is not None and spread.mutated(t):
+            if how is not None and taint.mutated(t):
                 self.written.add(index)
 
     def _check_result(
         self,
-        spread: TaintMode | None,
+        taint: TaintMode | None,
         number: int,
         big: Tensor,
         small: Tensor,
@@ -274,16 +272,16 @@ class _Proving:
             what = f"{name} is {list(small.shape)} at size {shown(sizes)} and {list(big.shape)}"
             raise CaptureError("OL140", f"{what} padded to {shown(self.bucket)}")
         real = tuple(slice(0, n) for n in small.shape)
-        if spread is not None:
-            if spread.depends(big, real):
-                raise self._refusal(name, spread.blame(big))
-            if big.shape != small.shape and not spread.made(big):
+        if taint is not None:
+            if taint.depends(big, real):
+                raise self._refusal(name, taint.blame(big))
+            if big.shape != small.shape and not taint.made(big):
                 what = f"{name} is a view of an argument or parameter, and follows the size"
                 raise CaptureError("OL140", what, fix="return a `.clone()`")
         if close(big[real], small):
             return
         if not self._rounded(number, big[real], small, samples.real(sizes), sizes):
-            found = None if spread is None else spread.blame(big)
+            found = None if taint is None else taint.blame(big)
             what = f"{name} has other real rows padded to {shown(self.bucket)}"
             what += f", last by `{found.name}`" if found else ""
             where = str(found.place) if found and found.place else None
@@ -292,7 +290,8 @@ class _Proving:
     def _rounded(
         self, number: int, big: Tensor, small: Tensor, inputs: Sequence[Tensor], sizes: Sizes
     ) -> bool:
-        """Whether integers differ only where rounding changes them too, as an argmax of equals."""
+        """Return whether integers differ only where rounding changes them too, as an argmax of
+        equals."""
         if small.is_floating_point() or small.is_complex():
             return False
         differ = big != small
@@ -308,8 +307,8 @@ class _Proving:
         return not bool(differ.any())
 
     def check_gradients(self) -> None:
-        """Refuse where a backward finds other gradients at the bucket's size: NaN where a constant
-        that fills the padding has no derivative, times the 0 that comes from there."""
+        """Refuse a backward whose gradients differ at the bucket's size: a constant fill without a
+        derivative gives NaN, even times the 0 that padding sends back."""
         least = self.buckets.smallest(self.bucket)
         filled = any(
             how is not None and how.fill != (None,) * len(how.fill) for how in self.call.padded
@@ -317,16 +316,16 @@ class _Proving:
         if self.buckets.independent or least == self.bucket or not filled:
             return
         for positive in (False, True):
-            samples, run = self._samples(True, positive), Backprop(self.rehearsal.fn)
+            samples, run = self._samples(True, positive), Backprop(self.dry_run.fn)
             real = samples.real(least)
             grown = samples.grown(real)
-            proving = replace(self, rehearsal=replace(self.rehearsal, fn=run))
+            proving = replace(self, dry_run=replace(self.dry_run, fn=run))
             try:
                 small = proving._real(least, None, self._leaves(real, run))
             except CaptureError as error:
                 if error.__cause__ is None:
                     raise
-                return  # random numbers are not of the kind that it takes
+                return  # it does not take random numbers
             big = proving._real(least, None, self._leaves(grown, run), padded=True)
             for a, b in zip(big.tensors, small.tensors, strict=True):
                 if not close(a[tuple(slice(0, n) for n in b.shape)], b):
@@ -334,13 +333,13 @@ class _Proving:
                     raise CaptureError("OL140", what, fix=_REPEATED)
 
     def _leaves(self, tensors: Sequence[Tensor], run: Backprop) -> Sequence[Tensor]:
-        """Let a backward find gradients of the arguments that callers want gradients of."""
+        """Make the arguments require grad whose gradients the caller wants."""
         asked = zip(tensors, self.flat.tensors, strict=True)
         run.inputs = [made.requires_grad_() for made, given in asked if given.requires_grad]
         return tensors
 
     def unpadded(self) -> list[tuple[Follow, ...]]:
-        """Which dimensions follow the sizes of a bucket that needs no padding."""
+        """Return the dimensions that follow the sizes, for a bucket that needs no padding."""
         sizes = [self.bucket]
         sizes += [
             tuple(b + (i == place) for i, b in enumerate(self.bucket))
@@ -352,8 +351,8 @@ class _Proving:
         count = len(self.results[self.bucket].tensors)
         return [self._found(i, {s: each[i] for s, each in shapes.items()}) for i in range(count)]
 
-    def check_pieces(self, proof: Proof, place: int) -> None:
-        """Refuse where rows depend on those before them, or chunks are more than their rows."""
+    def check_chunks(self, proof: Proof, place: int) -> None:
+        """Refuse if rows depend on earlier ones, or an operation would run once for each chunk."""
         size = max(self.bucket[place], 2)
         half = size // 2
         trace = Trace()
@@ -361,26 +360,26 @@ class _Proving:
         rest = tuple(size - half if i == place else b for i, b in enumerate(self.bucket))
         self._real(rest, trace)
         inputs = self._inputs(whole)
-        spread = TaintMode(self.rehearsal.device, trace.steps)
+        taint = TaintMode(self.dry_run.device, trace.steps)
         for t, how in zip(inputs, self.call.padded, strict=True):
             dim = None if how is None else how.dim_of(place)
             if dim is None:
-                spread.vary(t)
+                taint.vary(t)
                 continue
             before = torch.zeros(t.shape, dtype=torch.bool, device="cpu")
             before.narrow(dim, 0, half).fill_(True)
-            spread.mark(t, before, torch.ones_like(before))
-        result = self._real(whole, spread, inputs)
-        repeated = spread.changed() or spread.random
+            taint.mark(t, before, torch.ones_like(before))
+        result = self._real(whole, taint, inputs)
+        repeated = taint.changed() or taint.random
         if repeated is not None:
             raise self._refusal("the callable", repeated, "being cut into chunks")
         if self.buckets.independent:
             return
-        self._check_run(spread, inputs, whole)
+        self._check_run(taint, inputs, whole)
         for number, t in enumerate(result.tensors):
             dim = next(f.dim for f in proof.follows[number] if f.place == place)
-            if spread.depends(t, (*[slice(None)] * dim, slice(half, None))):
-                raise self._refusal(f"result {number}", spread.blame(t))
+            if taint.depends(t, (*[slice(None)] * dim, slice(half, None))):
+                raise self._refusal(f"result {number}", taint.blame(t))
 
     def _refusal(
         self, what: str, found: Finding, on: str | None = None, fix: str | None = None
@@ -396,7 +395,7 @@ class _Proving:
         )
 
     def _cuts(self, padded: Flat) -> Proof:
-        """Which dimensions of each result follow which size, as all runs say."""
+        """Return the dimensions of each result that follow a size, as all runs agree."""
         proof = Proof(tree=padded.tree, written=tuple(sorted(self.written)))
         check_outputs(self.buckets, padded.tensors)
         self.results[self.bucket] = padded
@@ -432,8 +431,8 @@ class _Proving:
         return tuple(found)
 
     def _check_cut(self, number: int, follows: tuple[Follow, ...]) -> None:
-        """A result has the shape that the cut gives; what is cut must be a tensor of its own, laid
-        out as a new one is."""
+        """Refuse a result whose shape differs from the cut's, and a cut of a view or of shared
+        memory: a cut result must be laid out as a new tensor."""
         for sizes, result in self.results.items():
             t = result.tensors[number]
             big = self.results[self.bucket].tensors[number]
@@ -461,7 +460,7 @@ def _shapes(steps: Sequence[Step]) -> tuple[int, ...]:
 
 
 def _unknown(outside: Tensor, small: Tensor, how: Padded) -> Tensor:
-    """All that another call may hold: what is real or repeats it, not where a constant is."""
+    """Return the plane of elements that differ in other calls: all but constant fills."""
     where = torch.ones_like(outside)
     for dim, value in zip(how.dims, how.fill, strict=True):
         if value is not None:

@@ -1,4 +1,4 @@
-"""What a callable is run on to show what padding does: the caller's rows, and values of no call."""
+"""Samples: the arguments of a proof's runs, from the caller's rows or random."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from onelaunch.padding.pad import bucket_shape, dense_stride, resized
 from onelaunch.sizes.buckets import Sizes
 from onelaunch.sizes.dims import Padded
 
-_USUAL = 1e4
-"""What is larger hides scores, or stands for infinity, and stays what it is."""
+_LARGE = 1e4
+"""Floats from here on hide scores or stand for infinity, and are not replaced."""
 
 
 class Samples:
-    """Arguments at a real size, and the same grown to a bucket with other rows than the last.
+    """A set of arguments at a real size, and the same grown to a bucket with other rows.
 
     Args:
         tensors: of a call.
-        padded: how each is padded.
-        random: whether floats are random numbers in the range of the caller's, so that zeros, ones
-            and equal rows hide nothing. Integers and booleans stay the caller's in any case: they
-            may be places, of which others need not exist; and so does a mask of 0 and 1.
-        positive: whether those are positive where the caller's need not be.
+        padded: the padding of each.
+        random: True to replace floats by random numbers in the range of the caller's, so that
+            zeros, ones and equal rows hide nothing. Integers and booleans stay the caller's: they
+            may be indices, and others may be out of bounds; so does a mask of 0 and 1.
+        positive: True to make the random numbers positive.
     """
 
     def __init__(
@@ -48,13 +48,14 @@ class Samples:
                 self._whole[key] = drawn(made, seed, positive) if draws else made
 
     def real(self, sizes: Sizes) -> list[Tensor]:
-        """New tensors of these sizes, no larger than the bucket; one that is given twice is one."""
+        """Return new tensors of these sizes, no larger than the bucket; one for a tensor that
+        occurs twice."""
         made = {key: self._cut(key, sizes) for key in self._whole}
         return [made[key] for key in self._keys]
 
     def grown(self, real: Sequence[Tensor]) -> list[Tensor]:
-        """New tensors at the size of the bucket, which begin with `real`; those that are not
-        padded are new as well."""
+        """Return new tensors at the size of the bucket that begin with `real`; unpadded ones are
+        new too."""
         made: dict[tuple[int, Padded | None], Tensor] = {}
         for key, t in zip(self._keys, real, strict=True):
             if key not in made:
@@ -72,11 +73,11 @@ class Samples:
 
 
 def _filled(whole: Tensor, real: Tensor, how: Padded) -> Tensor:
-    """What lies beyond the real size, filled with a constant where one is stated."""
+    """Return `whole` with its padding filled with a constant, if one is stated."""
     made = whole.clone()
     for place, (dim, value) in enumerate(zip(how.dims, how.fill, strict=True)):
         part = made
-        for later in how.dims[place + 1 :]:  # where two are beyond it, the later goes first
+        for later in how.dims[place + 1 :]:  # beyond both sizes the later dimension's value counts
             part = part.narrow(later, 0, real.shape[later])
         if value is not None:
             size = real.shape[dim]
@@ -85,15 +86,15 @@ def _filled(whole: Tensor, real: Tensor, how: Padded) -> Tensor:
 
 
 def _is_mask(t: Tensor, how: Padded | None) -> bool:
-    """Whether it says of each element if it counts: by 1, or by 0 as the padding may."""
+    """Return whether it is a mask of elements: 1, or 0 as its padding may be."""
     if how is None or all(value is None for value in how.fill):
         return False
     return bool(((t == 0) | (t == 1)).all() & (t == 1).any())
 
 
 def drawn(t: Tensor, seed: int, positive: bool = False) -> Tensor:
-    """Random numbers in the range of those of `t`, of its layout; positive where those are not
-    negative. What is not finite, or very large, stays. `t` itself where it holds no floats."""
+    """Return random numbers in the range of `t`'s, with its layout; positive if `t`'s are not
+    negative. Infinite or very large numbers stay. Returns `t` itself if it has no floats."""
     if t.layout is not torch.strided or not t.numel():
         return t
     if t.is_complex():
@@ -102,8 +103,8 @@ def drawn(t: Tensor, seed: int, positive: bool = False) -> Tensor:
     if not t.is_floating_point():
         return t
     wide = t.detach().to(torch.float64 if t.dtype == torch.float64 else torch.float32)
-    usual = wide.isfinite() & (wide.abs() < _USUAL)
-    values = torch.where(usual, wide, 0)
+    replaced = wide.isfinite() & (wide.abs() < _LARGE)
+    values = torch.where(replaced, wide, 0)
     low, high = float(values.min()), float(values.max())
     if positive:
         high = max(high, -low)
@@ -117,5 +118,5 @@ def drawn(t: Tensor, seed: int, positive: bool = False) -> Tensor:
     place = computing(t.device)
     generator = torch.Generator(place).manual_seed(seed)
     random = torch.rand(t.shape, generator=generator, device=place, dtype=wide.dtype)
-    made = torch.where(usual, (low + (high - low) * random).to(t.device), wide)
+    made = torch.where(replaced, (low + (high - low) * random).to(t.device), wide)
     return torch.empty_like(t).copy_(made)

@@ -1,12 +1,12 @@
-"""Dynamic taint analysis: which elements depend on the padding.
+"""Dynamic taint analysis: the elements of a run that depend on padding.
 
-mode.py          TaintMode: the padding followed through the operations of a run
-rules/           what each operation does to it
-shadow.py        a byte for each element of a storage
-operands.py      what is known of the inputs of one operation
-displacement.py  elements that move with the size
-bounds.py        places out of bounds, found before a device asserts
-trace.py         the operations of a run, to be compared with those at another size
-align.py         its operations beside those of a run at the real size
-attribution.py   which operation a refusal names
+mode.py          TaintMode: follows taint through the operations of a run
+rules/           the rule of each operation, from the taint of its inputs to its results'
+shadow.py        shadow memory: a byte of taint for each element of a storage
+operands.py      Operands: the taint of one operation's inputs
+displacement.py  elements whose place changes with the size
+bounds.py        indices out of bounds, found before a device asserts
+trace.py         Trace: the operations of a run, to compare with a run at another size
+align.py         Alignment: the operations of a padded run beside those of the unpadded run
+attribution.py   the operation that a refusal names
 """

@@ -1,4 +1,4 @@
-"""The operations of a run at a padded size beside those of the run at the real size."""
+"""The alignment of a padded run with the unpadded run at the real size, step by step."""
 
 from __future__ import annotations
 
@@ -16,61 +16,61 @@ from onelaunch.source import user_frame
 
 
 class Alignment:
-    """Finds the step of the run at the real size that corresponds to one at the padded size.
+    """A search for the step of the unpadded run that corresponds to each step of the padded run.
 
     Args:
-        reference: the steps of the run at the real size.
+        reference: the steps of the unpadded run.
     """
 
     def __init__(self, reference: Sequence[Step]) -> None:
         self._reference = reference
         self._next = 0
-        self._alone: Counter[tuple[Any, ...]] = Counter()
-        """Slices that one of the two runs has and the other has not."""
+        self._unmatched: Counter[tuple[Any, ...]] = Counter()
+        """Slices that only one of the two runs has."""
         self.apart: Finding | None = None
         """The first operation in which the runs differ."""
 
     def counterpart(self, step: Step) -> Step | None:
-        """The step of the run at the real size, or None where it has none."""
+        """Return the corresponding step of the unpadded run, or None."""
         for ahead in range(AHEAD):
             place = self._next + ahead
             if place >= len(self._reference):
                 break
             if self._reference[place].name == step.name:
                 skipped = self._reference[self._next : place]
-                self._alone.update(s.fixed for s in skipped if _shifts(s))
+                self._unmatched.update(s.fixed for s in skipped if _shifts(s))
                 self._next = place + 1
                 return self._reference[place]
             if packet_of(self._reference[place].name) not in LAYOUT:
                 break
         if packet_of(step.name) not in LAYOUT:
-            self.part(Finding(step.name, user_frame(), DIVERGES))
+            self.differ(Finding(step.name, user_frame(), DIVERGES))
         if _shifts(step):
-            self._alone.subtract([step.fixed])
+            self._unmatched.subtract([step.fixed])
         return None
 
-    def part(self, finding: Finding) -> None:
-        """Say where the runs go apart, if they have not before."""
+    def differ(self, finding: Finding) -> None:
+        """Note a difference of the runs, if it is the first."""
         self.apart = self.apart or finding
 
     def finish(self, steps: Sequence[Step]) -> Finding | None:
-        """The first operation in which the runs differ, or None."""
+        """Return the first operation in which the runs differ, or None."""
         rest = self._reference[self._next :]
-        left = next((s for s in rest if packet_of(s.name) not in LAYOUT), None)
-        self._alone.update(s.fixed for s in rest if _shifts(s))
-        if left is None and any(self._alone.values()):
-            left = next(s for s in [*steps, *self._reference] if self._alone[s.fixed])
-        if left is not None:
-            self.part(Finding(left.name, None, DIVERGES))
+        unmatched = next((s for s in rest if packet_of(s.name) not in LAYOUT), None)
+        self._unmatched.update(s.fixed for s in rest if _shifts(s))
+        if unmatched is None and any(self._unmatched.values()):
+            unmatched = next(s for s in [*steps, *self._reference] if self._unmatched[s.fixed])
+        if unmatched is not None:
+            self.differ(Finding(unmatched.name, None, DIVERGES))
         return self.apart
 
 
 def reason_of(func: Any, step: Step, real: Step | None) -> str | None:
-    """Why a result differs from that at the real size whatever the inputs are, or None."""
+    """Return why a result differs from the unpadded run's whatever the inputs are, or None."""
     packet = packet_of(step.name)
     if real is None:
         return None
-    if not _same_numbers(step, real) or _cut_otherwise(step, real):
+    if not _same_numbers(step, real) or _splits_elsewhere(step, real):
         return "a number in it changes with the size"
     if step.constant is not None and not _begins(step.constant, real.constant):
         return "its values change with the size"
@@ -84,23 +84,23 @@ def reason_of(func: Any, step: Step, real: Step | None) -> str | None:
 
 
 def _shifts(step: Step) -> bool:
-    """Whether it is a slice that moves rows to other places. One of all rows is no operation."""
+    """Return whether it is a slice that moves rows. A slice of all rows is no operation."""
     return step.name == "slice.Tensor" and (step.fixed[1] != 0 or step.fixed[2] not in (0, 1))
 
 
-_HIDES = {("float", "-inf"), ("float", "-65504.0")}
-"""What torch's attention makes of a boolean mask's False: the second for cuDNN's kernel, which it
-takes at some sizes and not at others."""
+_HIDDEN = {("float", "-inf"), ("float", "-65504.0")}
+"""The numbers that torch's attention uses for False in a boolean mask: the second for cuDNN's
+kernel, which it takes at some sizes only."""
 
 
 def _same_numbers(step: Step, real: Step) -> bool:
-    if step.name == "scalar_tensor" and {*step.fixed} ^ {*real.fixed} <= _HIDES:
+    if step.name == "scalar_tensor" and {*step.fixed} ^ {*real.fixed} <= _HIDDEN:
         return len(step.fixed) == len(real.fixed)
     return step.fixed == real.fixed
 
 
-def _cut_otherwise(step: Step, real: Step) -> bool:
-    """Whether a dimension that does not follow the size is split in other places."""
+def _splits_elsewhere(step: Step, real: Step) -> bool:
+    """Return whether a dimension that does not follow the size is split at other places."""
     if not step.name.startswith("split"):
         return False
     dim, before, after = step.fixed[0], real.inputs[0], step.inputs[0]
@@ -110,7 +110,7 @@ def _cut_otherwise(step: Step, real: Step) -> bool:
 
 
 def _begins(constant: Tensor, real: Tensor | None) -> bool:
-    """Whether a constant in the code begins with that of the run at the real size."""
+    """Return whether a constant in the code begins with the unpadded run's constant."""
     if real is None or real.dim() != constant.dim():
         return False
     part = constant[tuple(slice(0, n) for n in real.shape)]

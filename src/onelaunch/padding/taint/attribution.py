@@ -1,4 +1,4 @@
-"""Which operation a refusal names."""
+"""The attribution of taint to an operation, which a refusal names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DIVERGES = (
 
 @dataclass(slots=True)
 class Event:
-    """What one operation did to the bits, so that a refusal can name it."""
+    """A record of an operation's effect on taint, so that a refusal can name it."""
 
     name: str
     place: Place | None
@@ -37,15 +37,16 @@ class Event:
 
 
 class Finding(NamedTuple):
-    """Why something depends on padding: the operation, its line, and the reason if it is known."""
+    """A reason why a result depends on padding: the operation, its line, and an explanation or
+    None."""
 
     name: str
     place: Place | None
     reason: str | None
 
 
-def blamed(events: Sequence[Event], storage: int) -> Finding:
-    """The operation that made this memory depend on padding."""
+def find_cause(events: Sequence[Event], storage: int) -> Finding:
+    """Return the operation that made this memory depend on padding."""
     wanted = {storage}
     chain: list[Event] = []
     for event in reversed(events):
@@ -56,7 +57,7 @@ def blamed(events: Sequence[Event], storage: int) -> Finding:
     for event in chain:
         if event.reason:
             return Finding(event.name, event.place, event.reason)
-    for event in chain:  # from rows of their own to none
+    for event in chain:  # from some tainted elements to all
         whole = bool(event.after) and float(event.after[0]) == 1
         if whole and any(0 < float(b) < 1 for b in event.before):
             known = None if _known(event.name) else STRANGE

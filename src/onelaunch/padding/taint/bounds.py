@@ -1,7 +1,7 @@
-"""Places out of bounds, refused before a device sees them: there they end the process.
+"""Indices out of bounds, refused before they reach a device, where they would end the process.
 
-A proof runs a callable on values that nobody gave it. On a CPU torch raises; on a GPU an index out
-of bounds is a device assert, after which CUDA is lost.
+A proof runs a callable on made-up values. On a CPU torch raises; on a GPU an index out of bounds is
+a device assert, after which CUDA is unusable.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ _ALONG = frozenset(
         *("index_copy_", "index_fill", "index_fill_", "index_reduce", "index_reduce_"),
     }
 )
-"""Operations on (tensor, dimension, places along it)."""
+"""Operations on (tensor, dimension, indices along it)."""
 _AT = frozenset({"index", "_unsafe_index", "index_put", "index_put_", "_unsafe_index_put"})
-_SHARES = frozenset({"bernoulli", "binary_cross_entropy"})
-"""Operations on numbers from 0 to 1, which a device asserts too."""
+_PROBABILITIES = frozenset({"bernoulli", "binary_cross_entropy"})
+"""Operations on numbers that a device asserts to be from 0 to 1."""
 
 
 def check_bounds(packet: str, args: tuple[Any, ...]) -> None:
-    """Raise IndexError where an operation would be told places that there are not. Waits for the
-    device if it is told any."""
-    for places, least, size in _told(packet, args):
-        if places.numel() and not bool(((places >= least) & (places < size)).all()):
+    """Raise IndexError if an operation would get indices out of bounds. Waits for the device if
+    there are any indices."""
+    for indices, least, size in _indices_of(packet, args):
+        if indices.numel() and not bool(((indices >= least) & (indices < size)).all()):
             raise IndexError(f"`{packet}` is told places out of bounds, of {size} that there are")
-    shares = args[0] if packet in _SHARES and isinstance(args[0], Tensor) else None
-    if shares is not None and bool(((shares < 0) | (shares > 1)).any()):
+    probabilities = args[0] if packet in _PROBABILITIES and isinstance(args[0], Tensor) else None
+    if probabilities is not None and bool(((probabilities < 0) | (probabilities > 1)).any()):
         raise ValueError(f"`{packet}` is given numbers that are not from 0 to 1")
 
 
-def _told(packet: str, args: tuple[Any, ...]) -> Iterator[tuple[Tensor, int, int]]:
-    """The places that an operation is told, the first that there is, and their end."""
+def _indices_of(packet: str, args: tuple[Any, ...]) -> Iterator[tuple[Tensor, int, int]]:
+    """Return the index tensors of an operation, with the first valid index and the end."""
     if packet in _ALONG:
-        t, dim, places = args[:3]
-        yield places, 0, t.shape[dim] if t.dim() else 1
+        t, dim, indices = args[:3]
+        yield indices, 0, t.shape[dim] if t.dim() else 1
     elif packet in _AT:
         dim = 0
-        for places in args[1]:
-            if places is None:
+        for indices in args[1]:
+            if indices is None:
                 dim += 1
-            elif places.dtype in (torch.bool, torch.uint8):
-                dim += places.dim()
+            elif indices.dtype in (torch.bool, torch.uint8):
+                dim += indices.dim()
             else:
                 size = args[0].shape[dim]
-                yield places, -size, size
+                yield indices, -size, size
                 dim += 1
     elif packet in ("embedding", "_embedding_bag", "_embedding_bag_forward_only"):
         yield args[1], 0, args[0].shape[0]

@@ -1,8 +1,8 @@
-"""Whether real rows depend on padded ones: followed through every operation of a run.
+"""The taint mode, which follows padding through every operation of a run.
 
-Each storage has bits for each of its elements (see `shadow`), so that a view of a tensor sees those
-of its own elements and no operation on metadata needs a rule. What each operation does to the bits
-is in `flows`; one that is not there makes everything that it touches depend on the padding.
+Each storage has taint bits for each of its elements (see `shadow`), so a view of a tensor has the
+bits of its own elements, and operations on metadata need no rule. Other operations have theirs in
+`rules`; one without a rule taints all its results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from onelaunch.driver.aten import operator, tensors
 from onelaunch.driver.select import computing
 from onelaunch.padding.taint.align import Alignment, draws, reason_of
-from onelaunch.padding.taint.attribution import DRAWN, MOVED, ONCE, Event, Finding, blamed
+from onelaunch.padding.taint.attribution import DRAWN, MOVED, ONCE, Event, Finding, find_cause
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.padding.taint.displacement import Holds, displaced
 from onelaunch.padding.taint.operands import ALL, Operands, low_of, outside_of
@@ -38,12 +38,12 @@ from onelaunch.watch.operations import DecomposingMode
 
 
 class TaintMode(DecomposingMode):
-    """Follows padding through a run at a padded size.
+    """A mode that follows taint through a run at a padded size.
 
     Args:
-        device: where the run is; the bits live there too, or on the host for a device without
-            kernels of its own.
-        reference: the steps of a run without padding at the real size.
+        device: the device of the run, and of the bits; they are on the host for a device without
+            kernels.
+        reference: the steps of the unpadded run at the real size.
     """
 
     def __init__(self, device: torch.device, reference: Sequence[Step]) -> None:
@@ -60,36 +60,38 @@ class TaintMode(DecomposingMode):
         """The first operation that draws random numbers."""
 
     def mark(self, t: Tensor, padded: Tensor, unknown: Tensor) -> None:
-        """Say which elements of an argument are padding, and of which the values may vary."""
+        """Mark the elements of an argument that are padding, and those whose values may vary."""
         self._roots.add(storage_of(t))
         self._given.add(storage_of(t))
         self._memory.put(t, self._joined(padded, unknown) | SIZED)
 
     def vary(self, t: Tensor) -> None:
-        """Say that the values of an argument that is not padded vary from call to call."""
+        """Mark the values of an argument without padding as varying from call to call."""
         if t.layout is torch.strided:
             self._given.add(storage_of(t))
             clean = torch.zeros((), dtype=torch.bool, device="cpu")
             self._memory.put(t, self._joined(clean, ~clean))
 
-    def _kept(self, t: Tensor) -> bool:
-        """Whether a tensor lives on from call to call: who owns it may change its values."""
+    def _outlives(self, t: Tensor) -> bool:
+        """Return whether a tensor outlives the call: its owner may change its values."""
         return storage_of(t) not in self._made and storage_of(t) not in self._given
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name_of(func) == "record_stream":  # says that it writes, and does not
+        if name_of(func) == "record_stream":  # its schema says that it writes, but it does not
             return func(*args, **kwargs)
-        if torch.Tag.inplace_view in func.tags:  # metadata: the memory is as it was
+        if torch.Tag.inplace_view in func.tags:  # metadata alone: the memory is unchanged
             result = func(*args, **kwargs)
             self._alignment.counterpart(step_of(func, args, kwargs, result))
             return result
         written = operator(func).written(args, kwargs)
-        old = dict[int, Tensor]()
-        if any(self._kept(t) or self._memory.of(t) is not None for t in tensors((args, kwargs))):
-            old = {id(t): t.clone() for t in written}
+        old_values = dict[int, Tensor]()
+        if any(
+            self._outlives(t) or self._memory.of(t) is not None for t in tensors((args, kwargs))
+        ):
+            old_values = {id(t): t.clone() for t in written}
         check_bounds(packet_of(name_of(func)), args)
         result = func(*args, **kwargs)
-        self._follow(func, args, kwargs, result, written, old)
+        self._follow(func, args, kwargs, result, written, old_values)
         return result
 
     def _follow(
@@ -99,7 +101,7 @@ class TaintMode(DecomposingMode):
         kwargs: dict[str, Any],
         result: Any,
         written: Sequence[Tensor],
-        old: dict[int, Tensor],
+        old_values: dict[int, Tensor],
     ) -> None:
         step = step_of(func, args, kwargs, result)
         if step.name == "lift_fresh":  # a constant in the code
@@ -126,47 +128,47 @@ class TaintMode(DecomposingMode):
         targets = [*fresh, *written]
         before = [bits for t in inputs if (bits := self._memory.of(t)) is not None]
         reason = reason_of(func, step, real)
-        look = Operands(self._memory, old, inputs, real, self._kept)
-        moved = self._moved(func, step, args, kwargs, real, look, reason is None)
-        if moved is not None:
-            reason = MOVED if Holds.OTHERS in moved else None
+        operands = Operands(self._memory, old_values, inputs, real, self._outlives)
+        held = self._held(func, step, args, kwargs, real, operands, reason is None)
+        if held is not None:
+            reason = MOVED if Holds.OTHERS in held else None
         if not targets:
             others = Holds.OTHERS if reason else Holds.SAME
-            self._show(outputs, moved or [others] * len(outputs))
-        if targets and (reason or look.any):
-            bits = self._bits(func, args, kwargs, outputs, reason, look, real)
+            self._mark_views(outputs, held or [others] * len(outputs))
+        if targets and (reason or operands.any):
+            bits = self._bits(func, args, kwargs, outputs, reason, operands, real)
             for number, (t, b) in enumerate(zip(outputs, bits, strict=True)):
                 if any(t is other for other in targets) or storage_of(t) not in given:
-                    sized = look.sized if real is None else real.outputs[number] != t.shape
+                    sized = operands.sized if real is None else real.outputs[number] != t.shape
                     b = b & (ALL | LOW)
-                    self._write(t, b | SIZED if sized else b, look)
-            # What is written besides the results, or without any, takes after all of them.
-            start = 0 if bits else ALL if reason else look.most
+                    self._write(t, b | SIZED if sized else b, operands)
+            # Tensors written in place, other than results, get the union of the results' taint.
+            start = 0 if bits else ALL if reason else operands.most
             whole = torch.full((), start, dtype=torch.uint8, device=self._memory.device)
             for b in bits:
                 whole = whole | (union(b) & ALL)
             for t in written:
                 if not any(t is other or _same_place(t, other) for other in outputs):
-                    self._write(t, whole, look)
+                    self._write(t, whole, operands)
         else:
-            for t in targets:  # an address that is used again, or clean values over others
+            for t in targets:  # a reused address, or clean values written over tainted ones
                 if self._memory.of(t) is not None:
-                    self._write(t, torch.zeros((), dtype=torch.uint8, device="cpu"), look)
+                    self._write(t, torch.zeros((), dtype=torch.uint8, device="cpu"), operands)
         after = [bits for t in outputs if (bits := self._memory.of(t)) is not None]
         if before or after or reason:
-            self._note(step.name, inputs, [*outputs, *written], before, after, reason)
+            self._add_event(step.name, inputs, [*outputs, *written], before, after, reason)
         if len(self._events) % 64 == 0:
             self._memory.prune()
 
-    def _write(self, t: Tensor, bits: Tensor, look: Operands) -> None:
-        """Give an operation's result its bits.
+    def _write(self, t: Tensor, bits: Tensor, operands: Operands) -> None:
+        """Set the bits of an operation's result.
 
-        Where it writes rows that the run at the real size does not write, or others, what was there
-        is another value than there, whatever is written.
+        If it writes other rows than the unpadded run does, the elements hold other values than
+        there, whatever is written.
         """
-        old = self._memory.of(t)
-        real = look.real(t)
-        if old is not None and bool((old & SKEWED).any()):
+        old_bits = self._memory.of(t)
+        real = operands.real(t)
+        if old_bits is not None and bool((old_bits & SKEWED).any()):
             self._memory.fill(t, ALL | SKEWED)
             return
         bits = bits.to(self._memory.device)
@@ -174,27 +176,30 @@ class TaintMode(DecomposingMode):
             bits = bits | outside_of(t.shape, real, self._memory.device)
         self._memory.put(t, bits)
 
-    def _moved(
+    def _held(
         self,
         func: Any,
         step: Step,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         real: Step | None,
-        look: Operands,
-        told: bool,
+        operands: Operands,
+        same_numbers: bool,
     ) -> list[Holds] | None:
-        """What the results of an operation hold that picks elements by place; None of others."""
+        """Return the elements that the results of an operation that picks by place hold; None for
+        other operations."""
         if real is None or real.picked is None or step.picked is None:
             return None
-        if all(look.real(t) in (None, t.shape) for t in tensors(args)):
+        if all(operands.real(t) in (None, t.shape) for t in tensors(args)):
             return None
-        unsure, padded = look.plane(UNKNOWN), look.plane(PADDED)
+        unknown_of, padded = operands.plane(UNKNOWN), operands.plane(PADDED)
         packet, count = packet_of(step.name), len(step.outputs)
-        return displaced(func, packet, args, real.picked, kwargs, padded, unsure, told, count)
+        return displaced(
+            func, packet, args, real.picked, kwargs, padded, unknown_of, same_numbers, count
+        )
 
-    def _show(self, views: Sequence[Tensor], held: Sequence[Holds]) -> None:
-        """Mark views of other elements than in the run at the real size."""
+    def _mark_views(self, views: Sequence[Tensor], held: Sequence[Holds]) -> None:
+        """Mark views of other elements than in the unpadded run."""
         every = torch.tensor(ALL | SIZED | SKEWED, dtype=torch.uint8, device=self._memory.device)
         for view, holds in zip(views, held, strict=True):
             if holds is Holds.OTHERS:
@@ -210,52 +215,52 @@ class TaintMode(DecomposingMode):
         kwargs: dict[str, Any],
         outputs: Sequence[Tensor],
         reason: str | None,
-        look: Operands,
+        operands: Operands,
         real: Step | None,
     ) -> list[Tensor]:
-        flow = None if reason else rule_of(func)
+        rule = None if reason else rule_of(func)
         name = name_of(func)
-        unsure = look.plane(UNKNOWN)
+        unknown_of = operands.plane(UNKNOWN)
         call = TaintedCall(
             func,
             name,
             args,
             kwargs,
             list(outputs),
-            look.zero,
-            look.low,
-            unsure,
-            look.value,
-            look.real,
+            operands.zero,
+            operands.low,
+            unknown_of,
+            operands.value,
+            operands.real,
             () if real is None else real.outputs,
         )
         padded, unknown = list[Tensor](), list[Tensor]()
-        if flow is not None:
+        if rule is not None:
             try:
-                padded, unknown = flow(call, look.plane(PADDED)), flow(call, unsure)
+                padded, unknown = rule(call, operands.plane(PADDED)), rule(call, unknown_of)
             except (RuntimeError, IndexError, TypeError, ValueError):
-                flow = None  # arguments of a form that the flow does not know: it spreads
-        if flow is None:
-            bits = ALL if reason else look.most
+                rule = None  # the rule does not know this form of arguments: taint all
+        if rule is None:
+            bits = ALL if reason else operands.most
             every = torch.tensor(bits, dtype=torch.uint8, device=self._memory.device)
             return [every.broadcast_to(t.shape) for t in outputs]
         bits = [self._joined(p, u) for p, u in zip(padded, unknown, strict=True)]
         bits += [union(bits[0]).broadcast_to(t.shape) for t in outputs[len(bits) :]]
         packet = name.partition(".")[0]
-        low = low_of(call, packet, look)
+        low = low_of(call, packet, operands)
         if low is not None:
-            low = low.to(self._memory.device) & (look.value(outputs[0]) <= LEAST / 2)
+            low = low.to(self._memory.device) & (operands.value(outputs[0]) <= LEAST / 2)
             bits[0] = bits[0] | low.to(torch.uint8) * LOW
-        elif packet == "exp":  # of the lowest it is 0
-            gone = look.low(args[0]) & (look.value(outputs[0]) == 0)
-            bits[0] = torch.where(gone, bits[0] & ~UNKNOWN, bits[0])
+        elif packet == "exp":  # 0 for the lowest
+            vanished = operands.low(args[0]) & (operands.value(outputs[0]) == 0)
+            bits[0] = torch.where(vanished, bits[0] & ~UNKNOWN, bits[0])
         return bits
 
     def _joined(self, padded: Tensor, unknown: Tensor) -> Tensor:
         device = self._memory.device
         return padded.to(device, torch.uint8) | unknown.to(device, torch.uint8) * UNKNOWN
 
-    def _note(
+    def _add_event(
         self,
         name: str,
         inputs: Sequence[Tensor],
@@ -269,37 +274,39 @@ class TaintMode(DecomposingMode):
             user_frame(),
             frozenset(storage_of(t) for t in inputs),
             frozenset(storage_of(t) for t in outputs),
-            [_share(b) for b in before],
-            [_share(b) for b in after],
+            [_padded_share(b) for b in before],
+            [_padded_share(b) for b in after],
             reason,
         )
         self._events.append(event)
 
-    # What is asked after the run.
+    # Questions after the run.
 
     def finish(self) -> Finding | None:
-        """The first operation in which the runs differ, or None."""
+        """Return the first operation in which the runs differ, or None."""
         return self._alignment.finish(self.steps)
 
     def blame(self, t: Tensor) -> Finding:
-        """The operation that made `t` depend on padding."""
-        return blamed(self._events, storage_of(t))
+        """Return the operation that made `t` depend on padding."""
+        return find_cause(self._events, storage_of(t))
 
     def depends(self, t: Tensor, part: tuple[slice, ...] = ()) -> bool:
-        """Whether an element of this part of `t` depends on padding."""
+        """Return whether an element of this part of `t` depends on padding."""
         bits = self._memory.of(t)
         return bits is not None and bool((bits[part] & PADDED).any())
 
     def made(self, t: Tensor) -> bool:
-        """Whether the memory of `t` was allocated in the run."""
+        """Return whether the memory of `t` was allocated in the run."""
         return storage_of(t) in self._made
 
     def written(self) -> list[Tensor]:
-        """Tensors that existed before the run and were given values that depend on padding."""
+        """Return tensors from before the run that were written with values that depend on
+        padding."""
         return [t for key, t in self._written.items() if key not in self._roots and self.depends(t)]
 
     def changed(self) -> Finding | None:
-        """The operation that wrote to what existed before the run and has no rows of its own."""
+        """Return the operation that wrote to a tensor from before the run, arguments with rows
+        excepted."""
         for key in self._written:
             if key not in self._roots:
                 event = next((e for e in self._events if key in e.targets), None)
@@ -308,11 +315,11 @@ class TaintMode(DecomposingMode):
         return None
 
     def mutated(self, t: Tensor) -> bool:
-        """Whether the run wrote into an argument."""
+        """Return whether the run wrote into an argument."""
         return storage_of(t) in self._written
 
 
-def _share(bits: Tensor) -> Tensor:
+def _padded_share(bits: Tensor) -> Tensor:
     return (bits & PADDED).float().mean() if bits.numel() else torch.zeros((), device="cpu")
 
 

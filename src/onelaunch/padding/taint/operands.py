@@ -1,4 +1,4 @@
-"""What is known of the inputs of one operation, from the bits of their memory."""
+"""The inputs of one operation, with the taint bits of their memory."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ ALL = PADDED | UNKNOWN
 
 
 class Operands:
-    """What is known of the inputs of one operation."""
+    """The inputs of one operation, with their taint and the values that matter for it."""
 
     def __init__(
         self,
         memory: Memory,
-        old: dict[int, Tensor],
+        old_values: dict[int, Tensor],
         inputs: Sequence[Tensor],
         real: Step | None,
-        kept: Callable[[Tensor], bool],
+        outlives: Callable[[Tensor], bool],
     ) -> None:
         self._memory = memory
-        self._old = old
+        self._old_values = old_values
         self._none = torch.zeros((), dtype=torch.bool, device=memory.device)
         self._bits: dict[int, Tensor] = {}
         shapes = real.inputs if real is not None and len(real.inputs) == len(inputs) else ()
         self._real = {id(t): shape for t, shape in zip(inputs, shapes, strict=False)}
         for t in inputs:
             bits = memory.of(t)
-            if bits is None and kept(t) and t.dtype != torch.bool:
+            if bits is None and outlives(t) and t.dtype != torch.bool:
                 bits = self._varying(t)
             real_shape = self._real.get(id(t), t.shape)
             if real_shape != t.shape:
@@ -45,62 +45,63 @@ class Operands:
                 bits = outside
             if bits is not None:
                 self._bits[id(t)] = bits
-        if old:  # flows read the bits before any is changed
+        if old_values:  # rules read the bits before any is changed
             self._bits = {key: bits.clone() for key, bits in self._bits.items()}
         self.any = bool(self._bits)
 
     def _varying(self, t: Tensor) -> Tensor:
-        """Bits of a tensor whose values may change in place. What hides scores stays so."""
+        """Return the bits of a tensor whose values may change in place. Hidden scores stay
+        hidden."""
         bits = torch.full(t.shape, UNKNOWN, dtype=torch.uint8, device=self._memory.device)
         if t.is_floating_point():
             bits |= (self.value(t) <= LEAST).to(torch.uint8) * LOW
         return bits
 
     def real(self, t: Tensor) -> torch.Size | None:
-        """The shape of an input in the run at the real size."""
+        """Return the shape of an input in the unpadded run."""
         return self._real.get(id(t))
 
     @property
     def most(self) -> int:
-        """The bits of a result to which everything spreads."""
+        """The union of the inputs' bits, for a result that may depend on any element."""
         padded = any(bool((bits & PADDED).any()) for bits in self._bits.values())
         return ALL if padded else UNKNOWN
 
     @property
     def sized(self) -> bool:
-        """Whether an input was made at a size that padding changes."""
+        """True if an input was made at a size that padding changes."""
         return any(bool((bits & SIZED).any()) for bits in self._bits.values())
 
     def plane(self, bit: int) -> Any:
-        """The plane of one bit."""
+        """Return a function from an input to its plane of one bit."""
 
-        def see(value: Any) -> Tensor:
+        def taint(value: Any) -> Tensor:
             bits = self._bits.get(id(value))
             if bits is None:
                 return self._none.broadcast_to(_shape(value))
             return (bits & bit) != 0
 
-        return see
+        return taint
 
     def value(self, t: Any) -> Tensor:
-        """The values of a tensor, as they were before the operation."""
-        before = self._old.get(id(t))
+        """Return the values of a tensor before the operation."""
+        before = self._old_values.get(id(t))
         known: Tensor = t if before is None else before
         return known.detach().to(self._memory.device)
 
     def zero(self, t: Any) -> Tensor:
-        """Where a tensor is 0 whatever the padding holds."""
+        """Return the plane where a tensor is 0 whatever the padding holds."""
         if not isinstance(t, Tensor):
             return self._none | (t == 0)
         bits = self._bits.get(id(t))
-        if bits is None:  # what is of no interest need not be looked at
+        if bits is None:  # not tainted
             known = torch.ones((), dtype=torch.bool, device=self._memory.device)
         else:
             known = (bits & UNKNOWN) == 0
         return known & (self.value(t) == 0)
 
     def low(self, t: Any) -> Tensor:
-        """Where a tensor is lower than any score whatever the padding holds."""
+        """Return the plane where a tensor is lower than any score whatever the padding holds."""
         if not isinstance(t, Tensor):
             return self._none | (isinstance(t, float) and t <= LEAST)
         bits = self._bits.get(id(t))
@@ -117,32 +118,33 @@ def _shape(value: Any) -> torch.Size:
 
 
 def outside_of(shape: torch.Size, real: torch.Size, device: torch.device) -> Tensor:
-    """Bits of a tensor that grew with the size: what lies beyond its real size is padding."""
+    """Return the bits of a tensor that grew with the size: all beyond its real size is padding."""
     return beyond(shape, real, device).to(torch.uint8) * PADDED
 
 
 _KEEP = frozenset({"add", "sub", "mul", "div", "_to_copy", "clone", "copy", "baddbmm"})
-"""What leaves the lowest low, besides a choice of two."""
+"""Operations that keep low elements low, besides a choice of two tensors."""
 
 
-def low_of(call: TaintedCall, packet: str, look: Operands) -> Tensor | None:
-    """Where a result may be lower than any score because an input is; None of other operations."""
+def low_of(call: TaintedCall, packet: str, operands: Operands) -> Tensor | None:
+    """Return the plane where a result may be lower than any score because an input is; None for
+    other operations."""
     packet = packet.removesuffix("_")
     if not call.results[0].is_floating_point() or packet not in (*_KEEP, "where", "masked_fill"):
         return None
     shape = call.results[0].shape
     if packet in ("where", "masked_fill"):
         mask, yes, no = call.args if packet == "where" else (call.args[i] for i in (1, 2, 0))
-        low, other = look.low(yes), look.low(no)
-        picked = torch.where(look.value(mask).bool(), low, other)
+        low, other = operands.low(yes), operands.low(no)
+        picked = torch.where(operands.value(mask).bool(), low, other)
         return torch.where(call.unknown(mask), low & other, picked).broadcast_to(shape)
     if packet in ("add", "copy"):
         given = tensors(call.args[1:] if packet == "copy" else call.args)
-        found = [look.low(t).broadcast_to(shape) for t in given]
+        found = [operands.low(t).broadcast_to(shape) for t in given]
         return torch.stack(found).any(0)
     if packet == "baddbmm" and call.argument("beta", 1) != 1:
-        return look.low(0).broadcast_to(shape)
-    low = look.low(call.args[0]).broadcast_to(shape)
-    if packet in ("mul", "div"):  # times what may be 0, or negative, at another call
+        return operands.low(0).broadcast_to(shape)
+    low = operands.low(call.args[0]).broadcast_to(shape)
+    if packet in ("mul", "div"):  # the other factor may be 0, or negative, in another call
         low = low & ~call.unknown(call.args[1])
     return low

@@ -1,4 +1,4 @@
-"""A byte for each element of a storage, which views see as they see the storage."""
+"""Shadow memory: a byte of taint bits for each element of a storage; views share it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from onelaunch.driver.aten import copy_bits
 
 PADDED, UNKNOWN, LOW, SIZED, SKEWED = 1, 2, 4, 8, 16
-"""Bits: it depends on padding; its value may differ from call to call; it is lower than any score;
-it was made at a size that padding changes, so that PADDED says whether the run at the real size has
-it; a view found it in another place than there."""
+"""Bits of an element. PADDED: it depends on padding. UNKNOWN: its value may differ from call to
+call.
+LOW: it is lower than any score. SIZED: its shape follows the padded size, so that PADDED also says
+whether the unpadded run has it. SKEWED: a view read it at another place than in the unpadded
+run."""
 
 
 @dataclass(slots=True)
@@ -27,19 +29,19 @@ class Shadow:
 
 @dataclass(slots=True)
 class Memory:
-    """The shadow of every storage that has any bit."""
+    """The shadows of all storages that have taint bits."""
 
     device: torch.device
     shadows: dict[int, Shadow] = field(default_factory=dict[int, Shadow])
 
     def of(self, t: Tensor) -> Tensor | None:
-        """The bits of the elements of `t`, uint8 of its shape; None if it never had any."""
+        """Return the bits of the elements of `t`, uint8 of its shape; None if it never had any."""
         key = storage_of(t)
         shadow = self.shadows.get(key)
         if shadow is None:
             return None
         resized = shadow.bits.numel() < _elements(t)
-        if resized or shadow.itemsize != t.element_size():  # the memory seen as another dtype
+        if resized or shadow.itemsize != t.element_size():  # a view as another dtype
             bits = _of_size(shadow, t)
             self.shadows[key] = shadow = Shadow(shadow.storage, bits, t.element_size())
         return shadow.bits.as_strided(t.shape, t.stride(), int(t.storage_offset()))
@@ -56,18 +58,18 @@ class Memory:
         copy_bits(view, bits.to(self.device).broadcast_to(t.shape))
 
     def fill(self, t: Tensor, bits: int) -> None:
-        """Set the bits of the whole storage of `t`, of which there is a shadow."""
+        """Set the bits of the whole storage of `t`, which must have a shadow."""
         self.shadows[storage_of(t)].bits.fill_(bits)
 
     def prune(self) -> None:
-        """Forget storages that are gone."""
-        gone = [key for key, shadow in self.shadows.items() if shadow.storage.expired()]
-        for key in gone:
+        """Drop the shadows of storages that were freed."""
+        expired = [key for key, shadow in self.shadows.items() if shadow.storage.expired()]
+        for key in expired:
             del self.shadows[key]
 
 
 def _of_size(shadow: Shadow, t: Tensor) -> Tensor:
-    """The bits of memory that is seen as elements of another size, a complex number as two."""
+    """Return the bits of memory viewed as elements of another size, as a complex number as two."""
     old, new, count = shadow.itemsize, t.element_size(), _elements(t)
     if old % new == 0 and shadow.bits.numel() * (old // new) == count:
         return shadow.bits.repeat_interleave(old // new) & ~LOW
@@ -79,7 +81,7 @@ def _of_size(shadow: Shadow, t: Tensor) -> Tensor:
 
 
 def union(bits: Tensor) -> Tensor:
-    """Every bit that any element has, 0-dim."""
+    """Return every bit that any element has, 0-dim."""
     found = torch.zeros((), dtype=torch.uint8, device=bits.device)
     for bit in (PADDED, UNKNOWN, LOW, SIZED, SKEWED):
         found = found | ((bits & bit) != 0).any().to(torch.uint8) * bit
@@ -87,7 +89,7 @@ def union(bits: Tensor) -> Tensor:
 
 
 def storage_of(t: Tensor) -> int:
-    """The storage of a tensor, as long as it lives."""
+    """Return the id of a tensor's storage, valid as long as the storage lives."""
     return t.untyped_storage()._cdata
 
 

@@ -1,4 +1,4 @@
-"""The operations of a run, as far as runs at other sizes must have the same."""
+"""Traces: the operations of a run, as far as runs at other sizes must have the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.padding.taint.displacement import MOVES, Picked, picked
 from onelaunch.watch.operations import DecomposingMode
 
-# Whether an operation of one trace is missing in that of another size says nothing: layout only.
+# Operations on layout alone, which may be missing in the trace at another size.
 LAYOUT = frozenset(
     {
         *("clone", "copy", "copy_", "_to_copy", "contiguous", "constant_pad_nd", "lift_fresh"),
@@ -23,7 +23,7 @@ LAYOUT = frozenset(
     }
 )
 AHEAD = 8
-"""How many layout operations a trace may have in between."""
+"""Number of layout operations that a trace may have in between."""
 
 # Factories whose first elements are the same whatever the size.
 PREFIX = frozenset(
@@ -38,7 +38,7 @@ _STARTS = {
     "select_scatter": (2, 3),
     "slice_scatter": (2, 3, 5),
 }
-"""The arguments, by position, that must not change with the size; of these operations no others."""
+"""Positions of the arguments that must not change with the size; the operation's others may."""
 
 _SIZES = {
     "_fused_rms_norm": (1,),
@@ -73,17 +73,17 @@ _SIZES = {
     **dict.fromkeys(("arange", "empty", "empty_permuted", "full", "ones", "zeros"), (0,)),
     **dict.fromkeys(("normal", "rand", "randint", "randn", "randperm", "uniform"), (0,)),
 }
-"""The arguments, by position, that say a size and may follow it; all other numbers may not."""
+"""Positions of arguments that are sizes and may follow it; all other numbers may not."""
 
 
 class Step(NamedTuple):
-    """One operation of a run, as far as a run at another size must agree with it.
+    """An operation of a run, as far as a run at another size must agree with it.
 
     Attributes:
         fixed: its numbers that must be the same at every size.
         inputs, outputs: the shapes of its tensors.
-        constant: a tensor that the code makes out of numbers.
-        picked: how it was called, if it picks elements by their places.
+        constant: a tensor that the code makes from numbers.
+        picked: its call, if it picks elements by index.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Step(NamedTuple):
 
 
 def step_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Step:
-    """A call of an overload, with its result."""
+    """Return the step of a call of an overload, with its result."""
     name = name_of(func)
     shapes = tuple(t.shape for t in tensors((args, kwargs)))
     outputs = tuple(t.shape for t in tensors(result))
@@ -107,12 +107,12 @@ def step_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
 
 
 def name_of(func: Any) -> str:
-    """The name of an overload: ``add.Tensor``."""
+    """Return the name of an overload: ``add.Tensor``."""
     return operator(func).label
 
 
 def packet_of(name: str) -> str:
-    """The name without the overload: ``add``."""
+    """Return the name without the overload: ``add``."""
     return name.partition(".")[0]
 
 
@@ -121,17 +121,17 @@ def _kind(name: str) -> str:
 
 
 def _fixed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The numbers of a call that must be the same at every size; by their digits, so that NaN is
+    """Return the numbers of a call that must be the same at every size; as text, so that NaN equals
     NaN."""
     packet = packet_of(name)
     if name in _STARTS:
         found: list[Any] = [args[i] if i < len(args) else None for i in _STARTS[name]]
         return tuple(0 if v is None else v for v in found)
-    if packet == "constant_pad_nd":  # where a tensor begins; its end may follow the size
+    if packet == "constant_pad_nd":  # the padding at the front; at the end it may follow the size
         return tuple(args[1][::2])
-    if packet in ("split", "split_with_sizes"):  # its sizes show in its results
+    if packet in ("split", "split_with_sizes"):  # the sizes show in the results
         return (args[2] if len(args) > 2 else kwargs.get("dim", 0),)
-    if _kind(name) == "attention":  # of whatever kernel: they differ in what else they are told
+    if _kind(name) == "attention":  # kernels differ in their other arguments
         named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         return named.get("dropout_p", 0.0), named.get("is_causal", False), named.get("scale")
     free = _SIZES.get(packet, ())
@@ -143,12 +143,12 @@ def _fixed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def reach(step: Step) -> int:
-    """How far apart elements may be that an operation takes together, or that it moves, at most; 0
-    of operations that know no places."""
+    """Return how far an operation moves elements, or reaches for others, at most; 0 if it does
+    not."""
     packet = packet_of(step.name)
     if packet not in MOVES | _WINDOWS and "pool" not in packet:
         return 0
-    # A number is itself, or its type and digits.
+    # A number is an int, or its type and text.
     numbers = [int(str(v[1] if isinstance(v, tuple) else v)) for v in step.fixed if _is_number(v)]
     windows = [n for shape in step.inputs[1:2] for n in shape[2:]] if packet in _WINDOWS else []
     return max(map(abs, numbers), default=1) * max(windows, default=1)
@@ -162,7 +162,7 @@ def _is_number(value: Any) -> bool:
 
 
 def form(steps: Sequence[Step]) -> tuple[object, ...]:
-    """What of a run does not change with the size; hashable."""
+    """Return the facts of a run that do not change with the size; hashable."""
     return tuple(
         (
             *(s.name, repr(s.fixed), tuple(map(len, s.inputs)), tuple(map(len, s.outputs))),
@@ -173,7 +173,7 @@ def form(steps: Sequence[Step]) -> tuple[object, ...]:
 
 
 class Trace(DecomposingMode):
-    """Notes the operations of a run."""
+    """A mode that notes the operations of a run."""
 
     def __init__(self) -> None:
         super().__init__()

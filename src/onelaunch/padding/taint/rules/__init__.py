@@ -1,11 +1,11 @@
-"""What each operation does to the taint of its inputs.
+"""Propagation rules: the taint of an operation's results, from the taint of its inputs.
 
-table.py        the rule of each operation
-call.py         TaintedCall: one operation, as a rule sees it
+table.py        the table of rules, by operation
+call.py         TaintedCall: one operation, as rules get it
 elementwise.py  operations that keep each element by itself
-reduction.py    along dimensions: sums, the largest, softmax, norms
-products.py     sums of products, and what is solved for each matrix
+reduction.py    operations along dimensions: sums, the largest, softmax, norms
+products.py     sums of products, and solutions for each matrix
 windows.py      convolution, pooling, resampling
-places.py       elements that change places, or are picked by numbers
+places.py       elements that change places, or are picked by index
 layers.py       attention and other layers that are one operation
 """

@@ -1,8 +1,7 @@
-"""What is known of one operation, and of the memory it reads.
+"""One tainted operation, as a propagation rule gets it.
 
-A *plane* is a bool tensor of the shape of a tensor: which of its elements something is true of. A
-flow takes the planes of an operation's inputs to those of its outputs, and errs to the side of
-spreading.
+A *plane* is a bool tensor of a tensor's shape: true for the elements with a property. A rule maps
+the planes of an operation's inputs to planes of its results; where it is unsure it taints more.
 """
 
 from __future__ import annotations
@@ -16,25 +15,25 @@ import torch
 from torch import Tensor
 
 LEAST = -1e4
-"""A score so far below others that its softmax is exactly 0: exp(-104) underflows in float32."""
+"""A score so low that its softmax beside others is exactly 0: exp(-104) underflows in float32."""
 
-See = Callable[[Any], Tensor]
-"""The plane of an input; all false for what is not a tensor of any interest."""
+Planes = Callable[[Any], Tensor]
+"""A function from an input to its plane; all false for an untainted input."""
 
 
 @dataclass(slots=True)
 class TaintedCall:
-    """One operation that ran, with what is known of its inputs.
+    """An operation that ran, with facts about its inputs.
 
     Attributes:
         name: of the overload: ``add.Tensor``.
-        zero: where a tensor is 0 at every call, whatever the padding holds.
-        low: where it is so low that a softmax gives 0, at every call.
-        unknown: where a value may differ from call to call; the planes that a flow is given are
-            these (`see is call.unknown`), or those of what depends on padding.
+        zero: the plane where a tensor is 0 at every call, whatever the padding holds.
+        low: the plane where it is so low that a softmax gives 0, at every call.
+        unknown: the plane where a value may differ from call to call. A rule gets these planes
+            (`taint is call.unknown`), or the planes of what depends on padding.
         value: a tensor's values, on the device of the planes.
-        real: the shape of a tensor in the run at the real size; None if that is not known.
-        real_results: the shapes of the results there; none if that is not known.
+        real: the shape of a tensor in the unpadded run; None if unknown.
+        real_results: the shapes of the results there; empty if unknown.
     """
 
     func: Any
@@ -42,15 +41,15 @@ class TaintedCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: list[Tensor]
-    zero: See
-    low: See
-    unknown: See
-    value: See
+    zero: Planes
+    low: Planes
+    unknown: Planes
+    value: Callable[[Any], Tensor]
     real: Callable[[Tensor], torch.Size | None]
     real_results: tuple[torch.Size, ...] = ()
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """An argument by its name in the schema."""
+        """Return an argument by its name in the schema."""
         for index, argument in enumerate(self.func._schema.arguments):
             if argument.name == name:
                 if index < len(self.args):
@@ -59,7 +58,7 @@ class TaintedCall:
         return default
 
 
-Flow = Callable[[TaintedCall, See], list[Tensor]]
+Rule = Callable[[TaintedCall, Planes], list[Tensor]]
 
 
 def dims_of(call: TaintedCall, t: Tensor) -> list[int]:
@@ -77,7 +76,7 @@ def any_over(plane: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def fitted(plane: Tensor, shape: torch.Size) -> Tensor:
-    """A reduced plane in the shape of a result, with or without the reduced dimensions."""
+    """Return a reduced plane in the shape of a result, with or without the reduced dimensions."""
     if plane.numel() == math.prod(shape):
         return plane.reshape(shape)
     if plane.dim() == len(shape):  # topk keeps some of the dimension
@@ -90,7 +89,7 @@ def each(plane: Tensor, results: Sequence[Tensor]) -> list[Tensor]:
 
 
 def beyond(shape: torch.Size, real: torch.Size, device: torch.device) -> Tensor:
-    """Where a tensor that grew with the size lies beyond its real size."""
+    """Return the plane of a tensor that is true beyond its real size."""
     plane = torch.ones(shape, dtype=torch.bool, device=device)
     if len(shape) == len(real):
         plane[tuple(slice(0, n) for n in real)] = False
@@ -98,11 +97,11 @@ def beyond(shape: torch.Size, real: torch.Size, device: torch.device) -> Tensor:
 
 
 def same_size(call: TaintedCall, t: Tensor, first: int = 0) -> bool:
-    """Whether the dimensions of `t` from `first` on are those of the run at the real size."""
+    """Return whether the dimensions of `t` from `first` on are those of the unpadded run."""
     real = call.real(t)
     return real is not None and real[first:] == t.shape[first:]
 
 
-def everywhere(call: TaintedCall, see: See) -> list[Tensor]:
-    """It matters what size the input has: nothing of a result is as it would be."""
+def everywhere(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint everything: the input's size matters for each element of the result."""
     return [torch.ones(r.shape, dtype=torch.bool, device="cpu") for r in call.results]

@@ -1,4 +1,4 @@
-"""Layers that are one operation: attention, encoders, recurrent ones."""
+"""Layers that are one operation: attention, encoders, recurrent layers."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import tensors
-from onelaunch.padding.taint.rules.call import See, TaintedCall, any_over, everywhere
+from onelaunch.padding.taint.rules.call import Planes, TaintedCall, any_over, everywhere
 from onelaunch.padding.taint.rules.reduction import hiding
 
 
-def attention(call: TaintedCall, see: See) -> list[Tensor]:
-    """`softmax(q @ k.T * scale + mask) @ v` as one kernel."""
+def attention(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint `softmax(q @ k.T * scale + mask) @ v`, one kernel; hidden keys do not count."""
     query, key, value = call.args[:3]
     if call.argument("dropout_p", 0.0):
         return [torch.ones(r.shape, dtype=torch.bool, device="cpu") for r in call.results]
-    q = see(query).any(-1).unsqueeze(-1)
-    kv = (see(key).any(-1) | see(value).any(-1)).unsqueeze(-2)
+    q = taint(query).any(-1).unsqueeze(-1)
+    kv = (taint(key).any(-1) | taint(value).any(-1)).unsqueeze(-2)
     if kv.shape[-3] != q.shape[-3]:  # grouped queries
         kv = kv.repeat_interleave(q.shape[-3] // kv.shape[-3], dim=-3)
-    dead = torch.zeros((), dtype=torch.bool, device=q.device)
+    hidden_pairs = torch.zeros((), dtype=torch.bool, device=q.device)
     mask = call.argument("attn_mask", call.argument("attn_bias"))
     found = q | kv
     if mask is not None:
         boolean = mask.dtype == torch.bool
         hidden = ~call.value(mask) & ~call.unknown(mask) if boolean else _hidden(call, mask)
-        dead = dead | hidden
-        found = found | (see(mask) & ~hidden)
+        hidden_pairs = hidden_pairs | hidden
+        found = found | (taint(mask) & ~hidden)
     if call.argument("is_causal", False):
         ones = torch.ones(q.shape[-2], kv.shape[-1], dtype=torch.bool, device=q.device)
-        dead = dead | ones.triu(1)
-    dead = dead.broadcast_to(found.shape)
-    some = ~dead.all(-1)
-    row = torch.where(some, (found & ~dead).any(-1), found.any(-1))
+        hidden_pairs = hidden_pairs | ones.triu(1)
+    hidden_pairs = hidden_pairs.broadcast_to(found.shape)
+    any_visible = ~hidden_pairs.all(-1)
+    row = torch.where(any_visible, (found & ~hidden_pairs).any(-1), found.any(-1))
     out = row.unsqueeze(-1).broadcast_to(call.results[0].shape)
     return [out, *(row.any().broadcast_to(r.shape) for r in call.results[1:])]
 
 
 def _hidden(call: TaintedCall, mask: Tensor) -> Tensor:
-    """Where a mask that is added hides, of scores of this run's magnitudes."""
+    """Return the plane where an added mask hides scores of this run's magnitudes."""
     low, value = call.low(mask), call.value(mask)
     if not bool((low & value.isfinite()).any()):
         return low
@@ -50,29 +50,29 @@ def _hidden(call: TaintedCall, mask: Tensor) -> Tensor:
     return hiding(low.broadcast_to(scores.shape), scores, [-1])
 
 
-def fused_attention(call: TaintedCall, see: See) -> list[Tensor]:
-    """Attention with its projections, or a whole encoder layer, of (batch, length, features)."""
+def fused_attention(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint attention with its projections, or an encoder layer, of (batch, length, features)."""
     query = call.args[0]
     both = call.args[1:3] if call.name == "_native_multi_head_attention" else (query,)
     mask = call.argument("mask")
-    seen = [query, *both] if mask is None else [query, *both, mask]
+    rows = [query, *both] if mask is None else [query, *both, mask]
     rest = tensors((call.args[1:], call.kwargs))
-    if any(bool(see(p).any()) for p in rest if all(p is not t for t in seen)):
-        return everywhere(call, see)
-    q = see(query).any(-1).unsqueeze(-1)
+    if any(bool(taint(p).any()) for p in rest if all(p is not t for t in rows)):
+        return everywhere(call, taint)
+    q = taint(query).any(-1).unsqueeze(-1)
     found = q.new_zeros(())
     for t in both:
-        found = found | see(t).any(-1).unsqueeze(-2)
-    dead = torch.zeros_like(found)
+        found = found | taint(t).any(-1).unsqueeze(-2)
+    hidden_pairs = torch.zeros_like(found)
     if mask is not None:
         hidden = (call.value(mask) != 0) & ~call.unknown(mask)
-        dead, doubt = _by_pair(call, hidden), _by_pair(call, see(mask) & ~hidden)
+        hidden_pairs, doubt = _by_pair(call, hidden), _by_pair(call, taint(mask) & ~hidden)
         found = found | doubt
-    dead, found = torch.broadcast_tensors(dead, found)
-    some = ~dead.all(-1)
-    row = q.squeeze(-1) | torch.where(some, (found & ~dead).any(-1), found.any(-1))
+    hidden_pairs, found = torch.broadcast_tensors(hidden_pairs, found)
+    any_visible = ~hidden_pairs.all(-1)
+    row = q.squeeze(-1) | torch.where(any_visible, (found & ~hidden_pairs).any(-1), found.any(-1))
     planes: list[Tensor] = []
-    for r in call.results:  # the weights are of (batch, heads, length, length), or of their mean
+    for r in call.results:  # weights are (batch, heads, length, length), or their mean over heads
         plane = row.unsqueeze(-1)
         if r is not call.results[0]:
             plane = plane | found
@@ -83,8 +83,8 @@ def fused_attention(call: TaintedCall, see: See) -> list[Tensor]:
 
 
 def _by_pair(call: TaintedCall, mask: Tensor) -> Tensor:
-    """A mask of keys, of pairs, or of pairs for each head, as one of (batch, length, length)."""
-    if mask.dim() == 4:  # what is true of one head only is not of all
+    """Return a mask of keys, of pairs, or of pairs for each head as (batch, length, length)."""
+    if mask.dim() == 4:  # heads must agree
         same = mask.all(1) == mask.any(1)
         if not bool(same.all()):
             raise ValueError("a mask for each head")
@@ -94,29 +94,29 @@ def _by_pair(call: TaintedCall, mask: Tensor) -> Tensor:
     return mask.unsqueeze(1) if call.argument("mask_type") == 1 else mask.unsqueeze(0)
 
 
-def cell(call: TaintedCall, see: See) -> list[Tensor]:
-    """A step of an LSTM or GRU as one kernel: rows by themselves."""
+def cell(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint a step of an LSTM or GRU, one kernel, row by row."""
     rows, rest = call.args[:3], tensors(call.args[3:])
-    found = torch.stack([see(t).any(-1) for t in rows]).any(0)
-    found = found | any(bool(see(t).any()) for t in rest)
+    found = torch.stack([taint(t).any(-1) for t in rows]).any(0)
+    found = found | any(bool(taint(t).any()) for t in rest)
     return [found.unsqueeze(-1).broadcast_to(r.shape) for r in call.results]
 
 
-def recurrent(call: TaintedCall, see: See) -> list[Tensor]:
-    """Recurrent layers: rows of the batch by themselves; over time from the first on."""
+def recurrent(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint recurrent layers row by row of the batch; over time, all steps after a tainted one."""
     t = call.args[0]
     both_ways = call.argument("bidirectional") or call.argument("reverse", False)
     batch_first = call.argument("batch_first") and call.name.startswith("_cudnn")
     time = 1 if batch_first else 0
-    found = see(t).any(-1)
+    found = taint(t).any(-1)
     row = found.any(time)
     for state in map(call.argument, ("hx", "cx", "hx_", "cx_")):
         if isinstance(state, Tensor):
-            begun = any_over(see(state), [-1, *range(state.dim() - 2)]).reshape(-1)
+            begun = any_over(taint(state), [-1, *range(state.dim() - 2)]).reshape(-1)
             row, found = row | begun, found | begun.unsqueeze(time)
     weights = tensors(call.args[1:5])
     weights = [w for w in weights if w is not call.argument("hx")]
-    spread = any(bool(see(w).any()) for w in weights)
+    spread = any(bool(taint(w).any()) for w in weights)
     spread = spread or (call.argument("dropout", 0) and call.argument("train"))
     if both_ways:
         steps = row.unsqueeze(time).broadcast_to(found.shape)

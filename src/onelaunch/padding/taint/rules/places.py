@@ -1,4 +1,4 @@
-"""Elements that change places, or are picked by numbers."""
+"""Operations that move elements, or pick them by index."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.padding.taint.rules.call import See, TaintedCall, any_over, everywhere
+from onelaunch.padding.taint.rules.call import Planes, TaintedCall, any_over, everywhere
 
 
-def moved(call: TaintedCall, see: See) -> list[Tensor]:
-    """Elements change places, or come from constants: the same is done to the plane."""
+def moved(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Apply the operation to the planes: elements change places, or come from constants."""
 
     def plane(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return see(value).to(torch.uint8)
+            return taint(value).to(torch.uint8)
         if isinstance(value, (list, tuple)):
             return type(value)(plane(v) for v in value)
         return value
@@ -26,15 +26,15 @@ def moved(call: TaintedCall, see: See) -> list[Tensor]:
     return [f.bool() for f in (found if isinstance(found, (list, tuple)) else [found])]
 
 
-def rolled(call: TaintedCall, see: See) -> list[Tensor]:
-    """What comes round from the other end is other rows where the size changes."""
+def rolled(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Move the planes as `roll` does; rows that wrap around are others if the size changes."""
     t, dims, shifts = call.args[0], call.argument("dims"), call.args[1]
     real = call.real(t)
-    (found,) = moved(call, see)
+    (found,) = moved(call, taint)
     if real == t.shape:
         return [found]
     if real is None or not dims:
-        return everywhere(call, see)
+        return everywhere(call, taint)
     for dim, shift in zip(dims, shifts, strict=True):
         size = t.shape[dim]
         if real[dim] == size:
@@ -44,29 +44,30 @@ def rolled(call: TaintedCall, see: See) -> list[Tensor]:
     return [found]
 
 
-def padded(call: TaintedCall, see: See) -> list[Tensor]:
-    """`constant_pad_nd`: what it adds is constant."""
-    found = torch.constant_pad_nd(see(call.args[0]).to(torch.uint8), call.args[1], 0)
+def padded(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Pad the plane as `constant_pad_nd` does: the added elements are constant."""
+    found = torch.constant_pad_nd(taint(call.args[0]).to(torch.uint8), call.args[1], 0)
     return [found.bool()]
 
 
-def index_select(call: TaintedCall, see: See) -> list[Tensor]:
+def index_select(call: TaintedCall, taint: Planes) -> list[Tensor]:
     t, dim, index = call.args
-    found = reached(call, see, t, dim, index).index_select(dim, call.value(index))
+    found = reached(call, taint, t, dim, index).index_select(dim, call.value(index))
     shape = [1] * t.dim()
     if shape:
         shape[dim] = -1
-    return [found | see(index).reshape(shape)]
+    return [found | taint(index).reshape(shape)]
 
 
-def gather(call: TaintedCall, see: See) -> list[Tensor]:
+def gather(call: TaintedCall, taint: Planes) -> list[Tensor]:
     t, dim, index = call.args[:3]
-    return [reached(call, see, t, dim, index).gather(dim, call.value(index)) | see(index)]
+    return [reached(call, taint, t, dim, index).gather(dim, call.value(index)) | taint(index)]
 
 
-def reached(call: TaintedCall, see: See, t: Tensor, dim: int, index: Tensor) -> Tensor:
-    """What an index that is never negative picks: any real place, where calls may differ."""
-    plane = see(t)
+def reached(call: TaintedCall, taint: Planes, t: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Return the plane that an index picks from, which is never negative; the union over the real
+    places if another call may index otherwise."""
+    plane = taint(t)
     if not t.dim() or not bool(call.unknown(index).any()):
         return plane
     real = call.real(t)
@@ -76,8 +77,8 @@ def reached(call: TaintedCall, see: See, t: Tensor, dim: int, index: Tensor) -> 
 
 
 def uncertain(call: TaintedCall, t: Tensor, indices: Sequence[Tensor | None]) -> list[int] | None:
-    """The dimensions in which another call may index otherwise; None where what it means there
-    depends on the size, as a negative index does."""
+    """Return the dimensions in which another call may index otherwise; None if an index there
+    depends on the size, as a negative one does."""
     real = call.real(t)
     dims: list[int] = []
     dim = 0
@@ -92,48 +93,50 @@ def uncertain(call: TaintedCall, t: Tensor, indices: Sequence[Tensor | None]) ->
     return dims
 
 
-def indexed(call: TaintedCall, see: See) -> list[Tensor]:
-    """`t[i, j]`: what is picked, and everything where an index is not certain."""
+def indexed(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Index the plane as `t[i, j]`; join over a dimension whose index is uncertain."""
     t, indices = call.args[0], call.args[1]
     values = tuple(slice(None) if i is None else call.value(i) for i in indices)
     dims = uncertain(call, t, indices)
     if any(i is not None and i.dtype == torch.bool and call.unknown(i).any() for i in indices):
-        return everywhere(call, see)  # how many are picked is not certain
+        return everywhere(call, taint)  # their number is uncertain
     plane = (
-        torch.ones_like(see(t)) if dims is None else any_over(see(t), dims).broadcast_to(t.shape)
+        torch.ones_like(taint(t))
+        if dims is None
+        else any_over(taint(t), dims).broadcast_to(t.shape)
     )
     found = plane[values]
-    return [found | doubt(indices, see, found)]
+    return [found | index_taint(indices, taint, found)]
 
 
-def doubt(indices: Sequence[Tensor | None], see: See, picked: Tensor) -> Tensor:
-    """The planes of the indices, where what they pick lies; all of it for a mask."""
+def index_taint(indices: Sequence[Tensor | None], taint: Planes, picked: Tensor) -> Tensor:
+    """Return the planes of the indices at the places of the picked elements; joined for a mask."""
     given = [i for i in indices if i is not None]
-    doubt = torch.zeros((), dtype=torch.bool, device=picked.device)
+    index_taint = torch.zeros((), dtype=torch.bool, device=picked.device)
     if any(i.dtype in (torch.bool, torch.uint8) for i in given):
         for i in given:
-            doubt = doubt | see(i).any()
-        return doubt
+            index_taint = index_taint | taint(i).any()
+        return index_taint
     for i in given:
-        doubt = doubt | see(i)
+        index_taint = index_taint | taint(i)
     given_at = [n for n, i in enumerate(indices) if i is not None]
     first = given_at[0] if given_at[-1] - given_at[0] + 1 == len(given_at) else 0
-    after = picked.dim() - first - doubt.dim()
-    return doubt.reshape((*doubt.shape, *[1] * after))
+    after = picked.dim() - first - index_taint.dim()
+    return index_taint.reshape((*index_taint.shape, *[1] * after))
 
 
-def index_put(call: TaintedCall, see: See) -> list[Tensor]:
-    """What is put, where it is put; in all of a dimension where a place is not certain."""
+def index_put(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Put the values' planes at the indices; over a whole dimension whose index is uncertain."""
     t, indices, values = call.args[:3]
-    old = see(t)
+    old = taint(t)
     if any(i is not None and i.dtype == torch.bool and call.unknown(i).any() for i in indices):
-        return _put_where(call, see)
+        return _put_where(call, taint)
     dims = uncertain(call, t, indices)
     if dims is None:
         return [torch.ones_like(old)]
     where = tuple(slice(None) if i is None else call.value(i) for i in indices)
     picked = old[where]
-    put = see(values).broadcast_to(picked.shape) | doubt(indices, see, picked)
+    put = taint(values).broadcast_to(picked.shape) | index_taint(indices, taint, picked)
     if dims or call.argument("accumulate", False):
         found = torch.zeros_like(old)
         found[where] = put
@@ -143,27 +146,27 @@ def index_put(call: TaintedCall, see: See) -> list[Tensor]:
     return [found]
 
 
-def _put_where(call: TaintedCall, see: See) -> list[Tensor]:
-    """`t[mask] = value`: of one value, each place by itself; else anything may be anywhere."""
+def _put_where(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint `t[mask] = value` place by place for one value; else everything."""
     t, indices, values = call.args[:3]
     mask = indices[0]
     if len(indices) > 1 or values.numel() != 1:
-        if see is call.unknown or any(bool(see(v).any()) for v in (t, mask, values)):
-            return everywhere(call, see)
-        return [see(t)]
-    mask = see(mask).reshape(*mask.shape, *[1] * (t.dim() - mask.dim()))
-    return [see(t) | mask | see(values).any()]
+        if taint is call.unknown or any(bool(taint(v).any()) for v in (t, mask, values)):
+            return everywhere(call, taint)
+        return [taint(t)]
+    mask = taint(mask).reshape(*mask.shape, *[1] * (t.dim() - mask.dim()))
+    return [taint(t) | mask | taint(values).any()]
 
 
-def put_along(call: TaintedCall, see: See) -> list[Tensor]:
-    """`index_add`, `index_copy` and the like: what is put along a dimension, where it is put."""
+def put_along(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Put, for `index_add`, `index_copy` and the like, the source's plane along a dimension."""
     t, dim, index, source = call.args[:4]
-    real, old = call.real(t), see(t)
+    real, old = call.real(t), taint(t)
     if real is None or real[dim] != t.shape[dim] or not t.dim() or index.dim() != 1:
-        return everywhere(call, see)
+        return everywhere(call, taint)
     shape = [1] * t.dim()
     shape[dim] = len(index)
-    put = (see(source) | see(index).reshape(shape)).broadcast_to(
+    put = (taint(source) | taint(index).reshape(shape)).broadcast_to(
         [len(index) if d == dim % t.dim() else n for d, n in enumerate(t.shape)]
     )
     if bool(call.unknown(index).any()):
@@ -175,12 +178,12 @@ def put_along(call: TaintedCall, see: See) -> list[Tensor]:
     return [old | found]
 
 
-def scattered(call: TaintedCall, see: See) -> list[Tensor]:
+def scattered(call: TaintedCall, taint: Planes) -> list[Tensor]:
     t, dim, index, source = call.args[:4]
-    put = see(source)
+    put = taint(source)
     put = put[tuple(slice(0, n) for n in index.shape)] if put.dim() else put
-    old, put = see(t).to(torch.uint8), (put | see(index)).to(torch.uint8)
-    if bool(call.unknown(index).any()):  # anywhere in its line
+    old, put = taint(t).to(torch.uint8), (put | taint(index)).to(torch.uint8)
+    if bool(call.unknown(index).any()):  # the place may be any along the dimension
         line = torch.zeros_like(old)
         if line.dim():
             line[tuple(slice(0, n) for n in index.shape)] = put

@@ -1,4 +1,4 @@
-"""Sums of products: matrices, tables, distances, and what is solved for each matrix of a batch."""
+"""Sums of products: matrices, embeddings, distances, and solutions for each matrix of a batch."""
 
 from __future__ import annotations
 
@@ -6,67 +6,68 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import tensors
-from onelaunch.padding.taint.rules.call import See, TaintedCall, any_over, everywhere
+from onelaunch.padding.taint.rules.call import Planes, TaintedCall, any_over, everywhere
 
 
-def contracted(call: TaintedCall, see: See, a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b`: a known zero on either side takes the other out of the sum. A row of padding remains
-    padding, and so does a column."""
+def contracted(call: TaintedCall, taint: Planes, a: Tensor, b: Tensor) -> Tensor:
+    """Return the plane of `a @ b`: a known zero removes its factor from the sum. Rows and columns
+    of padding stay padding."""
     live_a, live_b = ~call.zero(a), ~call.zero(b)
-    from_a = (live_a & see(a)).float() @ live_b.float()
-    from_b = live_a.float() @ (live_b & see(b)).float()
+    from_a = (live_a & taint(a)).float() @ live_b.float()
+    from_b = live_a.float() @ (live_b & taint(b)).float()
     found = (from_a + from_b) > 0
-    if see is not call.unknown and a.shape[-1]:
-        rows, columns = see(a).all(-1), see(b).all(-2 if b.dim() > 1 else -1)
+    if taint is not call.unknown and a.shape[-1]:
+        rows, columns = taint(a).all(-1), taint(b).all(-2 if b.dim() > 1 else -1)
         found = found | (rows.unsqueeze(-1) if b.dim() > 1 else rows)
         found = found | (columns.unsqueeze(-2) if a.dim() > 1 < b.dim() else columns)
     return found
 
 
-def matmul(call: TaintedCall, see: See) -> list[Tensor]:
-    return [contracted(call, see, call.args[0], call.args[1])]
+def matmul(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    return [contracted(call, taint, call.args[0], call.args[1])]
 
 
-def matmul_added(call: TaintedCall, see: See) -> list[Tensor]:
-    found = contracted(call, see, call.args[1], call.args[2])
-    return [found | see(call.args[0]).broadcast_to(found.shape)]
+def matmul_added(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    found = contracted(call, taint, call.args[1], call.args[2])
+    return [found | taint(call.args[0]).broadcast_to(found.shape)]
 
 
-def linear(call: TaintedCall, see: See) -> list[Tensor]:
-    found = see(call.args[0]).any(-1, keepdim=True)
-    if any(bool(see(t).any()) for t in call.args[1:] if isinstance(t, Tensor)):
+def linear(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    found = taint(call.args[0]).any(-1, keepdim=True)
+    if any(bool(taint(t).any()) for t in call.args[1:] if isinstance(t, Tensor)):
         found = torch.ones_like(found)
     return [found.broadcast_to(call.results[0].shape)]
 
 
-def looked_up(call: TaintedCall, see: See) -> list[Tensor]:
-    """`embedding(weight, indices)`."""
+def embedded(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint `embedding(weight, indices)` by index."""
     weight, indices = call.args[0], call.args[1]
-    found = see(indices).unsqueeze(-1) | see(weight).any()
+    found = taint(indices).unsqueeze(-1) | taint(weight).any()
     return [found.broadcast_to(call.results[0].shape)]
 
 
-def scaled_matmul(call: TaintedCall, see: See) -> list[Tensor]:
-    """`_scaled_mm(a, b, scale_a, scale_b, bias, scale_result)`: scales of rows, or of the whole."""
-    found = contracted(call, see, call.args[0], call.args[1])
+def scaled_matmul(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint `_scaled_mm(a, b, scale_a, scale_b, bias, scale_result)`, with scales by row or
+    whole."""
+    found = contracted(call, taint, call.args[0], call.args[1])
     for t in tensors((call.args[2:], call.kwargs)):
-        plane = see(t)
+        plane = taint(t)
         rows = plane.dim() == 2 and plane.shape == (found.shape[0], 1)
         found = found | (plane if rows else plane.any())
     return [found]
 
 
-def outer(call: TaintedCall, see: See) -> list[Tensor]:
-    """`addr(t, column, row)`."""
+def outer(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint `addr(t, column, row)`."""
     t, column, row = call.args[:3]
-    return [see(t) | see(column).unsqueeze(1) | see(row)]
+    return [taint(t) | taint(column).unsqueeze(1) | taint(row)]
 
 
-def trilinear(call: TaintedCall, see: See) -> list[Tensor]:
-    """Three tensors, each given dimensions of size 1, multiplied and summed."""
+def trilinear(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint the sum of products of three tensors, each with added dimensions of size 1."""
     found = torch.zeros((), dtype=torch.bool, device="cpu")
     for t, dims in zip(call.args[:3], call.args[3:6], strict=True):
-        plane = see(t)
+        plane = taint(t)
         for dim in dims:
             plane = plane.unsqueeze(dim)
         found = found.to(plane.device) | plane
@@ -75,43 +76,43 @@ def trilinear(call: TaintedCall, see: See) -> list[Tensor]:
     return [found]
 
 
-def distances(call: TaintedCall, see: See) -> list[Tensor]:
-    """`cdist`: rows of one against rows of the other."""
-    one, other = see(call.args[0]).any(-1), see(call.args[1]).any(-1)
+def distances(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint `cdist`: rows of one tensor against rows of the other."""
+    one, other = taint(call.args[0]).any(-1), taint(call.args[1]).any(-1)
     return [one.unsqueeze(-1) | other.unsqueeze(-2)]
 
 
-def bagged(call: TaintedCall, see: See) -> list[Tensor]:
-    """`embedding_bag(weight, indices, offsets)`: a row for each bag of indices."""
+def bagged(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint `embedding_bag(weight, indices, offsets)` by bag of indices."""
     weight, indices, offsets = call.args[:3]
     real = call.real(indices)
     if bool(call.unknown(offsets).any()) or call.argument("include_last_offset") or real is None:
-        return [_anything(call, see).broadcast_to(call.results[0].shape)]
+        return [_anything(call, taint).broadcast_to(call.results[0].shape)]
     starts = call.value(offsets)
-    entry = see(indices)
+    entry = taint(indices)
     factor = call.argument("per_sample_weights")
-    entry = entry if factor is None else entry | see(factor)
+    entry = entry if factor is None else entry | taint(factor)
     bag = torch.searchsorted(starts, torch.arange(len(entry), device=starts.device), right=True) - 1
-    row = see(offsets).float().index_add(0, bag.clamp_min(0), entry.float()) > 0
-    ends = see(offsets).roll(-1)
-    ends = ends & (starts.roll(-1) != real[0])  # where the last real one ends in any case
+    row = taint(offsets).float().index_add(0, bag.clamp_min(0), entry.float()) > 0
+    ends = taint(offsets).roll(-1)
+    ends = ends & (starts.roll(-1) != real[0])  # the last real bag ends there in any case
     ends[-1:] = False
-    row = (row | ends | see(weight).any()).unsqueeze(-1)
+    row = (row | ends | taint(weight).any()).unsqueeze(-1)
     return [row.broadcast_to(call.results[0].shape)]
 
 
-def _anything(call: TaintedCall, see: See) -> Tensor:
-    found = [see(t).any() for t in tensors((call.args, call.kwargs))]
+def _anything(call: TaintedCall, taint: Planes) -> Tensor:
+    found = [taint(t).any() for t in tensors((call.args, call.kwargs))]
     return torch.stack(found).any()
 
 
-def each_matrix(call: TaintedCall, see: See) -> list[Tensor]:
-    """The inverse, the determinant, a factorisation or a solution for each matrix of a batch."""
+def each_matrix(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint an inverse, determinant, factorisation or solution matrix by matrix of a batch."""
     given = tensors((call.args, call.kwargs))
     batch = given[0].dim() - 2
     found = torch.zeros((), dtype=torch.bool, device="cpu")
     for t in given:
-        plane = see(t)
+        plane = taint(t)
         if t.dim() < batch or t.shape[:batch] != given[0].shape[:batch]:
             plane = plane.any().reshape([1] * batch)
         else:
@@ -125,23 +126,24 @@ def each_matrix(call: TaintedCall, see: See) -> list[Tensor]:
     ]
 
 
-def values_of_each_matrix(call: TaintedCall, see: See) -> list[Tensor]:
-    """Eigenvalues, singular values: their vectors have signs that depend on the kernel."""
+def values_of_each_matrix(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint eigenvalues or singular values by matrix; vectors everywhere, as kernels choose
+    signs."""
     vectors = call.argument("compute_v", call.argument("compute_uv", True))
-    return (everywhere if vectors else each_matrix)(call, see)
+    return (everywhere if vectors else each_matrix)(call, taint)
 
 
-def crossed(call: TaintedCall, see: See) -> list[Tensor]:
-    """`linalg_cross`: of three elements."""
-    found = see(call.args[0]) | see(call.args[1])
+def crossed(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint `linalg_cross` by its three elements."""
+    found = taint(call.args[0]) | taint(call.args[1])
     return [found.any(call.argument("dim", -1), keepdim=True).broadcast_to(found.shape)]
 
 
-def transformed(call: TaintedCall, see: See) -> list[Tensor]:
-    """Fourier transforms: all of the dimensions, whose size must be what it is."""
+def transformed(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint Fourier transforms over their dimensions, whose size must be unchanged."""
     t, dims = call.args[:2]
     real = call.real(t)
     if real is None or any(real[d] != t.shape[d] for d in dims):
-        return everywhere(call, see)
-    found = any_over(see(t), dims)
+        return everywhere(call, taint)
+    found = any_over(taint(t), dims)
     return [found.broadcast_to(call.results[0].shape)]

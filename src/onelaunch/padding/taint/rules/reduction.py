@@ -7,70 +7,70 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onelaunch.padding.taint.rules.call import See, TaintedCall, any_over, dims_of, each, fitted
+from onelaunch.padding.taint.rules.call import Planes, TaintedCall, any_over, dims_of, each, fitted
 
 
-def reduced(call: TaintedCall, see: See) -> list[Tensor]:
-    """Every element that is reduced counts."""
+def reduced(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Join the plane over the reduced dimensions."""
     t = call.args[0]
-    found = any_over(see(t), dims_of(call, t))
+    found = any_over(taint(t), dims_of(call, t))
     return [fitted(found, r.shape) for r in call.results]
 
 
-def summed(call: TaintedCall, see: See) -> list[Tensor]:
-    """Every element that is summed counts, but for known zeros. A sum of padding remains padding,
-    for who sorts or counts rows."""
+def summed(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Join the plane over the summed dimensions, except known zeros. A sum of padding stays
+    padding, as a later operation may sort or count rows."""
     t, dims = call.args[0], dims_of(call, call.args[0])
-    found = any_over(see(t) & ~call.zero(t), dims)
-    if see is not call.unknown and t.numel():
-        found = found | ~any_over(~see(t), dims)
+    found = any_over(taint(t) & ~call.zero(t), dims)
+    if taint is not call.unknown and t.numel():
+        found = found | ~any_over(~taint(t), dims)
     return [fitted(found, r.shape) for r in call.results]
 
 
-def measured(call: TaintedCall, see: See) -> list[Tensor]:
-    """A norm: a sum of powers, where those of 0 are 0."""
+def measured(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint a norm as a sum of powers, whose power of 0 is 0 for positive orders."""
     order = call.argument("ord", call.argument("p"))
-    return (reduced if order is not None and order <= 0 else summed)(call, see)
+    return (reduced if order is not None and order <= 0 else summed)(call, taint)
 
 
-def averaged_over(call: TaintedCall, see: See) -> list[Tensor]:
-    """`mean`: a sum, and how many there are."""
+def averaged_over(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint `mean` as a sum, if the number of elements is unchanged."""
     t = call.args[0]
     real = call.real(t)
     if real is None or any(real[d] != t.shape[d] for d in dims_of(call, t)):
-        return reduced(call, see)
-    return summed(call, see)
+        return reduced(call, taint)
+    return summed(call, taint)
 
 
-def largest(call: TaintedCall, see: See) -> list[Tensor]:
-    """The lowest do not count where there is another. The number of one that moved with the size
-    is another number."""
+def largest(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint a maximum: the lowest do not count beside others. The index of an element that moved
+    with the size is tainted too."""
     dims = dims_of(call, call.args[0])
-    found = above_low(call, see, dims)
-    numbers = found | (see is not call.unknown and behind(call, see, dims))
+    found = above_low(call, taint, dims)
+    numbers = found | (taint is not call.unknown and behind(call, taint, dims))
     planes = [found, *[numbers] * len(call.results)]
     return [fitted(plane, r.shape) for plane, r in zip(planes, call.results, strict=False)]
 
 
-def behind(call: TaintedCall, see: See, dims: Sequence[int]) -> Tensor:
-    """Where what is no padding lies beyond the real size: behind padding, as by `cat`."""
+def behind(call: TaintedCall, taint: Planes, dims: Sequence[int]) -> Tensor:
+    """Return whether real elements lie beyond the real size: behind padding, as after a `cat`."""
     t = call.args[0]
-    real, plane = call.real(t), torch.zeros_like(see(t))
+    real, plane = call.real(t), torch.zeros_like(taint(t))
     for dim in dims:
         size = 0 if real is None else min(real[dim], t.shape[dim])
         plane.narrow(dim, size, t.shape[dim] - size).fill_(True)
-    return any_over(plane & ~see(t), dims)
+    return any_over(plane & ~taint(t), dims)
 
 
-def above_low(call: TaintedCall, see: See, dims: Sequence[int]) -> Tensor:
+def above_low(call: TaintedCall, taint: Planes, dims: Sequence[int]) -> Tensor:
     t = call.args[0]
-    low, plane = hiding(call.low(t), call.value(t), dims), see(t)
-    some = any_over(~low, dims)
-    return torch.where(some, any_over(plane & ~low, dims), any_over(plane, dims))
+    low, plane = hiding(call.low(t), call.value(t), dims), taint(t)
+    any_visible = any_over(~low, dims)
+    return torch.where(any_visible, any_over(plane & ~low, dims), any_over(plane, dims))
 
 
 def hiding(low: Tensor, value: Tensor, dims: Sequence[int]) -> Tensor:
-    """Where what is low hides: far below what is not, of the magnitudes of this run."""
+    """Return the plane of low elements that a softmax hides: far below the others of this run."""
     if not value.is_floating_point() or not bool((low & value.isfinite()).any()):
         return low
     highest = torch.where(low, -torch.inf, value.nan_to_num(torch.inf))
@@ -80,65 +80,65 @@ def hiding(low: Tensor, value: Tensor, dims: Sequence[int]) -> Tensor:
     return low & ((highest > hides / 10) | value.isneginf())
 
 
-def softmax(call: TaintedCall, see: See) -> list[Tensor]:
-    """The lowest become 0 where there is another, at every call; padding they remain."""
+def softmax(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint a softmax: the lowest become 0 beside others, at every call, but stay padding."""
     t = call.args[0]
     dims = dims_of(call, t)
     low = hiding(call.low(t), call.value(t), dims)
-    found = above_low(call, see, dims).broadcast_to(t.shape)
-    if see is call.unknown:
+    found = above_low(call, taint, dims).broadcast_to(t.shape)
+    if taint is call.unknown:
         return [found & ~(low & any_over(~low, dims))]
-    return [found | see(t)]
+    return [found | taint(t)]
 
 
-def log_softmax(call: TaintedCall, see: See) -> list[Tensor]:
-    found = above_low(call, see, dims_of(call, call.args[0])) | see(call.args[0])
+def log_softmax(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    found = above_low(call, taint, dims_of(call, call.args[0])) | taint(call.args[0])
     return [found.broadcast_to(call.results[0].shape)]
 
 
-def scanned(call: TaintedCall, see: See) -> list[Tensor]:
-    """Each element depends on itself and those before it."""
+def scanned(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint each element by itself and those before it."""
     t = call.args[0]
     (dim,) = dims_of(call, t)[:1] or [0]
-    found = see(t) if not t.dim() else see(t).to(torch.int32).cumsum(dim) > 0
+    found = taint(t) if not t.dim() else taint(t).to(torch.int32).cumsum(dim) > 0
     return [found.broadcast_to(r.shape) for r in call.results]
 
 
-def normalized_last(call: TaintedCall, see: See) -> list[Tensor]:
-    """`native_layer_norm` and `rms_norm`: the last dimensions together."""
+def normalized_last(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint `native_layer_norm` and `rms_norm` over the last dimensions."""
     t = call.args[0]
     kept = t.dim() - len(call.args[1])
-    found = any_over(see(t), range(kept, t.dim()))
+    found = any_over(taint(t), range(kept, t.dim()))
     for parameter in call.args[2:4]:
         if isinstance(parameter, Tensor):
-            found = found | see(parameter).any()
+            found = found | taint(parameter).any()
     return [found.broadcast_to(call.results[0].shape), *each(found, call.results[1:])]
 
 
-def group_norm(call: TaintedCall, see: See) -> list[Tensor]:
+def group_norm(call: TaintedCall, taint: Planes) -> list[Tensor]:
     t, n, groups = call.args[0], call.args[3], call.args[6]
-    found = see(t).reshape(n, groups, -1).any(-1)
-    found = found | any(bool(see(p).any()) for p in call.args[1:3] if isinstance(p, Tensor))
+    found = taint(t).reshape(n, groups, -1).any(-1)
+    found = found | any(bool(taint(p).any()) for p in call.args[1:3] if isinstance(p, Tensor))
     whole = found.unsqueeze(-1).broadcast_to(n, groups, max(t.numel() // max(n * groups, 1), 1))
     out = call.results[0]
     return [whole.reshape(out.shape), *each(found, call.results[1:])]
 
 
-def batch_norm(call: TaintedCall, see: See) -> list[Tensor]:
-    """In training a row's result depends on the batch; in eval on itself."""
+def batch_norm(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint a row by the batch in training, by itself in eval."""
     t = call.args[0]
     training = call.argument("training", call.argument("train", False))
-    spread = any(bool(see(p).any()) for p in call.args[1:5] if isinstance(p, Tensor))
+    spread = any(bool(taint(p).any()) for p in call.args[1:5] if isinstance(p, Tensor))
     if "no_stats" in call.name or "with_update" in call.name or training:
-        found = any_over(see(t), [d for d in range(t.dim()) if d != 1]) | spread
+        found = any_over(taint(t), [d for d in range(t.dim()) if d != 1]) | spread
         rest = [found.any().broadcast_to(r.shape) for r in call.results[1:]]
         return [found.broadcast_to(t.shape), *rest]
     rest = [torch.full(r.shape, spread, dtype=torch.bool, device="cpu") for r in call.results[1:]]
-    return [see(t) | spread, *rest]
+    return [taint(t) | spread, *rest]
 
 
-def renormed(call: TaintedCall, see: See) -> list[Tensor]:
-    """`renorm`: each slice along a dimension by its own norm."""
+def renormed(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint `renorm` by each slice along a dimension."""
     t, dim = call.args[0], call.args[2] % call.args[0].dim()
     others = [d for d in range(t.dim()) if d != dim]
-    return [see(t) | any_over(see(t) & ~call.zero(t), others)]
+    return [taint(t) | any_over(taint(t) & ~call.zero(t), others)]

@@ -1,28 +1,28 @@
-"""Which flow is that of which operation. One that is not here spreads from any element to all."""
+"""The table of propagation rules. An operation without one taints all from any element."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from onelaunch.padding.taint.rules import elementwise, layers, places, products, reduction, windows
-from onelaunch.padding.taint.rules.call import Flow
+from onelaunch.padding.taint.rules.call import Rule
 
 
-def rule_of(func: Any) -> Flow | None:
-    """The flow of an overload, or None for an operation that is not known."""
+def rule_of(func: Any) -> Rule | None:
+    """Return the rule of an overload, or None."""
     name = str(func).removeprefix("aten.").removesuffix(".default")
     packet = name.partition(".")[0]
-    found = FLOWS.get(name) or FLOWS.get(packet) or FLOWS.get(packet.removesuffix("_"))
+    found = RULES.get(name) or RULES.get(packet) or RULES.get(packet.removesuffix("_"))
     if found is None and elementwise.is_pointwise(func) and not packet.startswith("_foreach"):
         return elementwise.pointwise
     return found
 
 
-def _table(*rows: tuple[str, Flow]) -> dict[str, Flow]:
-    return {name: flow for names, flow in rows for name in names.split()}
+def _table(*rows: tuple[str, Rule]) -> dict[str, Rule]:
+    return {name: rule for names, rule in rows for name in names.split()}
 
 
-FLOWS: dict[str, Flow] = _table(
+RULES: dict[str, Rule] = _table(
     ("fill fill_ zero zero_ zeros_like ones_like full_like new_zeros", elementwise.filled),
     ("new_ones new_full new_empty new_empty_strided empty_like", elementwise.filled),
     ("copy copy_ fill.Tensor fill_.Tensor", elementwise.copied),
@@ -61,7 +61,7 @@ FLOWS: dict[str, Flow] = _table(
     ("_scaled_mm", products.scaled_matmul),
     ("addr", products.outer),
     ("_trilinear", products.trilinear),
-    ("embedding", products.looked_up),
+    ("embedding", products.embedded),
     ("_embedding_bag _embedding_bag_forward_only", products.bagged),
     ("_cdist_forward _euclidean_dist", products.distances),
     ("linalg_inv_ex _linalg_det _linalg_slogdet linalg_cholesky_ex", products.each_matrix),
@@ -106,4 +106,4 @@ FLOWS: dict[str, Flow] = _table(
     ("_cudnn_rnn mkldnn_rnn_layer", layers.recurrent),
     ("_thnn_fused_lstm_cell _thnn_fused_gru_cell", layers.cell),
 )
-"""Operation -> flow; by overload, by name, or by name without the underscore of in-place."""
+"""Operation -> rule; by overload, by name, or by name without the underscore of in-place."""

@@ -1,4 +1,4 @@
-"""Convolution, pooling and resampling: each place from a window of the input."""
+"""Convolution, pooling and resampling: each element from a window of the input."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.padding.taint.rules.call import (
-    See,
+    Planes,
     TaintedCall,
     any_over,
     beyond,
@@ -15,8 +15,9 @@ from onelaunch.padding.taint.rules.call import (
 )
 
 
-def convolution(call: TaintedCall, see: See) -> list[Tensor]:
-    """Each place depends on its window, of all channels; zeros add nothing, as beyond the edges."""
+def convolution(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint each place by its window over all channels; known zeros count no more than the
+    edges."""
     t, weight, bias, stride, padding, dilation, transposed, extra = call.args[:8]
     rank = t.dim() - 2
     live = ~call.zero(t)
@@ -30,75 +31,75 @@ def convolution(call: TaintedCall, see: See) -> list[Tensor]:
             return back(plane, window, None, stride, padding, extra, 1, dilation) > 0.5
         return run(plane, window, None, stride, padding, dilation) > 0.5
 
-    found = reached((live if bool(see(weight).any()) else see(t) & live).expand(t.shape))
-    if bias is not None and bool(see(bias).any()):
+    found = reached((live if bool(taint(weight).any()) else taint(t) & live).expand(t.shape))
+    if bias is not None and bool(taint(bias).any()):
         found = torch.ones_like(found)
     found = found.broadcast_to(call.results[0].shape)
-    if see is not call.unknown and call.real_results:  # places that are not there remain padding
+    if taint is not call.unknown and call.real_results:  # places beyond the real size stay padding
         found = found | beyond(found.shape, call.real_results[0], found.device)
     return [found]
 
 
-def max_pooled(call: TaintedCall, see: See) -> list[Tensor]:
-    found = call.func(see(call.args[0]).float(), *call.args[1:], **call.kwargs)
+def max_pooled(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    found = call.func(taint(call.args[0]).float(), *call.args[1:], **call.kwargs)
     first = found[0] if isinstance(found, tuple) else found
     return [first > 0 for _ in call.results]
 
 
-def adaptive_max(call: TaintedCall, see: See) -> list[Tensor]:
-    return (max_pooled if same_size(call, call.args[0], 2) else everywhere)(call, see)
+def adaptive_max(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    return (max_pooled if same_size(call, call.args[0], 2) else everywhere)(call, taint)
 
 
-def adaptive_average(call: TaintedCall, see: See) -> list[Tensor]:
-    return (averaged if same_size(call, call.args[0], 2) else everywhere)(call, see)
+def adaptive_average(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    return (averaged if same_size(call, call.args[0], 2) else everywhere)(call, taint)
 
 
-def resampled(call: TaintedCall, see: See) -> list[Tensor]:
-    """Where the size changes, each place must still come from the same ones of the input."""
+def resampled(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint by window if each place still comes from the same places of the input, else all."""
     t = call.args[0]
     if same_size(call, t, 2):
-        return averaged(call, see)
+        return averaged(call, taint)
     real = call.real(t)
     if real is None or not call.real_results or call.argument("align_corners", False):
-        return everywhere(call, see)
+        return everywhere(call, taint)
     pairs = [*zip(call.results[0].shape, t.shape, strict=True)][2:]
     pairs += [*zip(call.real_results[0], real, strict=True)][2:]
     times = [out // max(size, 1) for out, size in pairs]
     whole = all(out == n * size and n for n, (out, size) in zip(times, pairs, strict=True))
     half = len(times) // 2
-    return (averaged if whole and times[:half] == times[half:] else everywhere)(call, see)
+    return (averaged if whole and times[:half] == times[half:] else everywhere)(call, taint)
 
 
-def averaged(call: TaintedCall, see: See) -> list[Tensor]:
-    """Pooling, resampling, unfolding: as far as NaN spreads, which a weight of 0 does not stop."""
-    plane = see(call.args[0])
+def averaged(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint pooling, resampling and unfolding as NaN spreads, which a weight of 0 does not stop."""
+    plane = taint(call.args[0])
     given = torch.where(plane, torch.nan, torch.zeros((), device=plane.device))
     return [call.func(given, *call.args[1:], **call.kwargs).isnan()]
 
 
-def each_image(call: TaintedCall, see: See) -> list[Tensor]:
-    """Resampling with wide windows: each channel of each image by itself."""
+def each_image(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint resampling with wide windows by channel of each image."""
     t = call.args[0]
     if not same_size(call, t, 2) or [s[2:] for s in call.real_results[:1]] != [
         call.results[0].shape[2:]
     ]:
-        return everywhere(call, see)
-    return [any_over(see(t), range(2, t.dim())).broadcast_to(call.results[0].shape)]
+        return everywhere(call, taint)
+    return [any_over(taint(t), range(2, t.dim())).broadcast_to(call.results[0].shape)]
 
 
-def sampled(call: TaintedCall, see: See) -> list[Tensor]:
-    """`grid_sample`: any place of its image, as the grid says."""
+def sampled(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint `grid_sample` by image and by place of the grid."""
     t, grid = call.args[:2]
     if not same_size(call, t, 2):
-        return everywhere(call, see)
-    found = any_over(see(t), range(2, t.dim())) | see(grid).any(-1).unsqueeze(1)
+        return everywhere(call, taint)
+    found = any_over(taint(t), range(2, t.dim())) | taint(grid).any(-1).unsqueeze(1)
     return [found.broadcast_to(call.results[0].shape)]
 
 
-def gridded(call: TaintedCall, see: See) -> list[Tensor]:
-    """`affine_grid`: a grid for each matrix."""
+def gridded(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint `affine_grid` by matrix."""
     out = call.results[0]
     if not call.real_results or call.real_results[0][1:] != out.shape[1:]:
-        return everywhere(call, see)
-    found = see(call.args[0]).flatten(1).any(1)
+        return everywhere(call, taint)
+    found = taint(call.args[0]).flatten(1).any(1)
     return [found.reshape(-1, *[1] * (out.dim() - 1)).broadcast_to(out.shape)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _C: Any = torch._C
@@ -39,8 +40,12 @@ class DispatchMode(TorchDispatchMode):
     compiled any more.
     """
 
+    _thread = 0
+    """The thread that it is on in."""
+
     def __enter__(self) -> Any:
         with _flags:
+            self._thread = threading.get_ident()
             _entered.add(self)
             return super().__enter__()
 
@@ -102,6 +107,7 @@ class same_modes:
             _C._pop_torch_function_stack,
             _C._push_on_torch_function_stack,
         )
+        _forget_interrupted()
 
 
 class unwound(same_modes):
@@ -139,6 +145,18 @@ class unwound(same_modes):
 
 def _dispatch_modes() -> list[object]:
     return [_C._get_dispatch_stack_at(i) for i in range(_C._len_torch_dispatch_stack())]
+
+
+def _forget_interrupted() -> None:
+    """Restore torch's flags where a mode of this thread was entered, and never exited."""
+    thread, on = threading.get_ident(), _dispatch_modes()
+    with _flags:
+        gone = [m for m in _entered if m._thread == thread and not any(m is other for other in on)]
+        _entered.difference_update(gone)
+        if gone and not (_entered or on):
+            for name, value in vars(_python_dispatch).items():
+                if name.startswith("_is_in_") and value is True:
+                    setattr(_python_dispatch, name, False)
 
 
 def _function_modes() -> list[object]:

@@ -42,30 +42,6 @@ def test_a_host_scalar_argument_of_each_dtype(rand: Rand) -> None:
 
 
 @on_accelerators
-def test_a_host_tensor_in_a_device_computation_is_refused_with_its_line(rand: Rand) -> None:
-    offset = torch.tensor(2.0)
-
-    def f(x: Tensor) -> Tensor:
-        return x * offset  # the line
-
-    check_refused(f, (rand(0, 3),), "OL104", "return x * offset  # the line")
-
-
-@on_accelerators
-def test_a_host_buffer_of_a_module_is_refused(device: torch.device, rand: Rand) -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(3, device=device))
-            self.scale = torch.tensor(3.0)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.weight * x * self.scale  # the line
-
-    check_refused(Scaled(), (rand(0, 3),), "OL104", "self.weight * x * self.scale  # the line")
-
-
-@on_accelerators
 def test_a_host_argument_copied_to_the_device_is_refused(device: torch.device, rand: Rand) -> None:
     def f(x: Tensor, ids: Tensor) -> Tensor:
         return x + ids.to(x.device)  # the line

@@ -127,10 +127,11 @@ def test_state_that_it_comes_from_is_compared(rand: Rand) -> None:
             self.scale = [1.0, 2.0, 3.0]
             self.table = torch.arange(3.0)
             self.large = torch.ones(3, 300)
+            self.number = torch.tensor(2.0)
 
         def forward(self, x: Tensor) -> Tensor:
             scaled = x * torch.tensor(self.scale, device=x.device) + self.table.to(x.device)
-            return scaled @ self.large.to(x.device)
+            return scaled @ self.large.to(x.device) * self.number
 
     model = Scaled()
     fast = ol.graph(model)
@@ -140,6 +141,7 @@ def test_state_that_it_comes_from_is_compared(rand: Rand) -> None:
             lambda: model.scale.__setitem__(1, 5.0),
             lambda: model.table.add_(1),
             lambda: model.large.mul_(2),
+            lambda: model.number.fill_(3),
             lambda: setattr(model, "table", torch.zeros(3)),
         ):
             change()
@@ -165,9 +167,10 @@ def refused(fast: Callable[[Tensor], Tensor], rand: Rand) -> ol.CaptureError:
         (lambda x: torch.tensor(time.perf_counter(), device=x.device), "OL117"),
         (lambda x: torch.tensor([time.perf_counter()] * 99).to(x.device)[:3], "OL117"),
         (lambda x: torch.rand(3).to(x.device), "OL103"),
+        (lambda x: torch.rand(()), "OL104"),
         (lambda x: torch.empty(3).to(x.device) * 0, "OL103"),
     ],
-    ids=["clock", "clocks", "random", "uninitialized"],
+    ids=["clock", "clocks", "random", "random number", "uninitialized"],
 )
 def test_what_moves_is_refused(moving: Callable[[Tensor], Tensor], code: str, rand: Rand) -> None:
     fast = ol.graph(lambda x: x + moving(x))

@@ -12,6 +12,7 @@ from torch import Tensor
 from onelaunch.state.host_values import bytes_of
 
 _INTO_FIRST = ("aten::copy_", "aten::copy")
+_PUTS = ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 
 Key = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], bytes]
 
@@ -31,6 +32,9 @@ def brought(name: str, args: Sequence[Any], kwargs: dict[str, Any], kind: str) -
     if name in _INTO_FIRST or name == "aten::_copy_from":
         target, source = args[:2] if name in _INTO_FIRST else args[1::-1]
         return [source] if target.device.type == kind and source.device.type == "cpu" else []
+    if name in _PUTS and args[0].device.type == kind and args[2].device.type == "cpu":
+        masked = any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
+        return [] if masked else [args[2]]  # the host reads the number that it fills a mask with
     return []
 
 

@@ -284,6 +284,8 @@ class Observer(Watching):
         for t in host:
             if id(t) in lifted:
                 continue
+            if device and not t.dim() and self._is_fixed(t):
+                continue  # kernels hold its value
             varying = self.host.varies(t)
             if device and (varying or t.dim()):
                 raise refuse(
@@ -299,10 +301,16 @@ class Observer(Watching):
         if self._lifted is None or (name == "aten::copy_" and self._is_number(args)):
             return []
         found = brought(name, args, kwargs, self._kind)
-        steps = self.ledger is not None and self.ledger.steps  # whose numbers move
-        if any(t.requires_grad or (steps and t.is_floating_point()) for t in found):
-            return []
-        return found if all(map(self.host.fixes, found)) else []
+        return found if all(map(self._is_fixed, found)) else []
+
+    def _is_fixed(self, t: Tensor) -> bool:
+        """Return whether each call has these values of a host tensor; they are compared from now
+        on. Not the numbers of optimizers that step, which each call reads."""
+        if self._lifted is None or t.requires_grad:
+            return False
+        if self.ledger is not None and self.ledger.steps and t.is_floating_point():
+            return False
+        return self.host.fixes(t)
 
     def _lift_host(
         self, name: str, args: Sequence[Any], kwargs: dict[str, Any]

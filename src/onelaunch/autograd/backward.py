@@ -19,7 +19,7 @@ from onelaunch.call.spec import TensorSpec, lies_on
 from onelaunch.call.tree import flatten
 from onelaunch.driver.attention_seeds import SeedsOfCapture
 from onelaunch.driver.capture_query import Asking
-from onelaunch.driver.protocol import Capture, Driver, Graph, Pool, Rewind
+from onelaunch.driver.protocol import Capture, Driver, Graph, Pool, Rewind, Travel
 from onelaunch.driver.random_state import watching_seeds
 from onelaunch.errors import CaptureError
 from onelaunch.gc_pause import no_collection
@@ -282,10 +282,10 @@ def _port(driver: Driver, capture: Capture, g: Tensor) -> Tensor:
         buffer = driver.empty(nbytes, g.device)
         dense = torch.empty(g.shape, device="meta").stride()
         static = driver.alias(buffer, g.dtype, g.shape, dense, 0)
-        capture.input(g, static, "copy")
+        capture.input(g, static, Travel.COPY)
         return static
     buffer = driver.empty(extent, g.device)
-    capture.input(g, buffer, "node")
+    capture.input(g, buffer, Travel.NODE)
     return driver.alias(buffer, g.dtype, g.shape, g.stride(), 0)
 
 

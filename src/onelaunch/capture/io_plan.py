@@ -48,7 +48,7 @@ class Inputs:
 
     tensors: list[Tensor]
     specs: list[TensorSpec]
-    travels: list[str]
+    travels: list[Travel]
     groups: list[Group]
     statics: list[Tensor] = field(default_factory=list[Tensor])
     varying: dict[int, Varying] = field(default_factory=dict[int, Varying])
@@ -58,7 +58,7 @@ class Inputs:
         """Give these numbers of the host's to the callable as they are."""
         self.groups = [g for g in self.groups if g.members[0] not in numbers]
         for index in numbers:
-            self.travels[index] = "host"
+            self.travels[index] = Travel.HOST
 
     def release(self) -> None:
         """Let go of the recording's memory."""
@@ -78,29 +78,29 @@ def plan_inputs(
         pinned: storages that the callable also reaches by address; an argument there is read where
             it is, and the recording fits only calls with that very memory.
     """
-    travels: list[str] = []
+    travels: list[Travel] = []
     groups: list[Group] = []
     for index, t in enumerate(tensors):
         if t.device.type != device.type:
-            travels.append("fill" if t.dim() == 0 else "host")
+            travels.append(Travel.FILL if t.dim() == 0 else Travel.HOST)
             if t.dim() == 0:
-                groups.append(Group([index], Region(-1 - index, 0, t.element_size()), "fill"))
+                groups.append(Group([index], Region(-1 - index, 0, t.element_size()), Travel.FILL))
             continue
         if t.device != device:
             raise CaptureError("OL109", f"tensors on {device} and on {t.device} in one call")
         region = driver.region(t)
         if region.storage in pinned:
-            travels.append("address")
+            travels.append(Travel.ADDRESS)
             continue
-        travels.append("node")
+        travels.append(Travel.NODE)
         _join(groups, index, region)
     for group in groups:
-        if group.travel == "node" and len(group.members) == 1:
+        if group.travel == Travel.NODE and len(group.members) == 1:
             t = tensors[group.members[0]]
             nbytes = t.numel() * t.element_size()
             if group.region.stop - group.region.start > max(_SPARSE_EXTENT * nbytes, 512):
-                group.travel = "copy"
-                travels[group.members[0]] = "copy"
+                group.travel = Travel.COPY
+                travels[group.members[0]] = Travel.COPY
     return Inputs(list(tensors), [TensorSpec.of(t) for t in tensors], travels, groups)
 
 
@@ -113,7 +113,7 @@ def staged_bytes(driver: Driver, tensors: Sequence[Tensor], device: torch.device
 
 def _join(groups: list[Group], index: int, region: Region) -> None:
     """Add an input to the groups, merging all that it overlaps, and what the union overlaps."""
-    joined = Group([index], region, "node")
+    joined = Group([index], region, Travel.NODE)
     while True:
         other = next((g for g in groups if g.region.overlaps(joined.region)), None)
         if other is None:
@@ -125,7 +125,7 @@ def _join(groups: list[Group], index: int, region: Region) -> None:
             min(joined.region.start, other.region.start),
             max(joined.region.stop, other.region.stop),
         )
-        joined = Group(sorted(joined.members + other.members), union, "node")
+        joined = Group(sorted(joined.members + other.members), union, Travel.NODE)
 
 
 def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device) -> list[Tensor]:
@@ -133,16 +133,16 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
     statics: list[Tensor] = list(inputs.tensors)
     alone = {group.members[0] for group in inputs.groups if len(group.members) == 1}
     for index in inputs.varying:
-        if inputs.travels[index] != "node" or index not in alone:
+        if inputs.travels[index] != Travel.NODE or index not in alone:
             raise Unfit
-        inputs.travels[index] = "pad"
+        inputs.travels[index] = Travel.PAD
     for group in inputs.groups:
         first = group.members[0]
-        if group.travel == "fill":
+        if group.travel == Travel.FILL:
             example = inputs.tensors[first]
             buffer = driver.empty(example.element_size(), device)
             static = driver.alias(buffer, example.dtype, (), (), 0)
-            capture.input(example, static, "fill")
+            capture.input(example, static, Travel.FILL)
             statics[first] = static
             group.buffer = buffer
             continue
@@ -153,14 +153,14 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
             offset = driver.region(t).start - group.region.start
             statics[member] = _static(driver, buffer, t, offset)
         example = inputs.tensors[first]
-        if group.travel == "copy":
-            capture.input(example, statics[first], "copy")
+        if group.travel == Travel.COPY:
+            capture.input(example, statics[first], Travel.COPY)
         elif first in inputs.varying:
-            group.travel = "pad"
-            capture.input(example, buffer, "pad", 0, inputs.varying[first])
+            group.travel = Travel.PAD
+            capture.input(example, buffer, Travel.PAD, 0, inputs.varying[first])
         else:
             displacement = driver.region(example).start - group.region.start
-            capture.input(example, buffer, "node", displacement)
+            capture.input(example, buffer, Travel.NODE, displacement)
     capture.staged()
     inputs.statics = statics
     return statics
@@ -246,7 +246,7 @@ def plan_outputs(
     statics = {id(s): i for i, s in enumerate(inputs.statics)}
     storages: dict[int, int] = {}
     for index, static in enumerate(inputs.statics):
-        if inputs.travels[index] not in ("host", "address"):
+        if inputs.travels[index] not in (Travel.HOST, Travel.ADDRESS):
             storages.setdefault(driver.storage(static), index)
     for t in results:
         if id(t) in plan.numbers:
@@ -289,7 +289,7 @@ def _place(
             (
                 i
                 for i, static in enumerate(inputs.statics)
-                if inputs.travels[i] in ("node", "copy", "fill", "pad")
+                if inputs.travels[i] in (Travel.NODE, Travel.COPY, Travel.FILL, Travel.PAD)
                 and driver.storage(static) == region.storage
                 and static.dtype == t.dtype
             ),

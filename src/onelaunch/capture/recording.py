@@ -177,7 +177,7 @@ def describe(
         callable=name,
         spec=spec,
         why=why,
-        inputs=dict(zip(names, travels, strict=True)),
+        inputs=dict(zip(names, map(str, travels), strict=True)),
         outputs=[output.source for output in captured.outputs.made],
         by_address=captured.guard.names(),
         untraced=[str(TensorSpec.of(t)) for t in captured.untraced],

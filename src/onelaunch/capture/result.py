@@ -22,7 +22,7 @@ from onelaunch.capture.forward import Forward
 from onelaunch.capture.hooks import hooks_inside
 from onelaunch.capture.io_plan import Inputs, Outputs, varying_group
 from onelaunch.capture.recording import CapturedCall, NeedsGrad, StateOutput
-from onelaunch.driver.protocol import Capture, Driver, Graph
+from onelaunch.driver.protocol import Capture, Driver, Graph, Travel
 from onelaunch.errors import CaptureError
 from onelaunch.optimizers.capturable import parameters_of
 from onelaunch.optimizers.scalars import PatchedScalars
@@ -104,12 +104,12 @@ def output_ports(
         capture.output(buffer, 0, varying_group(outputs, index))
     for index in written_groups(driver, plan, observer):
         group = plan.groups[index]
-        if group.travel == "fill":
+        if group.travel == Travel.FILL:
             raise CaptureError("OL104", "a 0-dim host argument is written")
         assert group.buffer is not None
         example = plan.tensors[group.members[0]]
         displacement = driver.region(example).start - group.region.start
-        if group.travel == "copy":
+        if group.travel == Travel.COPY:
             displacement = 0
         capture.output(group.buffer, displacement)
 
@@ -138,7 +138,7 @@ def captured_call(
     # The slots are as before the call until a launch rebinds them.
     rebound = {state.slot.id for state in run.state}
     restore(change for change in run.found if change.slot.id in rebound)
-    pinned = [t for t, how in zip(plan.tensors, plan.travels, strict=True) if how == "address"]
+    pinned = [t for t, how in zip(plan.tensors, plan.travels, strict=True) if how == Travel.ADDRESS]
     external = [t for tensors in observer.external.values() for t in tensors]
     inputs = {slot.id for slot in run.state_inputs}
     rebound |= inputs

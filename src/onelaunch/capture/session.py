@@ -31,7 +31,7 @@ from onelaunch.capture.recording import CapturedCall, NeedsGrad, StateOutput
 from onelaunch.capture.result import CaptureRun, captured_call, mark_spent, output_ports
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.host_factories import HostFactories
-from onelaunch.driver.protocol import Capture, Driver, Graph, Rewind
+from onelaunch.driver.protocol import Capture, Driver, Graph, Rewind, Travel
 from onelaunch.driver.protocol import Pool as DevicePool
 from onelaunch.driver.random_state import (
     HostGenerators,
@@ -360,11 +360,11 @@ class CaptureSession:
     def _staged(self, capture: Capture, run: CaptureRun) -> list[Tensor]:
         """What the callable gets for each input; state that became one is put where it reads it."""
         statics = stage(self.driver, capture, run.plan, self.device)
-        numbers = [i for i, how in enumerate(run.plan.travels) if how == "fill"]
+        numbers = [i for i, how in enumerate(run.plan.travels) if how == Travel.FILL]
         self._filled = {self.driver.storage(statics[i]): i for i in numbers}
         if self.forward is not None:
             for index, how in enumerate(run.plan.travels):
-                if how == "address":
+                if how == Travel.ADDRESS:
                     statics[index] = proxy_for(statics[index])
         state = run.state_inputs
         for slot, static in zip(state, statics[len(statics) - len(state) :], strict=True):
@@ -376,7 +376,7 @@ class CaptureSession:
         device = [
             static
             for static, how in zip(statics, plan.travels, strict=True)
-            if how not in ("host", "address")
+            if how not in (Travel.HOST, Travel.ADDRESS)
         ]
         displaced = [
             static
@@ -397,7 +397,7 @@ class CaptureSession:
             stand = zip(run.state_inputs, statics[count:], strict=True)
             slots = {self.driver.storage(static): slot.name for slot, static in stand}
             made.ledger = Ledger(self.driver, self.device, inputs, before.walk, slots, self.earlier)
-        made.host.give({i: t for i, t in enumerate(statics) if plan.travels[i] == "host"})
+        made.host.give({i: t for i, t in enumerate(statics) if plan.travels[i] == Travel.HOST})
         self._observers.append(made)
         return made
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from threading import RLock
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,11 +26,24 @@ from onelaunch.sizes.dims import Varying
 
 T = TypeVar("T")
 
-Travel = Literal["node", "copy", "fill", "rebind", "pad"]
-"""The way of an input: ``"node"``, a memcpy node; ``"copy"``, `copy_` before the launch (of memory
-that a memcpy cannot carry); ``"fill"``, `fill_` before the launch (by a 0-dim host tensor);
-``"rebind"``, none, because the kernels that read it are re-pointed; ``"pad"``, a node that copies
-rows and adds the missing ones."""
+
+class Travel(StrEnum):
+    """The way of an input to its recording."""
+
+    NODE = "node"
+    """A memcpy node of the graph."""
+    COPY = "copy"
+    """`copy_` before the launch, of memory that a memcpy cannot carry."""
+    FILL = "fill"
+    """`fill_` before the launch, by a 0-dim host tensor."""
+    PAD = "pad"
+    """A node that copies a smaller input and fills up the rest."""
+    REBIND = "rebind"
+    """None: the kernels that read it are re-pointed to the caller's memory."""
+    ADDRESS = "address"
+    """None: it is read where it was in the capture, and a call must have that very memory."""
+    HOST = "host"
+    """None: the device does not use it."""
 
 
 class Released(RuntimeError):

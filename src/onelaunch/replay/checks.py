@@ -14,7 +14,7 @@ from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Constant, Container, Leaf, Tree, flatten, objects_in
 from onelaunch.capture.recording import CapturedCall
 from onelaunch.driver.overlaps import Overlaps
-from onelaunch.driver.protocol import Driver
+from onelaunch.driver.protocol import Driver, Travel
 from onelaunch.replay.source import GeneratedFunction
 from onelaunch.sizes.dims import Varying
 from onelaunch.state.host_values import bytes_of
@@ -155,7 +155,7 @@ def check_gradients(
         return
     plan = captured.inputs
     for name, spec, how in zip(inputs, plan.specs, plan.travels, strict=False):
-        if spec.requires_grad and how != "address":
+        if spec.requires_grad and how != Travel.ADDRESS:
             source.miss_if(f"{name}.is_leaf and {name}.grad is not None")
 
 
@@ -211,12 +211,12 @@ def check_memory(
     """
     travels = captured.inputs.travels
     for index, name in enumerate(inputs):
-        if travels[index] == "address":
+        if travels[index] == Travel.ADDRESS:
             address = captured.inputs.tensors[index].data_ptr()
             source.miss_if(f"{name}.data_ptr() != {address}")
     writes = bool(captured.written_inputs or captured.written)
     shared = any(len(group.members) > 1 for group in captured.inputs.groups)
-    movable = [i for i, how in enumerate(travels) if how in ("node", "copy", "pad")]
+    movable = [i for i, how in enumerate(travels) if how in (Travel.NODE, Travel.COPY, Travel.PAD)]
     fixed = list(captured.written) if captured.written else []
     if captured.written_inputs:
         fixed = captured.guard.tensors

@@ -15,7 +15,7 @@ from onelaunch.call.tree import Above, Attribute, Constant, Leaf, Same, Tree, bu
 from onelaunch.capture.effects import keeper
 from onelaunch.capture.io_plan import Output
 from onelaunch.capture.recording import CapturedCall, StateOutput
-from onelaunch.driver.protocol import Driver, Released
+from onelaunch.driver.protocol import Driver, Released, Travel
 from onelaunch.replay.source import GeneratedFunction, tuple_of
 from onelaunch.state.slots import gradient_of
 
@@ -83,7 +83,7 @@ def _take_writes(
     for index in _written_groups(captured):
         group = captured.inputs.groups[index]
         leaf = inputs[group.members[0]]
-        if group.travel == "copy":
+        if group.travel == Travel.COPY:
             buffer = f"w{index}"
             nbytes = group.region.stop - group.region.start
             empty, where = source.name("empty", driver.empty), source.name("device", device)

@@ -88,10 +88,10 @@ class Recorder:
         if varying is not None:
             stream = bindings._cuda_getCurrentRawStream(self.index)
             port.rows = grown(source.data_ptr(), port.address, varying, self.index, stream)
-        elif travel != "node":
+        elif travel != Travel.NODE:
             port.buffer = borrowed(buffer)
         elif not capabilities().memcpy_nodes:
-            port.travel, port.buffer = "copy", borrowed(buffer)
+            port.travel, port.buffer = Travel.COPY, borrowed(buffer)
         elif port.nbytes:
             self._copy(port, port.address, source.data_ptr() - displacement)
         self.inputs.append(port)
@@ -101,13 +101,13 @@ class Recorder:
     def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
         """See `Capture.output`."""
         assert self._staged or not self.bundled, "the inputs would be brought in with the outputs"
-        port = Port(buffer.data_ptr(), buffer.nbytes, displacement, buffer.dtype, "node")
+        port = Port(buffer.data_ptr(), buffer.nbytes, displacement, buffer.dtype, Travel.NODE)
         if varying is not None:
             stream = bindings._cuda_getCurrentRawStream(self.index)
             elsewhere = torch.empty_like(buffer)
             port.rows = shrunk(port.address, elsewhere.data_ptr(), varying, self.index, stream)
         elif not capabilities().memcpy_nodes:
-            port.travel, port.buffer = "copy", borrowed(buffer)
+            port.travel, port.buffer = Travel.COPY, borrowed(buffer)
         elif port.nbytes:
             # Captured towards other memory of the pool: a copy onto itself might be left out.
             elsewhere = torch.empty_like(buffer)

@@ -388,7 +388,7 @@ def _bring(early: list[tuple[int, Port]], sources: Sequence[Tensor]) -> None:
         for index, port in early:
             buffer, source = port.buffer, sources[index]
             assert buffer is not None
-            if port.travel == "fill":
+            if port.travel == Travel.FILL:
                 buffer.fill_(source)
             else:
                 buffer.copy_(_like(buffer, source, port.displacement))

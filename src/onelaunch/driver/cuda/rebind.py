@@ -22,6 +22,7 @@ from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capture import Port, Recorded, Recorder, record
 from onelaunch.driver.cuda.graph import CopyEnd, CudaGraph, Direct
 from onelaunch.driver.cuda.memory import CudaPool, alias, bytes_of
+from onelaunch.driver.protocol import Travel
 from onelaunch.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def rebind(
             proven = _largest_proven(trial, candidates)
             _direct(found, proven)
     graph.travels = tuple(
-        "rebind" if port in proven else travel for port, travel in enumerate(graph.travels)
+        Travel.REBIND if port in proven else travel for port, travel in enumerate(graph.travels)
     )
 
 
@@ -319,7 +320,7 @@ class _Trial:
         for number, (example, port) in enumerate(
             zip(self._examples, self._graph.inputs, strict=True)
         ):
-            if port.travel != "node" or not port.nbytes:
+            if port.travel != Travel.NODE or not port.nbytes:
                 sources.append(example)
                 continue
             copied = _source_bytes(example, port).clone()

@@ -29,7 +29,7 @@ class Port:
     at_once = False
 
     def __init__(
-        self, on_host: OnHost, buffer: Tensor, displacement: int, travel: Travel = "node"
+        self, on_host: OnHost, buffer: Tensor, displacement: int, travel: Travel = Travel.NODE
     ) -> None:
         self.buffer = on_host(buffer)
         self.on_host = on_host
@@ -63,7 +63,7 @@ class RowPort(Port):
     """A port whose end at the caller may be smaller; `point` takes the caller's tensor itself."""
 
     def __init__(self, on_host: OnHost, buffer: Tensor, varying: Varying) -> None:
-        super().__init__(on_host, buffer, 0, "pad")
+        super().__init__(on_host, buffer, 0, Travel.PAD)
         self._rows = self.buffer.view(varying.dtype).view(varying.shape)
         self._varying = varying
         self._end: Tensor | None = None
@@ -104,7 +104,7 @@ class Ports:
             if varying is not None:
                 port = RowPort(self._on_host, buffer, varying)
             else:
-                kind = Port if travel == "node" else CopyPort
+                kind = Port if travel == Travel.NODE else CopyPort
                 port = kind(self._on_host, buffer, displacement, travel)
             self._recorder.save(port.buffer)
             port.point(source)

@@ -29,7 +29,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> tuple[Any, list[
     def fn(x: Tensor) -> Tensor:
         return x * 2
 
-    driver: Any = SimpleNamespace(name="cuda")
+    driver: Any = SimpleNamespace(records_compiled=True)
     return Callee(fn, True, dynamic, None).on(driver), graphs
 
 

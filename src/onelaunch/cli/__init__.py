@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 OK, WRONG, FAILED, STOPPED = 0, 1, 2, 130
+STOPPED_EARLY = "stopped before there was anything to show"
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +25,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         code = STOPPED
     if code == STOPPED:
-        print("stopped before there was anything to show", file=sys.stderr)
+        print(STOPPED_EARLY, file=sys.stderr)
     return code
 
 

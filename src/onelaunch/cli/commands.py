@@ -9,7 +9,9 @@ import contextlib
 import difflib
 import importlib.metadata
 import os
+import signal
 import sys
+import threading
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from traceback import print_exception
@@ -20,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from onelaunch.cli import FAILED, OK, STOPPED, WRONG
+from onelaunch.cli import FAILED, OK, STOPPED, STOPPED_EARLY, WRONG
 from onelaunch.cli.progress import progress
 from onelaunch.errors import CATALOGUE, ArgumentError, GraphError
 
@@ -115,14 +117,34 @@ def compare(
     return OK if measured else FAILED
 
 
+@contextlib.contextmanager
+def _ended_by_interrupts(console: Console) -> Generator[None]:
+    """End the process at Ctrl-C: a module under import may swallow a KeyboardInterrupt."""
+
+    def end(*_: object) -> None:
+        console.show_cursor(True)
+        print(STOPPED_EARLY, file=sys.stderr, flush=True)
+        os._exit(STOPPED)
+
+    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
+        yield
+        return
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _measure(
     target: str, engines: list[str] | None, seconds: float, console: Console
 ) -> Comparison:
     """Load the target, and compare the engines on it."""
     with progress(console) as tell:
-        tell("importing PyTorch", 0.0)
-        from onelaunch import bench
-        from onelaunch.bench.target import load, raised
+        with _ended_by_interrupts(console):
+            tell("importing PyTorch", 0.0)
+            from onelaunch import bench
+            from onelaunch.bench.target import load, raised
 
         tell(f"loading {target}", 0.0)
     fn, args, kwargs = load(target)  # no bar meanwhile: it may print, or ask something

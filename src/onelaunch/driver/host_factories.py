@@ -42,6 +42,8 @@ class HostFactories(FunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._kind == "cpu":  # nothing is brought anywhere
+            return func(*args, **kwargs)
         if func in _FACTORIES:
             device = self._target(func, args, kwargs)
             if device is not None:

@@ -40,6 +40,14 @@ def assigned(x: Tensor) -> Tensor:
     return y
 
 
+def assigned_by_index(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, torch.ones(1, dtype=torch.long, device=x.device)] = 1.0
+    y[y > 0.5] = 3
+    y[0] = 2.0
+    return y
+
+
 def of_default_device(x: Tensor) -> Tensor:
     with x.device:
         return x * torch.tensor([1.0, 2.0, 3.0])
@@ -69,6 +77,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "filled": filled,
     "changed": changed,
     "assigned": assigned,
+    "assigned_by_index": assigned_by_index,
     "of_default_device": of_default_device,
 }
 

@@ -82,7 +82,7 @@ def bert_with_a_padding_mask(run: Run) -> None:
             run.see(fast(input_ids=ids(run, i), attention_mask=mask))
 
 
-@inference(refused={"cuda": "OL109"})
+@inference()
 def bert_with_a_padding_mask_and_eager_attention(run: Run) -> None:
     fast = run.graph(made(run, "Bert", "BertModel", **TEXT, attn_implementation="eager"))
     with torch.no_grad():
@@ -100,7 +100,7 @@ def bert_with_a_mask_of_four_dimensions(run: Run) -> None:
             run.see(fast(input_ids=ids(run, i), attention_mask=mask.expand(2, 1, 10, 10)))
 
 
-@inference(refused={"cuda": "OL109"})
+@inference()
 def roberta_for_classification(run: Run) -> None:
     config = {**TEXT, "num_labels": 4, "type_vocab_size": 1, "attn_implementation": "eager"}
     fast = run.graph(made(run, "Roberta", "RobertaForSequenceClassification", **config))
@@ -212,13 +212,13 @@ def llama_decodes_with_a_static_cache(run: Run) -> None:
     _decoded(run, made(run, "Llama", "LlamaForCausalLM", **DECODER))
 
 
-@inference(recordings=32, refused={"cuda": "OL109"})
+@inference(recordings=32)
 def mistral_decodes_past_its_sliding_window(run: Run) -> None:
     """`cumulative_length_int` of the cache moves on in Python at each step."""
     _decoded(run, made(run, "Mistral", "MistralForCausalLM", **DECODER, sliding_window=8))
 
 
-@inference(recordings=32, refused={"cuda": "OL109"})
+@inference(recordings=32)
 def gemma2_decodes_past_its_sliding_window(run: Run) -> None:
     config = {**DECODER, "head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8}
     _decoded(run, made(run, "Gemma2", "Gemma2ForCausalLM", **config))

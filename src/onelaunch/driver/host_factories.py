@@ -48,8 +48,13 @@ class HostFactories(FunctionMode):
             device = self._target(func, args, kwargs)
             if device is not None:
                 return _by_way_of_the_host(func, args, kwargs, device)
-        elif func in _INDEXING and args[0].device.type == self._kind and _is_on_host(args[1]):
-            args = (args[0], _brought(args[1], args[0].device), *args[2:])
+        elif func in _INDEXING and args[0].device.type == self._kind:
+            if _is_on_host(args[1]):
+                args = (args[0], _brought(args[1], args[0].device), *args[2:])
+            if func is Tensor.__setitem__ and _is_gathered(args[1]) and _is_number(args[2]):
+                # Else autograd brings a number to the device too, in the backward.
+                value = torch.tensor(args[2], dtype=args[0].dtype).to(args[0].device)
+                args = (args[0], args[1], value)
         return func(*args, **kwargs)
 
     def _target(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.device | None:
@@ -91,6 +96,17 @@ def _is_on_host(index: Any) -> bool:
     return is_by_list(index) or any(
         isinstance(part, Tensor) and part.device.type == "cpu" and part.dim() for part in parts
     )
+
+
+def _is_gathered(index: Any) -> bool:
+    """Return whether an index has tensors of places in it; a mask is filled by a number."""
+    parts = index if isinstance(index, tuple) else (index,)
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    return bool(tensors) and all(t.dtype not in (torch.bool, torch.uint8) for t in tensors)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, complex))
 
 
 def _brought(index: Any, device: torch.device) -> tuple[Any, ...]:

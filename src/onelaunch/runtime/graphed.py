@@ -71,7 +71,7 @@ class Graphed(Table, Generic[P, R]):
     """A callable that runs as one launch once it is warm. Made by `graph`.
 
     A call runs the original, warms up, captures or replays, whichever is due; see `graph`.
-    Several threads may call it.
+    Safe to call from several threads.
     """
 
     def __init__(

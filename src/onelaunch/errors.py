@@ -51,10 +51,11 @@ class GraphError(RuntimeError):
         return "\n".join(lines)
 
     def warning(self, came: str, code: str | None = None) -> str:
-        """The message of a warning in its place: what came of it is said first.
+        """Return the message of a warning for this error; the consequence comes first.
 
         Args:
-            code: of the warning, if it is another than that of the error, which is told then.
+            came: the consequence, such as ``"such calls run eagerly"``.
+            code: the warning's code, if it differs from the error's, which is then named too.
         """
         what = self.what if code is None else f"[{self.code}] {self.what}"
         parts = {"where": self.where, "why": self.why, "fix": self.fix}
@@ -77,11 +78,11 @@ class ReplayError(GraphError):
 
 
 class GraphWarning(UserWarning):
-    """A call ran, and ran right, but not as one launch; or replays leave out what Python did."""
+    """A call ran correctly, but not as one launch; or replays omit an effect of its Python."""
 
 
 def kind_of(value: object) -> str:
-    """What a value is, in a message: "a Linear", "an int"."""
+    """Return the kind of a value for a message: "a Linear", "an int"."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
@@ -345,9 +346,9 @@ CATALOGUE: dict[str, CatalogueEntry] = {
 
 
 def let_go(error: BaseException | None) -> None:
-    """Have the frames of a refusal let go of their tensors, which are memory of the pool."""
+    """Clear the frames of a refusal, whose tensors are memory of the pool."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         for frame, _ in traceback.walk_tb(error.__traceback__):
-            _ = frame.f_locals  # a copy that was made before is brought up to date
+            _ = frame.f_locals  # updates a copy that was made before
         error = error.__cause__ or error.__context__

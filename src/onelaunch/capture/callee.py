@@ -1,4 +1,4 @@
-"""The callable that is graphed, and where the state that it reaches begins."""
+"""The callable that is graphed, and the roots of the state that it reaches."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class Callee:
     """A callable, as it is called and as it is captured.
 
     Args:
-        fn: what the caller calls.
+        fn: the callable as the caller calls it.
         compile: whether Inductor's version of it is captured; see `_compiled`.
         dynamic: whether one such version serves all sizes.
-        root: what state is sought from, and its name: the module whose forward `fn` is, or `fn`.
+        root: name and object where the search for state begins: the module whose forward `fn` is,
+            or `fn`.
     """
 
     def __init__(
@@ -45,23 +46,23 @@ class Callee:
         self.root = root or (getattr(fn, "__name__", "callable"), fn)
         self._compiled: Callable[..., Any] | None = None
         self.reads: Reads | None = None
-        """What it was seen to read."""
+        """The reads that were seen."""
         self._seen: dict[Hashable, torch.device] = {}
-        """Where calls worked that reach no tensor there, by what they were given."""
+        """The devices of calls that reach no tensor there, by the arguments of the call."""
 
     def roots(self, flat: Flat) -> list[tuple[str, object]]:
-        """Where the state that a call reaches begins, named."""
+        """Return the named roots of the state that a call reaches."""
         objects = [
             (path, c.value) for path, c in call_constants(flat.tree) if not is_plain(c.value)
         ]
         return [self.root, *objects]
 
     def reached(self, flat: Flat) -> ReachableState:
-        """The state that a call reaches."""
+        """Return the state that a call reaches."""
         return ReachableState(self.roots(flat), self.reads)
 
     def watched(self, run: Callable[[], R]) -> Callable[[], R]:
-        """A run of the callable after which it is known what it reads."""
+        """Return `run`, made to record the callable's reads."""
 
         def watched() -> R:
             watch = self.watch()
@@ -73,19 +74,20 @@ class Callee:
         return watched
 
     def watch(self) -> FrameWatch | None:
-        """What is to see a run of the callable; None where a profiler has the hook for it."""
+        """Return a watch for a run of the callable; None if a profiler has the hook for it."""
         if is_profiled():
             return None
         return FrameWatch(Reads() if self.reads is None else self.reads.copy())
 
     def saw(self, watch: FrameWatch | None) -> None:
-        """After a run. Where nothing saw it, all that the callable reaches counts as read."""
+        """Store the reads of a run. Without a watch, all that the callable reaches counts as
+        read."""
         self.reads = None if watch is None else watch.reads
 
     def read_more(
         self, reached: ReachableState, before: StateWalk, found: Sequence[Change]
     ) -> bool:
-        """Whether a capture has read what no run before it did; `found` is what it changed."""
+        """Return whether a capture read more than all runs before it; `found` is its changes."""
         more = reads_more(reached.roots, self.reads, before, found)
         if not more and before.reads is not None:
             self.reads = before.reads  # so that guards of several recordings agree
@@ -94,8 +96,8 @@ class Callee:
     def where(
         self, flat: Flat, reached: ReachableState | None = None
     ) -> tuple[Driver, torch.device]:
-        """The driver and device: an accelerator's if any argument, parameter or buffer is there, or
-        the last run of such a call worked there; see `learn`."""
+        """Return the driver and device: an accelerator's if any argument, parameter or buffer is
+        there, or the last run of such a call worked there; see `learn`."""
         driver, device = select(flat.tensors)
         if device.type == "cpu":
             found = (reached or self.reached(flat)).walk()
@@ -108,11 +110,11 @@ class Callee:
     def learn(
         self, flat: Flat, taken: torch.device, result: object, left: ReachableState | None = None
     ) -> bool:
-        """See where a run has worked that reached no tensor of an accelerator: where its results
-        are, and what it has `left`. Whether that is elsewhere than it was `taken` to work."""
+        """Note the device of a run that reached no tensor of an accelerator: the device of its
+        results and of the state that it `left`. Return whether it is another than `taken`."""
         key = _given(flat)
         if taken != _CPU and key not in self._seen:
-            return False  # its arguments or state have told
+            return False  # its arguments or state have shown the device
         tensors = flatten(result, objects=True).tensors
         state = [] if left is None else [t for _, t in left.walk().tensors()]
         _, device = select([*tensors, *state])
@@ -124,7 +126,7 @@ class Callee:
         return device != taken
 
     def on(self, driver: Driver) -> Callable[..., Any]:
-        """What runs in warm-up and capture: the callable, or Inductor's version of it."""
+        """Return the callable for warm-up and capture: `fn`, or Inductor's version of it."""
         if not (self.compile and driver.records_compiled):
             return self.fn
         if self._compiled is None:
@@ -137,21 +139,21 @@ _MOST_SEEN = 256
 
 
 def _given(flat: Flat) -> Hashable:
-    """What tells calls apart that reach no tensor of an accelerator."""
+    """Return a key that distinguishes calls that reach no tensor of an accelerator."""
     return flat.tree, default_device()
 
 
 _COMPILES = 1 << 16
-"""How often Dynamo may compile one function. After the eighth it would run it eagerly from then on,
-and not say so; how many recordings there are is bounded by options of our own."""
+"""The most times that Dynamo may compile one function. After the default of 8 it would silently run
+it eagerly; the number of recordings is bounded by our own options."""
 
 
 def _compiled(fn: Callable[..., Any], mode: bool | str, dynamic: bool) -> Callable[..., Any]:
-    """`fn` compiled by Inductor, its own CUDA graphs off: the recording takes their place.
+    """Return `fn` compiled by Inductor without its CUDA graphs, which the recording replaces.
 
     Args:
         mode: True or ``"default"``, or ``"max-autotune"`` (slow to build).
-        dynamic: compile it for all sizes at once (but 1, which Inductor treats apart), instead of
+        dynamic: compile it once for all sizes (except 1, which Inductor treats apart), instead of
             for each.
     """
     if mode == "max-autotune":

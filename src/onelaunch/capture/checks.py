@@ -1,4 +1,4 @@
-"""What a run did that no replay could repeat, refused after it."""
+"""Checks after a run: they refuse effects that no replay could repeat."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onelaunch.watch.observer import Observer
 def inspect_arguments(
     tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs, observer: Observer
 ) -> None:
-    """Refuse what the callable did to its arguments other than write into tensors."""
+    """Refuse changes of the arguments other than writes into tensors."""
     flat = flatten_call(now[0], now[1], objects_in(tree))
     if flat.tree != tree or any(a is not b for a, b in zip(flat.tensors, statics, strict=False)):
         raise CaptureError("OL105", "the callable changed a container among its arguments")
@@ -38,16 +38,17 @@ def inspect_arguments(
 def refuse_gradients(
     tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs, read: bool
 ) -> None:
-    """Refuse gradients of arguments: each launch has others, and shows the callable its own memory.
+    """Refuse gradients of arguments: each launch has other arguments, and the callable sees only
+    the recording's memory.
 
     Args:
-        tree: of the arguments.
+        tree: the tree of the arguments.
         now: the arguments as the callable has them.
-        read: before it has run: whether there is one that it may read. Else whether it made one.
+        read: True before the run: refuse a gradient that it may read. Else refuse one that it made.
     """
     paths = flatten_call(now[0], now[1], objects_in(tree)).paths
     for path, static, t in zip(paths, statics, plan.tensors, strict=False):
-        if static is t or not static.is_leaf:  # the caller's own; or what autograd gives nothing
+        if static is t or not static.is_leaf:  # the caller's own; or one that gets no gradient
             continue
         if static.grad is not None:
             raise CaptureError("OL115", f"the callable gives `{path}` a gradient")
@@ -56,7 +57,7 @@ def refuse_gradients(
 
 
 def refuse_opaque(tree: Tree) -> None:
-    """Results must be tensors and plain values: anything else would be shared between calls."""
+    """Refuse results other than tensors and plain values: they would be shared between calls."""
     for path, constant in constants(tree):
         value = constant.value
         if not (is_plain(value) or is_code(value) or isinstance(value, nn.Module)):
@@ -68,8 +69,8 @@ def refuse_opaque(tree: Tree) -> None:
 def refuse_parts(
     results: Sequence[Tensor], stored: Sequence[tuple[Slot, object]], held: Collection[int]
 ) -> None:
-    """A DTensor is more than the memory that a replay would give: only what is there already may
-    be a result, and gradients, which stay as they are."""
+    """Refuse DTensors as results, except existing ones and gradients, which stay as they are: a
+    DTensor is more than the memory that a replay would give."""
     kept = {id(t) for slot, t in stored if slot.key is gradient_of} | set(held)
     for t in results:
         if local(t) is not t and id(t) not in kept:
@@ -91,7 +92,7 @@ def refuse_uncovered(
     observer: Observer,
     device: torch.device,
 ) -> None:
-    """Refuse tensors of the recording that were stored where no replay will renew them."""
+    """Refuse tensors of the recording in places where no replay will renew them."""
     covered = {id(t) for t in every}
     for slot, t in after.tensors():
         if id(t) not in covered and lies_on(t, device) and observer.known(t):
@@ -103,11 +104,11 @@ def refuse_uncovered(
 
 
 def afterthought(run: CaptureRun, holders: Collection[int]) -> CaptureError | None:
-    """Return what is wrong with a capture that succeeded, or None.
+    """Return the refusal of a capture that seemed to succeed, or None.
 
-    A tensor of the callable's state was moved; or one that was made in the run lives on where no
-    slot leads: a hook's list, a tensor's attribute, an iterator. No replay would renew it, and each
-    would write over it.
+    It is refused if a tensor of the callable's state was moved, or if one made in the run is kept
+    where no slot leads: a hook's list, a tensor's attribute, an iterator. No replay would renew
+    such a tensor, and each would overwrite it.
     """
     observer = run.observer
     moved = run.before.moved()
@@ -129,7 +130,7 @@ def afterthought(run: CaptureRun, holders: Collection[int]) -> CaptureError | No
 
 
 def _on_a_context(t: Tensor) -> bool:
-    """Whether an attribute of the `ctx` of an `autograd.Function` is this tensor."""
+    """Return whether an attribute of an `autograd.Function`'s `ctx` is this tensor."""
     return any(
         isinstance(owner, FunctionCtx)
         for holder in gc.get_referrers(t)
@@ -140,9 +141,9 @@ def _on_a_context(t: Tensor) -> bool:
 def _survivor(
     observer: Observer, expected: Sequence[Tensor], holders: Collection[int]
 ) -> Tensor | None:
-    """A tensor of the recording's memory, other than those expected, that lives on after it."""
-    # Views keep the tensor that they were made from. cuDNN sets a tensor of its own over the
-    # weights' storage, which the observer keeps.
+    """Return an unexpected tensor of the recording's memory that is still alive after the run."""
+    # Views keep the tensor that they were made from. cuDNN makes another tensor over the weights'
+    # storage, which the observer keeps.
     ids = {id(t) for t in expected} | {id(t._base) for t in expected} | observer.own
 
     def find() -> Tensor | None:
@@ -150,8 +151,8 @@ def _survivor(
         # One without elements has no memory that a replay could write over.
         alive = [t for t in found if t is not None and t.numel() and id(t) not in ids]
         del found
-        # C++ keeps steps between a tensor and a view of it. All at once: each look at who refers
-        # to what goes through every object of the process, 30 ms of them.
+        # C++ keeps steps between a tensor and a view of it. All at once: each search for referrers
+        # goes through every object of the process, which takes 30 ms.
         but = {*holders, id(alive)}
         if not alive or not _are_held(alive, but):
             return None
@@ -167,7 +168,7 @@ def _survivor(
 
 
 def _are_held(tensors: list[Tensor], but: Collection[int]) -> bool:
-    """Whether something in Python, other than a frame that runs, holds one of these."""
+    """Return whether a Python object other than a running frame holds one of these tensors."""
     return any(
         not isinstance(holder, FrameType) and id(holder) not in but and holder is not tensors
         for holder in gc.get_referrers(*tensors)
@@ -175,8 +176,8 @@ def _are_held(tensors: list[Tensor], but: Collection[int]) -> bool:
 
 
 def _dropped(found: Sequence[Change], before: StateWalk) -> list[Tensor]:
-    """The tensors in containers that the callable replaced, and that only `before` still holds, as
-    a GradScaler does with what it found in each step."""
+    """Return the tensors in containers that the callable replaced and only `before` still holds; a
+    GradScaler replaces its findings so in each step."""
     ours = {id(entry) for entry in (*before.held.values(), *before.containers.values(), *found)}
     tensors: list[Tensor] = []
     for change in found:

@@ -1,8 +1,8 @@
-"""Modules that are spread over several processes: what of them a recording can hold.
+"""Modules that span several processes (DDP, FSDP): the parts that a recording can hold.
 
-A whole step holds their collectives as it holds any other work of the device. A forward and its
-backward as a pair cannot: DDP and FSDP start theirs from hooks of the autograd engine, and
-gradients that a recording computes never pass through those.
+A recorded whole step holds their collectives like any other device work. A recorded forward and
+backward pair cannot: DDP and FSDP start collectives from hooks of the autograd engine, and
+gradients that a recording computes never pass through these hooks.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 from onelaunch.errors import CaptureError, GraphError
 
 DDP_WARMUP = 11
-"""Of its first ten backwards DDP takes times with events that it waits for, and after the first it
-orders its buckets anew."""
+"""The calls before a capture with DDP: it times its first ten backwards with events that it waits
+for, and reorders its buckets after the first."""
 
 FSDP_WARMUP = 2
-"""In the first call FSDP makes what it keeps, and optimizers their state; how DTensors' operations
-are to be split is looked up once each, in the second the last of them."""
+"""The calls before a capture with FSDP: in the first, FSDP and optimizers make their state; the
+sharding of each DTensor operation is looked up once, the last of them in the second call."""
 
 _STEP = (
     "graph the whole step: @ol.graph def step(x, y): optimizer.zero_grad(); "
@@ -43,7 +43,7 @@ _SHARDED = ("FSDP1", "FSDP2")
 
 
 def refuse_module(module: nn.Module) -> None:
-    """Refuse a module that synchronises gradients itself, or has such a part.
+    """Refuse a module that synchronises gradients itself, or has such a submodule.
 
     Raises:
         GraphError: OL130.
@@ -55,16 +55,16 @@ def refuse_module(module: nn.Module) -> None:
 
 
 def where_spread(reached: Callable[[], Iterable[object]]) -> list[object]:
-    """Give what a callable reaches to the functions below that ask of it: nothing, and without
-    looking for it, where there are no process groups."""
+    """Return the objects that a callable reaches, for the functions below; without process groups
+    nothing, and without a search."""
     return list(reached()) if initialized() else []
 
 
 def refused_pair(reached: Iterable[object]) -> CaptureError | None:
-    """Why a forward whose backward is outside the callable cannot be recorded, OL130; or None.
+    """Return the refusal (OL130) of a forward whose backward is outside the callable, or None.
 
     Args:
-        reached: what the callable reaches.
+        reached: the objects that the callable reaches.
     """
     for part in reached:
         kind = spread(part)
@@ -74,10 +74,10 @@ def refused_pair(reached: Iterable[object]) -> CaptureError | None:
 
 
 def refused_step(reached: Iterable[object]) -> CaptureError | None:
-    """Why a whole step over these modules cannot be recorded, OL130; or None.
+    """Return the refusal (OL130) of a whole step over these modules, or None.
 
     Args:
-        reached: what the callable reaches.
+        reached: the objects that the callable reaches.
     """
     reached = list(reached)
     for option in ("static_graph", "find_unused_parameters") if torch.is_grad_enabled() else ():
@@ -101,7 +101,7 @@ def refused_step(reached: Iterable[object]) -> CaptureError | None:
 
 
 def refused_ahead(reached: Iterable[object]) -> CaptureError | None:
-    """Why a step over FSDP cannot be captured ahead of its first call, OL130; or None."""
+    """Return the refusal (OL130) of a capture of an FSDP step ahead of its first call, or None."""
     reached = list(reached)
     sharded = [part for part in reached if spread(part) in _SHARDED]
     if not sharded:
@@ -113,15 +113,15 @@ def refused_ahead(reached: Iterable[object]) -> CaptureError | None:
 
 
 def abandon_step(reached: Iterable[object]) -> None:
-    """Have FSDP2 forget a step that a failed capture broke off, and shard its parameters again."""
+    """Make FSDP2 forget a step that a failed capture broke off, and shard its parameters again."""
     for part in reached if initialized() else ():
         if spread(part) == "FSDP2" and _state(part)._is_root:
             _forget_step(_state(part))
 
 
 def _forget_step(root: Any) -> None:
-    """What `reset_iter_state` of later torch does, but that it waits for nothing on a GPU: events
-    of a capture that was broken off cannot be waited for, and nothing ran."""
+    """Do as `reset_iter_state` of later torch, but wait for nothing on a GPU: events of a capture
+    that was broken off cannot be waited for, and nothing ran."""
     _clear(root._comm_ctx, _OF_A_STEP)
     _clear(root._state_ctx, ("iter_forward_root",))
     root._state_ctx.post_backward_final_callback_queued = False
@@ -147,7 +147,7 @@ _OF_A_GROUP = (
     *("_all_gather_result", "_post_reduce_event", "_all_reduce_state", "_partial_reduce_output"),
     *("_reshard_after_forward_event", "_post_forward_indices"),
 )
-"""What FSDP2 notes of a step that is under way; not all of it in every torch."""
+"""The attributes in which FSDP2 notes a step in progress; not all exist in every torch."""
 
 
 def _clear(owner: Any, names: Iterable[str]) -> None:
@@ -160,8 +160,8 @@ def _clear(owner: Any, names: Iterable[str]) -> None:
 
 
 def side_streams(reached: Iterable[object]) -> list[object]:
-    """The streams of FSDP2's collectives, which it has wait for the step's once more when their
-    work is done."""
+    """Return the streams of FSDP2's collectives; FSDP2 makes them wait for the step's stream once
+    more when their work is done."""
     roots = [part for part in reached if spread(part) == "FSDP2"] if initialized() else []
     contexts = [_state(part)._comm_ctx for part in roots if _state(part)._is_root]
     each = [value for context in contexts for value in vars(context).values()]
@@ -169,10 +169,10 @@ def side_streams(reached: Iterable[object]) -> list[object]:
 
 
 def is_unsharded(reached: Callable[[], Iterable[object]]) -> bool:
-    """Whether FSDP2 holds whole parameters now, as it does after a forward without a backward.
+    """Return whether FSDP2 holds whole parameters now, as after a forward without a backward.
 
-    A step from there gathers nothing, and frees memory that it found: it is run as it is, and
-    leaves the parameters sharded for the next.
+    A step from this state gathers nothing, and frees memory that it did not allocate: it runs
+    eagerly, and leaves the parameters sharded for the next.
     """
     if "torch.distributed.fsdp" not in sys.modules:
         return False
@@ -181,23 +181,23 @@ def is_unsharded(reached: Callable[[], Iterable[object]]) -> bool:
 
 
 class _Shutdown:
-    """Frees recordings before process groups end.
+    """The release of recordings before process groups end.
 
-    NCCL waits in `destroy_process_group` until every graph that holds one of its kernels is gone,
-    which bare graphs hang at. So the function is wrapped, once a recording is made beside a
-    process group.
+    NCCL waits in `destroy_process_group` until every graph that holds one of its kernels is freed;
+    plain CUDA graphs hang there. So the function is wrapped once a recording is made while there is
+    a process group.
     """
 
     def __init__(self) -> None:
         self._callables: weakref.WeakSet[Any] = weakref.WeakSet()
-        # Apart, for a recording may outlive its callable until cycles are collected.
+        # Separate, because a recording may outlive its callable until cycles are collected.
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
         self._wrapped = False
 
     def watch(self, graphed: Any, graph: Any) -> None:
         """Reset a callable and its new recording before process groups are destroyed.
 
-        Does nothing where there is no process group.
+        Does nothing if there is no process group.
         """
         if not initialized():
             return
@@ -223,13 +223,13 @@ shutdown = _Shutdown()
 
 
 def least_warmup(reached: Iterable[object]) -> int:
-    """How many calls must come before a capture."""
+    """Return the number of calls that must come before a capture."""
     kinds = {spread(part) for part in reached}
     return DDP_WARMUP if "DDP" in kinds else FSDP_WARMUP if "FSDP2" in kinds else 0
 
 
 def spread(part: object) -> str | None:
-    """``"DDP"``, ``"FSDP1"`` or ``"FSDP2"``, or None for any other object."""
+    """Return ``"DDP"``, ``"FSDP1"`` or ``"FSDP2"``, or None for any other object."""
     if isinstance(part, DistributedDataParallel):
         return "DDP"
     if not isinstance(part, nn.Module):
@@ -244,17 +244,17 @@ def spread(part: object) -> str | None:
 
 
 def initialized() -> bool:
-    """Whether this process is one of several: a process group is there."""
+    """Return whether this process belongs to a process group."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _reshards(part: Any) -> bool:
-    """Whether an FSDP2 module frees its parameters between forward and backward."""
+    """Return whether an FSDP2 module frees its parameters between forward and backward."""
     return any(group.post_forward_mesh_info for group in _groups(part))
 
 
 def _groups(part: Any) -> list[Any]:
-    """The groups of parameters that an FSDP2 module gathers and frees at once."""
+    """Return the groups of parameters that an FSDP2 module gathers and frees at once."""
     return _groups_of(_state(part))
 
 

@@ -1,4 +1,4 @@
-"""Runs of a callable without the call happening: to warm it up, and to show what padding does."""
+"""Runs of a callable that are rolled back: to warm it up, and to show the effect of padding."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from onelaunch.watch.observer import Observer
 
 @dataclass(slots=True)
 class Effects:
-    """What a run does. The run is to happen under `observer`.
+    """The effects of a run, which is to happen under `observer`.
 
     Attributes:
-        found: the slots that it changed; known, and put back, after it.
+        found: the slots that it changed; known, and restored, after the run.
     """
 
     observer: Observer
@@ -37,7 +37,7 @@ class Effects:
 def rolled_back(
     driver: Driver, device: torch.device, inputs: Sequence[Tensor], reached: ReachableState
 ) -> Generator[Effects]:
-    """Around a run on `inputs`, which puts everything back as it was."""
+    """Return a context for a run on `inputs` that restores everything at its end."""
     here = [t for t in inputs if t.device.type == device.type]
     before = reached.walk()
     held = held_by(driver, device, before)
@@ -55,7 +55,7 @@ def rolled_back(
 
 
 def refuse_lasting(found: Sequence[Change]) -> None:
-    """Refuse what a run made that a capture ahead of the first call would have to leave behind.
+    """Refuse lasting changes of a run: a capture ahead of the first call could not undo them.
 
     Raises:
         CaptureError: OL110, the callable stores something in Python state.
@@ -68,13 +68,13 @@ def refuse_lasting(found: Sequence[Change]) -> None:
 
 @dataclass(slots=True)
 class DryRun:
-    """Runs a callable at any size.
+    """Rolled-back runs of a callable, at any size.
 
     Args:
         fn: the callable, as the user wrote it.
         reached: the state that it reaches.
-        tree: of the arguments.
-        ahead: whether this is instead of a first call, which nothing may have to come from.
+        tree: the tree of the arguments.
+        ahead: whether this runs before the first call, so that no lasting state may be made.
     """
 
     driver: Driver
@@ -85,7 +85,7 @@ class DryRun:
     ahead: bool = False
 
     def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
-        """Run on these tensors; the result, flattened. Everything is put back as it was."""
+        """Run on these tensors, restore everything, and return the result, flattened."""
         args, kwargs = unflatten(self.tree, list(inputs))
         undone = rolled_back(self.driver, self.device, inputs, self.reached)
         with undone as effects, torch.no_grad(), mode or nullcontext(), effects.observer:

@@ -1,4 +1,4 @@
-"""Which of the places that a callable reaches a recording relies on."""
+"""The state that a recording relies on, and the state that each replay writes."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ def relied_on(
     driver: Driver,
     device: torch.device,
 ) -> list[tuple[Slot, object]]:
-    """Which slots a call must find as the capture did, and what they must hold.
+    """Return the slots that a call must find as the capture did, each with its value.
 
     Args:
-        before: what the callable reached before the capture.
-        found: what the capture changed of it.
+        before: the state that the callable reached before the capture.
+        found: the changes that the capture made.
         rebound: the slots that each replay writes, or that are inputs.
-        inputs: those that are.
-        observer: of the capture: which memory was read by address.
+        inputs: the slots that are inputs.
+        observer: the capture's observer, which knows the memory that was read by address.
     """
     now = {change.slot.id: change.after for change in found}
     guarded: list[tuple[Slot, object]] = []
     for slot, value in before.held.values():
         if isinstance(value, Tensor):
             if slot.id in rebound - inputs and slot.id in now and before.is_read(slot):
-                # Whichever tensor it is, and the callable may ask whether it is one, and of what
-                # shape. The call path asks that of the inputs.
+                # It may be any tensor, but the callable may read whether it is one, and its shape.
+                # For inputs the call path checks that.
                 guarded.append((description_slot(slot), description_slot(slot).read()))
             if slot.id in rebound or value.layout is not torch.strided:
                 continue
@@ -87,7 +87,7 @@ def relied_on(
 
 
 def _orders(before: StateWalk, now: Collection[tuple[int, object]]) -> list[tuple[Slot, object]]:
-    """The keys of dicts that are read as a whole, in the order in which a loop meets them."""
+    """Return the keys of dicts that are read as a whole, in the order of iteration."""
     dicts = [
         (slot, cast(dict[object, object], value))
         for slot, value in before.held.values()
@@ -105,11 +105,11 @@ def _orders(before: StateWalk, now: Collection[tuple[int, object]]) -> list[tupl
 def _gradients(
     before: StateWalk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
 ) -> list[tuple[Slot, object]]:
-    """The leaves that had no gradient, where the callable accumulates any or asks; and those that
-    had one, where it asks and no kernel reads it.
+    """Return the leaves that had no gradient, if the callable accumulates gradients or reads
+    `.grad`; and the leaves that had one, if it reads `.grad` and no kernel reads the gradient.
 
-    What it does with them depends on that: it stores where there is none, and adds where there is
-    one; an optimizer passes over leaves without.
+    Its work depends on that: it stores a gradient if there is none, and adds to an existing one; an
+    optimizer skips leaves without a gradient.
     """
     touched = [change.slot for change in found] + [slot for slot, _ in guarded]
     backward = torch.is_grad_enabled() and before.runs_backward()
@@ -134,14 +134,14 @@ def _gradients(
 
 _ORDERED: dict[type, Kind] = {
     **dict.fromkeys((dict, defaultdict, Counter), "of"),
-    OrderedDict: "contents",  # it keeps its order where the guard's C does not look
+    OrderedDict: "contents",  # the guard's C code does not see the order that it keeps
 }
 
 
 def hooked_leaves(
     before: StateWalk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
 ) -> list[Tensor]:
-    """The leaves whose hooks a backward in the call runs: all of them, where there may be one."""
+    """Return the leaves whose hooks a backward in the call runs: all, if there may be one."""
     touched = [change.slot for change in found] + [slot for slot, _ in guarded]
     if not torch.is_grad_enabled() and not any(slot.key is gradient_of for slot in touched):
         return []
@@ -152,7 +152,7 @@ def hooked_leaves(
 def _with_ways(
     guarded: list[tuple[Slot, object]], stored: Sequence[Slot], before: StateWalk
 ) -> list[tuple[Slot, object]]:
-    """Add the slots that lead to others: a list replaced is its items replaced."""
+    """Add the slots that lead to these slots: replacing a list replaces its items."""
     known = {slot.id for slot, _ in guarded}
     for slot in [*(slot for slot, _ in guarded), *stored]:
         via = slot.via
@@ -164,16 +164,16 @@ def _with_ways(
 
 
 _SMALL = 64
-"""Items of a container whose plain values are compared one by one."""
+"""The most items of a container whose plain values are compared one by one."""
 
 
 def _matters(slot: Slot, value: object, before: StateWalk, changed: bool) -> bool:
-    """Whether another value in this slot could lead the callable another way."""
+    """Return whether another value in this slot could change what the callable does."""
     if isinstance(value, nn.Module):
         return True
     if id(slot.holder) in before.containers and before.containers[id(slot.holder)][2] > _SMALL:
         return before.is_item_read(slot)
-    # An object that the call itself replaces at each call would be another at the next.
+    # An object that the callable replaces at each call would differ at the next.
     return before.is_read(slot) and (is_state(value) or callable(value) or not changed)
 
 
@@ -185,8 +185,8 @@ def recurrent(
     observer: Observer,
     results: Sequence[Tensor],
 ) -> list[Slot]:
-    """Slots whose old tensor was read, returned or moved to another slot, and which hold a new
-    one now: recurrent state."""
+    """Return the slots of recurrent state: the old tensor was read, returned or moved to another
+    slot, and the slot holds a new one now."""
     known = {slot.id for slot in hidden}
     passed = [*results, *(t for change in found for t in flatten(change.after).tensors)]
     used = {driver.storage(t) for t in passed if lies_on(t, device)}
@@ -206,10 +206,11 @@ def rebound(
     before: StateWalk,
     observer: Observer,
 ) -> Iterator[tuple[Slot, object]]:
-    """The slots that each replay has to write, with what the capture put there.
+    """Yield the slots that each replay has to write, with the value that the capture put there.
 
     Raises:
-        CaptureError: OL105, a tensor where no replay can write it; OL118, modules change places.
+        CaptureError: OL105, a tensor in a place that no replay can write; OL118, modules change
+            places.
     """
     modules = {id(value) for _, value in before.held.values() if isinstance(value, nn.Module)}
     holders = {id(slot.holder) for slot, _ in before.held.values()}
@@ -220,13 +221,13 @@ def rebound(
             yield slot, new
             continue
         if id(slot.holder) not in holders:
-            continue  # a new container: rebuilt as a whole where its own slot is
+            continue  # a new container: rebuilt as a whole in its slot
         tensors = flatten(new).tensors if new is not MISSING else []
         if id(old) in modules and id(new) in modules and before.is_read(slot):
             what = f"the callable puts another module that it has into `{slot.name}`"
             raise CaptureError("OL118", what, fix=_BY_NUMBER)
         if not tensors and not isinstance(old, Tensor):
-            continue  # a Python effect: it is not repeated
+            continue  # a Python effect, which is not repeated
         grown = old is MISSING and not isinstance(slot.holder, dict)
         if new is MISSING or grown or isinstance(slot.holder, tuple):
             name = slot.name.rpartition("[")[0] if slot.name.endswith("]") else slot.name
@@ -244,10 +245,10 @@ _BY_NUMBER = (
 
 
 def moved_on(found: Sequence[Change], before: StateWalk) -> list[StateOutput]:
-    """What each replay stores of numbers, flags and the like, that the callable stores.
+    """Return the numbers, flags and other plain values that each replay stores.
 
-    One that it only counts up is counted up from where it is then; of the others the recording
-    serves calls that find them as it did (`relied.relied_on`), and leaves them as its call did.
+    A number that the callable only counts up is counted up from its value at the replay. The
+    recording serves calls that find the other values as it did (`relied_on`), and stores the same.
     """
     changed = {change.slot.id: change for change in found}
     places = {change.slot.id: change.slot for change in found}
@@ -271,17 +272,17 @@ def moved_on(found: Sequence[Change], before: StateWalk) -> list[StateOutput]:
 
 
 def is_unchanging(value: object) -> bool:
-    """Whether a value is all that it is for ever: a number, a string, a tuple of such."""
+    """Return whether a value can never change: a number, a string, a tuple of such values."""
     if type(value) is tuple:
         return all(map(is_unchanging, value))
     return is_plain(value)
 
 
 def grown(found: Sequence[Change], before: StateWalk) -> tuple[str, ...]:
-    """The containers that the callable only adds to, which no replay does.
+    """Return the names of containers that the callable only adds to, which no replay does.
 
     Raises:
-        CaptureError: OL118, it also reads one that grows or shrinks at each call.
+        CaptureError: OL118, it also reads a container that grows or shrinks at each call.
     """
     names: dict[str, None] = {}
     ways = {id(value): slot for slot, value in before.held.values()}
@@ -308,11 +309,11 @@ def lasting_gradients(
     hidden: Sequence[Slot],
     device: torch.device,
 ) -> set[int]:
-    """The ids of gradients that may stay the recording's own memory, if they are that.
+    """Return the ids of gradients that may stay in the recording's memory.
 
-    They are not copied at each replay: a ResNet-50 has 161. Not among them is what the callable
-    also returns or stores elsewhere, since that must outlast the next call; nor what is stored in
-    one of the `hidden` slots, since the next call finds it there as an input, and may write it.
+    They are not copied at each replay: a ResNet-50 has 161. Excluded are gradients that the
+    callable also returns or stores elsewhere, since these must outlast the next call; and gradients
+    in one of the `hidden` slots, since the next call gets them as inputs, and may write them.
     """
     read = {slot.id for slot in hidden}
     gradients: list[Tensor] = []
@@ -326,7 +327,7 @@ def lasting_gradients(
 
 
 def keeper(gradients: Sequence[tuple[Any, Tensor | None]]) -> Callable[[], None]:
-    """What sees to it that each leaf has its gradient: 0.05 us for each where it has already."""
+    """Return a function that gives each leaf its gradient: 0.05 us each if it has it already."""
     leaves = [leaf for leaf, _ in gradients]
     expected = [gradient for _, gradient in gradients]
 

@@ -1,4 +1,4 @@
-"""What of a capture is autograd's business, where the results of the callable require grad."""
+"""The autograd side of a capture, for a callable whose results require grad."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from onelaunch.watch.observer import Observer
 
 
 class _Seen(NamedTuple):
-    """What a backward will read, and whether anything; see `AutogradPair.watched_inputs`."""
+    """The tensors that a backward will read, if any; see `AutogradPair.watched_inputs`."""
 
     inputs: list[int]
     watched: list[Tensor]
     results: list[int]
     saves: bool
     saved: list[Tensor] | None
-    """The tensors of the captured graph themselves, or None where a node does not tell."""
+    """The captured graph's own saved tensors; None if a node does not show them."""
 
 
 class BackwardInside(Exception):
@@ -52,11 +52,11 @@ class Budget(Protocol):
     """The object behind an `ol.Pool`, which counts the memory of recordings."""
 
     def apart(self, driver: Driver, device: torch.device) -> DevicePool:
-        """Memory that no other recording uses."""
+        """Return a new device pool that no other recording uses."""
         ...
 
     def keep_within(self, without: DevicePool | None = None) -> bool:
-        """Evict until no more is held than may be; False if that cannot be reached."""
+        """Evict until the limit is kept; return False if that is impossible."""
         ...
 
 
@@ -65,12 +65,12 @@ class Forward:
     """The autograd side of one capture.
 
     Args:
-        shared: where its memory is counted. What a forward saves for its backward must outlive
-            every launch in between, so that it has device pools of its own.
+        shared: counts its memory. The tensors that a forward saves for its backward must outlive
+            every launch in between, so they have separate device pools.
         top: the module that is graphed; hooks on it run outside.
         raises: whether a backward that cannot be captured is an error.
         direct: whether the backward may write the gradients of parameters itself.
-        chain: the callables that run before and after it, with which it shares memory.
+        chain: the callables that run before and after it, and share its memory.
     """
 
     driver: Driver
@@ -82,10 +82,10 @@ class Forward:
     chain: Chain | None = None
     pool: DevicePool = field(init=False)
     stream: object = field(init=False)
-    """Of this recording, or its chain, alone; eager backwards over the captured graph run on it
-    too."""
+    """The stream of this recording, or its chain, alone; eager backwards over the captured graph
+    run on it too."""
     rewind: Rewind | None = None
-    """Of the capture."""
+    """The capture's rewind of the random state."""
     holders: set[int] = field(default_factory=set[int])
     _proxies: ProxyLeaves | None = None
     _pair: AutogradPair | None = None
@@ -109,7 +109,8 @@ class Forward:
 
     @contextmanager
     def around(self, before: StateWalk, hidden: Sequence[Slot]) -> Generator[None]:
-        """While the callable runs: stand-ins for what requires grad, and no hooks."""
+        """Return a context for the run of the callable: stand-ins replace the tensors that require
+        grad, and no hooks run."""
         values = [(slot.name, value) for slot, value in before.held.values()]
         modules = [(name, m) for name, m in values if isinstance(m, nn.Module)]
         refuse_backward_hooks((name, m) for name, m in modules if m is not self.top)
@@ -123,14 +124,14 @@ class Forward:
                 raise refuse("OL113", "a tensor that requires grad is changed in place") from error
 
     def real(self, t: Tensor) -> Tensor:
-        """The tensor that `t` stands for in the capture, or `t` itself."""
+        """Return the tensor that `t` replaces in the capture, or `t` itself."""
         assert self._proxies is not None
         return self._proxies.real(t)
 
     def settle(
         self, observer: Observer, results: list[Tensor], arguments: Sequence[Tensor], plan: Inputs
     ) -> None:
-        """Name the callable's own tensors again, in results and in what was observed.
+        """Replace stand-ins by the callable's own tensors, in the results and in the observer.
 
         Raises:
             BackwardInside: a gradient was accumulated in the run.
@@ -152,7 +153,8 @@ class Forward:
         observer: Observer,
         held: dict[int, list[Tensor]],
     ) -> None:
-        """Class the results by how they meet autograd, and keep the graph of those that do."""
+        """Classify the results by their part in autograd, and keep the graph of the results that
+        have one."""
         numbers = _through_node(self.driver, outputs, results)
         made = [results[number] for number in numbers]
         graph = CapturedGraph(made)
@@ -227,11 +229,11 @@ class Forward:
         observer: Observer,
         held: dict[int, list[Tensor]],
     ) -> _Seen:
-        """What eager would save of the caller's tensors, and of the results."""
+        """Return the tensors of the caller's, and the results, that eager would save."""
         saved = graph.saved()
         region = self.driver.region
         saves = True
-        if saved is None:  # a node that does not tell: take it that everything is saved
+        if saved is None:  # a node does not show them: assume that everything is saved
             storages = {region(t).storage for t in (*inputs.statics, *made) if self._here(t)}
             storages |= set(held)
         else:
@@ -239,8 +241,8 @@ class Forward:
             saves = bool(saved or graph.packs or graph.spoiled) or any(
                 isinstance(node, torch.autograd.function.BackwardCFunction) for node in graph.nodes
             )
-        # What the forward writes without counting it (the statistics of a BatchNorm) is saved
-        # as well, and may change before the backward.
+        # Tensors that the forward writes without counting it (the statistics of a BatchNorm) are
+        # saved too, and may change before the backward.
         storages -= observer.written.keys() - observer.version_bumped
         external = {s: ts for s, ts in observer.external.items() if s in storages and s in held}
         return _Seen(
@@ -260,9 +262,10 @@ class Forward:
     def _saved(
         self, graph: CapturedGraph, seen: _Seen, inputs: Inputs, observer: Observer
     ) -> Saved:
-        """What eager saves as the very tensor, where it may be given other memory."""
+        """Return the tensors that eager saves as the objects themselves, and whose memory may be
+        replaced."""
         assert self._proxies is not None
-        # What hooks packed (checkpointing) reads again all that the forward has read.
+        # Values packed by hooks (checkpointing) read everything again that the forward read.
         every = seen.saved is None or graph.packs
         found = {id(t) for t in seen.saved or ()}
         read = {id(t) for ts in observer.external.values() for t in ts} if every else set[int]()
@@ -282,8 +285,8 @@ class Forward:
 
 
 def _through_node(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> list[int]:
-    """The results that come out of the node. Views of the caller's memory, and views of such
-    results, are made outside of it, so that autograd sees them as views."""
+    """Return the numbers of the results that come out of the node. Views of the caller's memory,
+    and views of such results, are made outside of it, so that autograd sees them as views."""
     chosen: list[int] = []
     for number, (output, t) in enumerate(zip(outputs.made, results, strict=True)):
         if not output.spec.requires_grad:

@@ -1,4 +1,4 @@
-"""The Python of a capture that no replay repeats: hooks inside."""
+"""The hooks that run inside a capture, whose Python no replay repeats."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def hooks_inside(
     optimizers: Sequence[Optimizer],
     forward: bool,
 ) -> tuple[str, ...]:
-    """The hooks that ran in a capture, but torch's own: their operations are in the recording, and
-    their Python is in no replay. Costs a microsecond for each module and leaf.
+    """Return the hooks that ran in a capture, except torch's own: the recording has their
+    operations, and no replay runs their Python. Costs a microsecond for each module and leaf.
 
     Args:
-        roots: what was captured, whose own hooks run around a replay; then arguments.
-        found: what the callable changed.
-        optimizers: those that stepped.
+        roots: the captured object, whose own hooks run around a replay; then arguments.
+        found: the changes that the callable made.
+        optimizers: the optimizers that stepped.
         forward: whether the backward is outside, where hooks of parameters run as in eager.
     """
     backward = not forward and _runs_backward(before, found)
@@ -53,13 +53,13 @@ def hooks_inside(
 
 
 def _runs_backward(before: StateWalk, found: Sequence[Change]) -> bool:
-    """Whether the callable runs a backward, as far as its code and what it left show."""
+    """Return whether the callable runs a backward, as far as its code and its changes show."""
     named = before.runs_backward() or any(c.slot.key is gradient_of for c in found)
     return torch.is_grad_enabled() and named
 
 
 Hook = tuple[str, str, Callable[..., object]]
-"""Whose, of what kind, and what is called."""
+"""A hook: the name of its owner, its kind, and the function that is called."""
 
 
 def _of_modules(
@@ -95,7 +95,7 @@ def _of_optimizers(optimizers: Sequence[Optimizer]) -> Iterator[Hook]:
 
 
 def _code_of(hook: Any) -> Any:
-    """The function behind a hook, or what it is."""
+    """Return the function behind a hook, or the hook itself."""
     while isinstance(hook, functools.partial):
         hook = cast(Any, hook).func
     if not isinstance(hook, types.FunctionType | types.MethodType | type):
@@ -104,7 +104,7 @@ def _code_of(hook: Any) -> Any:
 
 
 def _is_torchs(hook: Any) -> bool:
-    """Whether torch put it there for itself, or onelaunch did: weight_norm, DDP, schedulers."""
+    """Return whether a hook is torch's or onelaunch's own: weight_norm, DDP, schedulers."""
     module = getattr(_code_of(hook), "__module__", None) or ""
     return module.partition(".")[0] in _LIBRARIES
 

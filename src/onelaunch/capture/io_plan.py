@@ -1,9 +1,9 @@
-"""How the tensors of a call reach a recording, and how its results reach the caller.
+"""The ways of a call's tensors into a recording, and of its results to the caller.
 
-Inputs that share memory share one buffer, laid out as the caller's memory is, so that every overlap
-and every stride is as the callable saw it. Results are classed by whose memory they are: the
-caller's (an argument or a view of one), somebody's that outlives the call (a parameter), or the
-recording's own, which each call copies to fresh memory.
+Inputs that share memory share one buffer with the caller's layout, so that the callable sees every
+overlap and stride as it is. Results are classified by the owner of their memory: the caller (an
+argument or a view of one), something that outlives the call (a parameter), or the recording, whose
+results each call copies to fresh memory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from onelaunch.sizes.dims import Follow, Varying
 from onelaunch.watch.observer import Observer
 
 _SPARSE_EXTENT = 2
-"""A memcpy carries the gaps of a strided tensor too; above so many times its own bytes,
-a strided `copy_` before the launch moves less."""
+"""The extent, in multiples of a tensor's own bytes, up to which a memcpy is used: it copies the
+gaps of a strided tensor too. Above it a strided `copy_` before the launch moves less."""
 
 
 class Unfit(Exception):
@@ -55,13 +55,13 @@ class Inputs:
     """The inputs that may be smaller in a call than in the recording."""
 
     def give_by_value(self, numbers: Collection[int]) -> None:
-        """Give these numbers of the host's to the callable as they are."""
+        """Give the callable these 0-dim host tensors as they are."""
         self.groups = [g for g in self.groups if g.members[0] not in numbers]
         for index in numbers:
             self.travels[index] = Travel.HOST
 
     def release(self) -> None:
-        """Let go of the recording's memory."""
+        """Drop the references to the recording's memory."""
         self.statics = []
         for group in self.groups:
             group.buffer = None
@@ -75,8 +75,8 @@ def plan_inputs(
     Args:
         tensors: the tensors of the call under capture.
         device: the recording's device.
-        pinned: storages that the callable also reaches by address; an argument there is read where
-            it is, and the recording fits only calls with that very memory.
+        pinned: storages that the callable also reaches by address; an argument there is read in
+            place, and the recording fits only calls with this very memory.
     """
     travels: list[Travel] = []
     groups: list[Group] = []
@@ -105,14 +105,14 @@ def plan_inputs(
 
 
 def staged_bytes(driver: Driver, tensors: Sequence[Tensor], device: torch.device) -> list[int]:
-    """The bytes of each buffer that stands for inputs, as far as that is known before a capture."""
+    """Return the bytes of each buffer for inputs, as far as they are known before a capture."""
     here = [t for t in tensors if t.device == device and t.layout is torch.strided]
     groups = plan_inputs(driver, here, device, set()).groups
     return [group.region.stop - group.region.start for group in groups]
 
 
 def _join(groups: list[Group], index: int, region: Region) -> None:
-    """Add an input to the groups, merging all that it overlaps, and what the union overlaps."""
+    """Add an input to the groups, merging all groups that it or the union overlaps."""
     joined = Group([index], region, Travel.NODE)
     while True:
         other = next((g for g in groups if g.region.overlaps(joined.region)), None)
@@ -129,7 +129,7 @@ def _join(groups: list[Group], index: int, region: Region) -> None:
 
 
 def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device) -> list[Tensor]:
-    """Make the buffers, add the input ports, and return what the callable gets for each input."""
+    """Make the buffers, add the input ports, and return the callable's tensor for each input."""
     statics: list[Tensor] = list(inputs.tensors)
     alone = {group.members[0] for group in inputs.groups if len(group.members) == 1}
     for index in inputs.varying:
@@ -167,7 +167,7 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
 
 
 def _static(driver: Driver, buffer: Tensor, t: Tensor, offset: int) -> Tensor:
-    """A tensor over the buffer that the callable cannot tell from `t`."""
+    """Return a tensor over the buffer that looks to the callable like `t`."""
     with torch.inference_mode(t.is_inference()), torch.no_grad():
         static = driver.alias(buffer, t.dtype, t.shape, t.stride(), offset)
         if t.is_conj():
@@ -186,10 +186,10 @@ Source = Literal["argument", "view", "held", "held view", "own", "own view", "ho
 class Output:
     """One tensor of the result.
 
-    `source` says whose memory it is: the very `argument` number `index`, a `view` of it, a tensor
-    that lives elsewhere (`held`) or a view of one, the recording's `own`, a view of the result
-    number `index` (`own view`: of one that comes out of a node of autograd), or a `host constant`.
-    `offset` is in bytes, from the first element of what it views, or from its group's start.
+    `source` names its memory: the `argument` number `index` itself, a `view` of it, a tensor that
+    exists elsewhere (`held`) or a view of one, the recording's `own`, a view of the result number
+    `index` (`own view`, where that result comes out of a node of autograd), or a `host constant`.
+    `offset` is in bytes, from the first element of the viewed tensor, or from its group's start.
     """
 
     source: Source
@@ -201,14 +201,14 @@ class Output:
     follows: tuple[Follow, ...] = ()
     """The dimensions that follow the real sizes of a bucketed call."""
     lasts: bool = False
-    """It is the recording's own memory, not copied, which each replay writes."""
+    """True if it is the recording's own memory, which each replay writes and none copies."""
     spent: bool = False
-    """It requires grad, by a graph whose backward the callable itself has run."""
+    """True if it requires grad, by a graph whose backward the callable itself has run."""
 
 
 @dataclass(slots=True)
 class OwnGroup:
-    """Results that share one storage of the recording: copied as one run of bytes."""
+    """Results that share one storage of the recording, and are copied as one run of bytes."""
 
     storage: int
     start: int
@@ -235,12 +235,12 @@ def plan_outputs(
     held: dict[int, list[Tensor]],
     lasting: set[int],
 ) -> Outputs:
-    """Class every tensor of the results.
+    """Classify every tensor of the results.
 
     Args:
         results: the tensors that the callable returned or stored.
         held: storage -> tensors that exist outside the recording.
-        lasting: ids of those that stay the recording's own memory, for each replay to write.
+        lasting: ids of results that stay in the recording's memory, for each replay to write.
     """
     plan = Outputs()
     statics = {id(s): i for i, s in enumerate(inputs.statics)}
@@ -284,7 +284,7 @@ def _place(
     region = driver.region(t)
     if region.storage in storages:
         first = storages[region.storage]
-        # Views are made from an input of the same dtype where there is one: a plain as_strided.
+        # Views are made from an input of the same dtype if there is one: a plain as_strided.
         index = next(
             (
                 i
@@ -308,10 +308,10 @@ def _place(
 
 
 def varying_group(plan: Outputs, index: int) -> Varying | None:
-    """How much of the group of results number `index` a call gets; None for all of it.
+    """Return how the sizes of group `index` of the results vary; None if they do not.
 
     Raises:
-        Unfit: they are views of each other, or not contiguous.
+        Unfit: its results are views of each other, or not contiguous.
     """
     group = plan.groups[index]
     members = [o for o in plan.made if o.source == "own" and o.index == index]
@@ -325,7 +325,7 @@ def varying_group(plan: Outputs, index: int) -> Varying | None:
     contiguous = spec.stride == contiguous_stride(spec.shape)
     if len(members) > 1 or not plain or not contiguous or len(dims) > 2:
         raise Unfit
-    if any(f.more < 0 for f in follows):  # no rows at all are no rows to copy
+    if any(f.more < 0 for f in follows):  # there may be no rows to copy
         raise Unfit
     return Varying(spec.shape, spec.dtype, dims, (None,) * len(dims))
 

@@ -1,4 +1,4 @@
-"""One captured graph: what is known of it, and what the call path needs of it."""
+"""One captured graph: the figures for users, and all that the call path needs."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from onelaunch.watch.ledger import Difference, Ledger
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recording as it was when it was asked for: what was captured, why, its cost and its use.
+    """The facts and figures of one recording at the time of the query.
 
     Attributes:
-        callable: the name of what was recorded.
+        callable: the name of the recorded callable.
         spec: the signature.
         why: the reason: ``"first signature"``, or the difference from the recording before it.
-        inputs: each tensor of the call, and how it travels: ``"node"`` (a copy inside the graph; of
-            plain CPU tensors none where nothing writes the input), ``"copy"`` (a strided copy
-            before the launch), ``"fill"`` (a 0-dim host tensor), ``"rebind"`` (kernels read the
-            caller's memory), ``"pad"`` (copied and padded inside the graph), ``"address"`` (the
-            very memory of the capture), ``"host"`` (not used by the device).
+        inputs: each tensor of the call, and how it travels: ``"node"`` (a copy inside the graph; a
+            plain CPU tensor that nothing writes is not copied), ``"copy"`` (a strided copy before
+            the launch), ``"fill"`` (a 0-dim host tensor), ``"rebind"`` (kernels read the caller's
+            memory), ``"pad"`` (copied and padded inside the graph), ``"address"`` (the very memory
+            of the capture), ``"host"`` (not used by the device).
         outputs: the memory of each result: ``"own"``, ``"argument"``, ``"view"``, ``"held"``,
             ``"held view"`` or ``"host constant"``.
-        by_address: the names of the tensors that kernels read where they are.
-        untraced: tensors read by address that no attribute or variable was found for.
+        by_address: the names of the tensors that kernels read in place.
+        untraced: tensors read by address for which no attribute or variable was found.
         nodes: kernels and copies in one launch.
         capture_seconds: the time that the capture took.
-        pool_bytes: what the pool grew by for it; 0 where it fitted into memory of the pool.
-        kept_bytes: what of the pool it keeps for itself (static results, what a forward saves); all
-            else it shares with the pool's other recordings.
-        driver_bytes: device memory that the driver took for the graph's own structures, outside
-            the pool. CUDA takes it in steps of 2 MiB, so it is right only as a sum of many, and
-            keeps it for later graphs when this one is gone.
+        pool_bytes: the growth of the pool for it; 0 if it fitted into memory of the pool.
+        kept_bytes: bytes of the pool that it keeps for itself (static results, tensors that a
+            forward saves); it shares all else with the pool's other recordings.
+        driver_bytes: device memory that the driver took for the graph's structures, outside the
+            pool. CUDA takes it in steps of 2 MiB, so only a sum of many is right, and keeps it for
+            later graphs when this one is freed.
         hooks: the hooks inside, whose Python no replay runs.
-        replays: launches so far, with those of recordings that it took the place of.
+        replays: launches so far, of recordings that it replaced too.
     """
 
     callable: str
@@ -67,14 +67,14 @@ class Recording:
 
 
 class StateOutput(NamedTuple):
-    """A slot that the callable rebinds, and the tree of what it puts there."""
+    """A slot that the callable rebinds, and the tree of the value that it puts there."""
 
     slot: Slot
     tree: Tree
     numbers: tuple[int, ...]
     """The places of its tensors in `Outputs.made`."""
     step: int | None = None
-    """How far a number is counted up from where it is, in place of what the tree says."""
+    """The amount to add to the number in the slot, instead of storing the tree's value."""
 
 
 @dataclass(slots=True)
@@ -82,11 +82,11 @@ class Bucket:
     """The calls that a recording serves.
 
     Attributes:
-        sizes: what it was recorded at, for each bucketed dimension.
+        sizes: the recorded size of each bucketed dimension.
         least: the smallest sizes that are padded to it.
-        places: for each argument that may be smaller, the bucketed dimensions that its varying ones
-            follow.
-        around: the call path that pads before the launch; None where the launch always pads.
+        places: for each argument that may be smaller, the bucketed dimensions that its varying
+            dimensions follow.
+        around: the call path that pads before the launch; None if the launch always pads.
     """
 
     sizes: tuple[int, ...]
@@ -115,48 +115,48 @@ class CapturedCall:
     written_inputs: list[int]
     version_bumped: list[Tensor]
     bumped_inputs: list[int]
-    """Those of both whose version counters eager advances."""
+    """The inputs whose version counters eager advances; `version_bumped` has the other tensors."""
     scalars: PatchedScalars
     optimizers: list[Optimizer]
-    """Those that step in the call."""
+    """The optimizers that step in the call."""
     draws: list[Callable[[], object]]
-    """What the call draws from the host's default generator, and does not use."""
+    """The draws of the call from the host's default generator, whose numbers it does not use."""
     statics: list[Tensor]
-    """Under ``outputs="static"``: the captured tensors themselves."""
+    """The captured results themselves, under ``outputs="static"``."""
     lasting: list[Tensor]
-    """Gradients that stay the recording's own memory."""
+    """Gradients that stay in the recording's memory."""
     untraced: list[Tensor]
     hooks: tuple[str, ...]
-    """Those that ran inside, whose Python no replay runs."""
+    """The hooks that ran inside, whose Python no replay runs."""
     moves: tuple[str, ...]
-    """Numbers that the callable reads and moves on: a recording serves one value of each."""
+    """Numbers that the callable reads and changes: a recording serves one value of each."""
     grown: tuple[str, ...]
     """Containers that the callable adds to, and replays do not."""
     seconds: float
     pair: AutogradPair | None = None
-    """What joins the results to autograd, where they require grad."""
+    """The autograd side of the recording, if its results require grad."""
     bucket: Bucket | None = None
-    """The bucket that it serves, of a callable that has any."""
+    """The bucket that it serves, if the callable has buckets."""
     unlike: Callable[[Sequence[Tensor]], str | None] = lambda tensors: None
-    """How tensors differ from the arguments that it was captured for: in type, layout, or what this
-    thread has torch do with them."""
+    """A function that describes how tensors differ from the captured arguments: in type, layout, or
+    this thread's dispatch modes."""
     launches: list[int] = field(default_factory=lambda: [0, 0])
-    """How many, counted up by the call path; and when the last one was, by the `clock`."""
+    """The number of launches, counted by the call path; and the time of the last, by `clock`."""
     clock: Callable[[], int] | None = None
     values: dict[int, bytes] = field(default_factory=dict[int, bytes])
     """The elements of host arguments that the host read, by number."""
     lifted: list[Tensor] = field(default_factory=list[Tensor])
     """The device's copies of host values, which the graph reads."""
     ledger: Ledger | None = None
-    """Its operations."""
+    """The operations of the captured run."""
     reads_more: bool = False
-    """Whether it read what no run before it did, so that the guard does not tell all of it."""
+    """True if it read more than all runs before it, so that the guard does not cover all reads."""
     differs: Difference | None = None
-    """How it differs from the run before it, if nothing that is guarded explains that."""
+    """The difference from the run before it, if no guarded value explains it."""
 
 
 class NeedsGrad(Exception):
-    """The outputs require grad: the capture is to be one of a forward."""
+    """The outputs require grad, so a forward has to be captured instead."""
 
 
 def describe(
@@ -167,7 +167,7 @@ def describe(
     why: str,
     kept_bytes: int,
 ) -> Recording:
-    """What is told of a recording."""
+    """Return the facts and figures of a new recording, for users."""
     names = [*flat.paths, *(slot.name for slot in captured.hidden)]
     travels = list(captured.inputs.travels)
     for group, how in zip(captured.inputs.groups, captured.graph.travels, strict=True):

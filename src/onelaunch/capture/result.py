@@ -1,4 +1,4 @@
-"""What a run of a callable under capture found, and what becomes of it."""
+"""The findings of a run under capture, and the `CapturedCall` made from them."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from onelaunch.watch.observer import Observer
 
 @dataclass(slots=True)
 class CaptureRun:
-    """One run of the callable under capture: what it was given, and what it was found to do.
+    """One run of the callable under capture: its inputs and its effects.
 
     Attributes:
-        before: the state as it was.
-        plan: how its inputs reach it.
+        before: the state before the run.
+        plan: how the inputs reach it.
         state_inputs: slots whose tensors are the last of these inputs.
         steps: the optimizer steps in it.
         result, tree, numbers: the tensors that it returned, their tree, and the number of the
             output for each tensor in it.
-        after, found: the state after it, and how it changed.
-        state: what each replay stores.
-        lasting: gradients that each replay writes where they are.
-        again: slots that turned out to be inputs: the next attempt gives them as such.
+        after, found: the state after it, and the changes.
+        state: the slots that each replay writes, with their values.
+        lasting: gradients that each replay writes in place.
+        again: slots that have to be inputs; the next attempt passes them as such.
         grown: see `effects.grown`.
     """
 
@@ -71,13 +71,13 @@ class CaptureRun:
 
     @property
     def differs(self) -> Difference | None:
-        """How it differs from the run before it, as far as its operations were seen."""
+        """The difference from the run before it, as far as its operations were seen."""
         ledger = self.observer.ledger
         return None if ledger is None else ledger.difference
 
 
 def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int]:
-    """The groups of inputs that the callable wrote into."""
+    """Return the groups of inputs that the callable wrote into."""
     return [
         index
         for index, group in enumerate(plan.groups)
@@ -93,7 +93,7 @@ def output_ports(
     observer: Observer,
     static: bool,
 ) -> None:
-    """Results to fresh memory, and written inputs back to where they came from.
+    """Add the ports that copy results to fresh memory, and written inputs back to the caller's.
 
     Args:
         static: whether the results stay in the recording's own memory.
@@ -126,10 +126,10 @@ def captured_call(
     static_outputs: bool,
     started: float,
 ) -> CapturedCall:
-    """What the call path needs of a capture that succeeded.
+    """Return all that the call path needs of a capture that succeeded.
 
     Args:
-        watched: whether the operations of the run were seen; those of compiled code are not.
+        watched: whether the operations of the run were seen; compiled code hides them.
         started: when the capture began, by `time.perf_counter`.
     """
     before, plan, observer = run.before, run.plan, run.observer
@@ -202,8 +202,8 @@ def captured_call(
 
 
 def _sized(run: CaptureRun, before: StateSnapshot) -> list[Any]:
-    """The containers whose sizes count, with what names them."""
-    # A scheduler writes to the groups at each step, and each would be looked into again then.
+    """Return the containers whose sizes matter, with their names."""
+    # A scheduler writes to the groups at each step, and each would be checked again then.
     groups = {id(group) for o in run.steps.optimizers for group in o.param_groups}
     replaced = {change.slot.id for change in run.found}
     every = before.walk.sized(replaced)
@@ -214,7 +214,8 @@ def _sized(run: CaptureRun, before: StateSnapshot) -> list[Any]:
 def _written_inputs(
     driver: Driver, plan: Inputs, observer: Observer
 ) -> tuple[list[int], list[int]]:
-    """The inputs that the callable wrote into, and those whose version counters eager advances."""
+    """Return the inputs that the callable wrote into, and the inputs whose version counters eager
+    advances."""
     written: list[int] = []
     counted: list[int] = []
     for index in written_groups(driver, plan, observer):
@@ -230,13 +231,17 @@ def _writes(observer: Observer, driver: Driver, device: torch.device) -> Callabl
 
 
 def _stepped(before: StateWalk, writes: Callable[[Tensor], bool]) -> list[Optimizer]:
-    """The optimizers of compiled code that step: those whose parameters it wrote."""
+    """Return the optimizers that step in compiled code: it wrote their parameters."""
     found = {id(o): o for _, o in before.held.values() if isinstance(o, Optimizer)}
     return [o for o in found.values() if any(map(writes, parameters_of(o)))]
 
 
 def mark_spent(outputs: Outputs, results: Sequence[Tensor]) -> None:
-    """Tell results whose backward has run inside from those whose gradients are still wanted."""
+    """Mark results whose backward has run inside.
+
+    Raises:
+        NeedsGrad: a result still needs a backward.
+    """
     for t in results:
         output = outputs.made[outputs.numbers[id(t)]]
         output.spent = output.source == "own" and is_freed(t)

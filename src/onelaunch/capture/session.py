@@ -1,4 +1,4 @@
-"""How a call is captured."""
+"""The capture of a call: attempts until one succeeds."""
 
 from __future__ import annotations
 
@@ -55,28 +55,28 @@ from onelaunch.watch.lifted import Lifted
 from onelaunch.watch.observer import Observer
 
 _MISSES = 8
-"""Attempts in which the callable may bring values to the device that were not foreseen."""
+"""The most attempts in which the callable may copy unforeseen host values to the device."""
 
 
 class Retry(Exception):
-    """An attempt showed what the next one has to know; its text says what."""
+    """An attempt showed a fact that the next one has to know; the text names it."""
 
 
 @dataclass(slots=True)
 class CaptureSession:
-    """Attempts at the capture of one call, until one is good.
+    """Attempts at the capture of one call, until one succeeds.
 
     Args:
-        callee: the callable, and what it was seen to read.
-        fn: what runs in the capture.
-        pool: where the recording's memory comes from, and goes back to.
-        apart: makes memory that no other recording uses.
+        callee: the callable, and the reads that were seen.
+        fn: the function that runs in the capture.
+        pool: the device pool of the recording's memory.
+        apart: makes a device pool that no other recording uses.
         reached: the state that `fn` reaches.
-        forward: where the results require grad: what of the capture is autograd's business.
-        earlier: the operations of the run before, with which those of this one are compared.
+        forward: the autograd side of the capture, if the results require grad.
+        earlier: the operations of the run before, which this run's are compared with.
         strict: whether to refuse if they differ.
-        known: for code whose operations cannot be watched (Inductor's): what a watched eager run
-            of the same call read and wrote.
+        known: for code whose operations cannot be watched (Inductor's): the reads and writes of a
+            watched eager run of the same call.
     """
 
     driver: Driver
@@ -96,29 +96,28 @@ class CaptureSession:
     varying: Mapping[int, Varying] = field(default_factory=dict[int, Varying])
     """Arguments that may be smaller in a call than here."""
     follows: Sequence[tuple[Follow, ...]] = ()
-    """For each tensor of the result the dimensions that follow their sizes."""
+    """For each tensor of the result, the dimensions that follow their sizes."""
     _state_inputs: list[Slot] = field(default_factory=list[Slot])
-    """State that is given to the callable as arguments are, because it replaces it."""
+    """State that is passed to the callable like arguments, because the callable replaces it."""
     _trials: ScalarTrials = field(default_factory=ScalarTrials)
     _outlasted: bool = False
-    """Whether an attempt showed an optimizer that outlives it and was not known to."""
+    """True if an attempt showed an optimizer that unexpectedly outlives it."""
     _rewind: Rewind | None = None
     _by_value: set[int] = field(default_factory=set[int])
-    """Numbers of the host's that the callable reads on the host."""
+    """The 0-dim host tensors, by input number, that the callable reads on the host."""
     _filled: dict[int, int] = field(default_factory=dict[int, int])
-    """storage -> the number of the host's that is brought there; of the attempt that is under way.
-    """
+    """storage -> input number of the 0-dim host tensor that is copied there in this attempt."""
     _lifted: Lifted | None = None
-    """Values of the host's that the callable brings to the device."""
+    """The host values that the callable copies to the device."""
     _misses: int = 0
     _observers: list[Observer] = field(default_factory=list[Observer])
-    """Of the attempt that is under way."""
+    """The observers of this attempt."""
 
     def record(self, tree: Tree, tensors: Sequence[Tensor]) -> CapturedCall:
         """Capture the call ``fn(*args, **kwargs)`` whose flattened form is given.
 
-        Nothing that the capture did remains, whether it succeeds or not, apart from the Python
-        effects of running `fn` once.
+        Whether it succeeds or not, nothing remains of its effects except the Python effects of
+        running `fn` once.
         """
         # Torch imports Dynamo when a dispatch mode first runs: 1 s, which is no part of a capture.
         importlib.import_module("torch._dynamo")
@@ -151,15 +150,15 @@ class CaptureSession:
                 self._release()
 
     def _line(self, code: str = "") -> str | None:
-        """Return where the callable begins, for a refusal that no line of it was found for; or the
-        line that calls it, where its code is torch's."""
+        """Return the place where the callable begins, for a refusal without a line; or the line
+        that calls it, if its code is torch's."""
         find = seeding_line_of if code == "OL106" else line_of
         place = find(self.callee.fn)
         return str(place) if place else user_line()
 
     def _wanted_by_host(self) -> bool:
-        """Whether what was refused is the value of an argument that the host can give: a number
-        that was brought to the device. The next attempt leaves it where it is."""
+        """Return whether the refused value is an argument that the host has: a 0-dim tensor that
+        was copied to the device. The next attempt leaves it on the host."""
         found = {
             index
             for observer in self._observers
@@ -170,15 +169,15 @@ class CaptureSession:
         return bool(found)
 
     def _missed_values(self) -> bool:
-        """Return whether the host brought values to the device that were not foreseen: the next
-        attempt has them there. Values that are others at each attempt are refused in the end."""
+        """Return whether unforeseen host values were copied to the device: the next attempt has
+        them there. Values that differ at each attempt are refused in the end."""
         if self._lifted is None or not self._lifted.missing:
             return False
         self._misses += 1
         return self._misses < _MISSES
 
     def _changed(self) -> CaptureError | None:
-        """Return the refusal of what this run did otherwise than the one before it."""
+        """Return the refusal of a difference between this run and the one before it, or None."""
         ledgers = [observer.ledger for observer in self._observers if observer.ledger is not None]
         differences = [ledger.difference for ledger in ledgers if ledger.difference is not None]
         return differences[0].refusal() if differences else None
@@ -189,10 +188,10 @@ class CaptureSession:
             self._observers.pop().release()
 
     def _attempt(self, tree: Tree, tensors: Sequence[Tensor], started: float) -> CapturedCall:
-        """Capture once, and undo all of it where that fails.
+        """Capture once, and undo everything if that fails.
 
         Raises:
-            Retry: the next attempt knows what this one had to find out.
+            Retry: the next attempt knows a fact that this one had to find out.
         """
         before = StateSnapshot.of(self.driver, self.device, self.reached)
         state = [cast(Tensor, slot.read()) for slot in self._state_inputs]
@@ -257,7 +256,7 @@ class CaptureSession:
         )
 
     def _learn(self, run: CaptureRun, graph: Graph) -> None:
-        """Raise `Retry` where the run showed what the attempt should have known."""
+        """Raise `Retry` if the run showed a fact that the attempt should have known."""
         if run.again:
             self._state_inputs += run.again
             raise Retry("state that the callable replaces became inputs")
@@ -272,7 +271,7 @@ class CaptureSession:
             raise Retry("an optimizer made in the call outlives it")
 
     def _roll_back(self, run: CaptureRun, graph: Graph | None, error: BaseException) -> None:
-        """Leave nothing of a failed attempt: neither its recording nor what it did to the state."""
+        """Undo a failed attempt: free its recording, and restore the state."""
         again = isinstance(error, Retry | CaptureError | NeedsGrad | BackwardInside | Unfit)
         try:
             if graph is not None:
@@ -284,11 +283,11 @@ class CaptureSession:
             run.plan.release()  # frames of the traceback refer to it for good
 
     def _unexplained(self, captured: CapturedCall, run: CaptureRun) -> Difference | None:
-        """How the run differed from the one before it, unless what is guarded did: then there is
-        a recording for each."""
+        """Return the difference from the run before, unless guarded values differ too: then each
+        gets a recording."""
         if self.earlier is None or run.differs is None or captured.moves:
             return None
-        # Whether there was a gradient decides what a call does, though it leaves another.
+        # A call's work depends on the gradient that it finds, although it leaves another one.
         own = {change.slot.id for change in run.found if change.slot.key is not gradient_of}
         if any(self.earlier.values.get(i) != value for i, value in captured.values.items()):
             return None
@@ -298,9 +297,9 @@ class CaptureSession:
         return None if moved(self.earlier, guarded) else run.differs
 
     def _rebound_inputs(self, graph: Graph, run: CaptureRun, tree: Tree) -> Graph:
-        """Have kernels read the inputs where the caller has them, as far as that is proven.
+        """Make kernels read the inputs in the caller's memory, as far as that is proven right.
 
-        The callable is captured again for it, so it must have no Python effects of its own.
+        The callable is captured again for it, so it must have no Python effects.
         """
         pinned = {self.driver.storage(t) for ts in run.before.held.values() for t in ts}
 
@@ -316,10 +315,10 @@ class CaptureSession:
         try:
             return self.driver.rebind(graph, body, self.pool, state, generators)
         except CaptureError:
-            return graph  # it works as it is: the inputs are copied
+            return graph  # it works with copied inputs
 
     def _run(self, capture: Capture, run: CaptureRun, tree: Tree) -> None:
-        """The body: bring the inputs in, run the callable, take the outputs out."""
+        """Run the body: copy the inputs in, run the callable, copy the outputs out."""
         before, plan = run.before, run.plan
         statics = self._staged(capture, run)
         arguments = statics[: len(statics) - len(run.state_inputs)]
@@ -337,7 +336,7 @@ class CaptureSession:
             if t.data_ptr() != place:
                 where = observer.reshaped_at(t)
                 raise CaptureError("OL107", "an argument was given other memory", where=where)
-        # What the callable has, and may return or store as it is; `follows` counts its tensors too.
+        # Objects that the callable may return or store as they are; `follows` counts tensors too.
         known = {} if self.follows else before.objects() | argument_objects(tree, (args, kwargs))
         flat = flatten(result, "result", objects=True, known=known)
         if self.forward is not None:
@@ -358,7 +357,8 @@ class CaptureSession:
         output_ports(self.driver, capture, plan, outputs, observer, self.static_outputs)
 
     def _staged(self, capture: Capture, run: CaptureRun) -> list[Tensor]:
-        """What the callable gets for each input; state that became one is put where it reads it."""
+        """Return the callable's tensor for each input; put inputs that are state into their
+        slots."""
         statics = stage(self.driver, capture, run.plan, self.device)
         numbers = [i for i, how in enumerate(run.plan.travels) if how == Travel.FILL]
         self._filled = {self.driver.storage(statics[i]): i for i in numbers}
@@ -402,7 +402,7 @@ class CaptureSession:
         return made
 
     def _called(self, args: Any, kwargs: Any, run: CaptureRun, generators: HostGenerators) -> Any:
-        """The callable, run and watched."""
+        """Run the callable under watch."""
         walk, plan, observer = run.before.walk, run.plan, run.observer
         if self.known is not None:
             result = self.fn(*args, **kwargs)
@@ -444,7 +444,7 @@ class CaptureSession:
         return result
 
     def _taken(self, run: CaptureRun, flat: Flat, known: Mapping[int, Same]) -> Outputs:
-        """Plan how the results reach the caller, and what it stored reaches its slots."""
+        """Plan how the results reach the caller, and how stored values reach their slots."""
         before, plan, observer = run.before, run.plan, run.observer
         stored = list(rebound(run.found, before.walk, observer))
         trees = [flatten(value, slot.name, known=known) for slot, value in stored]

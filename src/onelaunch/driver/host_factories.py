@@ -1,4 +1,4 @@
-"""Tensors that torch makes of numbers of Python's, and copies to the device unseen."""
+"""Tensors that torch makes from Python numbers, and copies to the device unseen by modes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _INDEXING: tuple[Any, ...] = (Tensor.__getitem__, Tensor.__setitem__)
 
 
 class HostFactories(FunctionMode):
-    """Makes such tensors on the host, and then copies them by an operation that modes see.
+    """A mode that makes such tensors on the host, and copies them by an operation that modes see.
 
-    So ``torch.tensor([1, 2], device="cuda")`` and ``x[:, [0, 2]]`` are a tensor of the host's and a
-    copy of it, and autograd keeps the copy.
+    Then ``torch.tensor([1, 2], device="cuda")`` and ``x[:, [0, 2]]`` make a host tensor and a copy
+    of it, and autograd keeps the copy.
 
     Args:
-        device: where copies go.
+        device: the device of the copies.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -58,7 +58,8 @@ class HostFactories(FunctionMode):
         return func(*args, **kwargs)
 
     def _target(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.device | None:
-        """Return where the tensor is to be, if that is the device and there is none yet."""
+        """Return the new tensor's device, if it is our device and the data are no tensor; or
+        None."""
         method = func is Tensor.new_tensor
         data = args[method] if len(args) > method else next(iter(kwargs.values()))
         if isinstance(data, Tensor):
@@ -84,14 +85,14 @@ def _by_way_of_the_host(
         data = args[0] if args else next(v for k, v in kwargs.items() if k in ("data", "obj"))
         if func is torch.as_tensor and len(args) > 1:
             options["dtype"] = args[1]
-        # A copy: of an array that is shared, torch would not tell when it is written.
+        # A copy: torch would not report writes to a shared array.
         host = torch.tensor(data, **options)
     made = host.to(device)
     return made.requires_grad_() if wants_grad else made
 
 
 def _is_on_host(index: Any) -> bool:
-    """Return whether an index has lists of numbers or tensors of the host's in it."""
+    """Return whether an index contains lists of numbers or host tensors."""
     parts = index if isinstance(index, tuple) else (index,)
     return is_by_list(index) or any(
         isinstance(part, Tensor) and part.device.type == "cpu" and part.dim() for part in parts
@@ -110,7 +111,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _brought(index: Any, device: torch.device) -> tuple[Any, ...]:
-    """Return an index whose lists and host tensors are tensors on the device."""
+    """Return an index with its lists and host tensors replaced by tensors on the device."""
     parts: list[Any] = []
     for part in index if isinstance(index, tuple) else (index,):
         given = torch.tensor(part) if is_by_list(part) else part

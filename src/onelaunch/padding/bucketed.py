@@ -37,13 +37,13 @@ def graphed(
     pool: PoolManager | None = None,
     root: tuple[str, object] | None = None,
 ) -> Graphed[P, R]:
-    """The graphed callable for these options."""
+    """Return the graphed callable for these options."""
     return (Graphed if options.buckets is None else Bucketed)(fn, options, pool, root)
 
 
 @dataclass(slots=True)
 class Calls:
-    """How many calls had one size: those of callers, and chunks of larger ones."""
+    """The number of calls of one size: callers' calls, and chunks of larger calls."""
 
     made: int = 0
     chunks: int = 0
@@ -52,8 +52,9 @@ class Calls:
 class Bucketed(Graphed[P, R]):
     """A callable with one recording for each bucket of sizes. Made by `graph`.
 
-    A call runs at the smallest bucket that holds it: its arguments grow to that size, and of its
-    results the real rows are returned. The first calls of a bucket run eagerly at their own size.
+    A call runs at the smallest bucket that holds it: its arguments are padded to that size, and the
+    real rows of its results are returned. The first calls of a bucket run eagerly at their own
+    size.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Bucketed(Graphed[P, R]):
         if self._indexed is self._entries:
             try:
                 known = self._paths_by_size.get(self._read_sizes(args, kwargs))
-            except (LookupError, AttributeError, TypeError):  # a call of another form
+            except (LookupError, AttributeError, TypeError):  # arguments of another form
                 known = None
             if known is not None:
                 counted, paths = known
@@ -131,7 +132,7 @@ class Bucketed(Graphed[P, R]):
         return self._counts_by_size.setdefault(sizes, Calls())
 
     def _index(self, call: Request, flat: Flat) -> None:
-        """Let calls of these sizes find their recordings without being taken apart."""
+        """Index the recordings for calls of these sizes, so that these need no flattening."""
         entries = self._entries
         if self._indexed is not entries:
             self._paths_by_size, self._indexed = {}, entries
@@ -141,7 +142,8 @@ class Bucketed(Graphed[P, R]):
         self._paths_by_size[call.sizes] = self._count(call.sizes), self._paths(bucket)
 
     def _paths(self, bucket: Sizes) -> list[CallPath]:
-        """The call paths of a bucket's recordings: those that take arguments as they are first."""
+        """Return the call paths of a bucket's recordings; first the ones that pad nothing before
+        the launch."""
         entries = [e for e in self._entries if serves(e, bucket)]
         around = [e.captured.bucket.around for e in entries if e.captured.bucket is not None]
         return [*(e.call for e in entries), *(call for call in around if call is not None)]
@@ -155,7 +157,7 @@ class Bucketed(Graphed[P, R]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> R:
-        """A call above the largest bucket."""
+        """Run or refuse a call above the largest bucket, as `overflow` says."""
         size, largest = shown(call.sizes), shown(self._buckets.largest)
         what = f"`{self._name}` was called with size {size}, above {largest}"
         if self._buckets.overflow == "raise":
@@ -187,7 +189,7 @@ class Bucketed(Graphed[P, R]):
         return self.fn(*args, **kwargs)
 
     def _in_chunks(self, proof: Proof, call: Request, flat: Flat, place: int) -> R:
-        """The call in chunks of the largest bucket, and the results put together."""
+        """Run the call in chunks of the largest bucket, and join the results."""
         parts: list[Flat] = []
         for sizes, args, kwargs in chunks(call, flat, place, self._buckets.largest[place]):
             part = cast(Any, self)(*args, **kwargs)
@@ -196,14 +198,14 @@ class Bucketed(Graphed[P, R]):
             parts.append(flatten(part, "result", objects=True))
         return joined(parts, proof, place)
 
-    # What users ask of it.
+    # For users.
 
     def capture(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Record the bucket of this call ahead of time; see `Graphed.capture`.
 
         Raises:
             ReplayError: OL210, the call is larger than every bucket.
-            CaptureError: it cannot be captured; OL140 where padding would change a result.
+            CaptureError: it cannot be captured; OL140 if padding would change a result.
         """
         flat = flatten_call(args, kwargs)
         driver, _ = self._callee.where(flat)
@@ -222,17 +224,17 @@ class Bucketed(Graphed[P, R]):
         Args:
             args, kwargs: an example of a call, of any size but 0; its rows are repeated as needed.
 
-        Shows a progress bar with the seconds and bytes so far where there is a terminal. Costs for
-        each bucket the capture and two runs, at its smallest size and its own, which show that
-        padding changes nothing; two more for the first, and one to warm up in grad mode, with
-        `compile`, or in a pool with `max_bytes`.
+        On a terminal it shows a progress bar with the seconds and bytes so far. Each bucket costs
+        the capture and two runs, at its smallest size and its own, which show that padding changes
+        nothing; the first bucket costs two runs more, and grad mode, `compile` or a pool with
+        `max_bytes` one run more to warm up.
         """
         flat = flatten_call(args, kwargs)
         call = request(self._buckets, flat, self._names)
         if 0 in call.sizes:
             raise ArgumentError("OL401", "the example has no rows", fix="one of 1 row or more")
         every = list(self._buckets.largest_first())
-        # 0.1 s to import, for whoever asks for a progress bar.
+        # Imported here because it takes 0.1 s, and only the progress bar needs it.
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -256,7 +258,7 @@ class Bucketed(Graphed[P, R]):
                     progress.update(task, advance=1, description=text)
 
     def stats(self) -> GraphStats:
-        """What the recordings hold, what the calls were, and which sizes they had."""
+        """Return the figures of the recordings and calls, with the sizes of the calls."""
         counts = list(self._counts_by_size.items())
         made = {sizes: count.made for sizes, count in counts}
         run = {sizes: count.made + count.chunks for sizes, count in counts}

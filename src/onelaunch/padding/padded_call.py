@@ -1,4 +1,4 @@
-"""A call around a recording of its bucket: arguments grown before, results cut after."""
+"""The call path of a bucket's recording: arguments are padded before, results cut after."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onelaunch.sizes.buckets import Buckets, Sizes
 
 
 class PaddedCall:
-    """The call path of a bucket: grow the arguments, run, return the real rows."""
+    """The call path of a bucket: it pads the arguments, runs, and returns the real rows."""
 
     __slots__ = ("_bucket", "_buckets", "_exact", "_names", "_padded", "_proof", "_tree")
 
@@ -73,7 +73,7 @@ class PaddedCall:
 
 
 def refuse_shared(proof: Proof, flat: Flat) -> None:
-    """Padding makes copies of arguments, which share no memory as the arguments may."""
+    """Refuse written arguments that share memory: their padded copies would share none."""
     if not proof.written:
         return
     driver, _ = select(flat.tensors)
@@ -84,12 +84,12 @@ def refuse_shared(proof: Proof, flat: Flat) -> None:
 
 
 def unread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
-    """`reader`, before there was a call."""
+    """Raise `LookupError`; stands in for `reader` before the first call."""
     raise LookupError("no call was seen yet")
 
 
 def reader(call: Request, flat: Flat) -> Callable[..., Sizes]:
-    """Reads the sizes of a call of the same form, 0.1 us each."""
+    """Return a function that reads the sizes of a call of the same form, 0.1 us each."""
     found: list[str] = []
     for place in range(len(call.sizes)):
         for path, how in zip(flat.paths, call.padded, strict=True):

@@ -1,4 +1,4 @@
-"""The recording of a call at the size of its bucket."""
+"""The recording of a call at its bucket's size."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Bucketing:
     """A callable with buckets, as the strategy of each of its calls needs it.
 
     Attributes:
-        names: of its parameters.
-        known: what its proofs have found so far.
+        names: the names of its parameters.
+        known: the findings of its proofs so far.
     """
 
     callee: Callee
@@ -47,10 +47,11 @@ class Bucketing:
 
 
 class BucketStrategy(Strategy):
-    """A call grows to the size of its bucket, once it is proven that this changes no result.
+    """The way to record a padded call: at its bucket's size, once this is proven to change no
+    result.
 
     Args:
-        ahead: no warm-up ran at the call's own size.
+        ahead: True if no warm-up ran at the call's own size.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class BucketStrategy(Strategy):
         return [entry for entry in entries if serves(entry, self.bucket)]
 
     def rehearse(self, attempt: Attempt, warm: Callable[[], None]) -> None:
-        """Warm up by the runs of the proof, where they show all that is wanted."""
+        """Warm up by the runs of the proof, if these show everything that a warm-up shows."""
         options, exact = self._of.options, self._least == self.bucket  # exact needs no proof
         if exact or self._of.pool.max_bytes or options.compile or torch.is_grad_enabled():
             warm()
@@ -79,7 +80,7 @@ class BucketStrategy(Strategy):
         if not self._proven:
             self._prove(attempt)
         refuse_shared(self._proof, self._flat)
-        # Autograd has to see the padding and the cut: its node is of the bucket's size.
+        # Autograd has to see the padding and the cut: its node has the bucket's size.
         self._set_varying({} if attempt.signature.forward else self._grown_inside(attempt))
         try:
             return record()
@@ -118,14 +119,14 @@ class BucketStrategy(Strategy):
         self._proven = True
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the callable for a proof; the first run shows what it reads."""
+        """Run the callable for a proof; the first run also notes its reads."""
         callee = self._of.callee
         run = functools.partial(callee.fn, *args, **kwargs)
         return callee.watched(run)() if callee.reads is None else run()
 
     def _grown_inside(self, attempt: Attempt) -> dict[int, Varying]:
-        """Return how the recording takes each padded argument from the caller's memory; empty
-        where it cannot, and torch's operations pad before it."""
+        """Return how the recording takes each padded argument from the caller's memory; empty if
+        it cannot, so that torch's operations pad before the launch."""
         driver, device, tensors = attempt.driver, attempt.device, self.padded.tensors
         wanted = {
             index: varying(t, how)
@@ -147,12 +148,12 @@ class BucketStrategy(Strategy):
 
 
 def serves(entry: Any, bucket: Sizes) -> bool:
-    """Return whether an entry of the table is a recording of this bucket."""
+    """Return whether an entry of the table is a recording of a bucket."""
     served = entry.captured.bucket
     return served is not None and served.sizes == bucket
 
 
 def _places(how: Padded | None) -> tuple[int, ...]:
-    """Return the bucketed dimensions that those of an argument follow, in its order."""
+    """Return the bucketed dimensions that an argument's dimensions follow, in its order."""
     assert how is not None
     return tuple(place for _, place in sorted(zip(how.dims, how.places, strict=True)))

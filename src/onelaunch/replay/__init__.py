@@ -3,5 +3,5 @@
 call_path.py  its three parts put together
 checks.py     whether the recording fits the call
 launch.py     the launch, and how results and writes reach the caller
-source.py     its lines, and the objects that they name
+source.py     the lines of the function, and the objects that they name
 """

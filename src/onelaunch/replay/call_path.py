@@ -1,6 +1,6 @@
-"""The function that runs at every call of a recording, written for that recording.
+"""The function that runs at every call of a recording, generated for the recording.
 
-Host time is what a graph is for, so the checks and the launch are straight-line code: source text
+A graph is there to save host time, so the checks and the launch are straight-line code: source text
 made from the signature and compiled once, as `dataclasses` and `namedtuple` do.
 """
 
@@ -32,18 +32,18 @@ class Miss(Enum):
 
 
 MISS: Final = Miss.MISS
-"""What a call path returns for a call that its recording does not fit."""
+"""The value that a call path returns for a call that its recording does not fit."""
 
 CallPath = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-"""``call(args, kwargs)`` gives the result, or `MISS`."""
+"""A function ``call(args, kwargs)`` that returns the result, or `MISS`."""
 
 
 def build_call(
     captured: CapturedCall, spec: CallSpec, label: str
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    """The call path of a recording: ``call(args, kwargs)`` gives the result or `MISS`.
+    """Return the call path of a recording.
 
-    A miss has no effect. The caller has seen to it that nothing ambient forbids a replay.
+    A miss has no effect. The caller must have checked that no ambient mode forbids a replay.
     """
     driver, device = captured.driver, captured.device
     source = GeneratedFunction(names={"MISS": MISS})

@@ -1,4 +1,4 @@
-"""The part of a call path that decides whether a recording fits a call."""
+"""The checks in a call path that decide whether its recording fits a call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GUARDS: Any = _C._dynamo.guards
 def match(
     source: GeneratedFunction, tree: Tree, args: str, kwargs: str, leaves: dict[int, str]
 ) -> None:
-    """Take args and kwargs apart, and compare all that is not a tensor."""
+    """Take args and kwargs apart, and compare everything but tensors."""
     assert isinstance(tree, Container)
     positional, named = cast(tuple[Container, Container], tree.children)
     conditions = f"len({args}) != {len(positional.children)}"
@@ -71,7 +71,7 @@ def _match_value(source: GeneratedFunction, tree: Tree, value: str, leaves: dict
 def _match_other(
     source: GeneratedFunction, tree: Container, name: str, kind: str, leaves: dict[int, str]
 ) -> None:
-    """A dataclass, named tuple, object or registered container: flattened, and compared whole."""
+    """Flatten a dataclass, named tuple, object or registered container, and compare it whole."""
     numbers = [leaf.index for leaf in _leaves(tree)]
     renumbered = source.name("tree", _renumbered(tree, {n: i for i, n in enumerate(numbers)}))
     source.miss_if(f"type({name}) is not {kind}")
@@ -109,8 +109,8 @@ def _match_constant(source: GeneratedFunction, constant: Constant, value: str) -
 
 
 def check_tensors(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
-    """Type, dispatch keys (conj, neg, inference), dtype, device, sizes, strides, requires_grad:
-    one call into C++, 0.2 us, and 0.1 us for each further tensor."""
+    """Check type, dispatch keys (conj, neg, inference), dtype, device, sizes, strides and
+    requires_grad: one call into C++, 0.2 us, and 0.1 us for each further tensor."""
     if not inputs:
         return
     count = len(captured.inputs.tensors)
@@ -126,7 +126,7 @@ def check_tensors(source: GeneratedFunction, captured: CapturedCall, inputs: Seq
     source.miss_if(f"not {source.name('tensors', guards.check)}({', '.join(checked)})")
 
     def unlike(tensors: Sequence[Tensor]) -> str | None:
-        if len(tensors) != count:  # those that the callable keeps are not among them
+        if len(tensors) != count:  # tensors that the callable keeps are missing
             return None
         given = [t for i, t in enumerate(tensors) if i not in twice]
         found = guards.check_verbose(*given, tensor_check_names=checked)
@@ -141,7 +141,7 @@ def check_tensors(source: GeneratedFunction, captured: CapturedCall, inputs: Seq
 
 
 def check_values(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
-    """The elements of host arguments that the host reads: a microsecond each."""
+    """Check the elements of host arguments that the host reads: a microsecond each."""
     for index, value in captured.values.items():
         read = source.name("bytes_of", bytes_of)
         source.miss_if(f"{read}({inputs[index]}) != {source.name('value', value)}")
@@ -150,7 +150,7 @@ def check_values(source: GeneratedFunction, captured: CapturedCall, inputs: Sequ
 def check_gradients(
     source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]
 ) -> None:
-    """In a whole step no argument has a gradient: the recording could not show it the callable."""
+    """Check that no argument of a whole step has a gradient, which the callable would not see."""
     if captured.pair is not None or not torch.is_grad_enabled():
         return
     plan = captured.inputs
@@ -165,8 +165,8 @@ def _fixed_sizes(t: Tensor, varying: Varying | None) -> list[int | None]:
 
 
 def check_sizes(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
-    """The real sizes of a bucketed call, as `n0`, `n1`: all arguments agree on them, and the bucket
-    serves them. 0.1 us each."""
+    """Read the real sizes of a bucketed call as `n0`, `n1`; check that all arguments agree on them
+    and the bucket serves them. 0.1 us each."""
     bucket = captured.bucket
     if bucket is None:
         return
@@ -186,13 +186,13 @@ def check_sizes(source: GeneratedFunction, captured: CapturedCall, inputs: Seque
 
 
 def _same_object_twice(captured: CapturedCall, index: int) -> bool:
-    """`TensorGuards` refuses the same tensor given twice."""
+    """Return whether an input is the same tensor as an earlier one: `TensorGuards` refuses it."""
     tensors = captured.inputs.tensors
     return any(tensors[j] is tensors[index] for j in range(index))
 
 
 def check_default_device(source: GeneratedFunction, spec: CallSpec) -> None:
-    """A default device that was set is a function mode, and none of those is active otherwise."""
+    """Check the default device. Setting one adds a function mode, and no other one is active."""
     modes = source.name("function_modes", _C._len_torch_function_stack)
     device = source.name("device", spec.device)
     read = source.name("default_device", default_device)
@@ -203,11 +203,11 @@ def check_default_device(source: GeneratedFunction, spec: CallSpec) -> None:
 def check_memory(
     source: GeneratedFunction, driver: Driver, captured: CapturedCall, inputs: Sequence[str]
 ) -> None:
-    """Where inputs lie, as far as it matters.
+    """Check the memory of inputs, as far as it matters.
 
-    An argument read in place must be that very memory. Arguments captured as one run of bytes must
-    overlap as they did. Others may overlap as they please, unless the graph writes to an argument
-    or to memory that it reads by address: then all must be as apart as they were.
+    An argument read in place must be the captured memory. Arguments captured as one run of bytes
+    must overlap as they did. Others may overlap in any way, unless the graph writes to an argument
+    or to memory that it reads by address: then all must overlap or not as they did.
     """
     travels = captured.inputs.travels
     for index, name in enumerate(inputs):

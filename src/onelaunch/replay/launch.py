@@ -1,4 +1,4 @@
-"""The part of a call path that launches, and hands over results and writes."""
+"""The part of a call path that launches, and passes results and writes on to the caller."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def launch(
     _bump_written(source, captured, inputs)
     if captured.pair is not None:
         _attach(source, captured.pair, inputs, names)
-    if not captured.statics:  # those have the graph of the capture
+    if not captured.statics:  # these have the graph of the capture
         for number, output in enumerate(captured.outputs.made):
             if output.spent:
                 source.line(
@@ -77,8 +77,8 @@ def _take_writes(
     device: torch.device,
     targets: list[str],
 ) -> list[str]:
-    """Name where the written inputs go, after the results in `targets`; the lines that follow the
-    launch, which copy those back that lie too sparsely."""
+    """Add the targets of written inputs after the results in `targets`. Return the lines after the
+    launch that copy back the inputs whose elements are too far apart for a memcpy."""
     after: list[str] = []
     for index in _written_groups(captured):
         group = captured.inputs.groups[index]
@@ -125,8 +125,8 @@ def _make_group(
     index: int,
     names: dict[int, str],
 ) -> str:
-    """Allocate fresh memory for a group of results, as the tensor itself where there is only one,
-    and name that memory."""
+    """Allocate fresh memory for a group of results, as the tensor itself if there is only one, and
+    return the name of that memory."""
     group = captured.outputs.groups[index]
     nbytes = group.stop - group.start
     made = enumerate(captured.outputs.made)
@@ -150,7 +150,7 @@ def _make_group(
 
 
 def _sizes(output: Output) -> str:
-    """Expressions for the size and the strides of a contiguous result of a bucketed call."""
+    """Return expressions for the size and strides of a contiguous result of a bucketed call."""
     sizes: list[str] = [str(size) for size in output.spec.shape]
     for follow in output.follows:
         scaled = f"{follow.scale} * n{follow.place}" if follow.scale > 1 else f"n{follow.place}"
@@ -171,7 +171,7 @@ def _sizes(output: Output) -> str:
 
 
 def _is_whole(output: Output, nbytes: int) -> bool:
-    """Tell whether a result is its group's memory itself, and not a view of it."""
+    """Return whether a result is its group's memory itself, and not a view of it."""
     spec = output.spec
     covers = spec.dense and spec.extent_bytes == nbytes and output.offset == 0
     return covers and not (output.is_view or spec.conj or spec.neg)
@@ -180,7 +180,8 @@ def _is_whole(output: Output, nbytes: int) -> bool:
 def _caller_result(
     source: GeneratedFunction, output: Output, inputs: Sequence[str], names: dict[int, str]
 ) -> str:
-    """A result that is the caller's memory, a view of another result, or a constant."""
+    """Return the name of a result that is the caller's memory, a view of another result, or a
+    constant."""
     name = f"r{len(source.lines)}"
     if output.source == "argument":
         return inputs[output.index]
@@ -208,7 +209,7 @@ def _bump_written(source: GeneratedFunction, captured: CapturedCall, inputs: Seq
 
 
 def _rebind_slots(source: GeneratedFunction, captured: CapturedCall, made: Sequence[str]) -> None:
-    """Put what the callable would have stored where it would have."""
+    """Store the values that the callable would have stored."""
     kept = [state for state in captured.state if gradient_in(state, captured) is not None]
     if kept:
         gradients = [(state.slot.holder, gradient_in(state, captured)) for state in kept]
@@ -219,7 +220,7 @@ def _rebind_slots(source: GeneratedFunction, captured: CapturedCall, made: Seque
         value = expression(source, state.tree, [made[n] for n in state.numbers])
         if state.step is not None:
             value = f"{source.name('read', state.slot.read)}() + {state.step}"
-        elif not state.numbers:  # a dict that tells of changes is looked into after each
+        elif not state.numbers:  # a dict that reports changes is checked again after each
             source.line(f"if {source.name('read', state.slot.read)}() is not {value}:")
             source.line(f"{source.name('rebind', state.slot.write)}({value})", 2)
             continue
@@ -227,7 +228,7 @@ def _rebind_slots(source: GeneratedFunction, captured: CapturedCall, made: Seque
 
 
 def gradient_in(state: StateOutput, captured: CapturedCall) -> Tensor | None:
-    """The tensor that each replay writes where it is, if it is that which a slot gets."""
+    """Return the gradient that each replay writes in place, if the slot gets one; else None."""
     if state.slot.key is not gradient_of or not isinstance(state.tree, Leaf):
         return None
     output = captured.outputs.made[state.numbers[0]]
@@ -241,7 +242,7 @@ def _bump(t: Tensor) -> None:
 
 
 def _access(source: GeneratedFunction, steps: Sequence[object]) -> str:
-    """An expression for what steps lead to from the arguments of the call."""
+    """Return an expression for the object that steps lead to from the arguments of the call."""
     text = ("args", "kwargs")[cast(int, steps[0])]
     for step in steps[1:]:
         inside = isinstance(step, Attribute)
@@ -250,7 +251,7 @@ def _access(source: GeneratedFunction, steps: Sequence[object]) -> str:
 
 
 def expression(source: GeneratedFunction, tree: Tree, names: Sequence[str]) -> str:
-    """An expression that puts a result together."""
+    """Return an expression that builds a result from its tensors' names."""
     if isinstance(tree, Leaf):
         return names[tree.index]
     if isinstance(tree, Constant):
@@ -259,7 +260,7 @@ def expression(source: GeneratedFunction, tree: Tree, names: Sequence[str]) -> s
         return (
             source.name("same", tree.value) if tree.steps is None else _access(source, tree.steps)
         )
-    assert not isinstance(tree, Above)  # those are in arguments alone
+    assert not isinstance(tree, Above)  # only arguments have it
     children = [expression(source, child, names) for child in tree.children]
     if tree.kind is tuple:
         return f"({tuple_of(children)})"
@@ -272,7 +273,8 @@ def expression(source: GeneratedFunction, tree: Tree, names: Sequence[str]) -> s
 
 
 def viewer(output: Output) -> Callable[[Tensor], Tensor]:
-    """Makes a result over the memory of `base`, sharing its version counter as a view does."""
+    """Return a function that makes a result over the memory of `base`, sharing its version counter
+    as a view does."""
     spec, offset = output.spec, output.offset
     if not spec.inference and torch.is_inference_mode_enabled():
         # A view of a normal tensor is normal in inference mode, but one of another dtype is not.

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class GeneratedFunction:
-    """Lines of a function, and the objects that they name."""
+    """The lines of a function, and the objects that they name."""
 
     lines: list[str] = field(default_factory=list[str])
     names: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -29,11 +29,11 @@ class GeneratedFunction:
     def compile(self, signature: str, label: str) -> Callable[..., Any]:
         text = "\n".join([f"def call({signature}):", *self.lines])
         exec(compile(text, f"<onelaunch {label}>", "exec"), self.names)
-        # Names that held the function would be a cycle, and keep a recording's memory till the
-        # next collection.
+        # If names held the function, that cycle would keep a recording's memory until the next
+        # collection.
         return self.names.pop("call")
 
 
 def tuple_of(names: Sequence[str]) -> str:
-    """The inside of a tuple's parentheses."""
+    """Return the inside of a tuple's parentheses."""
     return "".join(f"{name}, " for name in names)

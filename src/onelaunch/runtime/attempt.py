@@ -1,4 +1,4 @@
-"""A call on its way to a recording: where its signature stands, and how it is recorded."""
+"""A call on its way to a recording: the state of its signature, and how it is recorded."""
 
 from __future__ import annotations
 
@@ -28,56 +28,57 @@ E = TypeVar("E")
 
 @dataclass(slots=True)
 class SignatureState:
-    """What is known of a signature, recorded or not."""
+    """The known facts about a signature, recorded or not."""
 
     warm: int = 0
     forward: bool = False
-    """Whether its results require grad, so that it is captured as a forward with a backward."""
+    """True if its results require grad, so that it is captured as a forward with a backward."""
     threads: set[int] = field(default_factory=set[int])
-    """Who warmed up: cuBLAS and cuDNN make a handle for each thread, and not under capture."""
+    """The threads that warmed up: cuBLAS and cuDNN make a handle per thread, not under capture."""
     least: int = 0
-    """Warm-up calls that what it reaches needs, whatever the option says."""
+    """The warm-up calls that the state it reaches needs, whatever the option says."""
     unfit: int = 0
     """Recordings in a row that did not fit the very call that they were captured for."""
     eager: str | None = None
-    """Why it runs eagerly for good, or None."""
+    """The code of the reason why it runs eagerly for good, or None."""
     known: CompiledAccesses | None = None
     ledger: Ledger | None = None
-    """The operations of the last run, with which the next capture is compared."""
+    """The operations of the last run, to compare the next capture with."""
     differing: int = 0
     """Captures in a row that differed from the run before them."""
     unread: int = 0
     """Captures in a row that read more than the runs before them."""
     alone: int = 0
-    """Recordings in a row that served the call that they were captured for, and no other."""
+    """Recordings in a row that served only the call that they were captured for."""
     launched: int = 0
-    """Launches of all its recordings, as the last one was captured."""
+    """The launches of all its recordings when the last one was captured."""
     why: str | None = None
     launches: list[int] | None = None
-    """The count of a recording that this signature's next one takes the place of."""
+    """The launch counter of a dropped recording, which the next one continues."""
     need_bytes: int = 0
-    """What a recording needs in a pool of its own, as far as a warm-up showed; or 0. With buckets
-    a warm-up runs at the size of its call, and shows what is needed at least."""
+    """The bytes that a recording needs in a pool for itself, as a warm-up showed; 0 if unknown.
+    With buckets a warm-up runs at the size of its call, and shows the least that is needed."""
     backoff: Backoff = field(default_factory=Backoff)
     asking: Asking = field(default_factory=Asking)
-    """What the callable is told where it asks whether it is being captured."""
+    """The answer to the callable where it asks whether it is being captured."""
     options: StepOptions | None = None
-    """Of the optimizers that step in the last recording."""
+    """The options of the optimizers that step in the last recording."""
     parts: dict[tuple[bool, ...], SignatureState] | None = None
-    """By which leaves have a gradient, once a recording was dropped because one was replaced."""
+    """The states for each set of leaves that have no gradient; None until a recording is dropped
+    because a gradient was replaced."""
 
     def lost(self, launches: list[int]) -> None:
-        """A recording of it is gone. The next one goes on with its count."""
+        """Keep the counter of a dropped recording, which the next one continues."""
         launches[0] += self.launches[0] if self.launches else 0
         self.launches = launches
 
     def gone(self) -> int:
-        """Launches of recordings that are gone, and that no other goes on counting yet."""
+        """Return the launches of dropped recordings that no other one has taken over yet."""
         parts = () if self.parts is None else list(self.parts.values())
         return sum(part.gone() for part in parts) + (self.launches[0] if self.launches else 0)
 
     def part(self, walked: StateWalk) -> SignatureState:
-        """The signature with the gradients of now, if they count."""
+        """Return the state for the leaves that have a gradient now, if that matters."""
         if self.parts is None:
             return self
         empty = tuple(t.grad is None for _, t in walked.tensors() if t.is_leaf and t.requires_grad)
@@ -92,10 +93,10 @@ class SignatureState:
 
 @dataclass(slots=True)
 class Attempt:
-    """A call that warms its signature up, or is to be recorded.
+    """A call that warms up its signature, or is to be recorded.
 
     Attributes:
-        flat: its arguments; of the bucket's size where it is to be recorded.
+        flat: its arguments; of the bucket's size if it is to be recorded.
         reached: the state that it reaches.
     """
 
@@ -107,30 +108,30 @@ class Attempt:
     reached: ReachableState
     strategy: Strategy
     ahead: bool = False
-    """Whether there is no call, only a capture."""
+    """True if there is only a capture, and no call."""
 
 
 class Strategy:
-    """The recording of a call as it is. Calls with buckets have one that pads.
+    """The way to record a call: this one records it as it is, `BucketStrategy` pads it.
 
     Attributes:
         varying: arguments that may be smaller in a call than in its recording.
-        follows: for each tensor of the result the dimensions that follow their sizes.
+        follows: for each tensor of the result, the dimensions that follow their sizes.
     """
 
     varying: Mapping[int, Varying] = {}
     follows: Sequence[tuple[Follow, ...]] = ()
 
     def alike(self, entries: Sequence[E]) -> Sequence[E]:
-        """Return the recordings that a new signature is a mismatch to."""
+        """Return the recordings that a new signature counts as a mismatch of."""
         return entries
 
     def rehearse(self, attempt: Attempt, warm: Callable[[], None]) -> None:
-        """Warm up without a call, by `warm` or otherwise."""
+        """Warm up without a call, by `warm` or in another way."""
         warm()
 
     def record(self, attempt: Attempt, record: Callable[[], E]) -> E:
-        """Capture by `record`, which may be called again with other `varying` arguments."""
+        """Capture by calling `record`, possibly again with other `varying` arguments."""
         return record()
 
     def call_path(self, captured: CapturedCall, spec: CallSpec, label: str) -> CallPath:
@@ -141,11 +142,11 @@ class Strategy:
 AS_IT_IS = Strategy()
 
 
-# Where the signature of a call stands.
+# The phases of a call's signature.
 
 
 class Eager(NamedTuple):
-    """A call that runs as it is, with a warning where there is a code."""
+    """A call that runs as it is, with a warning if there is a code."""
 
     code: str = ""
     why: str = ""

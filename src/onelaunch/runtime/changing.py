@@ -1,4 +1,4 @@
-"""Arguments that are others at each call, so that no signature ever comes again."""
+"""Arguments that differ at each call, so that no signature ever comes again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from onelaunch.call.tree import Constant, call_constants, is_code, is_plain
 from onelaunch.errors import kind_of
 
 MANY = 8
-"""So many signatures that came once before, all others in one place: there will be more. So it is
-with recordings of one signature that served one call each."""
+"""The signatures in a row, each seen once and all different in one place, after which more are
+expected; also the recordings of one signature in a row that served one call each."""
 _MOST = 32
-"""The same for sizes that need not grow on: a server may be warmed up at each size in turn, and
-they come again."""
+"""The same number for sizes that may stop growing: a server may be warmed up at each size in turn,
+and then the sizes come again."""
 
 
 class _Known(Protocol):
@@ -23,14 +23,14 @@ class _Known(Protocol):
 
 
 class Finding(NamedTuple):
-    """What is another at each call.
+    """A part of the arguments that differs at each call.
 
     Attributes:
         kind: ``"number"``, ``"object"`` or ``"size"``.
-        path: where.
-        newest: what it was in the last call.
-        text: what the callable was called with.
-        fix: what to write instead.
+        path: its place in the arguments.
+        newest: its value in the last call.
+        text: the changing arguments, for the message.
+        fix: the code to write instead.
     """
 
     kind: str
@@ -47,16 +47,16 @@ class Newest:
         self._once: list[tuple[CallSpec, _Known]] = []
 
     def clear(self) -> None:
-        """Forget them."""
+        """Forget all signatures."""
         self._once.clear()
 
     def note(self, spec: CallSpec, paths: Sequence[str], known: _Known) -> Finding | None:
-        """What all of them differ in, if this one is one more.
+        """Add a new signature, and return the part in which all of them differ, if there is one.
 
         Args:
-            spec: a new signature.
-            paths: of its tensors.
-            known: what is known of it, now and later.
+            spec: the new signature.
+            paths: the paths of its tensors.
+            known: its state, now and later.
         """
         once = [(s, k) for s, k in self._once if k.warm == 1][-_MOST:]
         self._once = [*once, (spec, known)]
@@ -68,7 +68,7 @@ class Newest:
 
 
 def _constant(specs: Sequence[CallSpec]) -> Finding | None:
-    """An object that is another in each of these signatures; or a number, if nothing else is."""
+    """Return an object that differs in each signature; or a number, if nothing else differs."""
     maps = [dict(_places(spec)) for spec in specs]
     others = [
         place
@@ -84,7 +84,7 @@ def _constant(specs: Sequence[CallSpec]) -> Finding | None:
         numbers = isinstance(newest, int | float | complex)
         if numbers or is_plain(newest):
             if len(others) > 1:
-                continue  # each of them, or none, may be why
+                continue  # any of them may be the reason
             shown = ", ".join(map(repr, values[-3:]))
             text = f"another `{path}` each time, {shown}: each value needs a recording"
             tensor = f"pass a 0-dim tensor for one that changes, torch.tensor({newest!r})"
@@ -111,7 +111,7 @@ def _places(spec: CallSpec) -> Iterator[tuple[str, Constant | TensorSpec]]:
 
 
 def _growth(specs: Sequence[CallSpec], paths: Sequence[str]) -> Finding | None:
-    """Sizes that grow by as much from each of these signatures to the next."""
+    """Return a size that grows by the same amount from each signature to the next."""
     steps = [_grown(a, b) for a, b in itertools.pairwise(specs)]
     newest = steps[-1]
     if not newest:
@@ -132,8 +132,8 @@ def _growth(specs: Sequence[CallSpec], paths: Sequence[str]) -> Finding | None:
 
 
 def _grown(a: CallSpec, b: CallSpec) -> tuple[tuple[int, int, int], ...] | None:
-    """By how much each tensor grew in which dimension; None where anything else differs, but for
-    whole numbers, which count along."""
+    """Return (tensor, dimension, growth) for each size that grew from `a` to `b`; None if anything
+    else differs, except integers, which may count along."""
     if (a.modes, a.device) != (b.modes, b.device) or len(a.tensors) != len(b.tensors):
         return None
     mine, theirs = list(call_constants(a.tree)), list(call_constants(b.tree))

@@ -70,8 +70,8 @@ _OF_FUNCTIONS = frozenset(
 class Graphed(Table, Generic[P, R]):
     """A callable that runs as one launch once it is warm. Made by `graph`.
 
-    Calling it calls the original, warms up, captures or replays, whichever is due; see `graph`.
-    Safe from several threads.
+    A call runs the original, warms up, captures or replays, whichever is due; see `graph`.
+    Safe to call from several threads.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class Graphed(Table, Generic[P, R]):
         self._callee = Callee(fn, options.compile, options.buckets is not None, root)
         self._warmup = Warmup(self._callee, options, self._pool)
         self._chain: Chain | None = None
-        """While a part of it is captured."""
+        """The chain that is being captured, of which this callable is a part."""
         self._running: list[int] = []
-        """The threads in an eager run: a capture of a forward puts stand-ins in the place of
-        parameters, and such a run would take them for the parameters."""
+        """The threads in an eager run: a capture of a forward replaces parameters by stand-ins for
+        a moment, and such a run would use these."""
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -102,19 +102,19 @@ class Graphed(Table, Generic[P, R]):
         return self._miss(args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """What torch.export asks of a function: as of that which is graphed."""
+        """Return attributes of the graphed function that torch.export reads."""
         if name in _OF_FUNCTIONS:
             return getattr(inspect.unwrap(self.fn), name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __get__(self, owner: object, kind: type | None = None) -> Any:
-        """As a method: bound like the function that it stands for, with the attributes of this."""
+        """Bind as a method, as the function would be, with this object's attributes."""
         return self if owner is None else types.MethodType(self, owner)
 
     # The way to a recording.
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        """A call that no recording fits: warm up, capture, or run eagerly."""
+        """Warm up, capture, or run eagerly: no recording fits the call."""
         note_modes()
         flat = self._flat(args, kwargs)
         driver, device = self._callee.where(flat)
@@ -131,14 +131,14 @@ class Graphed(Table, Generic[P, R]):
         return self._eager(args, kwargs) if result is MISS else result
 
     def _enter_eager(self) -> None:
-        """Count a run by `_eager`, while no other thread captures."""
+        """Count a run by `_eager`; call it while no other thread captures."""
         self._counts.eager_calls += 1
         self._running.append(get_ident())
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run the callable itself, in a thread that has entered itself in `_running`.
 
-        It holds no lock: threads of the callable's own may wait for each other.
+        This holds no lock: threads that the callable starts may wait for each other.
         """
         try:
             return self.fn(*args, **kwargs)
@@ -154,7 +154,7 @@ class Graphed(Table, Generic[P, R]):
         kwargs: dict[str, Any],
         strategy: Strategy = AS_IT_IS,
     ) -> R | Miss:
-        """Warm up, or capture and replay; `MISS` where the call is to run eagerly."""
+        """Warm up, or capture and replay; return `MISS` if the call is to run eagerly."""
         match self._phase(driver, device, flat, strategy):
             case Eager(code, why):
                 if code:
@@ -169,7 +169,7 @@ class Graphed(Table, Generic[P, R]):
                 return self._recorded(attempt, args, kwargs)
 
     def _phase(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
-        """Where the signature of a call stands, that no recording fits."""
+        """Return the phase of the signature of a call that no recording fits."""
         unequal = opaque(flat)
         if unequal is not None:
             return Eager("OL302", f"{unequal}: runs eagerly")
@@ -214,7 +214,7 @@ class Graphed(Table, Generic[P, R]):
     def _recorded(
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> R | Miss:
-        """Capture a call and replay it; `MISS` where that cannot be."""
+        """Capture a call and replay it; return `MISS` if that is not possible."""
         signature = attempt.signature
         try:
             entry = self._record(attempt)
@@ -240,14 +240,14 @@ class Graphed(Table, Generic[P, R]):
         moves = bool(entry.captured.moves)  # the next value needs one call to warm up, no more
         signature.warm = max(0, self.options.warmup_calls - 1) if moves else 0
         result = entry.call(args, kwargs)
-        if result is MISS:  # what it relies on was changed, by another thread or the capture
+        if result is MISS:  # state that it relies on was changed, by another thread or the capture
             unfit = self._drop_unfit(entry, attempt)
             if unfit is None:
                 return MISS
             return self._ungraphed(signature, CaptureError("OL307", unfit))
         signature.unfit = 0
         differs = entry.captured.differs
-        if entry.unsettled:  # this call is done: as it was captured
+        if entry.unsettled:  # this call is done, as it was captured
             if not self._drop_unsettled(entry) and differs is not None:
                 self._ungraphed(signature, differs.refusal())
             return result
@@ -260,7 +260,7 @@ class Graphed(Table, Generic[P, R]):
         signature.ledger, signature.differing, signature.unread = None, 0, 0
 
     def _refusal(self, signature: SignatureState, reached: ReachableState) -> CaptureError | None:
-        """What forbids to capture a signature, as far as it shows before a capture."""
+        """Return the refusal of a signature, as far as it shows before a capture; or None."""
         if signature.warm == 0 and not self._entries:  # modules of several processes
             values = distributed.where_spread(reached.values)
             signature.least = distributed.least_warmup(values)
@@ -279,7 +279,7 @@ class Graphed(Table, Generic[P, R]):
         return self._ungraphed(signature, error)
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
-        """One of the caller's own first calls."""
+        """Run one of the caller's own first calls as a warm-up."""
         driver, signature = attempt.driver, attempt.signature
         try:
             result = self._warmup.run(attempt, args, kwargs, self._refused)
@@ -290,7 +290,7 @@ class Graphed(Table, Generic[P, R]):
         self._keep_whole(attempt.flat, after)
         reached = self._callee.reached(after)
         if self._callee.learn(attempt.flat, attempt.device, result, reached):
-            signature.warm -= 1  # it was no run on the stream that will capture
+            signature.warm -= 1  # it did not run on the stream that will capture
             return result
         if wants_grad(driver, result, after, reached):
             signature.forward = True
@@ -304,13 +304,13 @@ class Graphed(Table, Generic[P, R]):
         return result
 
     def _rehearse(self, attempt: Attempt, then: Callable[[Any], object]) -> None:
-        """Warm up without a call; `then` is given the result."""
+        """Warm up without a call, and call `then` with the result."""
         attempt.strategy.rehearse(
             attempt, lambda: self._warmup.rehearse(attempt, self._refused, then)
         )
 
     def _record(self, attempt: Attempt) -> Entry | None:
-        """A recording in the pool; None where the pool's `max_bytes` leaves no room for it."""
+        """Return a recording in the pool; None if the pool's `max_bytes` leaves no room for it."""
 
         def admitted() -> Entry | None:
             return self._pool.admit(
@@ -384,16 +384,16 @@ class Graphed(Table, Generic[P, R]):
         self._warn(why.code, why.warning("this signature runs eagerly"))
         return MISS
 
-    # What users ask of it.
+    # For users.
 
     def capture(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Record the signature of this call ahead of time, without the call happening.
+        """Record the signature of this call ahead of time, without making the call.
 
-        The callable runs once to warm up and once to be captured; every tensor that it wrote and
-        the random state are put back. Costs about two eager calls and the capture.
+        The callable runs once to warm up and once to be captured; then every tensor that it wrote
+        and the random state are restored. Costs about two eager calls and the capture.
 
         Raises:
-            CaptureError: it cannot be captured; OL110 where it stores new tensors in Python state
+            CaptureError: it cannot be captured; OL110 if it stores new tensors in Python state
                 (a cold optimizer: run one real step first).
         """
         self._capture_in(None, args, kwargs, lambda result: None)
@@ -406,7 +406,7 @@ class Graphed(Table, Generic[P, R]):
         then: Callable[[Any], object],
         strategy: Strategy = AS_IT_IS,
     ) -> None:
-        """See `capture_in`."""
+        """Do `capture_in`; without a chain, do `capture`."""
         kwargs = dict(kwargs)
         flat = self._flat(args, kwargs)
         reason = ambient()
@@ -493,5 +493,5 @@ def capture_in(
     kwargs: Mapping[str, Any],
     then: Callable[[Any], object],
 ) -> None:
-    """Do `Graphed.capture` as a part of a chain; `then` is given the result of the warm-up."""
+    """Do `Graphed.capture` as a part of a chain; call `then` with the result of the warm-up."""
     graphed._capture_in(chain, args, kwargs, then)

@@ -35,7 +35,7 @@ class GraphOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `graph`, checked, but for the pool, which is no setting."""
+    """The options of `graph`, checked, without the pool, which is no setting."""
 
     warmup: int = 3
     outputs: Outputs = "fresh"
@@ -67,8 +67,8 @@ class Options:
 
     @property
     def warmup_calls(self) -> int:
-        """How many calls of a signature warm up."""
-        # Of calls that Inductor compiles the first is watched in eager, and the second compiles.
+        """The number of calls of a signature that warm up."""
+        # With Inductor, the first call is watched in eager, and the second compiles.
         return max(self.warmup, 3 if self.compile else 1)
 
 

@@ -1,10 +1,10 @@
 """Memory shared by recordings, and its budget.
 
-Recordings of one pool never run at once, and each replay brings its inputs in anew. So all memory
-that a capture used is free for the next capture of the pool, but for what a recording keeps:
-results under ``outputs="static"``. Evicting a recording frees what it kept. The memory that all
-share goes back to the device only with the pool's last recording, so a pool that has too much of
-it, because its recordings came smallest first, is emptied and begun anew.
+Recordings of one pool never run at once, and each replay copies its inputs in again. So all memory
+that a capture used is free for the next capture of the pool, except the memory that a recording
+keeps: results under ``outputs="static"``. Evicting a recording frees the memory that it kept. The
+shared memory goes back to the device only with the pool's last recording, so a pool that has too
+much of it, because its recordings came smallest first, is emptied and filled again.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from onelaunch.sizes.buckets import integer
 T = TypeVar("T")
 
 _WORTH_LAUNCHES = 32
-"""A capture costs about as much as so many eager calls."""
+"""The number of eager calls that cost about as much as a capture."""
 _WAIT = 8 * _WORTH_LAUNCHES
-"""So that captures cost an eighth of the eager calls between them."""
+"""The eager calls between two captures, so that captures cost an eighth of them."""
 
 
 @dataclass(eq=False)
 class Member:
-    """A recording as its pool sees it. Whoever calls the recording holds it; the pool does not.
+    """A recording as its pool sees it. Its table holds it; the pool only refers to it weakly.
 
     Attributes:
-        used: launches so far, and when the last one was by the pool's clock.
-        kept_bytes: what it keeps of the pool for itself.
+        used: launches so far, and the time of the last one by the pool's clock.
+        kept_bytes: bytes of the pool that it keeps for itself.
         forget: takes the recording off its owner's table, so that nothing refers to its memory.
-        busy: whether something still waits for what the last launch left in it; then it stays.
+        busy: returns whether something still needs the results of the last launch; then it stays.
     """
 
     part: DevicePool
@@ -53,7 +53,7 @@ class Member:
     busy: Callable[[], bool] = bool
 
     def leave(self) -> None:
-        """Off its owner's table."""
+        """Take the recording off its owner's table."""
         forget = self.forget()
         if forget is not None:
             forget(self)
@@ -63,8 +63,8 @@ class Member:
 class Backoff:
     """The calls of a signature that run eagerly before it is captured again.
 
-    None after an eviction; but after the second in a row of a recording that was of little use,
-    some, so that recordings that cannot all be in the pool do not take turns in it.
+    After one eviction there are none. After the second in a row of a recording that was little
+    used there are some, so that recordings that do not all fit in the pool do not take turns in it.
     """
 
     early: bool = False
@@ -72,7 +72,7 @@ class Backoff:
     seen: int = 0
 
     def evicted(self, launches: int, together: bool = False) -> None:
-        """Note an eviction, after so many launches in all; of several `together` one counts."""
+        """Note an eviction, after `launches` in all; of several `together` only one counts."""
         if not together:
             early = launches - self.seen < _WORTH_LAUNCHES
             self.wait = _WAIT if early and self.early else 0
@@ -80,17 +80,17 @@ class Backoff:
         self.seen = launches
 
     def defer(self) -> None:
-        """Wait for room that there will be."""
+        """Run eagerly for a while: there will be room later."""
         self.wait = _WORTH_LAUNCHES
 
     def waits(self) -> bool:
-        """Tell whether this call is to run eagerly."""
+        """Return whether this call is to run eagerly, and count it."""
         self.wait = max(0, self.wait - 1)
         return self.wait > 0
 
 
 class Admitted(Protocol):
-    """What a capture makes: something that holds a member."""
+    """The product of a capture, which holds a member."""
 
     @property
     def member(self) -> Member: ...
@@ -113,14 +113,14 @@ class Pool:
     recording needs. Capture the largest first: the others then fit into its memory.
 
     Args:
-        max_bytes: the pool reserves at most so many bytes, on all devices. What a recording will
-            need is foreseen from its warm-up. To make room the least recently used recordings are
-            evicted; they are captured again when they are called again. A signature that does not
-            fit at all runs eagerly, with one warning (OL304). None: no limit. A replay costs about
-            50 ns more where there is one.
+        max_bytes: the most bytes that the pool reserves, on all devices. The need of a recording is
+            estimated from its warm-up. To make room the least recently used recordings are evicted;
+            they are captured again when they are called again. A signature that does not fit at all
+            runs eagerly, with one warning (OL304). None: no limit. A limit makes a replay about
+            50 ns slower.
 
     Raises:
-        ArgumentError: OL401, `max_bytes` is no positive integer.
+        ArgumentError: OL401, `max_bytes` is not a positive integer.
 
     Example:
         >>> import onelaunch as ol
@@ -137,7 +137,7 @@ class Pool:
 
     @property
     def max_bytes(self) -> int | None:
-        """The bytes that the pool may hold; None: no limit."""
+        """The most bytes that the pool may hold; None: no limit."""
         return self._manager.max_bytes
 
     @property
@@ -146,7 +146,7 @@ class Pool:
         return self._manager.memory_bytes
 
     def stats(self) -> PoolStats:
-        """Tell what the pool holds and what its recordings did.
+        """Return the bytes that the pool holds, and the figures of its recordings.
 
         Costs a walk over the allocator's blocks, a millisecond or so, and no sync.
         """
@@ -158,7 +158,7 @@ class Pool:
 
 
 def manager_of(pool: Pool) -> PoolManager:
-    """Give the object behind a pool."""
+    """Return the manager of a pool."""
     return pool._manager
 
 
@@ -184,15 +184,15 @@ class PoolManager:
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
         self._lock = threading.Lock()
-        """Held while the sets are read or changed, and nothing else is done meanwhile."""
+        """The lock that is held while the sets are read or changed, and for nothing else."""
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes that are held on all devices."""
+        """The bytes held on all devices."""
         return sum(part.memory_bytes for part in self._parts())
 
     def stats(self) -> PoolStats:
-        """Tell what is held, and what the recordings of each callable did."""
+        """Return the bytes held, and the figures of each callable's recordings."""
         with self._lock:
             users = list(self._users)
         return PoolStats(self.memory_bytes, self.max_bytes, tuple(user.stats() for user in users))
@@ -202,7 +202,7 @@ class PoolManager:
             return [*self._pools.values(), *self._apart]
 
     def on(self, driver: Driver, device: torch.device) -> DevicePool:
-        """Give the pool on one device, made at first use."""
+        """Return the pool on one device, made at first use."""
         if device not in self._pools:
             made = driver.new_pool(device)
             with self._lock:
@@ -210,9 +210,9 @@ class PoolManager:
         return self._pools[device]
 
     def apart(self, driver: Driver, device: torch.device) -> DevicePool:
-        """Make memory that no other recording uses, and count it as this pool's.
+        """Return a new device pool that no other recording uses, and count it as this pool's.
 
-        What a forward saves for its backward must outlive every launch in between.
+        The tensors that a forward saves for its backward must outlive every launch in between.
         """
         pool = driver.new_pool(device, beside=self.on(driver, device))
         with self._lock:
@@ -220,10 +220,10 @@ class PoolManager:
         return pool
 
     def keep_within(self, without: DevicePool | None = None) -> bool:
-        """Evict until no more is held than may be; False if that cannot be reached.
+        """Evict until the limit is kept; return False if that is impossible.
 
         Args:
-            without: the recordings in it stay.
+            without: a device pool whose recordings stay.
         """
         most = self.max_bytes
         return most is None or self._evict_until(lambda: self.memory_bytes <= most, without)
@@ -231,8 +231,8 @@ class PoolManager:
     def warmup(
         self, driver: Driver, device: torch.device, run: Callable[[], T], inputs: Sequence[Tensor]
     ) -> tuple[T, int]:
-        """Run `Driver.warmup`, and foresee the bytes that a recording will need; 0 where that is
-        not known, or of no interest."""
+        """Run `Driver.warmup`, and return its result and the estimated bytes of a recording; 0 if
+        that is unknown or there is no limit."""
         if self.max_bytes is None:
             return driver.warmup(run, device), 0
         return driver.foresee(run, device, staged_bytes(driver, inputs, device))
@@ -245,11 +245,11 @@ class PoolManager:
         capture: Callable[[], A],
         user: User,
     ) -> A | None:
-        """Make room for what `capture` makes, and make it; None if it does not fit.
+        """Make room for a recording, then return it from `capture`; None if it does not fit.
 
         Args:
-            need_bytes: what it would need in a pool of its own, or at least; 0 where that is not
-                known.
+            need_bytes: the bytes, or the least of them, that it would need in a pool for itself;
+                0 if unknown.
             capture: called again if the first recording fits only without gaps between others.
         """
         with self._lock:
@@ -268,8 +268,8 @@ class PoolManager:
                 made.member.graph.reset()  # the pool is empty now, and has no gaps
                 del made
                 made = capture()
-        except BaseException:  # of the callable, which runs in the capture, or Ctrl-C
-            self.keep_within()  # what it took goes back with the pool's last recording
+        except BaseException:  # from the callable, which runs in the capture, or Ctrl-C
+            self.keep_within()  # the memory that it took goes back with the pool's last recording
             raise
         if self.memory_bytes > self.max_bytes:
             made.member.graph.reset()
@@ -277,14 +277,14 @@ class PoolManager:
         return self._add(made)
 
     def free(self, member: Member) -> None:
-        """Free a recording. A thread that is about to launch it looks further."""
+        """Free a recording. A thread that is about to launch it tries the next recording."""
         with self._lock:
             self._members.discard(member)
         member.graph.reset()
 
     def lacks_room_for(self, need_bytes: int) -> bool:
-        """Tell whether what needs so much may find room once recordings can be evicted that cannot
-        be at present."""
+        """Return whether `need_bytes` may find room later, when recordings that are busy now can be
+        evicted."""
         assert self.max_bytes is not None
         return need_bytes <= self.max_bytes and any(m.busy() for m in self._by_age())
 
@@ -296,15 +296,15 @@ class PoolManager:
         return made
 
     def _by_age(self, part: DevicePool | None = None) -> list[Member]:
-        """The recordings, the least recently used first."""
+        """Return the recordings, the least recently used first."""
         with self._lock:
             members = list(self._members)
         found = [m for m in members if part is None or m.part is part]
         return sorted(found, key=lambda m: m.used[1])
 
     def _make_room(self, part: DevicePool, need_bytes: int) -> bool:
-        """Evict until the need fits into what the pool does not keep, and may still take; False if
-        that cannot be."""
+        """Evict until the need fits into the pool's free memory and what it may still take; return
+        False if that is impossible."""
         most = self.max_bytes
         assert most is not None
 
@@ -318,14 +318,14 @@ class PoolManager:
         return self._evict_until(fits)
 
     def _evict_until(self, fits: Callable[[], bool], without: DevicePool | None = None) -> bool:
-        """Evict one recording after another; False if there is none left to evict."""
+        """Evict one recording after another; return False if there is none left to evict."""
         while not fits():
             if not self._evict_oldest(without):
                 return False
         return True
 
     def _evict_oldest(self, without: DevicePool | None = None) -> bool:
-        """Evict the least recently used recording; False if there is none to evict."""
+        """Evict the least recently used recording; return False if there is none to evict."""
         members = (m for m in self._by_age() if m.part is not without)
         oldest = next((m for m in members if not m.busy()), None)
         if oldest is None:

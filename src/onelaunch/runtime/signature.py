@@ -1,4 +1,4 @@
-"""What of a call decides whether and what it can replay."""
+"""The signature of a call, which decides what it can replay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onelaunch.errors import kind_of
 
 
 def spec_of(driver: Driver, flat: Flat, device: torch.device) -> CallSpec:
-    """The signature of a call whose arguments are flattened."""
+    """Return the signature of a call whose arguments are flattened."""
     here = [t for t in flat.tensors if t.device.type == device.type]
     numbers = [i for i, t in enumerate(flat.tensors) if t.device.type == device.type]
     shared = tuple((numbers[i], numbers[j], offset) for i, j, offset in Overlaps(driver)(*here))
@@ -26,12 +26,13 @@ def spec_of(driver: Driver, flat: Flat, device: torch.device) -> CallSpec:
 
 
 def foreign(tensors: Sequence[Tensor]) -> Tensor | None:
-    """A tensor that is more than its memory: a subclass, sparse, quantized, a dual number."""
+    """Return a tensor that is more than its memory (a subclass, sparse, quantized, a dual number),
+    or None."""
     return next((t for t in tensors if not recordable(t)), None)
 
 
 def opaque(flat: Flat) -> str | None:
-    """Which argument cannot be told equal to that of another call, or None."""
+    """Describe an argument that cannot be compared with another call's, or return None."""
     for path, constant in call_constants(flat.tree):
         value = constant.value
         known = is_plain(value) or is_code(value) or isinstance(value, nn.Module)

@@ -1,4 +1,4 @@
-"""What recordings cost and what they did, as data: the answers of `stats()`."""
+"""The cost and use of recordings, as data: the results of `stats()`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from onelaunch.capture.recording import Recording
 
 @dataclass(frozen=True)
 class GraphStats:
-    """One graphed callable, since it was made or `reset`.
+    """The figures of one graphed callable, since it was made or `reset`.
 
     Attributes:
-        recordings: those that exist, the newest first.
-        captures: how many were made, with those that are gone; `capture_seconds` is of all of them.
-        replays: launches, with those of recordings that were evicted.
-        evictions: recordings that went because the pool's `max_bytes` was reached.
+        recordings: the existing recordings, the newest first.
+        captures: recordings made, freed ones included.
+        capture_seconds: the time that all these captures took.
+        replays: launches, of evicted recordings too.
+        evictions: recordings freed because the pool's `max_bytes` was reached.
         warmup_calls: calls that ran the callable itself before a capture.
-        eager_calls: calls that ran it for another reason: too many signatures, a refusal, a pool
-            that is full.
-        sizes: how often each size was called, where there are buckets: a number for each size of
-            the one dimension, or a tuple of them where there are several.
-        padding: the share of the rows of all buckets that were padding, 0 to 1, as if each call
-            and each piece of one had run in its bucket: warm-up calls run at their own size.
-        bucket_rows: those rows, real ones and padding.
+        eager_calls: calls that ran it for another reason: too many signatures, a refusal, a full
+            pool.
+        sizes: with buckets, the number of calls of each size; a size is a number, or a tuple where
+            several dimensions are bucketed.
+        padding: the share of padding in the rows of all buckets, 0 to 1, as if each call and each
+            chunk of one had run in its bucket (warm-up calls run at their own size).
+        bucket_rows: the rows of all buckets, real ones and padding.
     """
 
     recordings: tuple[Recording, ...]
@@ -42,22 +43,23 @@ class GraphStats:
 
     @property
     def kept_bytes(self) -> int:
-        """What of the pool the recordings keep for themselves."""
+        """Bytes of the pool that the recordings keep for themselves."""
         return sum(r.kept_bytes for r in self.recordings)
 
     @property
     def driver_bytes(self) -> int:
-        """What the driver took for them, outside the pool."""
+        """Bytes that the driver took for the recordings, outside the pool."""
         return sum(r.driver_bytes for r in self.recordings)
 
 
 @dataclass(frozen=True)
 class PoolStats:
-    """A pool, and the callables that use it.
+    """The figures of a pool and of the callables that use it.
 
     Attributes:
-        memory_bytes: device memory of the pool, which `max_bytes` bounds.
-        callables: one for each graphed callable that uses the pool and still exists.
+        memory_bytes: device memory of the pool.
+        max_bytes: the limit of `memory_bytes`; None: no limit.
+        callables: the figures of each graphed callable that uses the pool and still exists.
     """
 
     memory_bytes: int
@@ -66,37 +68,37 @@ class PoolStats:
 
     @property
     def recordings(self) -> tuple[Recording, ...]:
-        """Those of all callables."""
+        """The recordings of all callables."""
         return tuple(r for one in self.callables for r in one.recordings)
 
     @property
     def kept_bytes(self) -> int:
-        """What of the reserved memory is not shared, but kept by one recording each."""
+        """Bytes of the pool that are not shared, but kept by one recording each."""
         return sum(one.kept_bytes for one in self.callables)
 
     @property
     def driver_bytes(self) -> int:
-        """What the driver took for all recordings, outside the pool."""
+        """Bytes that the driver took for all recordings, outside the pool."""
         return sum(one.driver_bytes for one in self.callables)
 
     @property
     def captures(self) -> int:
-        """Recordings made, with those that are gone."""
+        """Recordings made, freed ones included."""
         return sum(one.captures for one in self.callables)
 
     @property
     def capture_seconds(self) -> float:
-        """Time that the captures took."""
+        """Seconds that the captures took."""
         return sum(one.capture_seconds for one in self.callables)
 
     @property
     def replays(self) -> int:
-        """Launches."""
+        """Launches of all recordings, evicted ones included."""
         return sum(one.replays for one in self.callables)
 
     @property
     def evictions(self) -> int:
-        """Recordings that went because `max_bytes` was reached."""
+        """Recordings freed because `max_bytes` was reached."""
         return sum(one.evictions for one in self.callables)
 
     @property
@@ -111,15 +113,15 @@ class PoolStats:
 
     @property
     def padding(self) -> float:
-        """The share of the rows of all callables' buckets that were padding, 0 to 1. Rows of one
-        callable count as those of another."""
+        """The share of padding in the rows of all callables' buckets, 0 to 1. Every row counts
+        the same."""
         rows = sum(one.bucket_rows for one in self.callables)
         return sum(one.padding * one.bucket_rows for one in self.callables) / rows if rows else 0.0
 
 
 @dataclass
 class Counts:
-    """What a graphed callable counts as it goes; nothing of it at a replay."""
+    """The counters of a graphed callable; a replay changes none of them."""
 
     captures: int = 0
     capture_seconds: float = 0.0
@@ -128,13 +130,13 @@ class Counts:
     eager_calls: int = 0
 
     def captured(self, seconds: float) -> None:
-        """Count a capture that took so long."""
+        """Count a capture, and add the seconds that it took."""
         self.captures += 1
         self.capture_seconds += seconds
 
 
 def graph_stats(recordings: Sequence[Recording], counts: Counts, gone: int) -> GraphStats:
-    """Sum up a callable's figures; `gone` replays are of recordings that were evicted."""
+    """Return a callable's figures; `gone` is the replays of evicted recordings."""
     return GraphStats(
         recordings=tuple(recordings),
         captures=counts.captures,

@@ -1,4 +1,4 @@
-"""The table of a graphed callable: its recordings, and what is known of each signature."""
+"""The table of a graphed callable: its recordings, and the state of each signature."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Entry:
 
     @property
     def unsettled(self) -> bool:
-        """Whether the run that it repeats did what the runs before it did not."""
+        """True if the captured run did something that the runs before it did not."""
         captured = self.captured
         new = captured.reads_more and self.signature.unread < TRIES
         return new or captured.differs is not None
 
     def figures(self) -> Recording:
-        """Tell of it as it is now: a backward may have been captured since."""
+        """Return its figures as they are now: a backward may have been captured since."""
         captured, graph = self.captured, self.captured.graph
         kept_bytes = self.info.kept_bytes if captured.pair is None else graph.memory_bytes
         return replace(
@@ -67,7 +67,7 @@ _KEEP_IN_PLACE = (
 
 
 class Table:
-    """The recordings of a callable, and what users ask of them."""
+    """The recordings of a callable, and their figures for users."""
 
     def __init__(self, name: str, options: Options, pool: PoolManager) -> None:
         self.options = options
@@ -79,12 +79,13 @@ class Table:
         self._warned: set[str] = set()
         self._newest = Newest()
         self._apart: dict[type, bool] = {}
-        """Classes of which each call brings another object: whether it is taken apart."""
+        """Classes of which each call brings another object -> True if such objects are taken
+        apart."""
         self._lock = threading.RLock()
 
     @property
     def recordings(self) -> list[Recording]:
-        """What was captured, the newest first."""
+        """The recordings, the newest first."""
         return [entry.figures() for entry in self._entries]
 
     @property
@@ -93,17 +94,17 @@ class Table:
         return self._pool.memory_bytes if self._entries else 0
 
     def stats(self) -> GraphStats:
-        """What the recordings hold, and what the calls were. Costs microseconds, and no sync."""
+        """Return the figures of the recordings and calls. Costs microseconds, and no sync."""
         gone = sum(signature.gone() for signature in list(self._signatures.values()))
         return graph_stats(self.recordings, self._counts, gone)
 
     def reset(self) -> None:
         """Free every recording and forget every signature; the next calls warm up again.
 
-        Tensors returned by earlier calls stay valid, but for those of ``outputs="static"``.
+        Tensors returned by earlier calls stay valid, except under ``outputs="static"``.
         """
         with self._lock:
-            # Only the graphs: the last of a pool gives back what no static result holds any more.
+            # Only the graphs: the last of a pool frees the memory that no static result holds.
             members = [entry.member for entry in self._entries]
             self._entries = ()
             self._signatures.clear()
@@ -114,7 +115,7 @@ class Table:
                 self._pool.free(member)
 
     def _shared(self, guard: StateGuard) -> StateGuard:
-        """A guard that an earlier recording has and that checks the same; else this one."""
+        """Return an earlier recording's guard that checks the same; else this one."""
         known = {id(e.captured.guard): e.captured.guard for e in self._entries}
         return next((earlier for earlier in known.values() if earlier.agrees(guard)), guard)
 
@@ -124,7 +125,7 @@ class Table:
         self._tell(entry.captured)
 
     def _tell(self, captured: CapturedCall) -> None:
-        """Warn of the Python in a recording that was there for more than its operations."""
+        """Warn of Python in the callable whose other effects no replay repeats."""
         if captured.hooks:
             these = ", ".join(captured.hooks)
             what = "what they compute on tensors, and store of these, is repeated, and the rest not"
@@ -142,8 +143,8 @@ class Table:
         self._pool.free(entry.member)
 
     def _drop_unsettled(self, entry: Entry) -> bool:
-        """Free a recording that is not what the run before it was, and have the next call captured
-        and compared with it; whether that is to go on."""
+        """Free a recording that differs from the run before it, so that the next call is captured
+        and compared with it; return False after `TRIES` in a row."""
         signature, captured = entry.signature, entry.captured
         self._drop(entry)
         signature.ledger = captured.ledger
@@ -153,8 +154,8 @@ class Table:
         return signature.differing < TRIES
 
     def _drop_unfit(self, entry: Entry, attempt: Attempt) -> str | None:
-        """Free a recording that does not fit the call that it was captured for; what differs, if it
-        is the second in a row."""
+        """Free a recording that does not fit the call that it was captured for; return the
+        difference if it is the second in a row."""
         attempt.signature.unfit += 1
         changed = why((entry,), attempt.spec, attempt.flat.tensors)
         self._drop(entry)
@@ -165,12 +166,12 @@ class Table:
         )
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
-        """The arguments of a call, objects that each call brings anew taken apart."""
+        """Flatten the arguments of a call, and take apart objects that are new at each call."""
         return flatten_call(args, kwargs, [kind for kind, apart in self._apart.items() if apart])
 
     def _note_new(self, spec: CallSpec, flat: Flat, signature: SignatureState) -> None:
-        """See whether each call brings another number, object or size, before there are so many
-        signatures that nothing is captured any more."""
+        """Note a new signature, and act if each call brings another number, object or size, before
+        there are too many signatures to capture any more."""
         found = self._newest.note(spec, flat.paths, signature)
         if found is None:
             return
@@ -182,14 +183,14 @@ class Table:
             self._warn_changing(found)
 
     def _note_alone(self, entry: Entry) -> None:
-        """See whether each recording of a signature serves its own call alone, because what it
-        relies on is something else at each call; before it is added."""
+        """Warn if each recording of a signature serves only its own call, because the state that
+        it relies on differs at each call. Call it before the recording is added."""
         signature, captured = entry.signature, entry.captured
         before = [e.captured.launches[0] for e in self._entries if e.signature is signature]
         launched = signature.gone() + sum(before) + captured.launches[0]
         alone = launched <= signature.launched + 1 and not captured.moves
         if in_flight(self._entries, entry.spec):
-            alone = False  # those before it are still at work
+            alone = False  # earlier ones still wait for their backward
         signature.alone = signature.alone + 1 if alone else 0
         signature.launched = launched
         if signature.alone >= MANY:
@@ -197,12 +198,11 @@ class Table:
             self._warn("OL301", f"{what}; {entry.info.why}", "state", _KEEP_IN_PLACE)
 
     def _takes_apart(self, value: object) -> bool:
-        """Whether objects like this one are taken apart where each call brings another."""
+        """Return whether objects like this one are taken apart if each call brings another."""
         return can_flatten(value)
 
     def _keep_whole(self, before: Flat, after: Flat) -> None:
-        """See to it that an object that the callable changes is not taken apart: a replay would
-        change nothing."""
+        """Stop taking apart objects that the callable changes: a replay would not change them."""
         kinds = objects_in(before.tree)
         same = all(a is b for a, b in zip(before.tensors, after.tensors, strict=False))
         if not kinds or (same and before.tree == after.tree):
@@ -220,23 +220,23 @@ class Table:
         self._warn(code, text, found.kind, found.fix)
 
     def _warn(self, code: str, what: str, kind: str = "", fix: str = "") -> None:
-        """Warn once for each code, and each kind of it."""
+        """Warn once for each code and kind."""
         if code + kind in self._warned:
             return
         self._warned.add(code + kind)
-        if not what.startswith("["):  # else it is the message of an error
+        if not what.startswith("["):  # else it is an error's message
             what = str(GraphError(code, what, where=user_line(), fix=fix or None))
         warnings.warn(what, GraphWarning, stacklevel=levels_to_user())
 
     def _no_room(self, attempt: Attempt) -> str:
-        """That a recording does not fit into the pool."""
+        """Return the message that a recording does not fit into the pool."""
         need = attempt.signature.need_bytes
         foreseen = f"{need} bytes are foreseen" if need else "what it needs was not foreseen"
         what = f"`{self._name}`, called with {attempt.spec}: {foreseen}"
         return f"{what}, and the pool has max_bytes={self._pool.max_bytes}"
 
     def _evicted(self, member: Member) -> None:
-        """The pool takes a recording's room: its signature is captured again when it is called."""
+        """Drop a recording that the pool evicts; its signature is captured again when called."""
         with self._lock:
             entry = next((e for e in self._entries if e.member is member), None)
             if entry is None:
@@ -252,7 +252,7 @@ class Table:
             signature.backoff.evicted(signature.gone(), together)
 
     def _drop_stale(self, spec: CallSpec, signature: SignatureState) -> None:
-        """Free recordings of this signature whose parameters are gone: they cannot fit again."""
+        """Free recordings of this signature whose parameters moved: they cannot fit again."""
         for entry in self._entries:
             moved = entry.captured.guard.moved() if entry.spec == spec else None
             if moved is not None:
@@ -265,13 +265,13 @@ class Table:
 
 
 def newest_pair(table: Table) -> AutogradPair | None:
-    """Give the autograd side of the newest recording."""
+    """Return the autograd side of the newest recording, or None."""
     return table._entries[0].captured.pair if table._entries else None
 
 
 def refuse_moving(name: str, entries: Iterable[Entry], spec: CallSpec) -> CaptureError | None:
-    """Why no more recordings are made of a signature whose calls move a number on; None where some
-    are still to be."""
+    """Return the refusal of another recording of a signature whose calls each change a number; None
+    while more may be made."""
     moving = [e.captured.moves for e in entries if e.spec == spec and e.captured.moves]
     if len(moving) < _MOST_VALUES:
         return None
@@ -281,11 +281,11 @@ def refuse_moving(name: str, entries: Iterable[Entry], spec: CallSpec) -> Captur
 
 
 _MOST_VALUES = 8
-"""Values of a number that the callable itself moves on, each with a recording of its own."""
+"""The most values, each with its recording, of a number that the callable itself changes."""
 
 
 def in_flight(entries: Iterable[Entry], spec: CallSpec) -> int:
-    """How many recordings of a signature, fit for the state as it is, wait for a backward."""
+    """Count the recordings of a signature that fit the present state and wait for a backward."""
     return sum(
         entry.captured.pair is not None
         and entry.captured.pair.in_flight
@@ -301,17 +301,17 @@ def member_of(
     kept_bytes: int,
     forget: weakref.WeakMethod[Callable[[Member], None]],
 ) -> Member:
-    """A recording as its pool sees it; see `Member`."""
+    """Return a recording as its pool sees it; see `Member`."""
     pair = captured.pair
     busy = bool if pair is None else lambda: pair.in_flight
     return Member(part, captured.graph, captured.launches, kept_bytes, forget, busy)
 
 
-# What a new signature is told of the recordings that it does not fit.
+# Messages about a call that no recording fits.
 
 
 def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()) -> str:
-    """Why a call with these tensors needs a recording of its own."""
+    """Return why a call with these tensors needs another recording."""
     for entry in entries:
         if entry.spec == spec:
             numbers = None if entry.captured.scalars.current() else "an optimizer's numbers"
@@ -330,7 +330,7 @@ def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()
 
 
 def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:
-    """Which host argument has other values, where the host reads them."""
+    """Describe a host argument that has other values than the host read; or return None."""
     for index, value in entry.captured.values.items():
         if index < len(tensors) and bytes_of(tensors[index]) != value:
             return f"the values of `{entry.paths[index]}`, which the host reads"
@@ -338,7 +338,7 @@ def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:
 
 
 def mismatch(name: str, entry: Entry, spec: CallSpec) -> ReplayError:
-    """The error of a call that differs from the one signature that there may be."""
+    """Return the error of a call that differs from the only signature allowed."""
     where, how = entry.spec.difference(spec, entry.paths)
     what = f"`{name}` was captured for {entry.spec}, got {spec}"
     return ReplayError("OL201", what, where=f"{where}: {how}")
@@ -351,7 +351,7 @@ def varying(
     spec: CallSpec,
     tensors: Sequence[Tensor] = (),
 ) -> str:
-    """What differs between the calls of a callable that has too many recordings or signatures."""
+    """Describe the difference between the calls of a callable that has too many recordings."""
     if not entries:
         return f"`{name}` was called with {signatures} signatures"
     if entries[0].spec == spec:

@@ -1,4 +1,4 @@
-"""Why the gradients of a signature are not graphed (OL303), each with what to write instead."""
+"""The refusals to graph the gradients of a signature (OL303), each with a fix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def backward_inside() -> CaptureError:
 
 
 def grad_in_no_grad() -> CaptureError:
-    """Return the refusal of a callable that turns grad mode on for itself."""
+    """Return the refusal of a callable that enables grad mode for itself."""
     return CaptureError(
         "OL303",
         "results require grad in no_grad mode",

@@ -1,7 +1,7 @@
-"""The runs of a callable before it is captured, and what they show of it.
+"""The runs of a callable before it is captured, and the facts that they show.
 
-Libraries make their handles and choose their kernels, the allocator of the pool gets its memory,
-and it is seen whether the results require grad, and what the capture will need.
+Libraries make their handles and choose their kernels, and the pool's allocator gets its memory. The
+runs show whether the results require grad, and how much memory the capture will need.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from onelaunch.watch.observer import Observer
 from onelaunch.watch.operations import HigherOrder
 
 Refuse = Callable[[SignatureState, CaptureError], object]
-"""What is done about a signature that cannot be captured: raises, or lets it run eagerly."""
+"""The reaction to a signature that cannot be captured: raises, or lets it run eagerly."""
 
 
 def _import_dynamo() -> None:
-    """Import Dynamo, as the first operation under a mode would, from no frame of the caller's: the
-    import keeps the frames below it until cycles are collected, and the graph that they hold."""
+    """Import Dynamo in a thread, before the first operation under a mode would: the import keeps
+    the frames below it, and the graph that they hold, until cycles are collected."""
     if "torch._dynamo" not in sys.modules:
         thread = Thread(target=importlib.import_module, args=("torch._dynamo",))
         thread.start()
@@ -52,10 +52,10 @@ def _import_dynamo() -> None:
 
 
 class Warmup:
-    """Warms a callable up.
+    """The warm-up of a callable.
 
     Args:
-        pool: foresees what a recording will need of it.
+        pool: estimates the memory that a recording will need.
     """
 
     def __init__(self, callee: Callee, options: Options, pool: PoolManager) -> None:
@@ -66,7 +66,7 @@ class Warmup:
     def run(
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
     ) -> Any:
-        """One of the caller's own first calls, on the stream that will capture."""
+        """Run one of the caller's own first calls, on the stream that will capture."""
         _import_dynamo()
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         try:
@@ -88,7 +88,7 @@ class Warmup:
     def _called(
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
     ) -> Any:
-        """What is going to be captured, run."""
+        """Run the callable, or Inductor's version of it, as it will be captured."""
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         fn = self._callee.on(driver)
         here = _trains(attempt)
@@ -96,7 +96,7 @@ class Warmup:
         run = functools.partial(fn, *args, **kwargs)
         if last and fn is self._callee.fn:
             run = _noted(attempt, run)
-        attempt.reached.forget()  # what the run replaces is to be free at once
+        attempt.reached.forget()  # memory that the run replaces is to be free at once
         stepping = _stepping(signature, refuse) if fn is self._callee.fn else nullcontext()
         if not signature.warm or self._callee.reads is None:  # later reads the capture will see
             run = self._callee.watched(run)
@@ -112,7 +112,7 @@ class Warmup:
             return result
 
     def _watched(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An eager run that learns what Inductor's kernels will not show."""
+        """Run eagerly, and note the reads and writes that Inductor's kernels will not show."""
         device, signature = attempt.device, attempt.signature
         here = [t for t in attempt.flat.tensors if t.device.type == device.type]
         before = attempt.reached.walk()
@@ -132,10 +132,10 @@ class Warmup:
         return result
 
     def rehearse(self, attempt: Attempt, refuse: Refuse, then: Callable[[Any], object]) -> None:
-        """Warm up ahead of time: run, then put everything back as it was.
+        """Warm up ahead of time: run, then restore everything.
 
         Args:
-            then: is given the result of the run, and may write what the run may write.
+            then: called with the result of the run; may write whatever the run may write.
 
         Raises:
             CaptureError: OL110, the callable stores new tensors in Python state.
@@ -166,7 +166,7 @@ class Warmup:
 
 
 def _noted(attempt: Attempt, run: Callable[[], Any]) -> Callable[[], Any]:
-    """The run whose operations the capture is compared with, and which goes the capture's way."""
+    """Return `run`, made to go the capture's way and to note its operations for comparison."""
     tensors = attempt.flat.tensors
     walked = attempt.reached.walk()
     pairs = list(zip(tensors, tensors, strict=True))
@@ -184,12 +184,12 @@ def _noted(attempt: Attempt, run: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _trains(attempt: Attempt) -> bool:
-    """Whether a call seems to be a forward whose backward will run outside.
+    """Return whether a call seems to be a forward whose backward will run outside.
 
-    Its warm-up runs on the caller's own stream: an AccumulateGrad node lives on the stream where
-    it was made, as long as somebody keeps the loss, and PyTorch warns where the next backward's
-    gradient comes from another. A capture has no such node. A callable that names a backward may
-    run it itself; then the nodes are in its capture, and must live on the capture's stream.
+    Its warm-up runs on the caller's own stream: an AccumulateGrad node stays on the stream where
+    it was made, as long as somebody keeps the loss, and PyTorch warns if the next backward's
+    gradient comes from another stream. A capture has no such node. A callable that names a backward
+    may run it itself; then the nodes are in its capture, and must be on the capture's stream.
     """
     if not torch.is_grad_enabled():
         return False
@@ -201,11 +201,11 @@ def _trains(attempt: Attempt) -> bool:
 
 
 def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState) -> bool:
-    """Whether new memory of a result requires grad, by a graph that a backward can still use;
-    views of the caller's memory may.
+    """Return whether a result in new memory requires grad, by a graph that a backward can still
+    use; views of the caller's memory do not count.
 
     Args:
-        flat, reached: the call as its run has left it.
+        flat, reached: the arguments and the state after the run.
     """
     tensors = [t for t in flatten(result).tensors if t.grad_fn is not None and not is_freed(t)]
     if not tensors:
@@ -216,7 +216,8 @@ def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState)
 
 
 def _stepping(signature: SignatureState, refuse: Refuse) -> AbstractContextManager[None]:
-    """Around a warm-up: refuse an optimizer before it steps, if no capture could hold it."""
+    """Return a context for a warm-up that refuses an optimizer before a step, if no capture could
+    hold it."""
 
     def before(optimizer: Optimizer) -> None:
         error = refusal(optimizer)
@@ -229,6 +230,6 @@ def _stepping(signature: SignatureState, refuse: Refuse) -> AbstractContextManag
 
 
 def _creates_state(change: Change) -> bool:
-    """Whether a slot that was empty holds a tensor now, other than a gradient."""
+    """Return whether a slot that was empty now holds a tensor other than a gradient."""
     new = change.before is MISSING and change.slot.key is not gradient_of
     return new and isinstance(change.after, torch.Tensor)

@@ -1,6 +1,6 @@
 """Sizes that vary from call to call, as data.
 
 buckets.py  `ol.Buckets`
-fit.py      the bucket sizes that waste least
+fit.py      the bucket sizes that waste the least
 dims.py     dimensions whose size varies
 """

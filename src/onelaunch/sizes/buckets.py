@@ -1,4 +1,4 @@
-"""`Buckets`: a few sizes that stand for all of them."""
+"""`Buckets`: a few sizes to which all others are padded."""
 
 from __future__ import annotations
 
@@ -43,21 +43,22 @@ class Buckets:
             sequence. Not negative.
         sizes: the bucket sizes, in any order; with several dimensions one sequence for each, and
             every combination is a bucket.
-        dims: arguments whose dimension is another: ``{"mask": 1}``; None for an argument that is
-            not padded. Named by parameter, by position, or by path (``"args[0]['x']"``). With
-            several dimensions a tuple, None where the argument lacks one, and a tuple inside where
+        dims: the dimension of arguments where it is another: ``{"mask": 1}``; None for an argument
+            that is not padded. Named by parameter, by position, or by path (``"args[0]['x']"``).
+            With several dimensions a tuple, None if the argument lacks one, and a tuple inside if
             it has two: ``{"mask": (0, (2, 3))}`` of (batch, 1, length, length).
-        pad: what fills the padding of an argument: ``{"mask": 0}``; with several dimensions also a
-            tuple, as ``{"mask": (None, 0)}``. None, the default, repeats the last real row: zeros
-            are not neutral everywhere.
-        overflow: calls above the largest size run ``"eager"``, are cut into chunks and put together
-            (``"chunk"``), or raise a `ReplayError` (``"raise"``).
-        independent: you assert that real rows do not depend on padded ones; nothing is checked.
-        outputs: which dimension of a result follows each bucketed one, by the number of the tensor
-            in the result: ``{0: 0, 1: None}``. Found out where it is not said.
+        pad: the value that fills the padding of an argument: ``{"mask": 0}``; with several
+            dimensions also a tuple, as ``{"mask": (None, 0)}``. None, the default, repeats the last
+            real row: zeros are not neutral everywhere.
+        overflow: calls above the largest size run ``"eager"``, run in chunks whose results are
+            joined (``"chunk"``), or raise a `ReplayError` (``"raise"``).
+        independent: True: you assert that real rows do not depend on padded ones, and nothing is
+            checked.
+        outputs: the dimension of a result that follows each bucketed one, by the number of the
+            tensor in the result: ``{0: 0, 1: None}``. Found automatically if not given.
 
     Raises:
-        ArgumentError: OL401 for sizes or dimensions that make no sense.
+        ArgumentError: OL401 for sizes or dimensions that are not valid.
 
     Example:
         >>> Buckets(dim=0, sizes=(1, 4, 16)).choose((3,))
@@ -114,14 +115,14 @@ class Buckets:
 
     @staticmethod
     def powers_of_two(max_size: int, dim: int = 0, **options: Unpack[BucketOptions]) -> Buckets:
-        """1, 2, 4, ... up to `max_size`, which is the last size whether or not it is a power."""
+        """Return buckets of 1, 2, 4, ... `max_size`; the last size need not be a power of two."""
         most = _positive("max_size", max_size)
         sizes = [1 << i for i in range(most.bit_length()) if 1 << i < most]
         return Buckets(dim, (*sizes, most), **options)
 
     @staticmethod
     def every(step: int, max_size: int, dim: int = 0, **options: Unpack[BucketOptions]) -> Buckets:
-        """`step`, 2 `step`, ... up to `max_size`, which is the last size."""
+        """Return buckets of `step`, 2 `step`, ... up to `max_size`, which is the last size."""
         step, most = _positive("step", step), _positive("max_size", max_size)
         return Buckets(dim, (*range(step, most, step), most), **options)
 
@@ -136,13 +137,12 @@ class Buckets:
         """Choose the sizes that compute the fewest rows for observed requests.
 
         Args:
-            histogram: size -> number of requests, as `Graphed.stats().sizes` has it. With several
+            histogram: size -> number of requests, as in `Graphed.stats().sizes`. With several
                 dimensions a size is a tuple, and each dimension is fitted by itself.
-            max_sizes: at most so many sizes, of each dimension; None: every size that was seen.
+            max_sizes: the most sizes for each dimension; None: every observed size.
             dim, options: as in `Buckets`; ``dim=(0, 1)`` for sizes that are tuples of two.
 
-        No other sizes are better in one dimension. Takes milliseconds for hundreds of observed
-        sizes.
+        The sizes of each dimension are optimal. Takes milliseconds for hundreds of observed sizes.
 
         Raises:
             ArgumentError: OL401 if nothing was observed.
@@ -155,7 +155,7 @@ class Buckets:
         return Buckets(dim, chosen, **options)
 
     def choose(self, sizes: Sizes) -> Sizes | None:
-        """The smallest bucket that holds `sizes`, or None above the largest."""
+        """Return the smallest bucket that holds `sizes`, or None above the largest."""
         found: list[int] = []
         for size, known in zip(sizes, self.sizes, strict=True):
             place = bisect_left(known, size)
@@ -165,7 +165,7 @@ class Buckets:
         return tuple(found)
 
     def smallest(self, bucket: Sizes) -> Sizes:
-        """The smallest sizes, 1 or more in each dimension, that this bucket serves."""
+        """Return the smallest sizes, 1 or more in each dimension, that a bucket serves."""
         places = [known.index(size) for known, size in zip(self.sizes, bucket, strict=True)]
         return tuple(
             1 if place == 0 else known[place - 1] + 1
@@ -173,7 +173,7 @@ class Buckets:
         )
 
     def largest_first(self) -> Iterator[Sizes]:
-        """Every bucket, the one with the most elements first: so one pool serves them best."""
+        """Yield every bucket, largest volume first: in that order one pool serves them best."""
         products = itertools.product(*(reversed(sizes) for sizes in self.sizes))
         yield from sorted(products, key=volume, reverse=True)
 
@@ -184,18 +184,18 @@ class Buckets:
 
 
 def histogram(counts: Mapping[Sizes, int]) -> dict[int | Sizes, int]:
-    """Calls by size: a number where one dimension is bucketed, else a tuple."""
+    """Return the calls by size: a size is a number if one dimension is bucketed, else a tuple."""
     return {s[0] if len(s) == 1 else s: count for s, count in counts.items() if count}
 
 
 def padding(buckets: Buckets, counts: Mapping[Sizes, int]) -> float:
-    """The share of padding in the rows computed, 0 to 1, of calls that a bucket served."""
+    """Return the share of padding, 0 to 1, in the rows computed for calls that a bucket served."""
     real, computed = rows(buckets, counts)
     return 1 - real / computed if computed else 0.0
 
 
 def rows(buckets: Buckets, counts: Mapping[Sizes, int]) -> tuple[int, int]:
-    """The real rows of calls that a bucket served, and those computed."""
+    """Return the real rows of calls that a bucket served, and the rows computed for them."""
     real = computed = 0
     for sizes, count in counts.items():
         bucket = buckets.choose(sizes)
@@ -206,12 +206,12 @@ def rows(buckets: Buckets, counts: Mapping[Sizes, int]) -> tuple[int, int]:
 
 
 def shown(sizes: Sizes) -> str:
-    """Sizes in a message: `3`, or `3 x 17`."""
+    """Format sizes for a message: `3`, or `3 x 17`."""
     return " x ".join(map(str, sizes))
 
 
 def volume(sizes: Sizes) -> int:
-    """Rows of that size: the product."""
+    """Return the product of the sizes, which counts as rows."""
     volume = 1
     for size in sizes:
         volume *= size
@@ -219,7 +219,7 @@ def volume(sizes: Sizes) -> int:
 
 
 def _by_dimension(histogram: object, several: Sequence[object] | None) -> list[object]:
-    """A histogram for each bucketed dimension: of one is what is given."""
+    """Return a histogram for each bucketed dimension; for one, the given histogram."""
     if not isinstance(histogram, Mapping):
         return [histogram]
     rows = cast("Mapping[object, object]", histogram)
@@ -233,14 +233,14 @@ def _by_dimension(histogram: object, several: Sequence[object] | None) -> list[o
             raise ArgumentError("OL401", what, fix=fix)
         if several is None or not _is_amount(times):
             return [histogram]
-        if 0 not in sizes:  # of which nothing is computed
+        if 0 not in sizes:  # for size 0 nothing is computed
             for one, part in zip(each, sizes, strict=True):
                 one[part] = one.get(part, 0) + cast(float, times)
     return list(each)
 
 
 def _observed(histogram: object) -> dict[int, float]:
-    """The sizes that were called, and how often."""
+    """Check a histogram, and return its sizes above 0 with their counts."""
     fix = "a mapping of size to count, of one dimension, with a positive size in it"
     if not isinstance(histogram, Mapping):
         raise ArgumentError("OL401", f"histogram={histogram!r:.60}", fix=fix)
@@ -257,7 +257,7 @@ def _observed(histogram: object) -> dict[int, float]:
 
 
 def integer(value: object) -> int | None:
-    """An integer of any type, NumPy's too, but for booleans; else None."""
+    """Return an integer of any type (NumPy's too) as an int; None for booleans and all else."""
     if isinstance(value, bool):
         return None
     try:
@@ -267,7 +267,7 @@ def integer(value: object) -> int | None:
 
 
 def _is_amount(value: object) -> bool:
-    """A finite number, 0 or more."""
+    """Return whether a value is a finite number, 0 or more."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     return 0 <= float(value) < math.inf
@@ -281,7 +281,7 @@ def _positive(name: str, value: object) -> int:
 
 
 def _places(dim: object, several: list[object] | None) -> Sizes:
-    """The bucketed dimensions."""
+    """Return the bucketed dimensions, checked."""
     found = [integer(d) for d in ([dim] if several is None else several)]
     places = tuple(d for d in found if d is not None and d >= 0)
     if not places or len(set(places)) < len(found):
@@ -299,7 +299,7 @@ def _ascending(sizes: object) -> Sizes:
 
 
 def _listed(value: object) -> list[object] | None:
-    """The items of a sequence, or None where it is none."""
+    """Return the items of a sequence, or None if the value is none."""
     if isinstance(value, str | bytes | Mapping):
         return None
     try:
@@ -333,7 +333,7 @@ _EXAMPLES = {
 def _by_argument(
     name: str, given: object, count: int, allowed: Callable[[object], bool]
 ) -> dict[Any, tuple[Any, ...]]:
-    """What is said of single arguments or results: one value for each dimension."""
+    """Return the option for single arguments or results, with one value for each dimension."""
     if not isinstance({} if given is None else given, Mapping):
         raise ArgumentError("OL401", f"{name}={given!r:.60}", fix=_EXAMPLES[name])
     found: dict[Any, tuple[Any, ...]] = {}

@@ -10,12 +10,12 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """How a tensor grows to a bucket's size.
+    """The padding of a tensor to a bucket's size.
 
     Attributes:
         dims: the dimensions that grow.
-        places: for each the number of the bucketed dimension that it follows.
-        fill: for each the value of the added rows; None repeats the last real row.
+        places: for each, the number of the bucketed dimension that it follows.
+        fill: for each, the value of the added rows; None repeats the last real row.
     """
 
     dims: tuple[int, ...]
@@ -23,7 +23,7 @@ class Padded:
     fill: tuple[int | float | bool | None, ...]
 
     def dim_of(self, place: int) -> int | None:
-        """The first dimension that follows the bucketed one of that number."""
+        """Return the first dimension that follows bucketed dimension number `place`, or None."""
         return next((d for d, p in zip(self.dims, self.places, strict=True) if p == place), None)
 
 
@@ -32,10 +32,10 @@ class Varying:
     """A contiguous tensor of a recording whose real sizes, at most its own, vary by launch.
 
     Attributes:
-        shape, dtype: of the recording's tensor.
+        shape, dtype: shape and dtype of the recording's tensor.
         dims: the dimensions that vary, ascending, one or two.
-        fill: for each the value of the added rows; None repeats the last real row. Where both
-            dimensions are beyond their real size, the fill of the second goes first.
+        fill: for each, the value of the added rows; None repeats the last real row. Where both
+            dimensions are beyond their real size, the fill of the second takes precedence.
     """
 
     shape: tuple[int, ...]
@@ -45,7 +45,8 @@ class Varying:
 
 
 class Follow(NamedTuple):
-    """A dimension of a result that is ``scale * size + more``, of bucketed dimension `place`."""
+    """A dimension of a result of size ``scale * size + more``, by the size of bucketed dimension
+    number `place`."""
 
     dim: int
     place: int

@@ -1,4 +1,4 @@
-"""The bucket sizes that waste least on a histogram of observed sizes."""
+"""The bucket sizes that waste the least for a histogram of observed sizes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from itertools import accumulate
 def fit(histogram: Mapping[int, float], max_sizes: int) -> tuple[int, ...]:
     """Choose the sizes, ascending, that compute the fewest rows and serve every observed size.
 
-    Only observed sizes need be considered: a bucket that ends between two of them is larger than
-    it must be. Each bucket more computes fewer rows, so as many are chosen as may be.
+    Only observed sizes are candidates: a bucket between two of them is larger than necessary. Each
+    additional bucket saves rows, so as many are chosen as allowed.
 
     Args:
         histogram: size -> number of requests; sizes and counts positive.
@@ -33,15 +33,15 @@ def fit(histogram: Mapping[int, float], max_sizes: int) -> tuple[int, ...]:
 def _one_more(
     sizes: Sequence[int], requests: Sequence[float], rows: Sequence[float], count: int
 ) -> tuple[list[float], list[int]]:
-    """Add a bucket: for each `n` the fewest rows of the `n` smallest sizes in `count` buckets, and
-    how many of these sizes are left to the others.
+    """Add a bucket: return, for each `n`, the fewest rows of the `n` smallest sizes in `count`
+    buckets, and the number of these sizes that the other buckets serve.
 
-    The last bucket of more sizes begins at the same size or later, so the answer for the middle
-    `n` halves the search for those on both sides of it.
+    With more sizes the last bucket begins at the same size or later, so the answer for the middle
+    `n` halves the search on both sides of it.
 
     Args:
-        requests: for each `n`, how many requests have one of the `n` smallest sizes.
-        rows: the answer for one bucket less; for the first bucket it is not read but at 0.
+        requests: for each `n`, the number of requests of the `n` smallest sizes.
+        rows: the answer for one bucket less; for the first bucket only index 0 is read.
     """
     fewest, starts = list(rows), [0] * len(rows)
 

@@ -1,4 +1,4 @@
-"""Values of the host's that a call brings to the device, the same at each call: kept there."""
+"""Host values that a call copies to the device, the same at each call: the copies are kept."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Key = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], bytes]
 
 
 def bits_of(t: Tensor) -> Key:
-    """Return what two host tensors have in common that hold the same bits in the same layout."""
+    """Return a key that is equal for host tensors with the same bits in the same layout."""
     digest = blake2b(bytes_of(t.detach()), digest_size=16).digest()
     return t.dtype, tuple(t.shape), t.stride(), digest
 
 
 def brought(name: str, args: Sequence[Any], kwargs: dict[str, Any], kind: str) -> list[Tensor]:
-    """Return the host tensors that an operation brings to devices of a kind."""
+    """Return the host tensors that an operation copies to devices of a kind."""
     if name == "aten::_to_copy":
         device = kwargs.get("device")
         to_device = device is not None and torch.device(device).type == kind
@@ -34,16 +34,16 @@ def brought(name: str, args: Sequence[Any], kwargs: dict[str, Any], kind: str) -
         return [source] if target.device.type == kind and source.device.type == "cpu" else []
     if name in _PUTS and args[0].device.type == kind and args[2].device.type == "cpu":
         masked = any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
-        return [] if masked else [args[2]]  # the host reads the number that it fills a mask with
+        return [] if masked else [args[2]]  # for a mask, the host reads the number
     return []
 
 
 class Lifted:
-    """The device's copies of host values. An attempt that misses some is repeated with them.
+    """The device's copies of host values. An attempt that lacks a copy is repeated with it.
 
     Args:
-        device: where they are.
-        foreseen: host tensors of the warm-up that will be wanted.
+        device: the device of the copies.
+        foreseen: host tensors of the warm-up whose copies will be needed.
     """
 
     def __init__(self, device: torch.device, foreseen: Iterable[Tensor] = ()) -> None:
@@ -51,12 +51,12 @@ class Lifted:
         self._made: dict[Key, Tensor] = {}
         self.missing: dict[Key, Tensor] = {}
         self.used: dict[Key, Tensor] = {}
-        """What the attempt under way was given."""
+        """The copies that this attempt uses."""
         for t in foreseen:
             self.missing[bits_of(t)] = t
 
     def of(self, t: Tensor) -> Tensor | None:
-        """Return the device's copy of a host tensor; None where there is none yet."""
+        """Return the device's copy of a host tensor; None if there is none yet."""
         key = bits_of(t)
         found = self._made.get(key)
         if found is None:

@@ -111,6 +111,9 @@ ARCHITECTURES = [
     Architecture("roberta", "text encoder", "RobertaConfig", "RobertaModel", text, ENCODER),
     Architecture("electra", "text encoder", "ElectraConfig", "ElectraModel", text, ENCODER),
     Architecture(
+        "deberta-v2", "text encoder", "DebertaV2Config", "DebertaV2Model", masked_text, ENCODER
+    ),
+    Architecture(
         "albert",
         "text encoder",
         "AlbertConfig",
@@ -336,15 +339,6 @@ _MASK = (
     "the general one without asking"
 )
 REFUSED = [
-    Refused(
-        Architecture(
-            "deberta-v2", "text encoder", "DebertaV2Config", "DebertaV2Model", masked_text, ENCODER
-        ),
-        "OL104",
-        "scale.to(dtype=query_layer.dtype)",
-        "TorchScript makes the scale on the host, where nothing tells that it is a constant",
-        ("cuda",),
-    ),
     Refused(
         _with("bert", "with a mask", inputs=masked_text),
         "OL101",

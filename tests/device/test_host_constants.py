@@ -159,6 +159,114 @@ def test_state_that_it_comes_from_is_compared(rand: Rand) -> None:
     assert replays(fast) > 0
 
 
+def copied_into(state: Tensor) -> Tensor:
+    made = torch.zeros(3)
+    made.copy_(state)
+    return made
+
+
+def assigned_into(state: Tensor) -> Tensor:
+    made = torch.empty(3)
+    made[:] = state
+    return made
+
+
+def added(state: Tensor) -> Tensor:
+    made = torch.ones(3)
+    made += state
+    return made
+
+
+def put_out(state: Tensor) -> Tensor:
+    made = torch.zeros(3)
+    torch.mul(state, 2, out=made)
+    return made
+
+
+def padded(state: Tensor) -> Tensor:
+    rows = nn.utils.rnn.pad_sequence([state, torch.ones(2)], batch_first=True)
+    return rows[0]
+
+
+def scattered(state: Tensor) -> Tensor:
+    return torch.zeros(3, 9).scatter_(1, state.long()[:, None], 1.0).sum(0)[:3]
+
+
+@on_accelerators
+@pytest.mark.parametrize(
+    "make",
+    [copied_into, assigned_into, added, put_out, padded, scattered],
+    ids=lambda f: f.__name__,
+)
+def test_what_is_written_into_a_constant_counts(
+    make: Callable[[Tensor], Tensor], rand: Rand
+) -> None:
+    """Memory that the call makes and fills from state is no constant of the code."""
+    state = torch.arange(3.0)
+
+    def f(x: Tensor) -> Tensor:
+        return x * make(state).to(x.device)
+
+    fast = ol.graph(f)
+    with torch.no_grad():
+        for k in range(3):
+            for i in range(5):
+                assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+            state[k] += 3
+    assert replays(fast) > 3
+
+
+@on_accelerators
+def test_an_argument_written_into_a_constant_is_refused(rand: Rand) -> None:
+    def f(x: Tensor, given: Tensor) -> Tensor:
+        made = torch.zeros(3)
+        made[:] = given
+        return x * made.to(x.device)
+
+    fast = ol.graph(f)
+    with torch.no_grad():
+        for i in range(3):
+            assert_same(fast(rand(i, 3), torch.full((3,), float(i))), rand(i, 3) * i)
+        with pytest.raises(ol.CaptureError, match="OL103"):
+            fast(rand(4, 3), torch.full((3,), 4.0))
+
+
+@on_accelerators
+def test_writes_that_no_version_tells_of(rand: Rand) -> None:
+    """`.data`, NumPy, fused optimizers: state is compared by its bytes, large state refused."""
+    state, batch_norm = torch.arange(1000.0), nn.BatchNorm1d(200)
+    weight = nn.Parameter(torch.ones(200))
+    optimizer = torch.optim.Adam([weight], lr=0.1, fused=True)
+
+    def f(x: Tensor) -> Tensor:
+        mean, own = batch_norm.running_mean, weight.detach()
+        assert mean is not None
+        return x * state.to(x.device)[:3] + mean.to(x.device)[:3] * own.to(x.device)[:3]
+
+    def step() -> None:
+        weight.grad = torch.ones(200)
+        optimizer.step()
+
+    fast = ol.graph(f)
+    for change in (
+        lambda: None,
+        lambda: state.data.mul_(2),
+        lambda: state.numpy().__setitem__(1, 50.0),
+        lambda: setattr(state, "data", torch.arange(1000.0) * 3),
+        lambda: batch_norm(torch.arange(800.0).view(4, 200)),
+        step,
+    ):
+        change()
+        with torch.no_grad():
+            for i in range(5):
+                assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+    assert replays(fast) > 6
+    large = torch.arange(10_000.0)
+    with torch.no_grad():
+        error = refused(ol.graph(lambda x: x * large.to(x.device)[3]), rand)
+    assert error.code == "OL103"
+
+
 def refused(fast: Callable[[Tensor], Tensor], rand: Rand) -> ol.CaptureError:
     """The error of the first call that is refused."""
     try:
@@ -177,9 +285,10 @@ def refused(fast: Callable[[Tensor], Tensor], rand: Rand) -> ol.CaptureError:
         (lambda x: torch.tensor([time.perf_counter()] * 99).to(x.device)[:3], "OL117"),
         (lambda x: torch.rand(3).to(x.device), "OL103"),
         (lambda x: torch.rand(()), "OL104"),
+        (lambda x: torch.zeros(3).normal_().to(x.device), "OL103"),
         (lambda x: torch.empty(3).to(x.device) * 0, "OL103"),
     ],
-    ids=["clock", "clocks", "random", "random number", "uninitialized"],
+    ids=["clock", "clocks", "random", "random number", "filled", "uninitialized"],
 )
 def test_what_moves_is_refused(moving: Callable[[Tensor], Tensor], code: str, rand: Rand) -> None:
     fast = ol.graph(lambda x: x + moving(x))

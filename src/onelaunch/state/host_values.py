@@ -2,7 +2,8 @@
 
 `x.split(lengths.tolist())` puts them into shapes and branches, which a replay repeats. Small
 tensors are compared by their bytes; a larger one of the callable's state by its version counter,
-which misses writes through NumPy; a larger argument is refused.
+which misses writes through NumPy, `.data` and fused optimizers, so that no copy of it is kept on a
+device; a larger argument is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from onelaunch.call.spec import has_strides
 from onelaunch.state.slots import Slot
 
 MOST_BYTES = 512
-"""Largest tensor that is compared byte for byte at each call: a microsecond."""
+"""Largest argument that is compared byte for byte at each call: a microsecond."""
+MOST_STORED_BYTES = 1 << 14
+"""Largest tensor of the callable's state that is compared so: 2 us."""
 
 
 def bytes_of(t: Tensor) -> bytes:
@@ -39,7 +42,7 @@ def version_of(t: Tensor) -> int:
 
 def key_of(t: Tensor) -> Callable[[Tensor], object]:
     """Return a reader whose result changes with a tensor's values; see `is_comparable`."""
-    if t.untyped_storage().nbytes() <= MOST_BYTES:
+    if t.untyped_storage().nbytes() <= MOST_STORED_BYTES:
         return stored_bytes
     return id if t.is_inference() else version_of
 
@@ -55,7 +58,7 @@ def values_of(tensors: Iterable[Tensor]) -> dict[int, bytes]:
 
 def is_comparable(t: Tensor) -> bool:
     """Return whether a change of the tensor's values can be detected."""
-    return t.untyped_storage().nbytes() <= MOST_BYTES or not t.is_inference()
+    return t.untyped_storage().nbytes() <= MOST_STORED_BYTES or not t.is_inference()
 
 
 def slots_of(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from onelaunch.call.spec import has_strides
 from onelaunch.driver.refusals import READ_BY_HOST, refuse
-from onelaunch.state.host_values import MOST_BYTES, bytes_of, is_comparable
+from onelaunch.state.host_values import MOST_BYTES, MOST_STORED_BYTES, bytes_of, is_comparable
 
 
 class HostMemory:
@@ -59,20 +59,36 @@ class HostMemory:
             (self._blank if idle else self._constant).add(storage)
             return True
         varying = [source for source in sources if not self._is_known(source)]
-        if random or any(source in self._random for source in varying):
-            self._random.add(storage)
-        none: frozenset[int] = frozenset()
-        roots = (self._roots.get(source, frozenset({source})) for source in varying)
-        self._roots[storage] = none.union(*roots)
+        self._depend(storage, varying, random)
         return True
 
-    def written(self, t: Tensor) -> bool:
-        """Note a write into a tensor, and return whether it is a constant made in the call."""
+    def written(self, t: Tensor, given: Sequence[Tensor], random: bool) -> bool:
+        """Note that an operation writes into a tensor. Return whether the call made its memory.
+
+        Args:
+            given: the host tensors that the operation is given, which the values come from.
+        """
         storage = _storage(t)
-        if storage in self._blank:
+        if not self._is_known(storage) and storage not in self._roots:
+            return False
+        sources = {_storage(other) for other in given} - {storage}
+        varying = [source for source in sources if not self._is_known(source)]
+        if varying or random:
+            self._constant.discard(storage)
+            self._blank.discard(storage)
+            self._depend(storage, varying, random)
+        elif storage in self._blank:
             self._blank.discard(storage)
             self._constant.add(storage)
-        return storage in self._constant
+        return True
+
+    def _depend(self, storage: int, sources: Sequence[int], random: bool) -> None:
+        """Note what the values of a tensor of the call come from, besides what is known of it."""
+        if random or any(source in self._random for source in sources):
+            self._random.add(storage)
+        none: frozenset[int] = frozenset()
+        roots = (self._roots.get(source, frozenset({source})) for source in sources)
+        self._roots[storage] = self._roots.get(storage, none).union(*roots)
 
     def varies(self, t: Tensor) -> bool:
         """Return whether a tensor's values may differ in another call that the recording fits."""
@@ -89,6 +105,9 @@ class HostMemory:
         for root in self._roots.get(storage, frozenset({storage})):
             given = any(_is_over(a, root) for a in self._arguments.values())
             if given and root not in self._read:
+                return False
+            outside = self._outside.get(root, t)
+            if not given and outside.untyped_storage().nbytes() > MOST_STORED_BYTES:
                 return False
         self.read(t)
         return True

@@ -152,8 +152,9 @@ class Observer(Watching):
             self._read(t)
             if not self._on_device(t) and has_strides(t):
                 self.host.used(t)
+        host = [t for t in given if not self._on_device(t) and has_strides(t)]
         for t in operator(func).written(args, kwargs):
-            self._write(t)
+            self._write(t, host, operator(func).random)
         for t in operator(func).declared(args, kwargs):
             if self._on_device(t):
                 self.version_bumped.add(self._storage(t))
@@ -378,10 +379,10 @@ class Observer(Watching):
         if id(t) not in self._derived and not any(t is other for other in held):
             held.append(t)
 
-    def _write(self, t: Tensor) -> None:
+    def _write(self, t: Tensor, host: Sequence[Tensor], random: bool) -> None:
         if not self._on_device(t):
-            constant = self.host.written(t)
-            if (self._refuse or self._deferring) and not constant:
+            own = self.host.written(t, host, random)
+            if (self._refuse or self._deferring) and not own:
                 error = refuse("OL104", f"a host tensor, {named(t)}, is written")
                 self.refused = self.refused or error
                 if self._refuse:

@@ -346,6 +346,39 @@ def test_code_that_asks_whether_it_is_captured(rand: Rand) -> None:
     assert len(fast.recordings) == 1
 
 
+def test_code_that_computes_something_else_where_it_is_captured(rand: Rand) -> None:
+    """The decoder of transformers' UMT5 does so: eager goes without its causal mask."""
+
+    def f(x: Tensor) -> Tensor:
+        if not torch.cuda.is_current_stream_capturing() and bool((x < 1e6).all()):
+            return x
+        return x * 2
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        assert_same(fast(rand(0, 4)), rand(0, 4))
+        with pytest.raises(ol.CaptureError, match="something else where it is captured") as caught:
+            fast(rand(1, 4))
+        assert caught.value.code == "OL109"
+        with pytest.raises(ol.CaptureError, match="something else where it is captured"):
+            ol.graph(f).capture(rand(0, 4))
+
+
+def test_code_that_draws_other_numbers_where_it_is_captured(rand: Rand) -> None:
+    """As attention's dropout by another kernel does."""
+
+    def f(x: Tensor) -> Tensor:
+        if not torch.cuda.is_current_stream_capturing() and bool((x < 1e6).all()):
+            return x * torch.rand_like(x)
+        return x * torch.rand(2, 4, device=x.device)[1]
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(6):
+            fast(rand(i, 4))
+    assert replays(fast) == 4
+
+
 def test_code_that_reads_the_device_unless_it_is_captured(rand: Rand) -> None:
     """It warms up once more, goes the way of a capture in both, and is captured."""
 

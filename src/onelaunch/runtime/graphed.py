@@ -231,6 +231,9 @@ class Graphed(Table, Generic[P, R]):
             signature.warm = max(0, self.options.warmup_calls - 1)
             flat = self._flat(args, kwargs)
             again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
+            unlike = self._warmup.compare_answers(again, self._name)
+            if unlike is not None:
+                return self._refused(signature, unlike)
             return self._warm(again, args, kwargs)
         if entry is None and self._pool.lacks_room_for(signature.need_bytes):
             signature.backoff.defer()
@@ -467,6 +470,9 @@ class Graphed(Table, Generic[P, R]):
             if not attempt.signature.asking.otherwise():
                 raise
             attempt.reached.forget()
+            unlike = self._warmup.compare_answers(attempt, self._name)
+            if unlike is not None:
+                raise unlike from None
             self._rehearse(attempt, lambda result: None)
         return self._record_ahead(attempt)
 

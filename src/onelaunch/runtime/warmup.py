@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Thread, get_ident
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from onelaunch.autograd.graph_walk import is_freed
@@ -22,6 +23,7 @@ from onelaunch.call.ambient import inlining
 from onelaunch.call.tree import Flat, flatten, flatten_call, objects_in, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.dry_run import refuse_lasting, rolled_back
+from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, let_go
@@ -29,6 +31,7 @@ from onelaunch.optimizers.capturable import noting_steps, refusal, settle, watch
 from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
+from onelaunch.source import user_line
 from onelaunch.state.slots import MISSING, gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
@@ -49,6 +52,10 @@ def _import_dynamo() -> None:
         thread = Thread(target=importlib.import_module, args=("torch._dynamo",))
         thread.start()
         thread.join()
+
+
+_ROUNDING = 0.05
+"""Distance of results by different kernels, as a part of the largest."""
 
 
 class Warmup:
@@ -131,6 +138,34 @@ class Warmup:
             signature.known = observer.accesses(named)
         return result
 
+    def compare_answers(self, attempt: Attempt, name: str) -> CaptureError | None:
+        """Run the callable with either answer to its question whether it is being captured.
+
+        Return the error of a callable that computes something else in a capture: results further
+        apart than kernels round, that draw no random numbers. Every run is rolled back.
+        """
+        if attempt.reached.walk().runs_backward():
+            return None  # no run of it can be rolled back without gradients
+        eager, captured = self._answered(attempt, False), self._answered(attempt, True)
+        apart = _compared(eager, captured)
+        if apart <= _ROUNDING or _compared(eager, self._answered(attempt, False, seed=1)) > 0:
+            return None
+        what = f"`{name}` computes something else where it is captured, {apart:.0%} off"
+        fix = "see to it that it takes one way, whatever `is_current_stream_capturing` says"
+        return CaptureError("OL109", what, where=user_line(), fix=fix)
+
+    def _answered(self, attempt: Attempt, answer: bool, seed: int | None = None) -> list[Tensor]:
+        """Return the results of a run that is told whether it is captured, and rolled back."""
+        driver, device, flat = attempt.driver, attempt.device, attempt.flat
+        args, kwargs = unflatten(flat.tree, flat.tensors)
+        undone = rolled_back(driver, device, flat.tensors, attempt.reached)
+        with undone as effects, torch.no_grad():
+            if seed is not None:
+                torch.manual_seed(seed)
+            with Asking(answer).answering(), effects.observer, inlining():
+                result = driver.warmup(lambda: self._callee.fn(*args, **kwargs), device)
+            return [t.detach().clone() for t in flatten(result).tensors]
+
     def rehearse(self, attempt: Attempt, refuse: Refuse, then: Callable[[Any], object]) -> None:
         """Warm up ahead of time: run, then restore everything.
 
@@ -163,6 +198,18 @@ class Warmup:
                 for _ in range(2):
                     driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
         refuse_lasting(effects.found)
+
+
+def _compared(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """Return how far results are apart, as a part of the largest of each."""
+    if [t.shape for t in a] != [t.shape for t in b]:
+        return 1.0
+    apart = 0.0
+    for x, y in zip(a, b, strict=True):
+        if x.is_floating_point() and x.numel():
+            x, y = x.double().nan_to_num(0.0, 1.0, -1.0), y.double().nan_to_num(0.0, 1.0, -1.0)
+            apart = max(apart, float((x - y).abs().max() / x.abs().max().clamp_min(1e-6)))
+    return apart
 
 
 def _noted(attempt: Attempt, run: Callable[[], Any]) -> Callable[[], Any]:

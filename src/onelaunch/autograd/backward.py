@@ -1,4 +1,7 @@
-"""One captured backward: from gradients of a recording's results to gradients of its inputs."""
+"""One captured backward: from gradients of a recording's results to gradients of its inputs.
+
+`AutogradPair.backward` decides when one is captured.
+"""
 
 from __future__ import annotations
 

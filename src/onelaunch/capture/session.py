@@ -55,7 +55,7 @@ from onelaunch.watch.lifted import Lifted
 from onelaunch.watch.observer import Observer
 
 _MISSES = 8
-"""The most attempts in which the callable may copy unforeseen host values to the device."""
+"""Number of the attempt that is refused, if it copies unforeseen host values to the device too."""
 
 
 class Retry(Exception):

@@ -19,7 +19,8 @@ class HostFactories(FunctionMode):
     """A mode that makes such tensors on the host, and copies them by an operation that modes see.
 
     Then ``torch.tensor([1, 2], device="cuda")`` and ``x[:, [0, 2]]`` make a host tensor and a copy
-    of it, and autograd keeps the copy.
+    of it, and autograd keeps the copy. In a
+    capture the `Observer` swaps it for one that the recording keeps; see `watch.lifted`.
 
     Args:
         device: the device of the copies.

@@ -1,4 +1,7 @@
-"""Padding: arguments grown to the size of a bucket, results cut back to the call's size."""
+"""Padding by torch: arguments grown to the size of a bucket, results cut back to the call's size.
+
+Where the device can, a recording pads by itself (`driver/cuda/ragged.py`); `strategy` decides.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`graph`: a callable in, the same callable out, running as one launch."""
+"""Graphed: the choice, for each call, of replay, warm-up, capture or an eager run."""
 
 from __future__ import annotations
 
@@ -185,13 +185,15 @@ class Graphed(Table, Generic[P, R]):
             signature = self._signatures[spec] = SignatureState()
             self._note_new(spec, flat, signature)
         reached = self._callee.reached(flat)
-        if signature.parts is not None:
+        if (
+            signature.parts is not None
+        ):  # which leaves have a gradient counts, once one was replaced
             signature = signature.part(reached.walk())
         if signature.eager is not None or signature.backoff.waits():
             return Eager()
         if distributed.is_unsharded(reached.values):
             return Eager()
-        self._drop_stale(spec, signature)
+        self._drop_stale(spec, signature)  # recordings whose parameters moved: recorded anew
         refused = self._refusal(signature, reached) or refuse_moving(
             self._name, self._entries, spec
         )
@@ -208,7 +210,7 @@ class Graphed(Table, Generic[P, R]):
             count = len(self._signatures)
             return Eager("OL301", varying(self._name, self._entries, count, spec, flat.tensors))
         if signature.forward and any(ident != get_ident() for ident in self._running):
-            return Eager()
+            return Eager()  # that thread would meet the proxies of the capture
         return Ready(attempt)
 
     def _recorded(

@@ -1,4 +1,4 @@
-"""The table of a graphed callable: its recordings, and the state of each signature."""
+"""The recordings of a graphed callable: the choice of those that are kept, dropped, warned of."""
 
 from __future__ import annotations
 

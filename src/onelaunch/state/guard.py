@@ -190,7 +190,8 @@ class StateGuard:
     def moved(self) -> str | None:
         """Return the name of a tensor that left its slot or memory for good, or None.
 
-        A flag that differs can come back, so a recording waits for it; a moved parameter does not.
+        A flag that differs can come back, so a recording waits for it; a moved parameter does not,
+        so `Table` drops its recording.
         """
         for slot, value in zip(self._slots, self._values, strict=True):
             if isinstance(value, Tensor) and slot.read() is not value:

@@ -8,19 +8,18 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.ambient import default_device
-from onelaunch.driver.host_reads import is_by_list, without_notice
-from onelaunch.unwinding import FunctionMode
+from onelaunch.driver.host_reads import UnnoticedMode, is_by_list
 
 _FACTORIES: tuple[Any, ...] = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 _INDEXING: tuple[Any, ...] = (Tensor.__getitem__, Tensor.__setitem__)
 
 
-class HostFactories(FunctionMode):
+class HostFactories(UnnoticedMode):
     """A mode that makes such tensors on the host, and copies them by an operation that modes see.
 
     Then ``torch.tensor([1, 2], device="cuda")`` and ``x[:, [0, 2]]`` make a host tensor and a copy
-    of it, and autograd keeps the copy. In a
-    capture the `Observer` swaps it for one that the recording keeps; see `watch.lifted`.
+    of it, and autograd keeps the copy. In a capture the `Observer` swaps it for one that the
+    recording keeps; see `watch.lifted`.
 
     Args:
         device: the device of the copies.
@@ -29,15 +28,6 @@ class HostFactories(FunctionMode):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._kind = device.type
-
-    def __enter__(self) -> HostFactories:
-        without_notice.begin()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
-        without_notice.end()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

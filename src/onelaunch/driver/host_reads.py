@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -14,7 +14,20 @@ from onelaunch.driver.refusals import BY_LIST, CHECKED, READS
 from onelaunch.unwinding import FunctionMode
 
 
-class HostReads(FunctionMode):
+class UnnoticedMode(FunctionMode):
+    """A function mode that `torch.overrides.has_torch_function` does not notice."""
+
+    def __enter__(self) -> Self:
+        _unnoticed.begin()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        _unnoticed.end()
+
+
+class HostReads(UnnoticedMode):
     """A mode that hands every such read to `refuse`; so too an index that is a list, of which torch
     makes a tensor on the device behind the dispatcher.
 
@@ -38,15 +51,6 @@ class HostReads(FunctionMode):
         """Number of ``x[i] = number`` under way; torch makes a host tensor of the number."""
         self.calling: Any = None
         """The function of torch's that is under way, if it reads an argument inside."""
-
-    def __enter__(self) -> HostReads:
-        without_notice.begin()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
-        without_notice.end()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -118,7 +122,7 @@ class _Unnoticed:
 
 
 def _is_ours(mode: object) -> bool:
-    return isinstance(mode, FunctionMode)
+    return isinstance(mode, UnnoticedMode)
 
 
 @contextmanager
@@ -131,4 +135,4 @@ def _without_modes(count: int) -> Generator[None]:
             torch._C._push_on_torch_function_stack(mode)
 
 
-without_notice = _Unnoticed()
+_unnoticed = _Unnoticed()

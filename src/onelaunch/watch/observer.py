@@ -116,12 +116,13 @@ class Observer(Watching):
         """Run an operation and note what it does; see `Watching`."""
         try:
             with unwatched():
-                given = self._consume(func, args, kwargs)
+                given, lifted = self._consume(func, args, kwargs)
                 noted = self.ledger and self.ledger.note(func, args, kwargs)
                 if func._schema.name == "aten::copy_" and self._is_number(args):
                     func, args, kwargs = torch.ops.aten.fill_.Scalar, (args[0], args[1].item()), {}
-                elif self._refuse and (lifted := self._lift_host(func._schema.name, args, kwargs)):
-                    args = mapped(args, lambda value: lifted.get(id(value), value))
+                elif lifted:
+                    copies = {id(t): self._copy_of(func._schema.name, t) for t in lifted}
+                    args = mapped(args, lambda value: copies.get(id(value), value))
             result = func(*args, **kwargs)
             with unwatched():
                 results = tensors(result)
@@ -134,8 +135,12 @@ class Observer(Watching):
             raise
         return result
 
-    def _consume(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        """Note the reads and writes of an operation before it runs. Return its tensors."""
+    def _consume(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Note the reads and writes of an operation before it runs. Return its tensors, and those
+        whose copies on the device it gets instead."""
+        lifted: list[Tensor] = []
         name: str = func._schema.name
         if self.on_operation is not None:
             self.on_operation(func, args, kwargs)
@@ -143,7 +148,7 @@ class Observer(Watching):
         if name in LIFTS:
             self._lift(given)
         if self._refuse:
-            self._check(func, name, given, args, kwargs)
+            lifted = self._check(func, name, given, args, kwargs)
             if operator(func).reshapes:
                 self._reshaped_at[id(given[0])] = user_frame()
         elif self._deferring:
@@ -158,7 +163,7 @@ class Observer(Watching):
         for t in operator(func).declared(args, kwargs):
             if self._on_device(t):
                 self.version_bumped.add(self._storage(t))
-        return given
+        return given, lifted
 
     def outcome(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call `fn` inside the context of this observer, and return its result.
@@ -244,7 +249,8 @@ class Observer(Watching):
 
     def _check(
         self, func: Any, name: str, tensors: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
-    ) -> None:
+    ) -> list[Tensor]:
+        """Refuse what cannot be captured. Return the host tensors that are to be lifted."""
         if name == "aten::as_strided":
             self._refuse_absolute(*args, **kwargs)
         device: list[Tensor] = []
@@ -271,7 +277,7 @@ class Observer(Watching):
                 or (host and self._is_ours(target))
             )
         )
-        lifted = {id(t) for t in self._liftable(name, args, kwargs)}
+        lifted = self._liftable(name, args, kwargs)
         if moves and not lifted:
             raise refuse("OL103", f"{_readable(name)} copies {named(tensors[-1])} across")
         if (
@@ -283,7 +289,7 @@ class Observer(Watching):
                 raise refuse("OL104", f"{_readable(name)} draws from a generator of the host's")
             self.draws.append(partial(func, *args, **kwargs))
         for t in host:
-            if id(t) in lifted:
+            if any(t is other for other in lifted):
                 continue
             if device and not t.dim() and self._is_fixed(t):
                 continue  # kernels hold its value
@@ -295,6 +301,7 @@ class Observer(Watching):
                 )
             if varying and refusal(func, args, kwargs) is not None:
                 self._read_on_host(t)
+        return lifted
 
     def _liftable(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         """Return the host tensors that an operation brings to the device, if each call brings the
@@ -313,18 +320,13 @@ class Observer(Watching):
             return False
         return self.host.fixes(t)
 
-    def _lift_host(
-        self, name: str, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> dict[int, Tensor]:
-        """Return id -> the device's copy, for the host tensors that an operation brings there."""
-        found: dict[int, Tensor] = {}
-        for t in self._liftable(name, args, kwargs):
-            assert self._lifted is not None
-            there = self._lifted.of(t)
-            if there is None:
-                raise refuse("OL103", f"{_readable(name)} copies {named(t)} across")
-            found[id(t)] = there
-        return found
+    def _copy_of(self, name: str, t: Tensor) -> Tensor:
+        """Return the device's copy of a host tensor that is lifted."""
+        assert self._lifted is not None
+        there = self._lifted.of(t)
+        if there is None:
+            raise refuse("OL103", f"{_readable(name)} copies {named(t)} across")
+        return there
 
     def _read_on_host(self, t: Tensor) -> None:
         """Note that the host uses the values of a host tensor."""

@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onelaunch.profiling import pause, set_profile
+
 _C: Any = torch._C
 _AUTOCAST = ("cpu", "cuda", "privateuseone")
 
@@ -74,12 +76,14 @@ class same_modes:
     way: a `with` that has not begun is not exited.
     """
 
-    __slots__ = ("_dispatch", "_functions", "_profile")
+    __slots__ = ("_dispatch", "_functions", "_paused", "_profile")
 
     def __enter__(self) -> None:
         self._dispatch = _dispatch_modes()
         self._functions = _function_modes()
         self._profile = sys.getprofile()
+        self._paused = pause(False)
+        pause(self._paused)
 
     def __exit__(
         self,
@@ -94,7 +98,8 @@ class same_modes:
         if not issubclass(kind, Exception):  # interrupted generators end now, not when freed
             clear_frames(traceback)
         if sys.getprofile() is not self._profile:  # setting a C profiler again would end it
-            sys.setprofile(self._profile)
+            set_profile(self._profile)
+        pause(self._paused)
         _restore(
             self._dispatch,
             _dispatch_modes(),

@@ -22,7 +22,7 @@ from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.state import guard as guards
 from onelaunch.state.guard import StateGuard
-from onelaunch.state.native import Native, native
+from onelaunch.state.native_guard import NativeGuard, native_guard
 from onelaunch.state.walk import MISSING, Slot, walk
 
 SCALE = [2.0]
@@ -65,9 +65,9 @@ class Model(nn.Module):
 @pytest.fixture(params=["native", "python"], autouse=True)
 def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "python":
-        monkeypatch.setattr(guards, "native", lambda: Native(None, "not wanted"))
+        monkeypatch.setattr(guards, "native_guard", lambda: NativeGuard(None, "not wanted"))
     else:
-        assert native().guard is not None, native().reason
+        assert native_guard().guard is not None, native_guard().reason
     return request.param
 
 

@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = (
-    {"errors", "source", "gc_pause", "unwinding"},
+    {"errors", "source", "gc_pause", "native"},
+    {"profiling"},
+    {"unwinding"},
     {"call", "sizes", "frames"},
     {"driver"},
     {"state"},

@@ -11,19 +11,24 @@ from typing import Any
 
 import pytest
 
-from onelaunch.state.native import _dicts_report_changes, native
+from onelaunch.native import compiled
+from onelaunch.state.native_guard import NativeGuard, _dicts_report_changes, native_guard
 
-fresh = native.__wrapped__
+
+def fresh() -> NativeGuard:
+    """Build and load anew."""
+    compiled.cache_clear()
+    return native_guard.__wrapped__()
 
 
 def test_it_is_in_use_here() -> None:
-    assert native().guard is not None, native().reason
-    assert native().reason == "in use"
+    assert native_guard().guard is not None, native_guard().reason
+    assert native_guard().reason == "in use"
 
 
 def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONELAUNCH_NATIVE", "0")
-    assert fresh() == type(native())(None, "turned off by ONELAUNCH_NATIVE=0")
+    assert fresh() == NativeGuard(None, "LookupError: turned off by ONELAUNCH_NATIVE=0")
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -73,8 +78,8 @@ def test_without_the_interpreter_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_recording_works_without_it() -> None:
     code = """
 import torch, onelaunch as ol
-from onelaunch.state.native import native
-assert native().guard is None
+from onelaunch.state.native_guard import native_guard
+assert native_guard().guard is None
 model = torch.nn.Linear(3, 2)
 fast = ol.graph(model, warmup=1)
 with torch.no_grad():
@@ -112,7 +117,7 @@ BAD: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("arguments", BAD.values(), ids=BAD)
 def test_bad_arguments(arguments: tuple[Any, ...]) -> None:
-    guard = native().guard
+    guard = native_guard().guard
     assert guard is not None
     with pytest.raises((TypeError, ValueError)):
         guard(*arguments)
@@ -129,7 +134,7 @@ def test_deaf_dicts_are_found_out() -> None:
             return True
 
     assert not _dicts_report_changes(Deaf)
-    assert _dicts_report_changes(native().guard) or sys.version_info >= (3, 13)
+    assert _dicts_report_changes(native_guard().guard) or sys.version_info >= (3, 13)
 
 
 def deaf_when_warm(guard: Any) -> Any:
@@ -149,14 +154,14 @@ def deaf_when_warm(guard: Any) -> Any:
 
 
 def test_dicts_that_warm_code_changes_unheard_are_found_out() -> None:
-    assert not _dicts_report_changes(deaf_when_warm(native().guard))
+    assert not _dicts_report_changes(deaf_when_warm(native_guard().guard))
 
 
 SHRINKING = """
 import sys, torch
-from onelaunch.state.native import native
+from onelaunch.state.native_guard import native_guard
 
-Guard = native().guard
+Guard = native_guard().guard
 watched = int(sys.argv[1])
 
 
@@ -241,7 +246,7 @@ class Named:
 
 def test_an_object_that_gets_another_dict() -> None:
     """However its attributes are stored, and whether or not the dict in use is watched."""
-    guard: Any = native().guard
+    guard: Any = native_guard().guard
     for watched in (0, 1):
         for replace in (
             lambda o: setattr(o, "__dict__", dict(vars(o))),
@@ -263,7 +268,7 @@ def test_an_object_that_gets_another_dict() -> None:
 
 
 def test_an_object_of_another_class_keeps_its_dict() -> None:
-    guard: Any = native().guard
+    guard: Any = native_guard().guard
     other = type("Other", (Named,), {})
     o = Named()
     made = guard((), (), (o,), (vars,), [vars(o)], 0, (), [], 0, (), 0)
@@ -275,7 +280,7 @@ def test_an_object_of_another_class_keeps_its_dict() -> None:
 
 
 def test_an_error_in_a_check_comes_through() -> None:
-    guard: Any = native().guard
+    guard: Any = native_guard().guard
 
     class Broken(dict[str, int]):
         def __len__(self) -> int:
@@ -299,7 +304,7 @@ def test_an_error_in_a_check_comes_through() -> None:
 def test_functions_without_defaults() -> None:
     def fn() -> None: ...
 
-    guard: Any = native().guard
+    guard: Any = native_guard().guard
     parts = (fn.__code__, fn.__defaults__, fn.__kwdefaults__)
     made = guard((), (), (fn,) * 3, (0, 1, 2), list(parts), 0, (), [], 0, (), 0)
     assert made.check() is True

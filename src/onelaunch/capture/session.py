@@ -427,7 +427,6 @@ class CaptureSession:
         with (
             unwound(),
             self._seeds_kept(observer),
-            seeds,
             stepping,
             numbers,
             reads,
@@ -435,6 +434,7 @@ class CaptureSession:
             around,
             asking,
             nullcontext() if watch is None else watch.active(),
+            seeds,
             observer,
         ):
             result = observer.outcome(self.fn, *args, **kwargs)

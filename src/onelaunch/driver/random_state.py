@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from onelaunch.frames.watch import UNNOTED, FrameWatch
+from onelaunch.profiling import hook, is_profiled, set_profile
 from onelaunch.source import Place, is_users, line_of
 
 _SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"})
@@ -149,13 +151,8 @@ class _Watch:
     refusal: Callable[[str], BaseException]
     methods: frozenset[str]
     draw: Callable[[str], BaseException] | None = None
-    frames: Callable[[FrameType, str, Any], None] | None = None
 
     def __call__(self, frame: FrameType, event: str, called: Any) -> None:
-        if event != "c_call":
-            if self.frames is not None:
-                self.frames(frame, event, called)
-            return
         if self.draw is not None and called.__name__ in _DRAWS:
             if getattr(called, "__self__", None) is _PYTHONS and not _is_compiling(frame):
                 raise self.draw(called.__name__)
@@ -165,11 +162,6 @@ class _Watch:
         # A read is a checkpoint's, which Dynamo only steps around.
         if ours and (called.__name__ in _GETTERS or not _is_compiling(frame)):
             raise self.refusal(called.__name__)
-
-
-def is_profiled() -> bool:
-    """Tell whether somebody else has the interpreter's profiling hook."""
-    return not isinstance(sys.getprofile(), _Watch | None)
 
 
 def _is_compiling(frame: FrameType | None) -> bool:
@@ -187,29 +179,37 @@ def watching_seeds(
     *,
     reads: bool = False,
     draw: Callable[[str], BaseException] | None = None,
-    frames: Callable[[FrameType, str, Any], None] | None = None,
+    frames: FrameWatch | None = None,
 ) -> Generator[None]:
     """Raise `refusal(method)` where this thread calls a generator's method that sets its state.
 
-    It finds the line, and calls that leave the state as it was too. It slows Python calls down
-    (by about 0.3 us each), and does nothing while a profiler has the interpreter's hook.
+    It finds the line, and calls that leave the state as it was too. It slows calls down (by about
+    0.1 us each), and does nothing while a profiler has the interpreter's hook.
 
     Args:
         reads: raise also where it reads the state: for a backward that draws the numbers again.
         draw: ``draw(method)`` is raised where Python's own generator draws a number.
-        frames: called for the functions that run, as a profiling hook is.
+        frames: watches the functions that run, too.
     """
     before = sys.getprofile()
     if is_profiled():
         yield
         return
-    watch = _Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS, draw, frames)
-    sys.setprofile(watch)
+    watch = _Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS, draw)
+    made = hook(
+        frames,
+        set() if frames is None else frames.skipped,
+        UNNOTED,
+        methods=watch,
+        owners=(torch.Generator, random.Random),
+    )
+    made.begin()
     try:
         yield
     finally:
-        if sys.getprofile() is watch:  # not where an interrupt has this end long after the run
-            sys.setprofile(before)
+        made.end()
+        if sys.getprofile() is made:  # not where an interrupt has this end long after the run
+            set_profile(before)
 
 
 @contextmanager
@@ -246,18 +246,3 @@ def seeding_line_of(fn: object) -> Place | None:
 def drawing_line_of(fn: object) -> Place | None:
     """Find the line of a callable's source that looks as if it drew a number, else its first."""
     return line_of(fn, _DRAWING)
-
-
-class unwatched:
-    """A context whose work `watching_seeds` does not see: that of onelaunch itself. 1 us."""
-
-    __slots__ = ("_watch",)
-
-    def __enter__(self) -> None:
-        self._watch = sys.getprofile()
-        if isinstance(self._watch, _Watch):
-            sys.setprofile(None)
-
-    def __exit__(self, *raised: object) -> None:
-        if isinstance(self._watch, _Watch):
-            sys.setprofile(self._watch)

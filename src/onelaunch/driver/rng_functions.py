@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from onelaunch.driver.random_state import unwatched
+from onelaunch.profiling import unwatched
 
 UNKNOWN = "a random state is set that was not saved in the call"
 

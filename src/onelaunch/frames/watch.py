@@ -35,6 +35,7 @@ from onelaunch.frames.origins import (
 )
 from onelaunch.frames.peek import (
     BUILTIN,
+    LEAVES,
     MOST,
     attributes_of,
     class_member,
@@ -49,6 +50,7 @@ from onelaunch.frames.peek import (
 from onelaunch.frames.reads import Reads, raise_uses
 from onelaunch.frames.stack import UNKNOWN, Loads, Symbol, Use
 from onelaunch.gc_pause import no_collection
+from onelaunch.profiling import Hook, hook, set_profile
 from onelaunch.unwinding import DispatchMode
 
 _LOOKS_UP = {
@@ -66,12 +68,18 @@ _TAKE_FUNCTIONS = frozenset({"flex_attention", "cond", "while_loop", "scan", "as
 _RUNS_BACKWARD = {cast(types.FunctionType, fn).__code__ for fn in _BACKWARDS}
 
 
+UNNOTED = frozenset({*LEAVES, Tensor, nn.Parameter})
+"""Types of results that are not noted. Results of subclasses are found out one by one."""
+
+
 class FrameWatch:
     """A watch that notes in `reads` the reads of functions that run while it is active."""
 
     def __init__(self, reads: Reads) -> None:
         self.reads = reads
-        self._active = False
+        self.skipped: set[int] = set()
+        """ids of code whose calls are not noted; its results may be, by the code that called it."""
+        self._hook = hook(self, self.skipped, UNNOTED)
         # The collector's callbacks may run at any time, and are not the callable's.
         self._unread = _LOOKS_UP | {getattr(fn, "__code__", None) for fn in gc.callbacks}
         self._importing: list[FrameType] = []
@@ -89,33 +97,26 @@ class FrameWatch:
         """Watch a run in this thread. Slows it down by some 50 us for each function that runs."""
         before = sys.getprofile()
         with no_collection(), self.active():
-            sys.setprofile(self)
+            self._hook.begin()
             try:
                 yield
             finally:
-                if sys.getprofile() is self:
-                    sys.setprofile(before)
+                if sys.getprofile() is self._hook:
+                    set_profile(before)
 
     @contextmanager
     def active(self) -> Generator[None]:
-        """Be active during a run; another profile hook calls this one."""
-        self._active = True
+        """Be active during a run; another hook calls this one."""
         try:
-            with _Joining(self) if torch.is_grad_enabled() else nullcontext():
+            with _Joining(self._hook) if torch.is_grad_enabled() else nullcontext():
                 yield
         finally:
-            self._active = False
+            self._hook.end()
             self._arguments.clear()  # another thread may keep this as its hook
             self._results.clear()
             self.reads.settle()
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event not in ("call", "return"):
-            return
-        if not self._active:
-            if sys.getprofile() is self:
-                sys.setprofile(None)  # another thread's, which has outlived the run
-            return
         code = frame.f_code
         known = self._codes.get(id(code)) or self._known(code)
         if known.imports:
@@ -134,9 +135,10 @@ class FrameWatch:
             self._returned(frame, known, arg)
 
     def _known(self, code: types.CodeType) -> _Code:
-        machinery = is_machinery(code.co_filename)
-        known = _Code(code, machinery, machinery or code in self._unread)
+        known = _Code(code, code in self._unread or is_machinery(code.co_filename))
         self._codes[id(code)] = known
+        if known.unread and not (known.imports or known.matters):
+            self.skipped.add(id(code))
         return known
 
     def _note_torch(self, code: types.CodeType) -> None:
@@ -167,7 +169,7 @@ class FrameWatch:
         parent = frame.f_back
         if parent is not None and has_contents(result):
             caller = self._codes.get(id(parent.f_code)) or self._known(parent.f_code)
-            if not caller.machinery:
+            if not caller.unread:
                 at = self._results.setdefault(id(parent), {}).setdefault(parent.f_lasti, [])
                 if len(at) < MOST:
                     at.append(result)
@@ -181,8 +183,8 @@ class _Code:
     """Facts about a function's code, the same for each frame that it runs in.
 
     Attributes:
-        machinery: True for internals of the standard library, torch or onelaunch.
-        unread: True if none of its frames is read.
+        unread: True if none of its frames is read: internals of the standard library, torch or
+            onelaunch.
         met: True once one of them was.
         replaced: the arguments that it assigns anew.
         iterates: True for a comprehension or a generator expression.
@@ -191,7 +193,6 @@ class _Code:
     """
 
     code: types.CodeType
-    machinery: bool
     unread: bool
     met: bool = False
     replaced: tuple[str, ...] = ()
@@ -223,9 +224,9 @@ class _Code:
 class _Joining(DispatchMode):
     """A mode that also watches threads that work for this one: autograd's, for a device."""
 
-    def __init__(self, watch: FrameWatch) -> None:
+    def __init__(self, hook: Hook) -> None:
         super().__init__()
-        self._watch = watch
+        self._hook = hook
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -233,7 +234,7 @@ class _Joining(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if sys.getprofile() is None:
-            sys.setprofile(self._watch)
+            self._hook.begin()
         return func(*args, **(kwargs or {}))
 
 

@@ -18,7 +18,7 @@ from onelaunch.call.dtensor import local
 from onelaunch.call.tree import Constant, is_plain
 from onelaunch.errors import kind_of
 from onelaunch.state.host_values import version_of
-from onelaunch.state.native import native
+from onelaunch.state.native_guard import native_guard
 from onelaunch.state.slots import (
     Slot,
     code_of,
@@ -104,7 +104,7 @@ class StateGuard:
     def _native_check(self) -> Callable[[], bool] | None:
         """Return the check in C for all that C can read, with the rest around it; None without
         C."""
-        guard = native().guard
+        guard = native_guard().guard
         if guard is None:
             return None
         in_c = [i for i in self._watched if _is_readable_in_c(self._slots[i])]
@@ -112,7 +112,7 @@ class StateGuard:
         values = [self._values[i] for i in in_c]
         lengths = [len(size.container) for size in self._sized]
         plain = [t for t in self.tensors if _is_laid_out_for_c(t)]
-        native_guard = guard(
+        compiled = guard(
             tuple(read for read, _ in self._modes),
             tuple(expected for _, expected in self._modes),
             tuple(self._slots[i].holder for i in in_c),
@@ -125,7 +125,7 @@ class StateGuard:
             tuple(plain),
             bool(self._grads),
         )
-        check_in_c = native_guard.check
+        check_in_c = compiled.check
         if check_in_c() is not True:
             return None  # a container whose methods show other contents than it has
         not_in_c = [i for i in self._watched if not _is_readable_in_c(self._slots[i])]

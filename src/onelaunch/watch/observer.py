@@ -21,9 +21,9 @@ from onelaunch.driver.aten import mapped, operator, tensors
 from onelaunch.driver.attention_seeds import given_seeds
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver, Region
-from onelaunch.driver.random_state import unwatched
 from onelaunch.driver.refusals import CHECKED, DRAWN, refusal, refuse
 from onelaunch.errors import CaptureError, let_go
+from onelaunch.profiling import unwatched
 from onelaunch.source import Place, user_frame
 from onelaunch.watch.compiled import CompiledAccesses
 from onelaunch.watch.host_memory import HostMemory, named

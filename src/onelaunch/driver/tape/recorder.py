@@ -20,11 +20,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from onelaunch.call.dtensor import is_wrapper_subclass
 from onelaunch.driver.aten import Operator, Step, imagined, leaves, mapped, operator, tensors
 from onelaunch.driver.host_reads import HostReads
-from onelaunch.driver.random_state import RandomState, seeding_line, unwatched, watching_seeds
+from onelaunch.driver.random_state import RandomState, seeding_line, watching_seeds
 from onelaunch.driver.refusals import refusal
 from onelaunch.driver.storage_resize import resize, watching_resizes
 from onelaunch.driver.tape.calls import Call
 from onelaunch.errors import CaptureError, kind_of
+from onelaunch.profiling import unwatched
 from onelaunch.source import Place, user_frame
 from onelaunch.unwinding import DispatchMode
 

@@ -1,25 +1,9 @@
-"""The only C in the package.
-
-    guard.c  StateGuard's check, built by the system's compiler at first use
-
-Where the build fails, the guard runs in Python: a wheel for each torch and Python is not worth 500
-lines. The library is kept in the user's cache directory, named by the source and the interpreter.
-``ONELAUNCH_NATIVE=0`` disables it.
-"""
+"""The class of `guard.c`'s guard, connected to torch's C interface."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import importlib.machinery
-import importlib.util
-import os
-import shlex
-import shutil
-import subprocess
-import sysconfig
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +11,9 @@ from typing import Any
 
 import torch
 
+from onelaunch.native import FAILURES, compiled
 from onelaunch.state.slots import MISSING
 
-_SOURCE = Path(__file__).with_name("guard.c")
 _FUNCTIONS = (
     "aoti_torch_get_data_ptr",
     "aoti_torch_get_sizes",
@@ -40,7 +24,7 @@ _FUNCTIONS = (
 
 
 @dataclass(frozen=True)
-class Native:
+class NativeGuard:
     """The class of the compiled guard, or the reason why there is none."""
 
     guard: Any | None
@@ -48,25 +32,21 @@ class Native:
 
 
 @functools.cache
-def native() -> Native:
-    """Build `guard.c` if need be (0.5 s, once for each machine and Python), load it, connect it."""
-    if os.environ.get("ONELAUNCH_NATIVE") == "0":
-        return Native(None, "turned off by ONELAUNCH_NATIVE=0")
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return Native(None, "it relies on the interpreter lock, which this Python goes without")
+def native_guard() -> NativeGuard:
+    """Build and load the guard in C, and connect it."""
     try:
-        module = _load(_built())
+        module = compiled("guard")
         offset = _pointer_offset()
         library = ctypes.CDLL(str(_library()))
         addresses = [
             ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in _FUNCTIONS
         ]
-    except (OSError, AttributeError, ImportError, subprocess.SubprocessError, LookupError) as error:
-        return Native(None, f"{type(error).__name__}: {error}")
+    except FAILURES as error:
+        return NativeGuard(None, f"{type(error).__name__}: {error}")
     module.connect(*addresses, offset, torch._C.TensorBase.requires_grad, MISSING)
     if not _dicts_report_changes(module.Guard):
         module.unwatch()
-    return Native(module.Guard, "in use")
+    return NativeGuard(module.Guard, "in use")
 
 
 class _Object:
@@ -134,41 +114,3 @@ def _pointer_offset() -> int:
     if not offsets:
         raise LookupError("this torch keeps its tensors in another way")
     return min(offsets)
-
-
-def _built() -> Path:
-    """Return the shared library, compiled if it is not in the cache."""
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    key = hashlib.sha256(_SOURCE.read_bytes() + suffix.encode()).hexdigest()[:16]
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    target = Path(home) / "onelaunch" / key / f"onelaunch_guard{suffix}"
-    if target.exists():
-        return target
-    include = sysconfig.get_path("include")
-    if not (Path(include) / "Python.h").exists():
-        raise LookupError(f"no Python.h in {include}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made = Path(scratch) / target.name
-        command = [*_compiler(), "-O2", "-shared", "-fPIC", f"-I{include}", "-o", made, _SOURCE]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-        os.replace(made, target)
-    return target
-
-
-def _compiler() -> list[str]:
-    """Return the compiler that Python was built with, or another that is installed."""
-    wanted = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    for candidate in ([wanted[0]], ["cc"], ["gcc"], ["clang"]):
-        if shutil.which(candidate[0]):
-            return candidate
-    raise LookupError("no C compiler")
-
-
-def _load(path: Path) -> Any:
-    loader = importlib.machinery.ExtensionFileLoader("onelaunch_guard", str(path))
-    spec = importlib.util.spec_from_loader("onelaunch_guard", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module

@@ -1,0 +1,76 @@
+"""The only C in the package, built by the system's compiler at first use.
+
+    guard.c    StateGuard's check
+    profile.c  the filter of the interpreter's profiling events
+
+Where the build fails, Python does the same: a wheel for each torch and Python is not worth 700
+lines. The libraries are kept in the user's cache directory, named by the source and the
+interpreter. ``ONELAUNCH_NATIVE=0`` disables them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+FAILURES = (OSError, AttributeError, ImportError, subprocess.SubprocessError, LookupError)
+"""The errors that `compiled` raises, and whatever connects a library to others may."""
+
+
+@functools.cache
+def compiled(name: str) -> Any:
+    """Build ``name.c`` if need be (0.5 s, once for each machine and Python), and load it.
+
+    Raises:
+        LookupError: it is turned off, or there is no compiler; the others of `FAILURES`.
+    """
+    if os.environ.get("ONELAUNCH_NATIVE") == "0":
+        raise LookupError("turned off by ONELAUNCH_NATIVE=0")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise LookupError("it relies on the interpreter lock, which this Python goes without")
+    path = _built(Path(__file__).with_name(f"{name}.c"))
+    loader = importlib.machinery.ExtensionFileLoader(f"onelaunch_{name}", str(path))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def _built(source: Path) -> Path:
+    """Return the shared library, compiled if it is not in the cache."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    key = hashlib.sha256(source.read_bytes() + suffix.encode()).hexdigest()[:16]
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    target = Path(home) / "onelaunch" / key / f"onelaunch_{source.stem}{suffix}"
+    if target.exists():
+        return target
+    include = sysconfig.get_path("include")
+    if not (Path(include) / "Python.h").exists():
+        raise LookupError(f"no Python.h in {include}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / target.name
+        command = [*_compiler(), "-O2", "-shared", "-fPIC", f"-I{include}", "-o", made, source]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        os.replace(made, target)
+    return target
+
+
+def _compiler() -> list[str]:
+    """Return the compiler that Python was built with, or another that is installed."""
+    wanted = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    for candidate in ([wanted[0]], ["cc"], ["gcc"], ["clang"]):
+        if shutil.which(candidate[0]):
+            return candidate
+    raise LookupError("no C compiler")

@@ -1,0 +1,189 @@
+/* The filter of the interpreter's profiling events.
+ *
+ * A profiling function in Python costs a microsecond for each call in Python or C of whatever runs,
+ * and taking it off and on again more than that (since Python 3.12 all code is instrumented anew).
+ * This one stays on, is paused where onelaunch itself works, and calls Python only for events that
+ * matter.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+static _Thread_local int paused; /* 1 while this thread's events are not to be seen */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *frames;  /* called when a function in Python begins and returns; or None */
+    PyObject *skipped; /* set: ids of code whose calls do not matter */
+    PyObject *leaves;  /* frozenset: types of results that do not matter, of such code */
+    PyObject *methods; /* called for a call of a method in C of `owners`; or None */
+    PyObject *owners;  /* tuple of types */
+    char over;
+} Hook;
+
+static int report(PyObject *to, PyFrameObject *frame, const char *event, PyObject *arg)
+{
+    PyObject *result = PyObject_CallFunction(to, "OsO", frame, event, arg ? arg : Py_None);
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
+/* Each of these returns 1 or 0; -1, an exception. */
+
+static int is_skipped(Hook *self, PyFrameObject *frame)
+{
+    PyCodeObject *code = PyFrame_GetCode(frame);
+    PyObject *id = PyLong_FromVoidPtr(code);
+    int found = id ? PySet_Contains(self->skipped, id) : -1;
+    Py_XDECREF(id);
+    Py_DECREF(code);
+    return found;
+}
+
+static int is_leaf(Hook *self, PyObject *result)
+{
+    return result ? PySet_Contains(self->leaves, (PyObject *)Py_TYPE(result)) : 1;
+}
+
+static int is_owned(Hook *self, PyObject *function)
+{
+    PyObject *owner = PyCFunction_Check(function) ? PyCFunction_GET_SELF(function) : NULL;
+    for (Py_ssize_t i = 0; owner && i < PyTuple_GET_SIZE(self->owners); i++)
+        if (PyObject_TypeCheck(owner, (PyTypeObject *)PyTuple_GET_ITEM(self->owners, i)))
+            return 1;
+    return 0;
+}
+
+static int notice(PyObject *hook, PyFrameObject *frame, int what, PyObject *arg)
+{
+    Hook *self = (Hook *)hook;
+    int skipped, leaf = 1;
+    if (paused)
+        return 0;
+    if (self->over) { /* another thread's, which has outlived the run */
+        PyEval_SetProfile(NULL, NULL);
+        return 0;
+    }
+    if (what == PyTrace_C_CALL && self->methods != Py_None)
+        return is_owned(self, arg) ? report(self->methods, frame, "c_call", arg) : 0;
+    if (self->frames == Py_None || (what != PyTrace_CALL && what != PyTrace_RETURN))
+        return 0;
+    if ((skipped = is_skipped(self, frame)) < 0)
+        return -1;
+    if (skipped && what == PyTrace_RETURN && (leaf = is_leaf(self, arg)) < 0)
+        return -1;
+    if (skipped && leaf)
+        return 0;
+    return report(self->frames, frame, what == PyTrace_CALL ? "call" : "return", arg);
+}
+
+static PyObject *begin(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    PyEval_SetProfile(notice, self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *end(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    ((Hook *)self)->over = 1;
+    Py_RETURN_NONE;
+}
+
+static int init(PyObject *hook, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"frames", "skipped", "leaves", "methods", "owners", NULL};
+    Hook *self = (Hook *)hook;
+    PyObject *frames, *skipped, *leaves, *methods, *owners;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!OO!", names, &frames, &PySet_Type,
+                                     &skipped, &PyFrozenSet_Type, &leaves, &methods, &PyTuple_Type,
+                                     &owners))
+        return -1;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(owners); i++)
+        if (!PyType_Check(PyTuple_GET_ITEM(owners, i))) {
+            PyErr_SetString(PyExc_TypeError, "owners are types");
+            return -1;
+        }
+    Py_XSETREF(self->frames, Py_NewRef(frames));
+    Py_XSETREF(self->skipped, Py_NewRef(skipped));
+    Py_XSETREF(self->leaves, Py_NewRef(leaves));
+    Py_XSETREF(self->methods, Py_NewRef(methods));
+    Py_XSETREF(self->owners, Py_NewRef(owners));
+    return 0;
+}
+
+#define EACH_PART(act)                                                                             \
+    act(self->frames);                                                                             \
+    act(self->skipped);                                                                            \
+    act(self->leaves);                                                                             \
+    act(self->methods);                                                                            \
+    act(self->owners)
+
+static int traverse(PyObject *hook, visitproc visit, void *arg)
+{
+    Hook *self = (Hook *)hook;
+    Py_VISIT(Py_TYPE(hook));
+    EACH_PART(Py_VISIT);
+    return 0;
+}
+
+static void dealloc(PyObject *hook)
+{
+    Hook *self = (Hook *)hook;
+    PyTypeObject *type = Py_TYPE(hook);
+    PyObject_GC_UnTrack(hook);
+    EACH_PART(Py_XDECREF);
+    type->tp_free(hook);
+    Py_DECREF(type);
+}
+
+static PyMethodDef hook_methods[] = {
+    {"begin", begin, METH_NOARGS, "Become the profiling function of this thread."},
+    {"end", end, METH_NOARGS, "Leave every other thread at its next event."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot hook_slots[] = {
+    {Py_tp_doc, "A profiling function that calls Python for the events that matter."},
+    {Py_tp_init, init},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_methods, hook_methods},
+    {Py_tp_traverse, traverse},
+    {Py_tp_dealloc, dealloc},
+    {0, NULL},
+};
+
+static PyType_Spec hook_spec = {
+    .name = "onelaunch_profile.Hook",
+    .basicsize = sizeof(Hook),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = hook_slots,
+};
+
+static PyObject *pause_thread(PyObject *Py_UNUSED(module), PyObject *pauses)
+{
+    int before = paused, now = PyObject_IsTrue(pauses);
+    if (now < 0)
+        return NULL;
+    paused = now;
+    return PyBool_FromLong(before);
+}
+
+static PyMethodDef methods[] = {
+    {"pause", pause_thread, METH_O, "Set whether this thread is paused; return whether it was."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "onelaunch_profile", NULL, -1, methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit_onelaunch_profile(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    PyObject *type = module ? PyType_FromSpec(&hook_spec) : NULL;
+    if (!type || PyModule_AddObject(module, "Hook", type)) {
+        Py_XDECREF(type);
+        Py_XDECREF(module);
+        return NULL;
+    }
+    return module;
+}

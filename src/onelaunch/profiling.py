@@ -1,0 +1,135 @@
+"""The interpreter's profiling function, for runs that are watched."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol
+
+from onelaunch.native import FAILURES, compiled
+
+OnEvent = Callable[[FrameType, str, Any], object]
+
+
+class Hook(Protocol):
+    """A profiling function that calls Python for the events that matter."""
+
+    def begin(self) -> object:
+        """Become the profiling function of this thread."""
+
+    def end(self) -> object:
+        """Leave every other thread at its next event."""
+
+
+class _Thread(threading.local):
+    paused = False
+
+    def pause(self, paused: bool) -> bool:
+        before, self.paused = self.paused, paused
+        return before
+
+
+_thread = _Thread()
+
+
+class _PythonHook:
+    """The hook where there is no compiler; 1 us for each call of whatever runs."""
+
+    def __init__(
+        self,
+        frames: OnEvent | None,
+        skipped: set[int],
+        leaves: frozenset[type],
+        methods: OnEvent | None,
+        owners: tuple[type, ...],
+    ) -> None:
+        self._frames = frames
+        self._skipped = skipped
+        self._leaves = leaves
+        self._methods = methods
+        self._owners = owners
+        self._over = False
+
+    def begin(self) -> None:
+        sys.setprofile(self)
+
+    def end(self) -> None:
+        self._over = True
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
+        if _thread.paused:
+            return
+        if self._over:
+            sys.setprofile(None)
+        elif event == "c_call" and self._methods is not None:
+            if isinstance(getattr(arg, "__self__", None), self._owners):
+                self._methods(frame, event, arg)
+        elif event in ("call", "return") and self._frames is not None:
+            matters = event == "return" and type(arg) not in self._leaves
+            if matters or id(frame.f_code) not in self._skipped:
+                self._frames(frame, event, arg)
+
+
+@functools.cache
+def _native() -> Any:
+    """Return the compiled module, or None."""
+    try:
+        return compiled("profile")
+    except FAILURES:
+        return None
+
+
+def _hook_class() -> type[Hook]:
+    return _native().Hook if _native() else _PythonHook
+
+
+def hook(
+    frames: OnEvent | None = None,
+    skipped: set[int] | None = None,
+    leaves: frozenset[type[object]] = frozenset(),
+    methods: OnEvent | None = None,
+    owners: tuple[type, ...] = (),
+) -> Hook:
+    """Make a hook.
+
+    Args:
+        frames: called with ``"call"`` and ``"return"`` for functions in Python.
+        skipped: ids of code that matters only where it returns something, and that is not of one of
+            the types `leaves`. The caller keeps the code alive, and may add to the set.
+        methods: called with ``"c_call"`` for methods in C of instances of `owners`.
+    """
+    made: Any = _hook_class()
+    return made(frames, set() if skipped is None else skipped, leaves, methods, owners)
+
+
+def is_profiled() -> bool:
+    """Return whether somebody else has the interpreter's profiling function."""
+    return not isinstance(sys.getprofile(), (type(None), _hook_class()))
+
+
+def set_profile(profile: Any) -> None:
+    """Set what `sys.getprofile` returned."""
+    if isinstance(profile, _hook_class()):
+        profile.begin()
+    else:
+        sys.setprofile(profile)
+
+
+def pause(paused: bool) -> bool:
+    """Set whether the hooks of this thread see nothing for now; return whether they did not."""
+    return (_native() or _thread).pause(paused)
+
+
+class unwatched:
+    """A context whose work hooks do not see: that of onelaunch itself. 0.3 us."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = pause(True)
+
+    def __exit__(self, *raised: object) -> None:
+        pause(self._before)

@@ -42,7 +42,7 @@ class _PythonHook:
         self,
         frames: OnEvent | None,
         skipped: set[int],
-        leaves: frozenset[type],
+        leaves: set[type],
         methods: OnEvent | None,
         owners: tuple[type, ...],
     ) -> None:
@@ -67,10 +67,15 @@ class _PythonHook:
         elif event == "c_call" and self._methods is not None:
             if isinstance(getattr(arg, "__self__", None), self._owners):
                 self._methods(frame, event, arg)
-        elif event in ("call", "return") and self._frames is not None:
-            matters = event == "return" and type(arg) not in self._leaves
-            if matters or id(frame.f_code) not in self._skipped:
-                self._frames(frame, event, arg)
+        elif event not in ("call", "return") or self._frames is None:
+            return
+        elif id(frame.f_code) not in self._skipped or self._is_used(frame, event, arg):
+            self._frames(frame, event, arg)
+
+    def _is_used(self, frame: FrameType, event: str, result: object) -> bool:
+        if event == "call" or type(result) in self._leaves or frame.f_back is None:
+            return False
+        return id(frame.f_back.f_code) not in self._skipped
 
 
 @functools.cache
@@ -89,7 +94,7 @@ def _hook_class() -> type[Hook]:
 def hook(
     frames: OnEvent | None = None,
     skipped: set[int] | None = None,
-    leaves: frozenset[type[object]] = frozenset(),
+    leaves: set[type[object]] | None = None,
     methods: OnEvent | None = None,
     owners: tuple[type, ...] = (),
 ) -> Hook:
@@ -97,12 +102,13 @@ def hook(
 
     Args:
         frames: called with ``"call"`` and ``"return"`` for functions in Python.
-        skipped: ids of code that matters only where it returns something, and that is not of one of
-            the types `leaves`. The caller keeps the code alive, and may add to the set.
+        skipped: ids of code that matters only where it returns to other code, and something not of
+            the types `leaves`. The caller keeps the code alive, and may add to both sets.
         methods: called with ``"c_call"`` for methods in C of instances of `owners`.
     """
     made: Any = _hook_class()
-    return made(frames, set() if skipped is None else skipped, leaves, methods, owners)
+    ids, types = set[int]() if skipped is None else skipped, leaves or set[type]()
+    return made(frames, ids, types, methods, owners)
 
 
 def is_profiled() -> bool:

@@ -50,12 +50,17 @@ def user_frame(traceback: TracebackType | None = None) -> Place | None:
     Returns:
         The place, or None if there is no such frame (in a thread of the autograd engine, say).
     """
-    frames = _live() if traceback is None else reversed(list(_raised(traceback)))
-    for frame, lineno in frames:
-        filename = frame.f_code.co_filename
-        if is_users(filename):
-            return Place(filename, lineno, _source(filename, lineno))
-    return None
+    if traceback is not None:
+        raised = reversed(list(_raised(traceback)))
+        found = next((at for at in raised if is_users(at.tb_frame.f_code.co_filename)), None)
+        return found and _place(found.tb_frame, found.tb_lineno)
+    frame = next((frame for frame in _live() if is_users(frame.f_code.co_filename)), None)
+    return frame and _place(frame, frame.f_lineno)
+
+
+def _place(frame: FrameType, lineno: int) -> Place:
+    filename = frame.f_code.co_filename
+    return Place(filename, lineno, _source(filename, lineno))
 
 
 def user_line() -> str | None:
@@ -103,7 +108,7 @@ def _source(filename: str, lineno: int) -> str:
 def torch_files() -> Iterator[str]:
     """Return torch's files that run between the user's line and here, innermost first:
     ``nn/modules/batchnorm.py``."""
-    for frame, _ in _live():
+    for frame in _live():
         filename = frame.f_code.co_filename
         if is_users(filename):
             return
@@ -114,22 +119,24 @@ def torch_files() -> Iterator[str]:
 def levels_to_user() -> int:
     """Return the `stacklevel` with which `warnings.warn`, called from here, shows the user's
     line."""
-    for level, (frame, _) in enumerate(_live(), start=1):
+    for level, frame in enumerate(_live(), start=1):
         if is_users(frame.f_code.co_filename):
             return level
     return 1
 
 
-def _live() -> Iterator[tuple[FrameType, int]]:
+def _live() -> Iterator[FrameType]:
+    """Return the frames above the caller's, innermost first. Asking each for its line would take
+    longer than all else."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        yield frame, frame.f_lineno
+        yield frame
         frame = frame.f_back
 
 
-def _raised(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+def _raised(traceback: TracebackType | None) -> Iterator[TracebackType]:
     while traceback is not None:
-        yield traceback.tb_frame, traceback.tb_lineno
+        yield traceback
         traceback = traceback.tb_next
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from onelaunch.frames.watch import UNNOTED, FrameWatch
+from onelaunch.frames.watch import FrameWatch
 from onelaunch.profiling import hook, is_profiled, set_profile
 from onelaunch.source import Place, is_users, line_of
 
@@ -196,13 +196,11 @@ def watching_seeds(
         yield
         return
     watch = _Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS, draw)
-    made = hook(
-        frames,
-        set() if frames is None else frames.skipped,
-        UNNOTED,
-        methods=watch,
-        owners=(torch.Generator, random.Random),
-    )
+    owners = (torch.Generator, random.Random)
+    if frames is None:
+        made = hook(methods=watch, owners=owners)
+    else:
+        made = hook(frames, frames.skipped, frames.leaves, watch, owners)
     made.begin()
     try:
         yield

@@ -68,10 +68,6 @@ _TAKE_FUNCTIONS = frozenset({"flex_attention", "cond", "while_loop", "scan", "as
 _RUNS_BACKWARD = {cast(types.FunctionType, fn).__code__ for fn in _BACKWARDS}
 
 
-UNNOTED = frozenset({*LEAVES, Tensor, nn.Parameter})
-"""Types of results that are not noted. Results of subclasses are found out one by one."""
-
-
 class FrameWatch:
     """A watch that notes in `reads` the reads of functions that run while it is active."""
 
@@ -79,7 +75,9 @@ class FrameWatch:
         self.reads = reads
         self.skipped: set[int] = set()
         """ids of code whose calls are not noted; its results may be, by the code that called it."""
-        self._hook = hook(self, self.skipped, UNNOTED)
+        self.leaves: set[type] = {*LEAVES, Tensor}
+        """Types of results that have nothing to note, as far as they have been met."""
+        self._hook = hook(self, self.skipped, self.leaves)
         # The collector's callbacks may run at any time, and are not the callable's.
         self._unread = _LOOKS_UP | {getattr(fn, "__code__", None) for fn in gc.callbacks}
         self._importing: list[FrameType] = []
@@ -167,7 +165,9 @@ class FrameWatch:
         arguments = self._arguments.pop(id(frame), {}) if self._arguments else {}
         results = self._results.pop(id(frame), {}) if self._results else {}
         parent = frame.f_back
-        if parent is not None and has_contents(result):
+        if not has_contents(result):
+            self.leaves.add(type(result))
+        elif parent is not None:
             caller = self._codes.get(id(parent.f_code)) or self._known(parent.f_code)
             if not caller.unread:
                 at = self._results.setdefault(id(parent), {}).setdefault(parent.f_lasti, [])

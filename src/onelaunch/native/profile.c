@@ -13,8 +13,8 @@ static _Thread_local int paused; /* 1 while this thread's events are not to be s
 typedef struct {
     PyObject_HEAD
     PyObject *frames;  /* called when a function in Python begins and returns; or None */
-    PyObject *skipped; /* set: ids of code whose calls do not matter */
-    PyObject *leaves;  /* frozenset: types of results that do not matter, of such code */
+    PyObject *skipped; /* set: ids of code that does not matter */
+    PyObject *leaves;  /* set: types of results of such code that do not matter to its caller */
     PyObject *methods; /* called for a call of a method in C of `owners`; or None */
     PyObject *owners;  /* tuple of types */
     char over;
@@ -39,9 +39,15 @@ static int is_skipped(Hook *self, PyFrameObject *frame)
     return found;
 }
 
-static int is_leaf(Hook *self, PyObject *result)
+static int is_unused(Hook *self, PyFrameObject *frame, PyObject *result)
 {
-    return result ? PySet_Contains(self->leaves, (PyObject *)Py_TYPE(result)) : 1;
+    int found = result ? PySet_Contains(self->leaves, (PyObject *)Py_TYPE(result)) : 1;
+    if (found)
+        return found;
+    PyFrameObject *caller = PyFrame_GetBack(frame);
+    found = caller ? is_skipped(self, caller) : 1;
+    Py_XDECREF(caller);
+    return found;
 }
 
 static int is_owned(Hook *self, PyObject *function)
@@ -56,7 +62,7 @@ static int is_owned(Hook *self, PyObject *function)
 static int notice(PyObject *hook, PyFrameObject *frame, int what, PyObject *arg)
 {
     Hook *self = (Hook *)hook;
-    int skipped, leaf = 1;
+    int skipped;
     if (paused)
         return 0;
     if (self->over) { /* another thread's, which has outlived the run */
@@ -67,12 +73,11 @@ static int notice(PyObject *hook, PyFrameObject *frame, int what, PyObject *arg)
         return is_owned(self, arg) ? report(self->methods, frame, "c_call", arg) : 0;
     if (self->frames == Py_None || (what != PyTrace_CALL && what != PyTrace_RETURN))
         return 0;
-    if ((skipped = is_skipped(self, frame)) < 0)
-        return -1;
-    if (skipped && what == PyTrace_RETURN && (leaf = is_leaf(self, arg)) < 0)
-        return -1;
-    if (skipped && leaf)
-        return 0;
+    skipped = is_skipped(self, frame);
+    if (skipped > 0 && what == PyTrace_RETURN)
+        skipped = is_unused(self, frame, arg);
+    if (skipped)
+        return skipped < 0 ? -1 : 0;
     return report(self->frames, frame, what == PyTrace_CALL ? "call" : "return", arg);
 }
 
@@ -94,7 +99,7 @@ static int init(PyObject *hook, PyObject *args, PyObject *kwargs)
     Hook *self = (Hook *)hook;
     PyObject *frames, *skipped, *leaves, *methods, *owners;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!OO!", names, &frames, &PySet_Type,
-                                     &skipped, &PyFrozenSet_Type, &leaves, &methods, &PyTuple_Type,
+                                     &skipped, &PySet_Type, &leaves, &methods, &PyTuple_Type,
                                      &owners))
         return -1;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(owners); i++)

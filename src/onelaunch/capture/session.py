@@ -119,7 +119,7 @@ class CaptureSession:
         Whether it succeeds or not, nothing remains of its effects except the Python effects of
         running `fn` once.
         """
-        # Torch imports Dynamo when a dispatch mode first runs: 1 s, which is no part of a capture.
+        # The first operation under a mode would: 1 s, which is no part of a capture.
         importlib.import_module("torch._dynamo")
         started = time.perf_counter()
         if self.known is None:

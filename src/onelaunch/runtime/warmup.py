@@ -47,8 +47,10 @@ Refuse = Callable[[SignatureState, CaptureError], object]
 
 
 def _import_dynamo() -> None:
-    """Import Dynamo in a thread, before the first operation under a mode would: the import keeps
-    the frames below it, and the graph that they hold, until cycles are collected."""
+    """Import Dynamo in a thread, before the first operation under a mode would (pytorch#104664).
+
+    The import keeps the frames below it, and the graph that they hold, until cycles are collected.
+    """
     if "torch._dynamo" not in sys.modules:
         thread = Thread(target=importlib.import_module, args=("torch._dynamo",))
         thread.start()

@@ -186,7 +186,7 @@ class Backward:
             observer = Observer(driver, static.device, own)
             seeds = watching_seeds(observer.refuse_seed)
             taken: set[int] = set()
-            with unwound(), seeds, observer.host_reads(), observer:
+            with unwound(), seeds, observer.reads, observer:
                 found = observer.outcome(static.gradients, statics)
                 _refuse_sparse(found)
                 made = static.laid_out(

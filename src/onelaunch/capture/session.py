@@ -408,7 +408,7 @@ class CaptureSession:
             result = self.fn(*args, **kwargs)
             refuse_drawn(generators, self.fn, observer.ledger)
             now = places(plan.tensors, ((slot.name, t) for slot, t in walk.tensors()))
-            observer.adopt(self.known, dict(now), plan.tensors, plan.statics)
+            self.known.give(observer, dict(now), plan.tensors, plan.statics)
             return result
         forward = self.forward
         around = nullcontext() if forward is None else forward.around(walk, run.state_inputs)
@@ -420,7 +420,7 @@ class CaptureSession:
             frames=watch,
         )
         stepping = run.steps.watched(observer)
-        reads = observer.host_reads()
+        reads = observer.reads
         assert observer.ledger is not None
         asking, numbers = self.asking.answering(), noting_steps(observer.ledger)
         factories = HostFactories(self.device)

@@ -37,7 +37,7 @@ from onelaunch.state.slots import MISSING, gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
 from onelaunch.unwinding import same_modes
-from onelaunch.watch.compiled import places
+from onelaunch.watch.compiled import CompiledAccesses, places
 from onelaunch.watch.ledger import Ledger, Noting
 from onelaunch.watch.observer import Observer
 from onelaunch.watch.operations import HigherOrder
@@ -138,7 +138,7 @@ class Warmup:
         if any(map(_creates_state, attempt.reached.changed(before)[1])):
             signature.warm -= 1  # an optimizer's first step: the next call shows what it reads
         else:
-            signature.known = observer.accesses(named)
+            signature.known = CompiledAccesses.of(observer, named)
         return result
 
     def compare_answers(self, attempt: Attempt, name: str) -> CaptureError | None:
@@ -197,7 +197,7 @@ class Warmup:
             signature.need_bytes = max(0, need - observer.saved_bytes)
             signature.threads.add(get_ident())
             if self._options.compile:
-                signature.known = observer.accesses(named)
+                signature.known = CompiledAccesses.of(observer, named)
                 for _ in range(2):
                     driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
         refuse_lasting(effects.found)

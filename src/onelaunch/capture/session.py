@@ -420,7 +420,7 @@ class CaptureSession:
             frames=watch,
         )
         stepping = run.steps.watched(observer)
-        reads = observer.reads
+        reads = observer.host_reads()
         assert observer.ledger is not None
         asking, numbers = self.asking.answering(), noting_steps(observer.ledger)
         factories = HostFactories(self.device)

@@ -75,8 +75,7 @@ class Observer(Watching):
         for region in map(driver.region, inputs):
             stop = self._inputs.get(region.storage, 0)
             self._inputs[region.storage] = max(stop, region.stop)
-        self.reads = HostReads(self._on_device, self._refuse_read, self._read_on_host)
-        """A mode that refuses the host's reads of device memory."""
+        self._reads = HostReads(self._on_device, self._refuse_read, self._read_on_host)
         self._displaced = {driver.storage(t) for t in displaced}
         self._held = held or {}
         self._produced: set[int] = set()
@@ -229,6 +228,10 @@ class Observer(Watching):
         what = f"`random.{method}` draws a number in a capture"
         return self.note_refusal(refuse("OL117", what, fix=DRAWN))
 
+    def host_reads(self) -> HostReads:
+        """Return a mode that refuses the host's reads of device memory."""
+        return self._reads
+
     def _refuse_read(self, code: str, what: str, t: Tensor, fix: str | None) -> None:
         self.wanted.add(self._storage(t))
         raise self.note_refusal(refuse(code, what, fix=fix))
@@ -267,7 +270,7 @@ class Observer(Watching):
             if found is not None:
                 self.wanted.add(self._storage(device[0]))
                 what = found.what or f"{_readable(name)} needs the value of {named(device[0])}"
-                what, fix = CHECKED.get(self.reads.calling, (what, found.fix))
+                what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
                 raise refuse(found.code, what, fix=fix)
         target = kwargs.get("device")
         moves = (
@@ -351,7 +354,7 @@ class Observer(Watching):
             self._on_device(target)
             and not self._on_device(source)
             and source.dim() == 0
-            and (self.host.is_constant(source) or self.reads.assigning > 0)
+            and (self.host.is_constant(source) or self._reads.assigning > 0)
         )
 
     def _refuse_absolute(
@@ -396,7 +399,7 @@ class Observer(Watching):
             # Regions are saved before their first write; `restore` goes backwards.
             self._saved_regions.add(region)
             with _disable_current_modes():  # other modes must see the callable's operations alone
-                memory = self._driver.alias(t, torch.uint8, (region.stop - region.start,), (1,), 0)
+                memory = self._driver.alias(t, torch.uint8, (region.nbytes,), (1,), 0)
                 self._saved.append((memory, memory.clone()))
 
     def _produce(self, func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:

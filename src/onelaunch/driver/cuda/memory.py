@@ -272,4 +272,4 @@ def empty(nbytes: int, device: torch.device) -> Tensor:
 def bytes_of(t: Tensor) -> Tensor:
     """View the bytes that `t` touches, as uint8 of shape (n,) over the same storage."""
     touched = region(t)
-    return alias(t, torch.uint8, (touched.stop - touched.start,), (1,), 0)
+    return alias(t, torch.uint8, (touched.nbytes,), (1,), 0)

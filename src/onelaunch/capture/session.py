@@ -340,7 +340,7 @@ class CaptureSession:
         known = {} if self.follows else before.objects() | argument_objects(tree, (args, kwargs))
         flat = flatten(result, "result", objects=True, known=known)
         if self.forward is not None:
-            self.forward.settle(observer, flat.tensors, arguments, plan)
+            self.forward.replace_proxies(observer, flat.tensors, arguments, plan)
         refuse_opaque(flat.tree)
         run.after, run.found = self.reached.changed(before.walk)
         run.steps.refuse_schedule(run.found, self.callee.fn)

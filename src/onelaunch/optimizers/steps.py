@@ -26,7 +26,7 @@ from onelaunch.optimizers.capturable import (
     outlasting,
     parameters_of,
     refusal,
-    settle,
+    silence,
     watching_steps,
 )
 from onelaunch.optimizers.traced_float import ScalarTrace, unmistakable
@@ -120,7 +120,7 @@ class Steps:
         error = refusal(optimizer)
         if error is not None:
             raise error
-        settle(optimizer)
+        silence(optimizer)
         lasts = self.lasts(optimizer)
         if lasts:
             self._hold(optimizer)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from onelaunch.driver.protocol import Ambiguities, AmbiguousMatch, Capture, Driver, Graph, Pool
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
-from onelaunch.optimizers.capturable import is_of_torch, parameters_of, settle
+from onelaunch.optimizers.capturable import is_of_torch, parameters_of, silence
 from onelaunch.optimizers.scalars import PatchedScalars, Reached, patched_scalars
 from onelaunch.optimizers.steps import Place, Steps, every_key, keys_read, places_of
 from onelaunch.optimizers.traced_float import unmistakable
@@ -248,7 +248,7 @@ def _proven(
     reads: _Reads,
     confirmed: Ambiguities,
 ) -> Reached | None:
-    settle(trial)
+    silence(trial)
 
     def twice() -> None:
         reads.step(trial)

@@ -108,7 +108,7 @@ class RowNode:
         """Prepare the call that takes the words to the executable graph."""
         return self.kernel.setter(executable)
 
-    def settle(self) -> None:
+    def point_at_rest(self) -> None:
         """Point the node at the recording's own memory."""
         for word, value in zip(self.words, self.rest, strict=True):
             word.value = value

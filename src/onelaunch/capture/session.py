@@ -320,7 +320,7 @@ class CaptureSession:
     def _run(self, capture: Capture, run: CaptureRun, tree: Tree) -> None:
         """Run the body: copy the inputs in, run the callable, copy the outputs out."""
         before, plan = run.before, run.plan
-        statics = self._staged(capture, run)
+        statics = self._stage_inputs(capture, run)
         arguments = statics[: len(statics) - len(run.state_inputs)]
         observer = run.observer = self._observer(run, statics)
         args, kwargs = unflatten(tree, list(arguments))
@@ -353,10 +353,10 @@ class CaptureSession:
             return
         for storage, tensors in observer.external.items():
             before.held.setdefault(storage, []).extend(tensors)
-        outputs = self._taken(run, flat, known)
+        outputs = self._plan_results(run, flat, known)
         output_ports(self.driver, capture, plan, outputs, observer, self.static_outputs)
 
-    def _staged(self, capture: Capture, run: CaptureRun) -> list[Tensor]:
+    def _stage_inputs(self, capture: Capture, run: CaptureRun) -> list[Tensor]:
         """Return the callable's tensor for each input; put inputs that are state into their
         slots."""
         statics = stage(self.driver, capture, run.plan, self.device)
@@ -443,7 +443,7 @@ class CaptureSession:
         observer.ledger.finish()
         return result
 
-    def _taken(self, run: CaptureRun, flat: Flat, known: Mapping[int, Same]) -> Outputs:
+    def _plan_results(self, run: CaptureRun, flat: Flat, known: Mapping[int, Same]) -> Outputs:
         """Plan how the results reach the caller, and how stored values reach their slots."""
         before, plan, observer = run.before, run.plan, run.observer
         stored = list(rebound(run.found, before.walk, observer))

@@ -72,6 +72,10 @@ class SignatureState:
         launches[0] += self.launches[0] if self.launches else 0
         self.launches = launches
 
+    def agreed(self) -> None:
+        """Note a capture that did, and read, no more than the runs before it."""
+        self.ledger, self.differing, self.unread = None, 0, 0
+
     def gone(self) -> int:
         """Return the launches of dropped recordings that no other one has taken over yet."""
         parts = () if self.parts is None else list(self.parts.values())

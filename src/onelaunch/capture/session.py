@@ -17,8 +17,8 @@ from onelaunch.call.tree import Flat, Same, Tree, argument_objects, flatten, unf
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.checks import (
-    afterthought,
     inspect_arguments,
+    late_refusal,
     refuse_gradients,
     refuse_opaque,
     refuse_parts,
@@ -206,7 +206,7 @@ class CaptureSession:
         try:
             graph, statics = self._recorded(run, tree)
             self._learn(run, graph)
-            error = afterthought(run, self.forward.holders if self.forward else ())
+            error = late_refusal(run, self.forward.holders if self.forward else ())
             if error is not None:
                 raise error
             scalars = self._trials.patch(self.driver, self.device, self.pool, steps, graph)

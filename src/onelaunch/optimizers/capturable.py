@@ -222,7 +222,7 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def silence(optimizer: Optimizer) -> None:
+def settle(optimizer: Optimizer) -> None:
     """Silence torch's warning that a capturable optimizer steps uncaptured, as in a warm-up."""
     vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True
 
@@ -304,7 +304,7 @@ def capturable(optimizer: Stepper) -> Stepper:
     refused = why_not(optimizer)
     if refused is not None:
         raise CaptureError("OL120", refused[0], fix=refused[1])
-    silence(optimizer)
+    settle(optimizer)
     return optimizer
 
 

@@ -26,7 +26,7 @@ from onelaunch.optimizers.capturable import (
     outlasting,
     parameters_of,
     refusal,
-    silence,
+    settle,
     watching_steps,
 )
 from onelaunch.optimizers.traced_float import ScalarTrace, unmistakable
@@ -120,7 +120,7 @@ class Steps:
         error = refusal(optimizer)
         if error is not None:
             raise error
-        silence(optimizer)
+        settle(optimizer)
         lasts = self.lasts(optimizer)
         if lasts:
             self._hold(optimizer)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from onelaunch.driver.protocol import Ambiguities, AmbiguousMatch, Capture, Driver, Graph, Pool
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
-from onelaunch.optimizers.capturable import is_of_torch, parameters_of, silence
+from onelaunch.optimizers.capturable import is_of_torch, parameters_of, settle
 from onelaunch.optimizers.scalars import PatchedScalars, Reached, patched_scalars
 from onelaunch.optimizers.steps import Place, Steps, every_key, keys_read, places_of
 from onelaunch.optimizers.traced_float import unmistakable
@@ -88,7 +88,7 @@ class ScalarTrials:
                 kept = steps.kept(optimizer)
                 stepped = steps.stepped[id(optimizer)]
                 found = constants(driver, device, pool, optimizer, stepped, kept, self.seed)
-                self.known[optimizer] = found
+                self._learn(optimizer, *found)
                 agree = agree and found[0] == kept
         if not agree:
             return None
@@ -107,8 +107,13 @@ class ScalarTrials:
         if self.seed < _SEEDS:
             return None
         for optimizer in steps.optimizers:
-            self.known[optimizer] = every_key(optimizer), frozenset()
+            self._learn(optimizer, every_key(optimizer))
         return None
+
+    def _learn(
+        self, optimizer: Optimizer, constants: frozenset[str], reached: Reached = frozenset()
+    ) -> None:
+        self.known[optimizer] = constants, reached
 
     def _agrees_twice(self, steps: Steps) -> bool:
         """Return whether two captures show that all numbers in steps that are not torch's are
@@ -118,7 +123,7 @@ class ScalarTrials:
             return True
         if self._before is not None:
             for optimizer in own:
-                self.known[optimizer] = every_key(optimizer), frozenset()
+                self._learn(optimizer, every_key(optimizer))
         self._before = None if self._before else steps
         self.seed += 1
         return False
@@ -242,7 +247,7 @@ def _proven(
     reads: _Reads,
     confirmed: Ambiguities,
 ) -> Reached | None:
-    silence(trial)
+    settle(trial)
 
     def twice() -> None:
         reads.step(trial)

@@ -29,7 +29,7 @@ from onelaunch.driver.distance import apart
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, let_go
-from onelaunch.optimizers.capturable import noting_steps, refusal, silence, watching_steps
+from onelaunch.optimizers.capturable import noting_steps, refusal, settle, watching_steps
 from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
@@ -261,7 +261,7 @@ def _stepping(signature: SignatureState, refuse: Refuse) -> AbstractContextManag
     def before(optimizer: Optimizer) -> None:
         error = refusal(optimizer)
         if error is None:
-            silence(optimizer)
+            settle(optimizer)
         elif signature.eager is None:
             refuse(signature, error)
 

@@ -30,9 +30,10 @@ from examples.workloads import WORKLOADS
 from onelaunch.bench import ENGINES
 from onelaunch.bench.engine import Built, Engine
 from onelaunch.bench.environment import environment
-from onelaunch.bench.reference import first_line, outputs, relative_error
+from onelaunch.bench.reference import first_line, outputs
 from onelaunch.bench.timers import HostTimer, Timing, WallTimer, timers_for
 from onelaunch.bench.workload import Workload
+from onelaunch.driver.distance import relative_error
 
 ORDER = ("mlp", "cnn", "rnn", "resnet50", "bert")
 VARIANTS = ("bare", "onelaunch", "onelaunch-static", "onelaunch-rebind", "reduce-overhead")

@@ -199,7 +199,8 @@ def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:
     reached = unique([*wanting, *(t for t in graph.leaves if t.requires_grad)])
     inputs = [t for t in reached if not (t._backward_hooks or t.retains_grad)]
     seeds = [torch.zeros_like(t) for t in outputs]
-    # A new thread of the engine has no CUDA context before its first kernel: cuBLAS would warn.
+    # A new thread of the engine has no CUDA context before its first kernel, of which torch warns
+    # where that is a product of matrices (pytorch#120131).
     last = [t * 1 for t in outputs]
     grads = torch.autograd.grad(last, inputs, seeds, allow_unused=True) if inputs else ()
     given = cast(Sequence[Tensor | None], grads)

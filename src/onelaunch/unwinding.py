@@ -24,8 +24,9 @@ _AUTOCAST = ("cpu", "cuda", "privateuseone")
 class FunctionMode(TorchFunctionMode):
     """A function mode that ends only itself, whatever is on top of the stack.
 
-    Torch pops a mode while the mode handles an operation, and does not push it again if a Ctrl-C
-    stops it there: the mode's exit would then pop another.
+    Torch pops a mode while the mode handles an operation (`_pop_mode_temporarily`, since
+    pytorch#84774), and does not push it again if a Ctrl-C stops it there: the mode's exit would
+    then pop another.
     """
 
     def __exit__(self, *raised: Any) -> None:
@@ -38,8 +39,8 @@ class DispatchMode(TorchDispatchMode):
     """A dispatch mode that ends only itself, too, and that several threads may have at once.
 
     Torch keeps in flags of the whole process whether a mode is on, and a mode restores their
-    previous values. Of two threads the second to begin would leave them on: nothing would be
-    compiled any more.
+    previous values (pytorch#122339). Of two threads the second to begin would leave them on:
+    nothing would be compiled any more.
     """
 
     _thread = 0

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from onelaunch import testing
 from onelaunch.bench.draws import DRAWS, draws
-from onelaunch.bench.reference import Case, judge, make_reference, relative_error
+from onelaunch.bench.reference import Case, judge, make_reference
 from onelaunch.bench.workload import Workload
+from onelaunch.driver.distance import relative_error
 
 
 def generator() -> torch.Generator:

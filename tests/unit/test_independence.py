@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from examples.resnet import ResNet
+from onelaunch.driver.distance import close
 from onelaunch.errors import CaptureError
-from onelaunch.padding.compare import close
 from onelaunch.padding.taint.mode import TaintMode
 from onelaunch.padding.taint.trace import Trace
 from onelaunch.sizes.buckets import Buckets
@@ -339,7 +339,7 @@ def test_rows_that_are_not_finite_are_compared_too(dtype: torch.dtype) -> None:
 
 
 def test_results_are_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onelaunch.padding.compare._PIECE", 3)
+    monkeypatch.setattr("onelaunch.driver.distance._PIECE", 3)
     x = torch.randn(4, 5)
     for index in range(x.numel()):
         other = x.clone()

@@ -37,7 +37,6 @@ _use_count: Callable[[int], int] = cast(Any, torch._C)._storage_Use_Count
 _set_versions: Callable[[tuple[Tensor, ...], tuple[int, ...]], None] = cast(
     Any, torch._C
 )._autograd._unsafe_set_version_counter
-_SPARSE_EXTENT = 2
 
 
 class Edits(NamedTuple):
@@ -205,7 +204,7 @@ class Backward:
             if not kept:
                 for g in made:
                     if g is not None:
-                        size = (_extent(driver, g),)
+                        size = (driver.region(g).nbytes,)
                         capture.output(driver.alias(g, torch.uint8, size, (1,), 0))
             return made if kept else [None if g is None else g.detach() for g in made]
 
@@ -279,22 +278,16 @@ def _refuse_sparse(gradients: Gradients) -> None:
 
 def _port(driver: Driver, capture: Capture, g: Tensor) -> Tensor:
     """Make an input port for a gradient; return the tensor over it."""
-    extent = _extent(driver, g)
-    nbytes = g.numel() * g.element_size()
-    if extent > max(_SPARSE_EXTENT * nbytes, 512):
-        buffer = driver.empty(nbytes, g.device)
+    region = driver.region(g)
+    if region.is_sparse(g):
+        buffer = driver.empty(g.numel() * g.element_size(), g.device)
         dense = torch.empty(g.shape, device="meta").stride()
         static = driver.alias(buffer, g.dtype, g.shape, dense, 0)
         capture.input(g, static, Travel.COPY)
         return static
-    buffer = driver.empty(extent, g.device)
+    buffer = driver.empty(region.nbytes, g.device)
     capture.input(g, buffer, Travel.NODE)
     return driver.alias(buffer, g.dtype, g.shape, g.stride(), 0)
-
-
-def _extent(driver: Driver, t: Tensor) -> int:
-    region = driver.region(t)
-    return region.stop - region.start
 
 
 def _maker(driver: Driver, g: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
@@ -309,7 +302,7 @@ def _maker(driver: Driver, g: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
             return made, made
 
         return whole
-    nbytes, device = _extent(driver, g), g.device
+    nbytes, device = driver.region(g).nbytes, g.device
 
     def strided() -> tuple[Tensor, Tensor]:
         base = driver.empty(nbytes, device)

@@ -93,7 +93,7 @@ class ProxyLeaves:
         for proxy in self._proxies.values():
             yield proxy, self._real[id(proxy)]
 
-    def settle(self, observer: Observer) -> None:
+    def replace_in(self, observer: Observer) -> None:
         """Replace proxies by their tensors in what was observed."""
         for storage, tensors in observer.external.items():
             observer.external[storage] = [self.real(t) for t in tensors]

@@ -20,6 +20,7 @@ from torch import Tensor
 from onelaunch.bench.draws import DRAWS, Draw, draws, nudged
 from onelaunch.bench.workload import Inputs, Workload, clone, each_tensor, to_host, widen
 from onelaunch.call import tree
+from onelaunch.driver.distance import is_inexact, norm, relative_error
 from onelaunch.errors import ArgumentError, kind_of
 
 TOLERANCE = {
@@ -90,7 +91,7 @@ class Reference:
     @property
     def doubt(self) -> str:
         """The reason why nothing can be checked, where eager does not repeat its own result."""
-        floats = [t for t in self.cases[0].eager if _is_inexact(t)]
+        floats = [t for t in self.cases[0].eager if is_inexact(t)]
         if any(bool(t.isnan().any()) for t in floats):
             return "eager's own result has NaN in it"
         return "the callable's own results change"
@@ -303,7 +304,7 @@ def judge(found: Outputs, case: Case, tolerance: float) -> Verdict:
             return Verdict(
                 math.nan, f"output {i} is {_form(mine)} where eager's is {_form(theirs)}"
             )
-    inexact = [i for i, t in enumerate(eager) if _is_inexact(t)]
+    inexact = [i for i, t in enumerate(eager) if is_inexact(t)]
     mine, theirs = [found[i] for i in inexact], [reference[i] for i in inexact]
     error = relative_error(mine, theirs, case.scale)
     for i in set(range(len(eager))) - set(inexact):
@@ -315,39 +316,6 @@ def judge(found: Outputs, case: Case, tolerance: float) -> Verdict:
     if error > tolerance:
         return Verdict(error, f"relative error {error:.1e} is above {tolerance:.1e}")
     return Verdict(error, None)
-
-
-def relative_error(found: Outputs, reference: Outputs, scale: float = 0.0) -> float:
-    """Compute ||found - reference|| / ||reference|| over all tensors together, in float64.
-
-    The divisor is `scale` at least. NaN wherever either holds one; equal infinities agree. Costs
-    one synchronisation.
-    """
-    off = size = 0.0
-    for mine, theirs in zip(found, reference, strict=True):
-        mine, theirs = _real(mine), _real(theirs)
-        agree = mine == theirs
-        off += float((mine - theirs).masked_fill(agree, 0).square().sum())
-        size += float(theirs.masked_fill(agree & theirs.isinf(), 0).square().sum())
-    if off == 0.0:
-        return 0.0
-    if math.isnan(off) or math.isnan(size):
-        return math.nan
-    least = max(math.sqrt(size), scale)
-    return math.sqrt(off) / least if least else math.inf
-
-
-def norm(found: Outputs) -> float:
-    """Compute ||found|| over all floating tensors together."""
-    return math.sqrt(sum(float(_real(t).square().sum()) for t in found if _is_inexact(t)))
-
-
-def _is_inexact(t: Tensor) -> bool:
-    return t.is_floating_point() or t.is_complex()
-
-
-def _real(t: Tensor) -> Tensor:
-    return (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).double()
 
 
 def _form(t: Tensor) -> str:

@@ -64,8 +64,8 @@ _note_mode: Any = getattr(
 def note_modes() -> None:
     """Tell torch that this thread has no dispatch mode, if it has none.
 
-    Torch keeps that for each thread but takes it from a flag of the process, so that modes in two
-    threads at once leave it wrong in either (torch 2.11 to 2.13). Its guards of tensors then see
+    Since pytorch#164992 torch keeps that for each thread, but takes it from a flag of the process,
+    so that modes in two threads at once leave it wrong in either. Its guards of tensors then see
     other dispatch keys of a tensor subclass than in other threads.
     """
     if not _dispatch_modes():

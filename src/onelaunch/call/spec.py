@@ -56,10 +56,7 @@ class TensorSpec:
     @property
     def extent_bytes(self) -> int:
         """Bytes from the first element to the end of the last."""
-        if 0 in self.shape:
-            return 0
-        last = sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
-        return (last + 1) * self.dtype.itemsize
+        return extent_bytes(self.shape, self.stride, self.dtype)
 
     @property
     def dense(self) -> bool:
@@ -179,6 +176,13 @@ def _tree_difference(mine: Tree, theirs: Tree, path: str) -> tuple[str, str]:
             place = path + step if path else ("args", "kwargs")[index]
             return _tree_difference(a, b, place)
     return path, "the same"
+
+
+def extent_bytes(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> int:
+    """Return the bytes from the first element of a tensor to the end of its last."""
+    if 0 in shape:
+        return 0
+    return (1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))) * dtype.itemsize
 
 
 def has_strides(t: Tensor) -> bool:

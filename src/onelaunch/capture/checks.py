@@ -103,7 +103,7 @@ def refuse_uncovered(
             raise CaptureError("OL105", what, where=observer.made_at(t))
 
 
-def afterthought(run: CaptureRun, holders: Collection[int]) -> CaptureError | None:
+def late_refusal(run: CaptureRun, holders: Collection[int]) -> CaptureError | None:
     """Return the refusal of a capture that seemed to succeed, or None.
 
     It is refused if a tensor of the callable's state was moved, or if one made in the run is kept

@@ -48,10 +48,9 @@ def refuse_module(module: nn.Module) -> None:
     Raises:
         GraphError: OL130.
     """
-    for part in module.modules():
-        kind = spread(part)
-        if kind is not None:
-            raise GraphError("OL130", _skipped(part), fix=_pair_fix(kind))
+    refused = refused_pair(module.modules())
+    if refused is not None:
+        raise GraphError(refused.code, refused.what, fix=refused.fix)
 
 
 def where_spread(reached: Callable[[], Iterable[object]]) -> list[object]:

@@ -128,7 +128,7 @@ class Forward:
         assert self._proxies is not None
         return self._proxies.real(t)
 
-    def settle(
+    def replace_proxies(
         self, observer: Observer, results: list[Tensor], arguments: Sequence[Tensor], plan: Inputs
     ) -> None:
         """Replace stand-ins by the callable's own tensors, in the results and in the observer.
@@ -142,7 +142,7 @@ class Forward:
                 raise refuse("OL113", f"an argument, {spec}, is changed in place")
         if self._proxies.accumulated() or any(t.grad is not None for t in arguments):
             raise BackwardInside
-        self._proxies.settle(observer)
+        self._proxies.replace_in(observer)
         results[:] = map(self.real, results)
 
     def plan(

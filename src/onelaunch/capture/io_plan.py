@@ -23,10 +23,6 @@ from onelaunch.errors import CaptureError
 from onelaunch.sizes.dims import Follow, Varying
 from onelaunch.watch.observer import Observer
 
-_SPARSE_EXTENT = 2
-"""The extent, in multiples of a tensor's own bytes, up to which a memcpy is used: it copies the
-gaps of a strided tensor too. Above it a strided `copy_` before the launch moves less."""
-
 
 class Unfit(Exception):
     """A tensor that a port of varying size cannot carry, so that the call is padded before it."""
@@ -95,12 +91,10 @@ def plan_inputs(
         travels.append(Travel.NODE)
         _join(groups, index, region)
     for group in groups:
-        if group.travel == Travel.NODE and len(group.members) == 1:
-            t = tensors[group.members[0]]
-            nbytes = t.numel() * t.element_size()
-            if group.region.stop - group.region.start > max(_SPARSE_EXTENT * nbytes, 512):
-                group.travel = Travel.COPY
-                travels[group.members[0]] = Travel.COPY
+        first = group.members[0]
+        alone = group.travel == Travel.NODE and len(group.members) == 1
+        if alone and group.region.is_sparse(tensors[first]):
+            group.travel = travels[first] = Travel.COPY
     return Inputs(list(tensors), [TensorSpec.of(t) for t in tensors], travels, groups)
 
 
@@ -108,7 +102,7 @@ def staged_bytes(driver: Driver, tensors: Sequence[Tensor], device: torch.device
     """Return the bytes of each buffer for inputs, as far as they are known before a capture."""
     here = [t for t in tensors if t.device == device and t.layout is torch.strided]
     groups = plan_inputs(driver, here, device, set()).groups
-    return [group.region.stop - group.region.start for group in groups]
+    return [group.region.nbytes for group in groups]
 
 
 def _join(groups: list[Group], index: int, region: Region) -> None:
@@ -146,8 +140,7 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
             statics[first] = static
             group.buffer = buffer
             continue
-        nbytes = group.region.stop - group.region.start
-        group.buffer = buffer = driver.empty(nbytes, device)
+        group.buffer = buffer = driver.empty(group.region.nbytes, device)
         for member in group.members:
             t = inputs.tensors[member]
             offset = driver.region(t).start - group.region.start

@@ -17,8 +17,8 @@ from onelaunch.call.tree import Flat, Same, Tree, argument_objects, flatten, unf
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.checks import (
-    afterthought,
     inspect_arguments,
+    late_refusal,
     refuse_gradients,
     refuse_opaque,
     refuse_parts,
@@ -119,7 +119,7 @@ class CaptureSession:
         Whether it succeeds or not, nothing remains of its effects except the Python effects of
         running `fn` once.
         """
-        # Torch imports Dynamo when a dispatch mode first runs: 1 s, which is no part of a capture.
+        # The first operation under a mode would: 1 s, which is no part of a capture.
         importlib.import_module("torch._dynamo")
         started = time.perf_counter()
         if self.known is None:
@@ -206,7 +206,7 @@ class CaptureSession:
         try:
             graph, statics = self._recorded(run, tree)
             self._learn(run, graph)
-            error = afterthought(run, self.forward.holders if self.forward else ())
+            error = late_refusal(run, self.forward.holders if self.forward else ())
             if error is not None:
                 raise error
             scalars = self._trials.patch(self.driver, self.device, self.pool, steps, graph)
@@ -320,7 +320,7 @@ class CaptureSession:
     def _run(self, capture: Capture, run: CaptureRun, tree: Tree) -> None:
         """Run the body: copy the inputs in, run the callable, copy the outputs out."""
         before, plan = run.before, run.plan
-        statics = self._staged(capture, run)
+        statics = self._stage_inputs(capture, run)
         arguments = statics[: len(statics) - len(run.state_inputs)]
         observer = run.observer = self._observer(run, statics)
         args, kwargs = unflatten(tree, list(arguments))
@@ -340,7 +340,7 @@ class CaptureSession:
         known = {} if self.follows else before.objects() | argument_objects(tree, (args, kwargs))
         flat = flatten(result, "result", objects=True, known=known)
         if self.forward is not None:
-            self.forward.settle(observer, flat.tensors, arguments, plan)
+            self.forward.replace_proxies(observer, flat.tensors, arguments, plan)
         refuse_opaque(flat.tree)
         run.after, run.found = self.reached.changed(before.walk)
         run.steps.refuse_schedule(run.found, self.callee.fn)
@@ -353,10 +353,10 @@ class CaptureSession:
             return
         for storage, tensors in observer.external.items():
             before.held.setdefault(storage, []).extend(tensors)
-        outputs = self._taken(run, flat, known)
+        outputs = self._plan_results(run, flat, known)
         output_ports(self.driver, capture, plan, outputs, observer, self.static_outputs)
 
-    def _staged(self, capture: Capture, run: CaptureRun) -> list[Tensor]:
+    def _stage_inputs(self, capture: Capture, run: CaptureRun) -> list[Tensor]:
         """Return the callable's tensor for each input; put inputs that are state into their
         slots."""
         statics = stage(self.driver, capture, run.plan, self.device)
@@ -408,7 +408,7 @@ class CaptureSession:
             result = self.fn(*args, **kwargs)
             refuse_drawn(generators, self.fn, observer.ledger)
             now = places(plan.tensors, ((slot.name, t) for slot, t in walk.tensors()))
-            observer.adopt(self.known, dict(now), plan.tensors, plan.statics)
+            self.known.give(observer, dict(now), plan.tensors, plan.statics)
             return result
         forward = self.forward
         around = nullcontext() if forward is None else forward.around(walk, run.state_inputs)
@@ -443,7 +443,7 @@ class CaptureSession:
         observer.ledger.finish()
         return result
 
-    def _taken(self, run: CaptureRun, flat: Flat, known: Mapping[int, Same]) -> Outputs:
+    def _plan_results(self, run: CaptureRun, flat: Flat, known: Mapping[int, Same]) -> Outputs:
         """Plan how the results reach the caller, and how stored values reach their slots."""
         before, plan, observer = run.before, run.plan, run.observer
         stored = list(rebound(run.found, before.walk, observer))

@@ -15,5 +15,6 @@ storage_resize.py   storages that a program resizes itself
 random_state.py     random state during a capture
 rng_functions.py    `get_rng_state` and `set_rng_state`, replaced during a capture
 attention_seeds.py  seeds handed to a backward: on the host in eager, on the device in a capture
+distance.py         the distance of results from those of another run
 rows.py             rows added and left off by torch's operations
 """

@@ -30,12 +30,8 @@ _IMPLICIT = "CompositeImplicitAutograd"
 _UNDEFINED = frozenset(
     f"aten::{name}"
     for name in (
-        "empty.memory_format",
-        "empty_strided",
-        "empty_like",
-        "empty_permuted",
-        "new_empty",
-        "new_empty_strided",
+        *("empty.memory_format", "empty_strided", "empty_like", "empty_permuted"),
+        *("new_empty", "new_empty_strided"),
     )
 )
 
@@ -50,15 +46,9 @@ _UNDECLARED_WRITES = {
 # Numbers that describe a tensor, not what is in its memory.
 _DESCRIPTIONS = frozenset(
     {
-        "aten::is_same_size",
-        "aten::is_set_to",
-        "aten::is_pinned",
-        "aten::result_type",
-        "aten::can_cast",
-        "aten::_fused_sdp_choice",
-        "aten::_nnpack_available",
-        "aten::_debug_has_internal_overlap",
-        "aten::_has_compatible_shallow_copy_type",
+        *("aten::is_same_size", "aten::is_set_to", "aten::is_pinned", "aten::result_type"),
+        *("aten::can_cast", "aten::_fused_sdp_choice", "aten::_nnpack_available"),
+        *("aten::_debug_has_internal_overlap", "aten::_has_compatible_shallow_copy_type"),
     }
 )
 

@@ -2,7 +2,8 @@
 
 Memory-efficient attention keeps the seed of its dropout, and the place in the stream of random
 numbers, for its backward: on the host in eager, where its backward reads them there, and on the
-device in a capture, where no host may. To read those of a capture on the host ends the process.
+device in a capture, where no host may. To read those of a capture on the host ends the process
+(pytorch#172233).
 
 Flash and cuDNN attention keep theirs on the device always; dropout itself keeps the mask.
 """

@@ -58,6 +58,16 @@ class Region:
     start: int
     stop: int
 
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes, gaps between the tensor's elements included."""
+        return self.stop - self.start
+
+    def is_sparse(self, t: Tensor) -> bool:
+        """Return whether a memcpy of these bytes, which `t` touches, copies gaps for the most part:
+        a strided `copy_` moves less then."""
+        return self.nbytes > max(2 * t.numel() * t.element_size(), 512)
+
     def overlaps(self, other: Region) -> bool:
         return self.storage == other.storage and self.start < other.stop and other.start < self.stop
 

@@ -114,10 +114,10 @@ class RandomState:
         return [g.get_state() for g in self._generators]
 
     def moved(self) -> bool:
-        """Tell whether a generator changed since `settle`, by something else than an operation."""
+        """Tell whether a generator changed since `accept`, by something else than an operation."""
         return not all(map(torch.equal, self._read(), self._now))
 
-    def settle(self) -> None:
+    def accept(self) -> None:
         """Take the present state as the one that the recorded operations left."""
         self._now = self._read()
 

@@ -318,30 +318,15 @@ class _Reader:
 _GROWING = frozenset({"append", "extend", "appendleft", "add", "update", "insert"})
 """Methods that make a container grow."""
 _KEEPS = (
-    "POP",
-    "STORE",
-    "DELETE",
-    "NOP",
-    "RESUME",
-    "CACHE",
-    "PRECALL",
-    "KW_NAMES",
-    "JUMP",
-    "END_FOR",
-    "LIST_",
+    *("POP", "STORE", "DELETE", "NOP", "RESUME", "CACHE", "PRECALL", "KW_NAMES", "JUMP"),
+    *("END_FOR", "LIST_"),
 )
 """Prefixes of instructions that do not replace the top of the stack."""
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 _ENDS = frozenset(
     (
-        "RETURN_VALUE",
-        "RETURN_CONST",
-        "RAISE_VARARGS",
-        "RERAISE",
-        "JUMP_FORWARD",
-        "JUMP_BACKWARD",
-        "JUMP_BACKWARD_NO_INTERRUPT",
-        "INTERPRETER_EXIT",
+        *("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD"),
+        *("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "INTERPRETER_EXIT"),
     )
 )
 
@@ -350,15 +335,9 @@ _HANDLERS: dict[str, _Handler] = {
     **dict.fromkeys(("LOAD_CONST", "LOAD_SMALL_INT"), _Reader.constant),
     **dict.fromkeys(
         (
-            "LOAD_FAST",
-            "LOAD_FAST_CHECK",
-            "LOAD_FAST_AND_CLEAR",
-            "LOAD_FAST_LOAD_FAST",
-            "LOAD_FAST_BORROW",
-            "LOAD_FAST_BORROW_LOAD_FAST_BORROW",
-            "LOAD_DEREF",
-            "LOAD_CLASSDEREF",
-            "LOAD_CLOSURE",
+            *("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "LOAD_FAST_LOAD_FAST"),
+            *("LOAD_FAST_BORROW", "LOAD_FAST_BORROW_LOAD_FAST_BORROW", "LOAD_DEREF"),
+            *("LOAD_CLASSDEREF", "LOAD_CLOSURE"),
         ),
         _Reader.variable,
     ),

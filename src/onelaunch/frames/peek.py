@@ -23,8 +23,8 @@ LEAVES = (
 )
 _LEAVES = frozenset(LEAVES)
 _OPAQUE = (Tensor, torch.Stream, torch.Event)
-"""Types without attributes to follow. A stream of torch's that was freed leaves weak references to
-nothing behind (torch 2.11)."""
+"""Types without attributes to follow. A CUDA stream or event that was freed leaves weak references
+to nothing behind (pytorch#183403)."""
 
 
 def has_contents(value: object) -> bool:

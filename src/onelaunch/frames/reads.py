@@ -95,7 +95,7 @@ class Reads:
         found = self.of(value)
         return found if found or isinstance(value, _NOT_ALIKE) else self.kinds.get(_kind(value))
 
-    def settle(self) -> None:
+    def sum_up(self) -> None:
         """Sum up, after a run, the reads of the instances of each class; and drop objects that only
         this keeps alive, such as a graph that the run made."""
         for owner in self.owners.values():
@@ -154,7 +154,7 @@ def raise_uses(known: dict[Any, Use], uses: Mapping[Any, Use]) -> None:
 
 def _reference(value: object) -> Callable[[], object]:
     """Return a weak reference to an object; a strong one where there can be none, which
-    `Reads.settle` drops for objects that a run made."""
+    `Reads.sum_up` drops for objects that a run made."""
     try:
         return weakref.ref(value)
     except TypeError:

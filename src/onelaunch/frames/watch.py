@@ -112,7 +112,7 @@ class FrameWatch:
             self._hook.end()
             self._arguments.clear()  # another thread may keep this as its hook
             self._results.clear()
-            self.reads.settle()
+            self.reads.sum_up()
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code

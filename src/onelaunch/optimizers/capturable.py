@@ -188,8 +188,8 @@ _WATCHES = "onelaunch.optimizers.capturable.watching_steps"
 
 
 _kept: list[list[object]] = []
-"""The watches of every thread, each twice: torch 2.11 takes no reference to an object that it keeps
-for a thread, and drops one as the thread ends."""
+"""The watches of every thread, each twice: before pytorch#173568 torch takes no reference to an
+object that it keeps for a thread, and drops one as the thread ends."""
 
 
 def _watches() -> Sequence[object]:

@@ -157,7 +157,7 @@ class Steps:
             try:
                 self.before(optimizer)
             except CaptureError as error:
-                observer.refused = observer.refused or error  # the callable may catch it
+                observer.note_refusal(error)
                 raise
             observer.on_operation = None if is_of_torch(optimizer) else self._note
 

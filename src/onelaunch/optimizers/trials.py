@@ -55,14 +55,12 @@ class _Ambiguous:
 class ScalarTrials:
     """The results of trials for a recording's optimizers, kept from one attempt to the next."""
 
-    known: dict[int, tuple[frozenset[str], Reached]] = field(
-        default_factory=dict[int, tuple[frozenset[str], Reached]]
+    known: dict[Optimizer, tuple[frozenset[str], Reached]] = field(
+        default_factory=dict[Optimizer, tuple[frozenset[str], Reached]]
     )
-    """id of an optimizer -> see `constants`."""
+    """See `constants`."""
     seed: int = 0
     """Seed of the stand-in numbers."""
-    _held: dict[int, Optimizer] = field(default_factory=dict[int, Optimizer])
-    """The optimizers in `known`, so that no other gets their ids."""
     _before: Steps | None = None
     """Steps of the previous capture, kept until compared with the next one."""
     _ambiguities: _Ambiguous = field(default_factory=lambda: _Ambiguous())
@@ -72,7 +70,7 @@ class ScalarTrials:
         known."""
 
         def kept(optimizer: Optimizer) -> frozenset[str]:
-            known = self.known.get(id(optimizer))
+            known = self.known.get(optimizer)
             return keys_read(before, optimizer) if known is None else known[0]
 
         return kept
@@ -86,7 +84,7 @@ class ScalarTrials:
             return PatchedScalars.none()
         agree = True
         for optimizer in steps.optimizers:
-            if id(optimizer) not in self.known:
+            if optimizer not in self.known:
                 kept = steps.kept(optimizer)
                 stepped = steps.stepped[id(optimizer)]
                 found = constants(driver, device, pool, optimizer, stepped, kept, self.seed)
@@ -99,10 +97,12 @@ class ScalarTrials:
             patched = patched_scalars(steps, graph, self._ambiguities.confirmed)
         except AmbiguousMatch as error:
             self._ambiguities.add(error)
-        if patched is not None and patched.current():
-            known = [(o, self.known[id(o)][1]) for o in steps.optimizers]
-            if all(expected <= patched.reached((o,)) for o, expected in known):
-                return patched if self._agrees_twice(steps) else None
+        if (
+            patched is not None
+            and patched.current()
+            and all(self.known[o][1] <= patched.reached((o,)) for o in steps.optimizers)
+        ):
+            return patched if self._agrees_twice(steps) else None
         self.seed += 1
         if self.seed < _SEEDS:
             return None
@@ -113,8 +113,7 @@ class ScalarTrials:
     def _learn(
         self, optimizer: Optimizer, constants: frozenset[str], reached: Reached = frozenset()
     ) -> None:
-        self.known[id(optimizer)] = constants, reached
-        self._held[id(optimizer)] = optimizer
+        self.known[optimizer] = constants, reached
 
     def _agrees_twice(self, steps: Steps) -> bool:
         """Return whether two captures show that all numbers in steps that are not torch's are

@@ -6,7 +6,7 @@ pad.py          arguments padded to the size of a bucket, results cut back
 padded_call.py  a call around a recording that does not pad and cut inside
 chunks.py       a call above the largest size, in chunks of that size
 proof.py        the proof that padding changes no result, and the cuts of results
-compare.py      the comparison of results at two sizes: values, and shapes that follow the size
+compare.py      the comparison of runs at two sizes: layout, and shapes that follow the size
 samples.py      arguments for a proof: the caller's rows, and random numbers
 backprop.py     a callable with its backward, to compare gradients
 taint/          taint analysis: the elements that depend on padding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.signature import foreign
 from onelaunch.runtime.stats import GraphStats
-from onelaunch.sizes.buckets import Buckets, Sizes, histogram, padding, rows, shown, volume
+from onelaunch.sizes.buckets import Buckets, Sizes, histogram, padding, rows, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,7 +66,7 @@ class Bucketed(Graphed[P, R]):
         root: tuple[str, object] | None = None,
     ) -> None:
         assert options.buckets is not None
-        count = volume(tuple(len(sizes) for sizes in options.buckets.sizes))
+        count = math.prod(map(len, options.buckets.sizes))
         most = max(options.max_recordings, count)
         super().__init__(fn, replace(options, max_recordings=most), pool, root)
         self._buckets: Buckets = options.buckets

@@ -1,4 +1,4 @@
-"""The comparison of results at two sizes: values, layout, and shapes that follow the size."""
+"""The comparison of runs at two sizes: layout, and shapes that follow the size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import operator, tensors
-from onelaunch.driver.select import driver_of
+from onelaunch.driver.distance import rounding
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.sizes.buckets import Sizes
 from onelaunch.sizes.dims import Follow
@@ -80,57 +80,6 @@ class Known:
         found = None if form is None else self.followed.get(form)
         fits = found is not None and all(map(operators.ge, found.bucket, bucket))
         return found if fits else None
-
-
-_PIECE = 2**20
-"""Number of elements that are compared at once, in 20 bytes of the device's memory each."""
-_SAMPLE = 2**14
-"""Number of elements from which the usual magnitude of a result is taken."""
-
-
-def close(a: Tensor, b: Tensor) -> bool:
-    """Return whether two results are the same except for rounding, element by element; integers
-    exactly. Waits for the device once.
-
-    Kernels of another size round differently, TF32 and bfloat16 by much; dependence on padding is
-    far beyond that. If a sum cancels, its rounding is that of its terms, so an element may also
-    differ by a share of the usual magnitude of its result.
-    """
-    if not a.numel():
-        return True
-    if not (a.is_floating_point() or a.is_complex()):
-        return bool((a == b).all())
-    if a.is_complex():
-        a, b = (torch.view_as_real(t.resolve_conj()) for t in (a, b))
-    tolerance = rounding(a)
-    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
-    least = min(8 * torch.finfo(a.dtype).eps, tolerance**2)
-    usual = 4 * tolerance * _usual(b.detach().to(wide)) + least
-    pieces = [t.detach().reshape(-1).split(_PIECE) for t in (a, b)]
-    same = [_agree(x.to(wide), y.to(wide), tolerance, usual) for x, y in zip(*pieces, strict=True)]
-    return bool(torch.stack(same).all())
-
-
-def rounding(t: Tensor) -> float:
-    """Return the relative rounding error by which kernels of other sizes may differ."""
-    if t.dtype in (torch.float64, torch.complex128):
-        return 1e-6
-    if t.dtype in (torch.float32, torch.complex64):
-        return driver_of(t.device.type).float32_rounding
-    return 0.1
-
-
-def _usual(t: Tensor) -> Tensor:
-    """Return the median magnitude of elements that are not 0, 0-dim."""
-    flat = t.reshape(-1)[:: -(-t.numel() // _SAMPLE)].abs()
-    found = torch.where((flat > 0) & flat.isfinite(), flat, torch.nan).nanmedian()
-    return torch.where(found.isnan(), 0, found)
-
-
-def _agree(a: Tensor, b: Tensor, tolerance: float, usual: Tensor) -> Tensor:
-    finite = torch.isfinite(b)
-    near = (a - b).abs() <= tolerance * torch.where(finite, b.abs(), 0) + usual
-    return ((near & finite) | (a == b) | (a.isnan() & b.isnan())).all()
 
 
 class Jitter(DecomposingMode):

@@ -18,9 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.call.tree import Flat
 from onelaunch.capture.dry_run import DryRun
+from onelaunch.driver.distance import close
 from onelaunch.errors import CaptureError
 from onelaunch.padding.backprop import Backprop
-from onelaunch.padding.compare import Followed, Form, Jitter, Known, close, line, same_layout
+from onelaunch.padding.compare import Followed, Form, Jitter, Known, line, same_layout
 from onelaunch.padding.pad import (
     Proof,
     Request,

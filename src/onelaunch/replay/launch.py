@@ -85,7 +85,7 @@ def _take_writes(
         leaf = inputs[group.members[0]]
         if group.travel == Travel.COPY:
             buffer = f"w{index}"
-            nbytes = group.region.stop - group.region.start
+            nbytes = group.region.nbytes
             empty, where = source.name("empty", driver.empty), source.name("device", device)
             source.line(f"{buffer} = {empty}({nbytes}, {where})")
             spec = captured.inputs.specs[group.members[0]]

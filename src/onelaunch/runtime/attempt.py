@@ -31,6 +31,7 @@ class SignatureState:
     """The known facts about a signature, recorded or not."""
 
     warm: int = 0
+    """The warm-up calls since its last recording, or in all."""
     forward: bool = False
     """True if its results require grad, so that it is captured as a forward with a backward."""
     threads: set[int] = field(default_factory=set[int])
@@ -42,6 +43,7 @@ class SignatureState:
     eager: str | None = None
     """The code of the reason why it runs eagerly for good, or None."""
     known: CompiledAccesses | None = None
+    """The reads and writes of a watched run, for code whose operations cannot be watched."""
     ledger: Ledger | None = None
     """The operations of the last run, to compare the next capture with."""
     differing: int = 0
@@ -53,6 +55,7 @@ class SignatureState:
     launched: int = 0
     """The launches of all its recordings when the last one was captured."""
     why: str | None = None
+    """The reason for its next recording, if one was dropped."""
     launches: list[int] | None = None
     """The launch counter of a dropped recording, which the next one continues."""
     need_bytes: int = 0
@@ -71,6 +74,10 @@ class SignatureState:
         """Keep the counter of a dropped recording, which the next one continues."""
         launches[0] += self.launches[0] if self.launches else 0
         self.launches = launches
+
+    def agreed(self) -> None:
+        """Note a capture that did, and read, no more than the runs before it."""
+        self.ledger, self.differing, self.unread = None, 0, 0
 
     def gone(self) -> int:
         """Return the launches of dropped recordings that no other one has taken over yet."""

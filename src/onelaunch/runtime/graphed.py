@@ -187,7 +187,7 @@ class Graphed(Table, Generic[P, R]):
         reached = self._callee.reached(flat)
         if (
             signature.parts is not None
-        ):  # which leaves have a gradient counts, once one was replaced
+        ):  # a gradient was replaced, so it counts which leaves have one
             signature = signature.part(reached.walk())
         if signature.eager is not None or signature.backoff.waits():
             return Eager()
@@ -199,11 +199,11 @@ class Graphed(Table, Generic[P, R]):
         )
         if refused is not None:
             return Refused(signature, refused)
-        flying = in_flight(self._entries, spec)
-        if flying >= self.options.max_in_flight:
-            return Eager("OL305", f"{flying} forwards of `{self._name}` wait for their backward")
+        waiting = in_flight(self._entries, spec)
+        if waiting >= self.options.max_in_flight:
+            return Eager("OL305", f"{waiting} forwards of `{self._name}` wait for their backward")
         attempt = Attempt(driver, device, spec, signature, flat, reached, strategy)
-        cold = signature.warm < max(self.options.warmup_calls, signature.least) and not flying
+        cold = signature.warm < max(self.options.warmup_calls, signature.least) and not waiting
         if cold or get_ident() not in signature.threads:
             return Warming(attempt)
         if len(self._entries) >= self.options.max_recordings:
@@ -256,13 +256,10 @@ class Graphed(Table, Generic[P, R]):
             if not self._drop_unsettled(entry) and differs is not None:
                 self._ungraphed(signature, differs.refusal())
             return result
-        self._agreed(signature)
+        signature.agreed()
         self._note_alone(entry)
         self._add(entry)
         return result
-
-    def _agreed(self, signature: SignatureState) -> None:
-        signature.ledger, signature.differing, signature.unread = None, 0, 0
 
     def _refusal(self, signature: SignatureState, reached: ReachableState) -> CaptureError | None:
         """Return the refusal of a signature, as far as it shows before a capture; or None."""
@@ -436,17 +433,17 @@ class Graphed(Table, Generic[P, R]):
                 raise CaptureError("OL301", what, where=user_line())
             self._chain = chain
             attempt = Attempt(driver, device, spec, signature, flat, reached, strategy, ahead=True)
-            elsewhere = False
+            works_elsewhere = False
 
-            def look(result: Any) -> None:
-                nonlocal elsewhere
-                elsewhere = self._callee.learn(flat, device, result)
-                if not elsewhere:
+            def learn(result: Any) -> None:
+                nonlocal works_elsewhere
+                works_elsewhere = self._callee.learn(flat, device, result)
+                if not works_elsewhere:
                     then(result)
 
             try:
-                self._rehearse(attempt, look)
-                if elsewhere:
+                self._rehearse(attempt, learn)
+                if works_elsewhere:
                     self._capture_in(chain, args, kwargs, then, strategy)
                     return
                 entry = self._record_ahead(attempt)
@@ -460,7 +457,7 @@ class Graphed(Table, Generic[P, R]):
             if entry is None:
                 raise CaptureError("OL304", self._no_room(attempt))
             signature.eager = None
-            self._agreed(signature)
+            signature.agreed()
             self._add(entry)
 
     def _record_ahead(self, attempt: Attempt) -> Entry | None:

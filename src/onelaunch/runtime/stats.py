@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from onelaunch.capture.recording import Recording
 
@@ -137,12 +137,5 @@ class Counts:
 
 def graph_stats(recordings: Sequence[Recording], counts: Counts, gone: int) -> GraphStats:
     """Return a callable's figures; `gone` is the replays of evicted recordings."""
-    return GraphStats(
-        recordings=tuple(recordings),
-        captures=counts.captures,
-        capture_seconds=counts.capture_seconds,
-        replays=sum(info.replays for info in recordings) + gone,
-        evictions=counts.evictions,
-        warmup_calls=counts.warmup_calls,
-        eager_calls=counts.eager_calls,
-    )
+    replays = sum(info.replays for info in recordings) + gone
+    return GraphStats(tuple(recordings), replays=replays, **asdict(counts))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from threading import Thread, get_ident
 from typing import Any
@@ -25,6 +25,7 @@ from onelaunch.call.tree import Flat, flatten, flatten_call, objects_in, unflatt
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.dry_run import refuse_lasting, rolled_back
 from onelaunch.driver.capture_query import Asking
+from onelaunch.driver.distance import apart
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, let_go
@@ -37,7 +38,7 @@ from onelaunch.state.slots import MISSING, gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
 from onelaunch.unwinding import same_modes
-from onelaunch.watch.compiled import places
+from onelaunch.watch.compiled import CompiledAccesses, places
 from onelaunch.watch.ledger import Ledger, Noting
 from onelaunch.watch.observer import Observer
 from onelaunch.watch.operations import HigherOrder
@@ -47,8 +48,10 @@ Refuse = Callable[[SignatureState, CaptureError], object]
 
 
 def _import_dynamo() -> None:
-    """Import Dynamo in a thread, before the first operation under a mode would: the import keeps
-    the frames below it, and the graph that they hold, until cycles are collected."""
+    """Import Dynamo in a thread, before the first operation under a mode would (pytorch#104664).
+
+    The import keeps the frames below it, and the graph that they hold, until cycles are collected.
+    """
     if "torch._dynamo" not in sys.modules:
         thread = Thread(target=importlib.import_module, args=("torch._dynamo",))
         thread.start()
@@ -136,7 +139,7 @@ class Warmup:
         if any(map(_creates_state, attempt.reached.changed(before)[1])):
             signature.warm -= 1  # an optimizer's first step: the next call shows what it reads
         else:
-            signature.known = observer.accesses(named)
+            signature.known = CompiledAccesses.of(observer, named)
         return result
 
     def compare_answers(self, attempt: Attempt, name: str) -> CaptureError | None:
@@ -148,10 +151,10 @@ class Warmup:
         if attempt.reached.walk().runs_backward():
             return None  # no run of it can be rolled back without gradients
         eager, captured = self._answered(attempt, False), self._answered(attempt, True)
-        apart = _compared(eager, captured)
-        if apart <= _ROUNDING or _compared(eager, self._answered(attempt, False, seed=1)) > 0:
+        distance = apart(eager, captured)
+        if distance <= _ROUNDING or apart(eager, self._answered(attempt, False, seed=1)) > 0:
             return None
-        what = f"`{name}` computes something else where it is captured, {apart:.0%} off"
+        what = f"`{name}` computes something else where it is captured, {distance:.0%} off"
         fix = "see to it that it takes one way, whatever `is_current_stream_capturing` says"
         return CaptureError("OL109", what, where=user_line(), fix=fix)
 
@@ -195,22 +198,10 @@ class Warmup:
             signature.need_bytes = max(0, need - observer.saved_bytes)
             signature.threads.add(get_ident())
             if self._options.compile:
-                signature.known = observer.accesses(named)
+                signature.known = CompiledAccesses.of(observer, named)
                 for _ in range(2):
                     driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
         refuse_lasting(effects.found)
-
-
-def _compared(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """Return how far results are apart, as a part of the largest of each."""
-    if [t.shape for t in a] != [t.shape for t in b]:
-        return 1.0
-    apart = 0.0
-    for x, y in zip(a, b, strict=True):
-        if x.is_floating_point() and x.numel():
-            x, y = x.double().nan_to_num(0.0, 1.0, -1.0), y.double().nan_to_num(0.0, 1.0, -1.0)
-            apart = max(apart, float((x - y).abs().max() / x.abs().max().clamp_min(1e-6)))
-    return apart
 
 
 def _noted(attempt: Attempt, run: Callable[[], Any]) -> Callable[[], Any]:

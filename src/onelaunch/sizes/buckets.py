@@ -175,7 +175,7 @@ class Buckets:
     def largest_first(self) -> Iterator[Sizes]:
         """Yield every bucket, largest volume first: in that order one pool serves them best."""
         products = itertools.product(*(reversed(sizes) for sizes in self.sizes))
-        yield from sorted(products, key=volume, reverse=True)
+        yield from sorted(products, key=math.prod, reverse=True)
 
     @property
     def largest(self) -> Sizes:
@@ -200,22 +200,14 @@ def rows(buckets: Buckets, counts: Mapping[Sizes, int]) -> tuple[int, int]:
     for sizes, count in counts.items():
         bucket = buckets.choose(sizes)
         if bucket is not None and 0 not in sizes:
-            real += count * volume(sizes)
-            computed += count * volume(bucket)
+            real += count * math.prod(sizes)
+            computed += count * math.prod(bucket)
     return real, computed
 
 
 def shown(sizes: Sizes) -> str:
     """Format sizes for a message: `3`, or `3 x 17`."""
     return " x ".join(map(str, sizes))
-
-
-def volume(sizes: Sizes) -> int:
-    """Return the product of the sizes, which counts as rows."""
-    volume = 1
-    for size in sizes:
-        volume *= size
-    return volume
 
 
 def _by_dimension(histogram: object, several: Sequence[object] | None) -> list[object]:

@@ -76,8 +76,8 @@ _WARM = 64  # runs after which the interpreter has specialized the code
 
 
 def _dicts_report_changes(guard: Any) -> bool:
-    """Return whether watched dicts report all changes: Python 3.13.0 reports none by ``o.a =
-    b``."""
+    """Return whether watched dicts report all changes: Python 3.13.0 reports none by ``o.a = b``
+    (cpython#125608)."""
 
     def seen(change: Callable[[_Object], None]) -> bool:
         o = _Object()

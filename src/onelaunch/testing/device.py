@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import backend_registration
 
-from onelaunch.call.spec import contiguous_stride
+from onelaunch.call.spec import contiguous_stride, extent_bytes
 from onelaunch.driver.aten import Operator, copy_bits, mapped, operator, tensors
 from onelaunch.driver.tape.recorder import recording
 from onelaunch.testing import engine
@@ -30,7 +30,6 @@ from onelaunch.testing.storage import (
     bind,
     block_of,
     device_storage,
-    extent_bytes,
     host,
     host_over,
     ordinary,
@@ -153,7 +152,7 @@ class Placer:
 
         Values that are not `defined` (of `torch.empty`) are not copied.
         """
-        block = self.allocate(extent_bytes(t))
+        block = self.allocate(extent_bytes(t.shape, t.stride(), t.dtype))
         placed = host_over(block, t.dtype, t.shape, t.stride(), 0)
         if defined:
             copy_bits(placed, t)
@@ -250,10 +249,11 @@ def _size_outputs(
     op.func(*mapped(args, _host_or_same), **mapped(kwargs, _host_or_same) | trial)
     torch.set_rng_state(state)
     for name, t in outs:
-        if t.shape != trial[name].shape:
-            block = placer.allocate(extent_bytes(trial[name]))
+        size, stride = trial[name].shape, trial[name].stride()
+        if t.shape != size:
+            block = placer.allocate(extent_bytes(size, stride, t.dtype))
             over = host_over(block, t.dtype, (), (), 0)
-            bind(t, placer.storage(over), 0, trial[name].shape, trial[name].stride())
+            bind(t, placer.storage(over), 0, size, stride)
 
 
 def _host_or_same(value: Any) -> Any:

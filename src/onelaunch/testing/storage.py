@@ -79,13 +79,6 @@ def host(t: Tensor) -> Tensor:
     return over
 
 
-def extent_bytes(t: Tensor) -> int:
-    """Count the bytes from the first element of `t` to the end of its last."""
-    if t.numel() == 0:
-        return 0
-    return (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.itemsize
-
-
 def tensor_over(
     cls: type[T],
     storage: torch.UntypedStorage,

@@ -6,12 +6,13 @@ new arguments, and slots may hold other tensors by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from onelaunch.errors import CaptureError
+from onelaunch.watch.observer import Observer
 
 
 def places(
@@ -32,7 +33,7 @@ class CompiledAccesses:
     Args:
         external: storage -> tensors over it that were read by address, except arguments.
         wrote: storage -> a tensor over it, for memory that existed before and was written.
-        counted: the storages whose version counters the writes advanced.
+        version_bumped: the storages whose version counters the writes advanced.
         draws: draws from the host's default generator.
         refused: the error for a use of host tensors that no replay repeats.
         places: storage -> the places of the tensors over it.
@@ -45,16 +46,61 @@ class CompiledAccesses:
     refused: CaptureError | None
     places: Mapping[int, Sequence[object]]
 
-    def read(self, now: Mapping[object, Tensor]) -> Iterator[Tensor]:
-        """Return the tensors that a call with these places reads by address."""
-        for storage, held in self.external.items():
-            yield from self._now(storage, held, now)
+    @staticmethod
+    def of(observer: Observer, places: Iterable[tuple[object, Tensor]]) -> CompiledAccesses:
+        """Return the accesses of a run that was watched; the places are those before it."""
+        by_storage: dict[int, list[object]] = {}
+        for place, t in places:
+            storage = observer.storage_of(t)
+            if storage is not None:
+                by_storage.setdefault(storage, []).append(place)
+        return CompiledAccesses(
+            observer.external,
+            observer.written,
+            observer.version_bumped,
+            observer.draws,
+            observer.refused,
+            by_storage,
+        )
 
-    def written(self, now: Mapping[object, Tensor]) -> Iterator[tuple[Tensor, bool]]:
-        """Return the tensors that it writes, and whether their version counters advance."""
-        for storage, t in self.wrote.items():
-            for other in self._now(storage, [t], now):
-                yield other, storage in self.version_bumped
+    def give(
+        self,
+        observer: Observer,
+        now: Mapping[object, Tensor],
+        originals: Sequence[Tensor],
+        statics: Sequence[Tensor],
+    ) -> None:
+        """Have an observer take these accesses for those of its own run.
+
+        Args:
+            now: place -> tensor of its run, for the places of the run that was watched.
+            originals, statics: the inputs of the recording, and the tensor the callable got for
+                each.
+        """
+        if self.refused is not None:
+            raise self.refused
+        observer.draws += self.draws
+        stands_for: dict[int | None, list[Tensor]] = {}
+        for t, static in zip(originals, statics, strict=True):
+            storage = observer.storage_of(t)
+            if storage is not None and static is t:
+                observer.external.setdefault(storage, []).append(t)  # read where it is
+            elif storage is not None:
+                stands_for.setdefault(storage, []).append(static)
+        for known, tensors in self.external.items():
+            for t in self._now(known, tensors, now):
+                storage = observer.storage_of(t)
+                if storage is not None and storage not in stands_for:
+                    held = observer.external.setdefault(storage, [])
+                    held += [] if any(t is other for other in held) else [t]
+        for known, wrote in self.wrote.items():
+            for t in self._now(known, [wrote], now):
+                for memory in stands_for.get(observer.storage_of(t), [t]):
+                    storage = observer.storage_of(memory)
+                    assert storage is not None
+                    observer.written.setdefault(storage, memory)
+                    if known in self.version_bumped:
+                        observer.version_bumped.add(storage)
 
     def _now(
         self, storage: int, held: Sequence[Tensor], now: Mapping[object, Tensor]

@@ -25,7 +25,6 @@ from onelaunch.driver.refusals import CHECKED, DRAWN, refusal, refuse
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.profiling import unwatched
 from onelaunch.source import Place, user_frame
-from onelaunch.watch.compiled import CompiledAccesses
 from onelaunch.watch.host_memory import HostMemory, named
 from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.lifted import Lifted, brought
@@ -131,7 +130,7 @@ class Observer(Watching):
                     self.ledger.made(noted, results)
                 self._note_seeds(func, given, result)
         except CaptureError as error:
-            self.refused = self.refused or error
+            self.note_refusal(error)
             raise
         return result
 
@@ -155,9 +154,9 @@ class Observer(Watching):
             self._defer(self._check, func, name, given, args, kwargs)
         for t in given:
             self._read(t)
-            if not self._on_device(t) and has_strides(t):
-                self.host.used(t)
         host = [t for t in given if not self._on_device(t) and has_strides(t)]
+        for t in host:
+            self.host.used(t)
         for t in operator(func).written(args, kwargs):
             self._write(t, host, operator(func).random)
         for t in operator(func).declared(args, kwargs):
@@ -183,13 +182,18 @@ class Observer(Watching):
             raise self.refused
         return result
 
+    def note_refusal(self, error: CaptureError) -> CaptureError:
+        """Return a refusal after noting it, as the callable may catch it."""
+        self.refused = self.refused or error
+        return error
+
     def _defer(self, check: Callable[..., object], *args: Any) -> None:
-        """Keep the refusal of a use of host tensors, for `adopt`."""
+        """Keep the refusal of a use of host tensors, for a capture of compiled code."""
         try:
             check(*args)
         except CaptureError as error:
             if error.code == "OL104":  # its frames would hold all that the run made
-                self.refused = self.refused or error.with_traceback(None)
+                self.note_refusal(error.with_traceback(None))
 
     def made(self, t: Tensor) -> bool:
         """Return whether this memory was allocated in the run."""
@@ -201,6 +205,10 @@ class Observer(Watching):
     def _storage(self, t: Tensor) -> int:
         return self._driver.storage(t)
 
+    def storage_of(self, t: Tensor) -> int | None:
+        """Return the storage of a tensor on the device; None for others."""
+        return self._storage(t) if self._on_device(t) and has_strides(t) else None
+
     def known(self, t: Tensor) -> bool:
         """Return whether the recording made this memory, or it is an input."""
         storage = self._storage(t)
@@ -209,17 +217,16 @@ class Observer(Watching):
     def refuse_seed(self, method: str) -> CaptureError:
         """Return the error for a generator that is seeded, or whose state is set or read, in the
         run; not by torch's functions for the default one (see `Driver.rewind`)."""
-        fix = "get_rng_state and set_rng_state of torch or torch.cuda, which a replay repeats"
+        fix = None
+        if method.endswith("get_state"):
+            fix = "get_rng_state and set_rng_state of torch or torch.cuda, which a replay repeats"
         what = f"`{method}` of a random generator in a capture"
-        error = refuse("OL106", what, fix=fix if method.endswith("get_state") else None)
-        self.refused = self.refused or error
-        return error
+        return self.note_refusal(refuse("OL106", what, fix=fix))
 
     def refuse_draw(self, method: str) -> CaptureError:
         """Return the error for a number drawn from Python's generator in the run."""
-        error = refuse("OL117", f"`random.{method}` draws a number in a capture", fix=DRAWN)
-        self.refused = self.refused or error
-        return error
+        what = f"`random.{method}` draws a number in a capture"
+        return self.note_refusal(refuse("OL117", what, fix=DRAWN))
 
     def host_reads(self) -> HostReads:
         """Return a mode that refuses the host's reads of device memory."""
@@ -227,9 +234,7 @@ class Observer(Watching):
 
     def _refuse_read(self, code: str, what: str, t: Tensor, fix: str | None) -> None:
         self.wanted.add(self._storage(t))
-        error = refuse(code, what, fix=fix)
-        self.refused = self.refused or error
-        raise error
+        raise self.note_refusal(refuse(code, what, fix=fix))
 
     def _lift(self, tensors: Sequence[Tensor]) -> None:
         """Note `torch.tensor(...)`: new memory, filled from Python without the dispatcher."""
@@ -330,12 +335,11 @@ class Observer(Watching):
 
     def _read_on_host(self, t: Tensor) -> None:
         """Note that the host uses the values of a host tensor."""
-        if not self._refuse:
-            return
         try:
-            self.host.read(t)
+            if self._refuse:
+                self.host.read(t)
         except CaptureError as error:
-            self.refused = self.refused or error
+            self.note_refusal(error)
             raise
 
     def _is_ours(self, device: torch.device | str | None) -> bool:
@@ -372,10 +376,8 @@ class Observer(Watching):
             raise refuse("OL109", "as_strided reaches beyond the argument")
 
     def _read(self, t: Tensor) -> None:
-        if not self._on_device(t) or not has_strides(t):
-            return
-        storage = self._storage(t)
-        if storage in self._produced or storage in self._inputs:
+        storage = self.storage_of(t)
+        if storage is None or storage in self._produced or storage in self._inputs:
             return
         held = self.external.setdefault(storage, [])
         if id(t) not in self._derived and not any(t is other for other in held):
@@ -385,8 +387,7 @@ class Observer(Watching):
         if not self._on_device(t):
             own = self.host.written(t, host, random)
             if (self._refuse or self._deferring) and not own:
-                error = refuse("OL104", f"a host tensor, {named(t)}, is written")
-                self.refused = self.refused or error
+                error = self.note_refusal(refuse("OL104", f"a host tensor, {named(t)}, is written"))
                 if self._refuse:
                     raise error
             return
@@ -398,7 +399,7 @@ class Observer(Watching):
             # Regions are saved before their first write; `restore` goes backwards.
             self._saved_regions.add(region)
             with _disable_current_modes():  # other modes must see the callable's operations alone
-                memory = self._driver.alias(t, torch.uint8, (region.stop - region.start,), (1,), 0)
+                memory = self._driver.alias(t, torch.uint8, (region.nbytes,), (1,), 0)
                 self._saved.append((memory, memory.clone()))
 
     def _produce(self, func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
@@ -428,11 +429,8 @@ class Observer(Watching):
 
     def _note_line(self, storage: int, inputs: Sequence[Tensor]) -> None:
         """Note the line that made this memory, which is no line of an operation on it."""
-        if self._refuse and not any(self._holds(t, storage) for t in inputs):
+        if self._refuse and not any(self.storage_of(t) == storage for t in inputs):
             self._made_at[storage] = user_frame()
-
-    def _holds(self, t: Tensor, storage: int) -> bool:
-        return self._on_device(t) and has_strides(t) and self._storage(t) == storage
 
     def made_at(self, t: Tensor) -> str | None:
         """Return the user's line that made a tensor of the run, as a message has it."""
@@ -449,50 +447,6 @@ class Observer(Watching):
             made = set(map(self._storage, filter(has_strides, tensors(result))))
             self.seeds -= made - set(map(self._storage, filter(has_strides, given)))
         self.seeds.update(map(self._storage, given_seeds(func, result)))
-
-    def adopt(
-        self,
-        known: CompiledAccesses,
-        now: Mapping[object, Tensor],
-        originals: Sequence[Tensor],
-        statics: Sequence[Tensor],
-    ) -> None:
-        """Take over the reads and writes of another run of the same callable.
-
-        Args:
-            now: place -> tensor of this run, for the places of that run.
-            originals, statics: the inputs of the recording, and the tensor the callable got for
-                each.
-        """
-        if known.refused is not None:
-            raise known.refused
-        self.draws += known.draws
-        stands_for: dict[int, list[Tensor]] = {}
-        for t, static in zip(originals, statics, strict=True):
-            if static is t and self._on_device(t):
-                self.external.setdefault(self._storage(t), []).append(t)  # read where it is
-            elif self._on_device(t):
-                stands_for.setdefault(self._storage(t), []).append(static)
-        for t in known.read(now):
-            if self._storage(t) not in stands_for:
-                held = self.external.setdefault(self._storage(t), [])
-                held += [] if any(t is other for other in held) else [t]
-        for t, version_bumped in known.written(now):
-            for memory in stands_for.get(self._storage(t), [t]):
-                self.written.setdefault(self._storage(memory), memory)
-                if version_bumped:
-                    self.version_bumped.add(self._storage(memory))
-
-    def accesses(self, places: Sequence[tuple[object, Tensor]]) -> CompiledAccesses:
-        """Return the reads and writes of the run, for other calls, by the tensors' places before
-        it."""
-        named: dict[int, list[object]] = {}
-        for place, t in places:
-            if self._on_device(t) and has_strides(t):
-                named.setdefault(self._storage(t), []).append(place)
-        return CompiledAccesses(
-            self.external, self.written, self.version_bumped, self.draws, self.refused, named
-        )
 
     @property
     def own(self) -> set[int]:

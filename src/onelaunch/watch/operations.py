@@ -24,8 +24,8 @@ class HigherOrder(CaptureError):
         super().__init__("OL109", what, where=where)
 
     def mend_dynamo(self) -> None:
-        """Reset Dynamo: it never compiles a function again that it has met under a mode, and these
-        operators have it compile their functions at each call."""
+        """Reset Dynamo: it never compiles a function again that it has met under a mode
+        (pytorch#190286), and these operators have it compile their functions at each call."""
         torch._dynamo.reset()
 
 

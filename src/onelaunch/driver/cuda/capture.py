@@ -280,7 +280,7 @@ def _recover(
         _end(graph)
     except RuntimeError:
         # Either it had ended already, or CUDA has ended it and refused its graph, and PyTorch
-        # stopped there: its allocator and generators still believe in the capture.
+        # stopped there (pytorch#180395): its allocator and generators still believe in the capture.
         if _ended(graph):
             pass
         elif capabilities().memcpy_nodes:
@@ -303,7 +303,8 @@ def _forget(
     """Leave a capture that PyTorch neither began nor ended to the last."""
     with contextlib.suppress(RuntimeError):  # the allocator may not have got to know of it
         bindings._cuda_endAllocateToPool(stream.device_index, pool_id)
-    _leaked.append(graph)  # the allocator of pinned memory keeps a pointer to it
+    # Since pytorch#167507 the allocator of pinned memory keeps a pointer to it.
+    _leaked.append(graph)
     _capture_nothing(stream, generators)
 
 

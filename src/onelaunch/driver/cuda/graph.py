@@ -100,7 +100,7 @@ class Wiring:
             for word, distance in direct.words:
                 word.value = direct.address + distance
         for node, _ in self.rows:
-            node.settle()
+            node.point_at_rest()
         for words, _ in self.bundles:
             for word, address in words:
                 word.value = address

@@ -184,7 +184,8 @@ def _pool_in_use(index: int) -> Generator[tuple[int, int]]:
 
 
 def _segments(pool_id: tuple[int, int]) -> list[tuple[int, int]]:
-    # Of all pools: asked for one, torch 2.11 drops references to the id that it does not own.
+    # Of all pools: asked for one, torch drops references to the id that it does not own
+    # (pytorch#196366).
     segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
     return [
         (int(s["address"]), int(s["address"]) + int(s["total_size"]))
@@ -271,4 +272,4 @@ def empty(nbytes: int, device: torch.device) -> Tensor:
 def bytes_of(t: Tensor) -> Tensor:
     """View the bytes that `t` touches, as uint8 of shape (n,) over the same storage."""
     touched = region(t)
-    return alias(t, torch.uint8, (touched.stop - touched.start,), (1,), 0)
+    return alias(t, torch.uint8, (touched.nbytes,), (1,), 0)

@@ -87,7 +87,7 @@ def device_index(device: torch.device) -> int:
 def random_order(index: int) -> Order:
     """Find the order of launches that draw random numbers on a device.
 
-    PyTorch (to 2.12 at least) hands all graphs their seed and offset in the same two tensors of a
+    Before pytorch#176752 torch hands all graphs their seed and offset in the same two tensors of a
     generator, filled at each replay; so such launches must not overlap, even those of two pools.
     """
     return Order(index)

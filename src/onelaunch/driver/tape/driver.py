@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.dtensor import local
-from onelaunch.call.spec import TensorSpec
+from onelaunch.call.spec import TensorSpec, extent_bytes
 from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.protocol import Capture, Graph, Pool, Region, Rewind
 from onelaunch.driver.tape.graph import TapeGraph, TapePool
@@ -46,11 +46,8 @@ class TapeDriver:
         """See `Driver.region`."""
         t = local(t)
         start = t.data_ptr()
-        storage = t.untyped_storage()._cdata
-        if t.numel() == 0:
-            return Region(storage, start, start)
-        last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-        return Region(storage, start, start + (last + 1) * t.itemsize)
+        stop = start + extent_bytes(t.shape, t.stride(), t.dtype)
+        return Region(t.untyped_storage()._cdata, start, stop)
 
     def storage(self, t: Tensor) -> int:
         """See `Driver.storage`."""

@@ -128,7 +128,7 @@ class Recorder(DispatchMode):
                 result = func(*args, **kwargs)
             else:
                 result = self._on_the_device(func, args, kwargs)
-            self.random.settle()
+            self.random.accept()
             return result
 
     def _on_the_device(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -235,7 +235,7 @@ class Recorder(DispatchMode):
 
     def _watch_random(self, line: Place | None) -> None:
         if self.random.moved():
-            self.random.settle()
+            self.random.accept()
             place = seeding_line(self._line, line)
             what = "A random generator was seeded, or its state set, during a capture."
             self.refused = self.refused or CaptureError(

@@ -64,7 +64,7 @@ class TapeRewind:
             if not any(state is known for known in (*self.states, *self._earlier)):
                 raise recorder.refuse("OL106", UNKNOWN)
             generator.set_state(state)
-            recorder.random.settle()
+            recorder.random.accept()
             recorder.steps.append(partial(generator.set_state, state))
 
         with ExitStack() as stack:

@@ -1,0 +1,112 @@
+"""The distance of results from those of another run, in one of three measures.
+
+`close` allows each element its own rounding: no element may depend on what differs. `apart` is of
+the farthest element: other kernels may have run, but they computed the same. `relative_error` is of
+all elements together: the precision of a whole engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.select import driver_of
+
+_PIECE = 2**20
+"""Number of elements that are compared at once, in 20 bytes of the device's memory each."""
+_SAMPLE = 2**14
+"""Number of elements from which the usual magnitude of a result is taken."""
+
+
+def is_inexact(t: Tensor) -> bool:
+    """Return whether the elements of a tensor are rounded."""
+    return t.is_floating_point() or t.is_complex()
+
+
+def _real(t: Tensor) -> Tensor:
+    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
+
+
+def rounding(t: Tensor) -> float:
+    """Return the relative rounding error by which kernels of other sizes may differ."""
+    if t.dtype in (torch.float64, torch.complex128):
+        return 1e-6
+    if t.dtype in (torch.float32, torch.complex64):
+        return driver_of(t.device.type).float32_rounding
+    return 0.1
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Return whether two results are the same except for rounding, element by element; integers
+    exactly. Waits for the device once.
+
+    Kernels of another size round differently, TF32 and bfloat16 by much; dependence on padding is
+    far beyond that. If a sum cancels, its rounding is that of its terms, so an element may also
+    differ by a share of the usual magnitude of its result.
+    """
+    if not a.numel():
+        return True
+    if not is_inexact(a):
+        return bool((a == b).all())
+    a, b = _real(a), _real(b)
+    tolerance = rounding(a)
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    least = min(8 * torch.finfo(a.dtype).eps, tolerance**2)
+    usual = 4 * tolerance * _usual(b.detach().to(wide)) + least
+    pieces = [t.detach().reshape(-1).split(_PIECE) for t in (a, b)]
+    same = [_agree(x.to(wide), y.to(wide), tolerance, usual) for x, y in zip(*pieces, strict=True)]
+    return bool(torch.stack(same).all())
+
+
+def _usual(t: Tensor) -> Tensor:
+    """Return the median magnitude of elements that are not 0, 0-dim."""
+    flat = t.reshape(-1)[:: -(-t.numel() // _SAMPLE)].abs()
+    found = torch.where((flat > 0) & flat.isfinite(), flat, torch.nan).nanmedian()
+    return torch.where(found.isnan(), 0, found)
+
+
+def _agree(a: Tensor, b: Tensor, tolerance: float, usual: Tensor) -> Tensor:
+    finite = torch.isfinite(b)
+    near = (a - b).abs() <= tolerance * torch.where(finite, b.abs(), 0) + usual
+    return ((near & finite) | (a == b) | (a.isnan() & b.isnan())).all()
+
+
+def apart(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """Return the distance of the farthest element of any result, as a part of the result's largest
+    element; 1 for results of other shapes. NaN counts as 0, and infinity as 1."""
+    if [t.shape for t in a] != [t.shape for t in b]:
+        return 1.0
+    found = 0.0
+    for x, y in zip(a, b, strict=True):
+        if x.is_floating_point() and x.numel():
+            x, y = (t.double().nan_to_num(0.0, 1.0, -1.0) for t in (x, y))
+            found = max(found, float((x - y).abs().max() / x.abs().max().clamp_min(1e-6)))
+    return found
+
+
+def relative_error(found: Sequence[Tensor], reference: Sequence[Tensor], scale: float = 0) -> float:
+    """Compute ||found - reference|| / ||reference|| over all tensors together, in float64.
+
+    The divisor is `scale` at least. NaN wherever either holds one; equal infinities agree. Costs
+    one synchronisation.
+    """
+    off = size = 0.0
+    for mine, theirs in zip(found, reference, strict=True):
+        mine, theirs = _real(mine).double(), _real(theirs).double()
+        agree = mine == theirs
+        off += float((mine - theirs).masked_fill(agree, 0).square().sum())
+        size += float(theirs.masked_fill(agree & theirs.isinf(), 0).square().sum())
+    if off == 0.0:
+        return 0.0
+    if math.isnan(off) or math.isnan(size):
+        return math.nan
+    least = max(math.sqrt(size), scale)
+    return math.sqrt(off) / least if least else math.inf
+
+
+def norm(found: Sequence[Tensor]) -> float:
+    """Compute ||found|| over all floating tensors together."""
+    return math.sqrt(sum(float(_real(t).double().square().sum()) for t in found if is_inexact(t)))

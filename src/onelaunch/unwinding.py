@@ -18,6 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onelaunch.profiling import pause, set_profile
 
 _C: Any = torch._C
+_OF_MODES = ("Python", "PythonTLSSnapshot")
+"""Dispatch keys that are on where a mode is. Guards of torch's that an interrupt ends out of turn
+may leave them on without a mode, and then no operation runs any more."""
 _AUTOCAST = ("cpu", "cuda", "privateuseone")
 
 
@@ -77,11 +80,12 @@ class same_modes:
     way: a `with` that has not begun is not exited.
     """
 
-    __slots__ = ("_dispatch", "_functions", "_paused", "_profile")
+    __slots__ = ("_dispatch", "_functions", "_keys", "_paused", "_profile")
 
     def __enter__(self) -> None:
         self._dispatch = _dispatch_modes()
         self._functions = _function_modes()
+        self._keys = {key: _C._dispatch_tls_is_dispatch_key_included(key) for key in _OF_MODES}
         self._profile = sys.getprofile()
         self._paused = pause(False)
         pause(self._paused)
@@ -114,6 +118,8 @@ class same_modes:
             _C._push_on_torch_function_stack,
         )
         _forget_interrupted()
+        for key, included in self._keys.items():
+            _C._dispatch_tls_set_dispatch_key_included(key, included)
 
 
 class unwound(same_modes):

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Any
 
 import pytest
@@ -141,6 +142,10 @@ def modes() -> dict[str, object]:
         "default dtype": torch.get_default_dtype(),
         "profile": sys.getprofile(),
         "keys": str(torch._C._dispatch_tls_local_exclude_set()),
+        "keys of modes": [
+            torch._C._dispatch_tls_is_dispatch_key_included(key)
+            for key in ("Python", "PythonTLSSnapshot")
+        ],
     }
 
 
@@ -239,6 +244,25 @@ def test_no_mode_is_left_on(
     if at != 3 or how not in ("refusal", "memory"):  # which undo the count, and come again
         assert replays(fast) > 0
     _others_go_on(rand)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_dispatch_key_of_modes_is_not_left_on(device: torch.device, rand: Rand, at: int) -> None:
+    """As by a guard of torch's that ends after the mode in it was popped."""
+    calls = count()
+
+    def f(x: Tensor) -> Tensor:
+        if next(calls) == at:
+            torch._C._dispatch_tls_set_dispatch_key_included("Python", True)
+            raise KeyboardInterrupt
+        return x * 2
+
+    fast = ol.graph(f, warmup=2, on_refusal="eager")
+    before = modes()
+    for i in range(4):
+        with suppress(KeyboardInterrupt), torch.no_grad():
+            fast(rand(i, 3))
+        assert modes() == before
 
 
 @pytest.mark.parametrize("how", [ValueError, KeyboardInterrupt, Stop])

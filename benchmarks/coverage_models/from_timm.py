@@ -1,0 +1,71 @@
+"""The families of timm, of each the model with the fewest parameters."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from .subject import NotBuilt, Subject
+
+SMALL_WORDS = (
+    *("zepto", "atto", "femto", "pico", "nano", "xxtiny", "xtiny", "xxs", "tiny", "xs"),
+    *("_lite", "mini", "small", "_s0", "_a0", "_b0", "_t0", "_050", "_s", "18", "22", "26"),
+)
+TRIED = 8
+"""Of a family, those whose names say that they are small; the others are not measured."""
+MADE_UP = "test_"
+"""The beginning of names of models that exist for timm's tests alone."""
+
+
+def names() -> list[str]:
+    """The families: modules of `timm.models` that enter a model."""
+    import timm
+
+    return sorted(module for module in timm.list_modules() if timm.list_models(module=module))
+
+
+def build(family: str) -> Subject:
+    """Build the smallest model of a family.
+
+    Raises:
+        NotBuilt: none could be made.
+    """
+    import timm
+
+    chosen = _smallest(family)
+    torch.manual_seed(0)
+    model = timm.create_model(chosen, pretrained=False).eval()
+    config: dict[str, Any] = getattr(model, "pretrained_cfg", None) or {}
+    size = tuple(config.get("input_size") or (3, 224, 224))
+    count = sum(p.numel() for p in model.parameters())
+    about = f"{chosen}, {count:,} parameters, {[2, *size]}"
+    return Subject(model, functools.partial(_arguments, size), about)
+
+
+def _arguments(size: tuple[int, ...], seed: int) -> tuple[list[Any], dict[str, Any]]:
+    return [torch.randn(2, *size, generator=torch.Generator().manual_seed(seed))], {}
+
+
+def _smallest(family: str) -> str:
+    import timm
+
+    def said(name: str) -> tuple[int, int]:
+        sizes = [i for i, word in enumerate(SMALL_WORDS) if word in name]
+        return min(sizes, default=len(SMALL_WORDS)), len(name)
+
+    found: list[tuple[int, str]] = []
+    why = "no model"
+    known = [n for n in timm.list_models(module=family) if not n.startswith(MADE_UP)]
+    for name in sorted(known, key=said)[:TRIED]:
+        try:
+            with torch.device("meta"):
+                model = timm.create_model(name, pretrained=False)
+        except Exception as error:  # noqa: BLE001  others of the family may be made
+            why = f"{name}: {type(error).__name__}: {error}"
+            continue
+        found.append((sum(p.numel() for p in model.parameters()), name))
+    if not found:
+        raise NotBuilt(why[:300])
+    return min(found)[1]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.coverage --seconds 540               # on a GPU with 16 cores
     python -m benchmarks.coverage --engines reduce-overhead --shard 1/3 --out /tmp/compiled-1.json
-    python -m benchmarks.coverage --merge /tmp/compiled-*.json --out benchmarks/results/coverage.json
+    python -m benchmarks.coverage --merge /tmp/a.json /tmp/b.json --out /tmp/all.json
     python -m benchmarks.coverage --models 'transformers/ll*' --out /tmp/some.json
 
 Every architecture of transformers that can be made small from a configuration, every family of timm
@@ -33,6 +33,7 @@ from onelaunch.bench.environment import environment, version
 
 LIBRARIES = ("transformers", "timm", "torchvision")
 MODES = ("inference", "training")
+WRITE_SECONDS = 20.0
 
 
 def chosen(models: str, modes: list[str], shard: str, engines: list[str]) -> list[Case]:
@@ -51,14 +52,28 @@ def chosen(models: str, modes: list[str], shard: str, engines: list[str]) -> lis
 
 
 def measure(
-    cases: list[Case], engines: list[str], device: str, workers: int, seconds: float
+    cases: list[Case], engines: list[str], device: str, workers: int, seconds: float, out: Path
 ) -> dict[str, Any]:
-    """Run the cases, and say what became of each."""
-    start = time.monotonic()
+    """Run the cases, and say what became of each; `out` holds what is known by then as well."""
+    start = written = time.monotonic()
+    here = environment()
     lock = threading.Lock()
     finished: list[Case] = []
 
+    def found() -> dict[str, Any]:
+        known = {f"{c.name} {c.mode}": _recorded(c) for c in sorted(cases, key=_order)}
+        return {
+            "benchmark": "coverage",
+            "environment": here,
+            "libraries": {name: version(name) for name in LIBRARIES},
+            "device": device,
+            "seconds": {", ".join(engines): round(time.monotonic() - start)},
+            "counts": counts(known),
+            "cases": known,
+        }
+
     def done(case: Case) -> None:
+        nonlocal written
         with lock:
             finished.append(case)
             rows = ", ".join(f"{k} {_shown(v)}" for k, v in case.rows.items() if k != "eager")
@@ -66,16 +81,18 @@ def measure(
             at = f"{len(finished)}/{len(cases)} {time.monotonic() - start:.0f} s"
             print(f"coverage: {at} {case.name} {case.mode}: {told}", flush=True)
 
+            if time.monotonic() - written > WRITE_SECONDS:
+                written = time.monotonic()
+                write(out, found())
+
     run(cases, device, workers, seconds, done)
-    found = {
-        "benchmark": "coverage",
-        "environment": environment(),
-        "libraries": {name: version(name) for name in LIBRARIES},
-        "device": device,
-        "seconds": {", ".join(engines): round(time.monotonic() - start)},
-        "cases": {f"{c.name} {c.mode}": _recorded(c) for c in sorted(cases, key=_order)},
-    }
-    return found | {"counts": counts(found["cases"])}
+    return found()
+
+
+def write(out: Path, found: dict[str, Any]) -> None:
+    """Write results to a file."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _order(case: Case) -> tuple[str, str]:
@@ -113,6 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=3600.0, help="then it ends")
     parser.add_argument("--merge", type=Path, nargs="+", help="files of results to join, no run")
     options = parsed(parser, "coverage", argv)
+    out: Path = options.out
     if options.merge:
         found = merged([json.loads(file.read_text()) for file in options.merge])
     else:
@@ -124,9 +142,8 @@ def main(argv: list[str] | None = None) -> int:
         for library in catalogue.missing():
             print(f"coverage: {library} is not installed, and is left out", flush=True)
         cases = chosen(options.models, options.modes.split(","), options.shard, engines)
-        found = measure(cases, engines, options.device, options.workers, options.seconds)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+        found = measure(cases, engines, options.device, options.workers, options.seconds, out)
+    write(out, found)
     for mode, of_mode in found["counts"].items():
         print(f"coverage: {mode}: {json.dumps(of_mode)}", flush=True)
     return int(any(row[kind] for row in _ours(found) for kind in BAD if kind in row))

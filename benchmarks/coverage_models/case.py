@@ -118,9 +118,7 @@ def difference(got: list[list[Any]], expected: list[list[Any]]) -> float:
     where what is compared is not alike."""
     if [len(g) for g in got] != [len(e) for e in expected]:
         return float("inf")
-    pairs = [
-        pair for g, e in zip(got, expected, strict=True) for pair in zip(g, e, strict=True)
-    ]
+    pairs = [pair for g, e in zip(got, expected, strict=True) for pair in zip(g, e, strict=True)]
     return max((_apart(g, e) for g, e in pairs), default=0.0)
 
 
@@ -164,9 +162,7 @@ def reference(subject: Subject, mode: Mode, device: torch.device) -> Reference:
     return Reference(first, difference(second.leaves, first.leaves))
 
 
-def judge(
-    subject: Subject, name: str, mode: Mode, device: torch.device, eager: Reference
-) -> Row:
+def judge(subject: Subject, name: str, mode: Mode, device: torch.device, eager: Reference) -> Row:
     """Run an engine, and say what became of it."""
     try:
         ran = play(subject, name, mode, device)

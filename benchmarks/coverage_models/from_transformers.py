@@ -21,8 +21,8 @@ SCALES = (
     *((divisor, 224, 2) for divisor in (8, 4, 1)),
     *((divisor, None, 2) for divisor in (32, 16, 4, 1)),
 )
-"""What widths are divided by, the largest image, None for the default, and the number of layers; the
-first that runs."""
+"""What widths are divided by, the largest image (None: the default) and the layers, in the
+order in which they are tried."""
 MOST_PARAMETERS = 40e6
 SECONDS = 25.0
 """Of the processor, for the search of a small configuration and of inputs."""
@@ -74,7 +74,9 @@ def _shape(value: Any) -> Any:
 
 
 def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:160] if str(error) else ''}"
+    return (
+        f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:160] if str(error) else ''}"
+    )
 
 
 def _model_class(name: str) -> type[nn.Module]:

@@ -197,9 +197,7 @@ def _required(names: Mapping[str, inspect.Parameter], main: str) -> list[str]:
     return wanted if not main or main in wanted else [main, *wanted]
 
 
-def choices(
-    name: str, config: Any, special: Mapping[int, int], names: Container[str]
-) -> list[Any]:
+def choices(name: str, config: Any, special: Mapping[int, int], names: Container[str]) -> list[Any]:
     """The fields to try for an input; none where its name says nothing."""
     words = vocabulary(config)
     length = LENGTH + sum(special.values())

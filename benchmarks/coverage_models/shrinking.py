@@ -195,7 +195,7 @@ SECTION = re.compile(r"""mrope_section["'], \[(\d+), (\d+), (\d+)\]""")
 
 
 def _small_rope(config: Any, value: dict[str, Any], scale: Scale) -> dict[str, Any]:
-    """Cut the sections of a rotary embedding as its width is; models may have them in their code."""
+    """Cut the sections of a rotary embedding as its width is; some are in a model's code."""
     section = value.get("mrope_section")
     if section is None:
         module = type(config).__module__.replace("configuration_", "modeling_")

@@ -1,0 +1,67 @@
+"""A sample of what `benchmarks.coverage` runs on a GPU: architectures of transformers made small,
+on the emulated device, with eager's results to the last bit or the refusal that is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.coverage_models.pool import Case, run
+from benchmarks.coverage_models.shrinking import Scale
+from benchmarks.coverage_models.summary import RIGHT, counts
+
+SAMPLE = """
+afmoe albert arcee bart bert blenderbot bloom camembert clip_text_model codegen cohere cohere2
+convbert convnext ctrl cwm data2vec-text deberta deit dinov2 distilbert dpr electra ernie4_5 exaone4
+falcon flaubert fnet gemma gemma2 glm glm4 gpt2 gpt_neox gpt_oss gptj granite helium hubert ijepa
+llama mamba mbart mistral mixtral modernbert mpnet mpt olmo olmo2 opt pegasus persimmon phi qwen2
+qwen3 roberta siglip_vision_model stablelm t5 vit wav2vec2 xglm
+""".split()
+REFUSED = {"flaubert": "OL101"}
+"""What is refused as it is written, with the code."""
+
+
+def test_sixty_architectures() -> None:
+    cases = [Case(f"transformers/{name}", "inference", ["onelaunch"]) for name in SAMPLE]
+    assert len(cases) >= 60
+    run(cases, "tape", 2, 600.0, lambda case: None)
+    bad = {case.name: case.why or case.rows for case in cases if not _as_known(case)}
+    assert not bad
+
+
+def _as_known(case: Case) -> bool:
+    row = case.rows.get("onelaunch", {})
+    known = REFUSED.get(case.name.partition("/")[2])
+    if row.get("verdict") == "refused":
+        return row["code"] == known and "line" in row
+    return row.get("verdict") in RIGHT
+
+
+def test_tokens_keep_their_identity_in_a_small_vocabulary() -> None:
+    scale = Scale(vocabulary=512)
+    assert scale.token(3) == 3
+    assert scale.token(255_036) == scale.token(255_036) == 511
+    assert scale.token(255_037) == 510
+
+
+def test_counts_hold_onelaunch_against_the_others() -> None:
+    whole = {"verdict": "one launch", "one_graph": True, "seconds": 10.0}
+    right = {"verdict": "one launch", "seconds": 1.0}
+    split = {"verdict": "pieces", "seconds": 1.0}
+    refused = {"verdict": "refused", "code": "OL101"}
+    cases = {
+        "a inference": {
+            "engines": {"onelaunch": right, "onelaunch split": right, "reduce-overhead": whole}
+        },
+        "b inference": {
+            "engines": {"onelaunch": refused, "onelaunch split": split, "reduce-overhead": whole}
+        },
+        "c inference": {"not built": "no"},
+    }
+    found = counts(cases)["inference"]
+    assert (found["cases"], found["not built"]) == (2, 1)
+    assert found["engines"]["onelaunch"]["refused"] == 1
+    targets = found["targets"]
+    assert targets["one launch, of those of reduce-overhead in one graph"]["share"] == 0.5
+    assert targets["split right, of all that eager runs"]["share"] == 1.0
+    of_compiled = targets["median time to the first replay, of that of reduce-overhead"]
+    assert of_compiled == pytest.approx(0.1)

@@ -225,9 +225,22 @@ def choices(name: str, config: Any, special: Mapping[int, int], names: Container
         "audio_values": [floats(*s) for s in sound_shapes(config, "input_values")],
         "image_sizes": [constant([[64, 64]] * BATCH)],
         "position_ids": [lambda _: torch.arange(length).expand(BATCH, -1).clone()],
+        "visual_feats": [floats(BATCH, 8, seek(config, "visual_feat_dim") or 1)],
+        "visual_pos": [floats(BATCH, 8, 4)],
+        "flattened_patches": [_flattened(seek(config, "patch_embed_hidden_size") or 1)],
         "input_points": [lambda g: 60 * torch.rand(BATCH, 1, 1, 2, generator=g)],
     }
     return simple.get(name, [])
+
+
+def _flattened(width: int) -> Field:
+    """Patches of an image with their row and column before them, as Pix2Struct takes them."""
+
+    def make(g: torch.Generator) -> Tensor:
+        places = torch.cartesian_prod(torch.arange(1, 5), torch.arange(1, 5)).expand(BATCH, -1, -1)
+        return torch.cat([places, torch.randn(BATCH, 16, width, generator=g)], -1)
+
+    return make
 
 
 def tokens_kinds(special: Mapping[int, int]) -> Field:
@@ -237,9 +250,10 @@ def tokens_kinds(special: Mapping[int, int]) -> Field:
     return constant([row] * BATCH)
 
 
+_FEATURES = ("pixel_values", "input_features", "visual_feats", "visual_pos")
 OPTIONAL = (
-    ("input_ids", "attention_mask", "pixel_values", "input_features", "bbox", "decoder_input_ids"),
-    ("input_ids", "pixel_values", "input_features", "bbox", "decoder_input_ids"),
+    ("input_ids", "attention_mask", *_FEATURES, "bbox", "decoder_input_ids"),
+    ("input_ids", *_FEATURES, "bbox", "decoder_input_ids"),
     ("input_ids", "attention_mask", "pixel_values", "decoder_input_ids", "bbox"),
     ("input_ids", "attention_mask", "decoder_input_ids", "bbox"),
     ("input_ids", "decoder_input_ids"),

@@ -48,6 +48,9 @@ POSITIONS = re.compile(
     r"^(max_position_embeddings|n_positions|max_seq_len|max_seq_length|max_sequence_length"
     r"|max_target_positions|context_length)$"
 )
+OUTPUTS = frozenset(("_out_features", "out_features", "stage_names"))
+"""Of a backbone, named by its stages; `out_indices` says the same."""
+STAGES = ("depths", "depth", "stage_channels", "stage_num_blocks", "stem_channels")
 OF_BASE = frozenset(("chunk_size_feed_forward", "id2label", "label2id", "transformers_version"))
 
 
@@ -87,10 +90,12 @@ def small(config: Any, scale: Scale, by_hand: Mapping[str, Any] | None = None) -
         by_hand: fields as they are to be; those of a configuration inside by a mapping.
     """
     values = {k: v for k, v in vars(config).items() if k not in OF_BASE}
+    usual = vars(type(config)())
     by_hand = dict(by_hand or {})
     accepted = _accepted(type(config))
     overrides: dict[str, Any] = {}
-    deep = _layers_needed(values, scale.layers)
+    staged = any(isinstance(values.get(name), (list, tuple)) for name in STAGES)
+    deep = scale.layers if staged else _layers_needed(values, scale.layers)
     kept = _kept_layers(config, values, deep)
     for name, value in values.items():
         if name in by_hand and not _is_config(value):
@@ -100,15 +105,24 @@ def small(config: Any, scale: Scale, by_hand: Mapping[str, Any] | None = None) -
         elif kept is not None and _per_layer(name, value, config):
             new = [value[i] for i in kept] if not isinstance(value, tuple) else None
             new = tuple(value[i] for i in kept) if new is None else new
+        elif staged and INDICES.search(name):
+            new = value
         elif kept is not None and name in ("num_hidden_layers", "num_layers", "n_layer"):
             new = len(kept)
         else:
             new = _small(config, name, value, scale, deep)
         public = name.removeprefix("_")
-        if new is not value and (accepted is None or name in accepted or public in accepted):
+        if name in OUTPUTS or (new is value and _alike(value, usual.get(name))):
+            continue
+        if accepted is None or name in accepted or public in accepted:
             overrides[name if accepted is None or name in accepted else public] = new
     overrides.update(by_hand)
     return type(config)(**overrides)
+
+
+def _alike(value: Any, usual: Any) -> bool:
+    """Whether a constructor gives the field this value by itself."""
+    return _is_config(value) or (type(value) is type(usual) and value == usual)
 
 
 def _is_config(value: object) -> bool:
@@ -172,6 +186,8 @@ def _small_number(name: str, value: int, scale: Scale, deep: int) -> int:
         return min(value, deep - 1)
     if EXPERTS.search(name):
         return min(value, scale.experts)
+    if name == "num_kv_shared_layers":
+        return 0
     if QUERIES.search(name):
         return min(value, scale.queries)
     if IMAGE.search(name):

@@ -15,13 +15,13 @@ convbert convnext ctrl cwm data2vec-text deberta deit dinov2 distilbert dpr elec
 falcon flaubert fnet gemma gemma2 glm glm4 gpt2 gpt_neox gpt_oss gptj granite helium hubert ijepa
 llama mamba mbart mistral mixtral modernbert mpnet mpt olmo olmo2 opt pegasus persimmon phi qwen2
 qwen3 roberta siglip_vision_model stablelm t5 vit wav2vec2 xglm
-""".split()
+"""
 REFUSED = {"flaubert": "OL101"}
 """What is refused as it is written, with the code."""
 
 
 def test_sixty_architectures() -> None:
-    cases = [Case(f"transformers/{name}", "inference", ["onelaunch"]) for name in SAMPLE]
+    cases = [Case(f"transformers/{name}", "inference", ["onelaunch"]) for name in SAMPLE.split()]
     assert len(cases) >= 60
     run(cases, "tape", 2, 600.0, lambda case: None)
     bad = {case.name: case.why or case.rows for case in cases if not _as_known(case)}

@@ -11,7 +11,7 @@ import torch
 from .subject import NotBuilt, Subject
 
 EACH = ("detection", "segmentation")
-SIDES = {"inception_v3": 299, "maxvit_t": 224}
+SIDES = {"inception_v3": 299}
 SIDE = 224
 
 
@@ -35,7 +35,9 @@ def build(name: str) -> Subject:
     """
     from torchvision import models
 
-    chosen = name if name in models.list_models() and not _is_module(name) else _smallest(name)
+    chosen = _smallest(name) if _members(name) else name
+    if chosen not in models.list_models():
+        raise NotBuilt(f"torchvision has no {name}")
     torch.manual_seed(0)
     model = _made(chosen).eval()
     count = sum(p.numel() for p in model.parameters())
@@ -46,13 +48,13 @@ def build(name: str) -> Subject:
     return Subject(model, functools.partial(_arguments, side, detects), about)
 
 
-def _is_module(name: str) -> bool:
+def _members(module: str) -> list[str]:
+    """The models of a module of classification."""
     from torchvision import models
 
-    return hasattr(getattr(models, name, None), "__path__") or any(
-        models.get_model_builder(m).__module__ == f"torchvision.models.{name}"
-        for m in models.list_models(module=models)
-    )
+    full = f"torchvision.models.{module}"
+    names = models.list_models(module=models)
+    return [name for name in names if models.get_model_builder(name).__module__ == full]
 
 
 def _made(name: str) -> torch.nn.Module:
@@ -69,21 +71,11 @@ def _of_classification(name: str) -> bool:
 
 
 def _smallest(module: str) -> str:
-    from torchvision import models
-
-    inside = [
-        name
-        for name in models.list_models(module=models)
-        if models.get_model_builder(name).__module__ == f"torchvision.models.{module}"
-    ]
-    if not inside:
-        raise NotBuilt(f"torchvision has no {module}")
-
     def size(name: str) -> int:
         with torch.device("meta"):
             return sum(p.numel() for p in _made(name).parameters())
 
-    return min(inside, key=size)
+    return min(_members(module), key=size)
 
 
 def _arguments(side: int, detects: bool, seed: int) -> tuple[list[Any], dict[str, Any]]:

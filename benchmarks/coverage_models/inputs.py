@@ -223,7 +223,7 @@ def choices(name: str, config: Any, special: Mapping[int, int], names: Container
         "input_features": [floats(*s) for s in sound_shapes(config, "input_features")],
         "input_values": [floats(*s) for s in sound_shapes(config, "input_values")],
         "audio_values": [floats(*s) for s in sound_shapes(config, "input_values")],
-        "image_sizes": [constant([[64, 64]] * BATCH)],
+        "image_sizes": [constant([list(image_shapes(config)[0][-2:])] * BATCH)],
         "position_ids": [lambda _: torch.arange(length).expand(BATCH, -1).clone()],
         "visual_feats": [floats(BATCH, 8, seek(config, "visual_feat_dim") or 1)],
         "visual_pos": [floats(BATCH, 8, 4)],
@@ -291,9 +291,9 @@ def _combined(
         rest = [n for n in wanted if n not in patches]
         yield from _product(rest, config, special, names, patches)
         return
+    yield from _product(wanted, config, special, names, {})
     if "image_sizes" in names and "pixel_values" in wanted:
         yield from _product([*wanted, "image_sizes"], config, special, names, {})
-    yield from _product(wanted, config, special, names, {})
 
 
 def _product(
@@ -310,7 +310,10 @@ def _product(
         yield {**dict(zip(wanted, chosen, strict=True)), **given}
 
 
-COUNTED = re.compile(r"(image|video|audio)\b.*?match\D*(\d+)\D+(\d+)", re.IGNORECASE | re.DOTALL)
+COUNTED = re.compile(
+    r"(image|video|audio) features and .*?match\D*(\d+)\D+(\d+)", re.IGNORECASE | re.DOTALL
+)
+MOST_SPECIAL = 1500
 
 
 def special_tokens(config: Any, error: Exception, seen: Mapping[int, int]) -> dict[int, int] | None:
@@ -322,6 +325,11 @@ def special_tokens(config: Any, error: Exception, seen: Mapping[int, int]) -> di
     names = (f"{kind}_token_id", f"{kind}_token_index", f"{kind}_context_token_id")
     token = seek(config, *names)
     features = int(found[3])
-    if not isinstance(token, int) or token in seen or features % BATCH or features > 2000:
+    hidden = seek(config, "hidden_size", "d_model", parts=TEXT)
+    if features > MOST_SPECIAL and isinstance(hidden, int):  # some count numbers, not vectors
+        features //= hidden
+    if not isinstance(token, int) or token in seen or features % BATCH or not features:
+        return None
+    if features > MOST_SPECIAL:
         return None
     return {**seen, token: features // BATCH}

@@ -62,6 +62,7 @@ class _Worker:
         path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         env |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        env["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # the time to compile is measured
         pipe = subprocess.PIPE
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the process
         self._child = subprocess.Popen(
@@ -69,6 +70,7 @@ class _Worker:
         )
         self._told = b""
         self.tasks = 0
+        self.ends = False
 
     def give(self, task: dict[str, Any]) -> None:
         assert self._child.stdin is not None
@@ -95,13 +97,20 @@ class _Worker:
                     raise _Gone(self._end())
                 self._told += more
         line, _, self._told = self._told.partition(b"\n")
-        return json.loads(line)
+        said = json.loads(line)
+        self.ends |= said.get("ends", False)
+        return said
 
     def _end(self) -> str:
         code = self._child.wait()
         self._errors.seek(0)
         lines = [line for line in self._errors.read()[-4000:].splitlines() if line.strip()]
         return f"exit code {code}: {' | '.join(lines[-3:])[-400:]}"
+
+    @property
+    def usable(self) -> bool:
+        """Whether it takes another task."""
+        return not self.ends and self.tasks < TASKS_OF_A_WORKER
 
     def end(self) -> None:
         self._child.kill()
@@ -155,10 +164,12 @@ def run(
 
 def _finish(case: Case, worker: _Worker | None, device: str, deadline: float) -> _Worker | None:
     """Run a case to its end, in as many processes as it takes."""
-    while not case.ended and time.monotonic() < deadline:
+    for _ in range(len(case.engines) + 2):  # a death costs an engine, or the build
+        if case.ended or time.monotonic() > deadline:
+            break
         step = "start"
         try:
-            if worker is None or worker.tasks >= TASKS_OF_A_WORKER:
+            if worker is None or not worker.usable:
                 if worker is not None:
                     worker.end()
                 worker = _Worker(device)

@@ -50,6 +50,8 @@ POSITIONS = re.compile(
 )
 OUTPUTS = frozenset(("_out_features", "out_features", "stage_names"))
 """Of a backbone, named by its stages; `out_indices` says the same."""
+HEADS = 4
+"""Of attention over images, whose width is an odd multiple of the usual number of heads."""
 STAGES = ("depths", "depth", "stage_channels", "stage_num_blocks", "stem_channels")
 OF_BASE = frozenset(("chunk_size_feed_forward", "id2label", "label2id", "transformers_version"))
 
@@ -107,6 +109,8 @@ def small(config: Any, scale: Scale, by_hand: Mapping[str, Any] | None = None) -
             new = tuple(value[i] for i in kept) if new is None else new
         elif staged and INDICES.search(name):
             new = value
+        elif name == "num_heads" and isinstance(value, int) and "head_dim" not in values:
+            new = min(value, HEADS)
         elif kept is not None and name in ("num_hidden_layers", "num_layers", "n_layer"):
             new = len(kept)
         else:
@@ -170,6 +174,8 @@ def _small(config: Any, name: str, value: Any, scale: Scale, deep: int) -> Any:
             return type(value)(_ranked(list(value), deep))
         new = [_small(config, name, item, scale, deep) for item in value]
         return value if new == list(value) else type(value)(new)
+    if name == "use_pretrained_backbone":
+        return False
     if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
         return _small_rope(config, value, scale)
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:

@@ -7,6 +7,7 @@ came of it, the end of the task. A task that comes again after a death leaves ou
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -39,8 +40,12 @@ def main() -> None:
     for line in sys.stdin:
         task = json.loads(line)
         _run(task, device, reports)
-        report({"done": True}, reports)
-        if not _sound(device):
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        sound = _sound(device)
+        report({"done": True, "ends": not sound}, reports)
+        if not sound:
             return
 
 
@@ -81,7 +86,7 @@ def _sound(device: torch.device) -> bool:
     """Whether captures and random numbers still work here."""
     if device.type != "cuda":
         return True
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError):  # of any kind: the device is in disorder
         torch.manual_seed(random.randrange(1 << 30))
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

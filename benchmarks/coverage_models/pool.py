@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 START_SECONDS = 180.0
 STEP_SECONDS = {"build": 120.0, "reduce-overhead": 240.0}
 """For a step to come to its end, by its name; then its process is ended."""
-OTHER_SECONDS = 90.0
+OTHER_SECONDS = 120.0
 TASKS_OF_A_WORKER = 60
 """Then another is started: what libraries keep of models adds up."""
 

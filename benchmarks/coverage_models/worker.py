@@ -21,7 +21,7 @@ import torch
 from onelaunch import testing
 
 from . import catalogue
-from .case import NoGradient, Reference, judge, reference
+from .case import NoGradient, Reference, Undecided, judge, reference
 from .subject import NotBuilt, Subject
 
 
@@ -63,7 +63,7 @@ def _run(task: dict[str, Any], device: torch.device, reports: Any) -> None:
         subject = catalogue.build(task["name"])
         report({"begun": "eager", "about": subject.about}, reports)
         eager = reference(subject, mode, device)
-    except NotBuilt as error:
+    except (NotBuilt, Undecided) as error:
         why = str(error)
     except NoGradient:
         why = "no result has a gradient"

@@ -265,6 +265,13 @@ def coverage(results: dict[str, Any]) -> str:
         f"{built[0].upper()}{built[1:]}, from {', '.join(versions)}; the median time to the first "
         "replay, in seconds."
     )
+    left_out = {
+        "not built": "could not be built small, or eager did not run them alike twice",
+        "not run": "were not run, as time was up",
+    }
+    for kind, why in left_out.items():
+        count = sum(found[kind] for _, found in modes)
+        text += f" {count} {why}." if count else ""
     return table(head, rows) + "\n" + caption(results, text, settled=True)
 
 

@@ -79,15 +79,14 @@ def _share(met: int, of: int) -> dict[str, Any]:
 
 
 def merged(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join results of one machine and software: parts of the cases, or other engines of them.
+    """Join results of one kind of GPU and software: parts of the cases, or other engines of them.
 
     Raises:
-        ValueError: they are of different machines or software.
+        ValueError: they are of different GPUs or software.
     """
     first = results[0]
-    for key in ("environment", "libraries", "device"):
-        if any(found[key] != first[key] for found in results):
-            raise ValueError(f"the results are not of one {key}")
+    if any(_software(found) != _software(first) for found in results):
+        raise ValueError("the results are not of one GPU, torch and libraries")
     cases: dict[str, Any] = {}
     seconds: Counter[str] = Counter()
     for found in results:
@@ -101,6 +100,11 @@ def merged(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ordered = dict(sorted(cases.items(), key=lambda item: item[0].split(" ")[::-1]))
     joined = {**first, "seconds": dict(seconds), "cases": ordered}
     return joined | {"counts": counts(ordered)}
+
+
+def _software(found: Mapping[str, Any]) -> list[Any]:
+    here = found["environment"]
+    return [found["device"], found["libraries"], here["gpu"], here["torch"], here["onelaunch"]]
 
 
 def _joined(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

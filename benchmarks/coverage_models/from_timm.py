@@ -55,17 +55,21 @@ def _smallest(family: str) -> str:
         sizes = [i for i, word in enumerate(SMALL_WORDS) if word in name]
         return min(sizes, default=len(SMALL_WORDS)), len(name)
 
-    found: list[tuple[int, str]] = []
-    why = "no model"
     known = [n for n in timm.list_models(module=family) if not n.startswith(MADE_UP)]
-    for name in sorted(known, key=said)[:TRIED]:
-        try:
-            with torch.device("meta"):
-                model = timm.create_model(name, pretrained=False)
-        except Exception as error:  # noqa: BLE001  others of the family may be made
-            why = f"{name}: {type(error).__name__}: {error}"
-            continue
-        found.append((sum(p.numel() for p in model.parameters()), name))
-    if not found:
-        raise NotBuilt(why[:300])
-    return min(found)[1]
+    if not known:
+        raise NotBuilt("it has no model")
+    ranked = sorted(known, key=said)[:TRIED]
+    sizes = {name: count for name in ranked if (count := _parameters(name)) is not None}
+    return min(sizes, key=lambda name: sizes[name], default=ranked[0])
+
+
+def _parameters(name: str) -> int | None:
+    """How many a model has; None where it cannot be made without memory."""
+    import timm
+
+    try:
+        with torch.device("meta"):
+            model = timm.create_model(name, pretrained=False)
+    except Exception:  # noqa: BLE001  some read numbers that they made
+        return None
+    return sum(p.numel() for p in model.parameters())

@@ -24,6 +24,7 @@ SCALES = (
 """What widths are divided by, the largest image (None: the default) and the layers, in the
 order in which they are tried."""
 MOST_PARAMETERS = 40e6
+SAFE_DIVISOR = 8
 SECONDS = 25.0
 """Of the processor, for the search of a small configuration and of inputs."""
 EAGER_SECONDS = 5.0
@@ -109,12 +110,22 @@ def _small_model(name: str, scale: Scale) -> nn.Module:
     if wanted is not None and not isinstance(config, wanted):
         part = next((v for v in vars(config).values() if isinstance(v, wanted)), None)
         config = config if part is None else part
-    with torch.device("meta"):
-        count = sum(p.numel() for p in cls(config).parameters())
-    if count > MOST_PARAMETERS:
+    count = _parameters(cls, config)
+    if count is None and scale.divisor < SAFE_DIVISOR:
+        raise NotBuilt("it cannot be made without memory, and may be large")
+    if count is not None and count > MOST_PARAMETERS:
         raise NotBuilt(f"{count:,.0f} parameters")
     torch.manual_seed(0)
     return cls(config).eval()
+
+
+def _parameters(cls: Any, config: Any) -> int | None:
+    """How many the model has; None where it cannot be made without memory."""
+    try:
+        with torch.device("meta"):
+            return sum(p.numel() for p in cls(config).parameters())
+    except (RuntimeError, NotImplementedError):  # some read numbers that they made
+        return None
 
 
 def _recipe(name: str, model: nn.Module, deadline: float, rich: bool) -> Recipe:

@@ -3,8 +3,11 @@ on the emulated device, with eager's results to the last bit or the refusal that
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from benchmarks.coverage_models import pool
 from benchmarks.coverage_models.pool import Case, run
 from benchmarks.coverage_models.shrinking import Scale
 from benchmarks.coverage_models.summary import RIGHT, counts
@@ -34,6 +37,74 @@ def _as_known(case: Case) -> bool:
     if row.get("verdict") == "refused":
         return row["code"] == known and "line" in row
     return row.get("verdict") in RIGHT
+
+
+WORKER = """#!/usr/bin/env python3
+import json, os, sys, time
+def say(**what):
+    print(json.dumps(what), flush=True)
+say(ready=True)
+for line in sys.stdin:
+    task = json.loads(line)
+    say(begun="build")
+    if task["name"] == "cannot":
+        say(not_built="no inputs")
+    else:
+        say(begun="eager", about="a model")
+        say(engine="eager", row={"spread": 0.0})
+        for name in task["engines"]:
+            say(begun=name)
+            if name == "dies":
+                sys.stderr.write("illegal memory access")
+                os._exit(3)
+            if name == "hangs":
+                time.sleep(60)
+            say(engine=name, row={"verdict": "one launch"})
+            if name == "disorder":
+                break
+    say(done=True, ends="disorder" in task["engines"])
+    if "disorder" in task["engines"]:
+        break
+"""
+
+
+def test_a_death_costs_one_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = tmp_path / "worker"
+    worker.write_text(WORKER)
+    worker.chmod(0o755)
+    monkeypatch.setattr(pool.sys, "executable", str(worker))
+    monkeypatch.setitem(pool.STEP_SECONDS, "hangs", 0.5)
+    engines = ["right", "dies", "hangs", "disorder", "last"]
+    cases = [Case("model", "inference", engines), Case("cannot", "inference", engines)]
+    cases += [Case(f"model {i}", "training", engines) for i in range(2)]
+    ended: list[str] = []
+    run(cases, "cpu", 2, 60.0, lambda case: ended.append(case.name))
+    assert len(ended) == 4
+    assert cases[1].why == "no inputs"
+    for case in (cases[0], *cases[2:]):
+        assert case.ended
+        assert {k: row.get("verdict") for k, row in case.rows.items()} == {
+            "eager": None,
+            "right": "one launch",
+            "dies": "crashed",
+            "hangs": "crashed",
+            "disorder": "one launch",
+            "last": "one launch",
+        }
+        assert "illegal memory access" in case.rows["dies"]["text"]
+
+
+def test_time_that_is_up_leaves_cases_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = tmp_path / "worker"
+    worker.write_text(WORKER)
+    worker.chmod(0o755)
+    monkeypatch.setattr(pool.sys, "executable", str(worker))
+    cases = [Case(f"model {i}", "inference", ["right", "hangs"]) for i in range(3)]
+    run(cases, "cpu", 1, 1.5, lambda case: None)
+    assert [case.ended for case in cases] == [False] * 3
+    assert "hangs" not in cases[0].rows
 
 
 def test_tokens_keep_their_identity_in_a_small_vocabulary() -> None:

@@ -81,11 +81,14 @@ def _line(error: Exception) -> str:
 
 
 def _model_class(name: str) -> type[nn.Module]:
-    """The class with a head for language where there is one, else the one without a head."""
+    """The class with a head for language where there is one, of an encoder with its decoder if it
+    has both; else the one without a head."""
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
     for mapping in (
+        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
         auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         auto.MODEL_MAPPING_NAMES,

@@ -8,12 +8,6 @@ import torch
 
 from .inputs import BATCH, Field, Recipe, floats, ints, mask
 
-LEFT_OUT: dict[str, str] = {
-    "bark": "no forward",
-    "glm_image_vqmodel": "no forward",
-}
-"""Types that are left out, and why."""
-
 _SERIES = {
     "prediction_length": 4,
     "context_length": 8,

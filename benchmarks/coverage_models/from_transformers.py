@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .by_hand import FIELDS, INPUTS, LEFT_OUT
+from .by_hand import FIELDS, INPUTS
 from .inputs import Recipe, made, parameters, recipes, special_tokens
 from .shrinking import Scale, small
 from .subject import NotBuilt, Subject
@@ -36,7 +36,7 @@ def names() -> list[str]:
 
     found = {**auto.MODEL_MAPPING_NAMES, **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
     found.update(auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
-    return sorted(name for name in found if name not in LEFT_OUT)
+    return sorted(found)
 
 
 def build(name: str) -> Subject:

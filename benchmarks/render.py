@@ -243,6 +243,43 @@ def passed(suite: dict[str, int]) -> str:
     return f"{suite['passed']:,}{failed}"
 
 
+def coverage(results: dict[str, Any]) -> str:
+    """How many models each engine runs right, by mode."""
+    titles = {"onelaunch split": '`on_refusal="split"`'}
+    rows = [
+        (
+            f"{titles.get(name, name)}, {mode}",
+            *(str(row.get(kind, 0)) for kind in ("one launch", "pieces")),
+            str(row.get("refused", 0) + row.get("no replay", 0)),
+            str(sum(row.get(kind, 0) for kind in ("wrong", "crashed", "failed"))),
+            first_replay(row),
+        )
+        for mode, found in results["counts"].items()
+        for name, row in found["engines"].items()
+    ]
+    modes = results["counts"].items()
+    built = " and ".join(f"{found['cases']:,} models in {mode}" for mode, found in modes)
+    versions = [f"{name} {version}" for name, version in results["libraries"].items() if version]
+    head = ("engine", "one launch", "pieces", "refused", "wrong or failed", "to the first replay")
+    text = (
+        f"{built[0].upper()}{built[1:]}, from {', '.join(versions)}; the median time to the first "
+        "replay, in seconds."
+    )
+    left_out = {
+        "not built": "could not be built small, or eager did not run them alike twice",
+        "not run": "were not run, as time was up",
+    }
+    for kind, why in left_out.items():
+        count = sum(found[kind] for _, found in modes)
+        text += f" {count} {why}." if count else ""
+    return table(head, rows) + "\n" + caption(results, text, settled=True)
+
+
+def first_replay(row: dict[str, Any]) -> str:
+    seconds = row.get("median seconds to first replay")
+    return "-" if seconds is None else f"{seconds:.2f}"
+
+
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engines-summary": ("engines.json", summary),
     "engines-wall": ("engines.json", figures("wall")),
@@ -253,6 +290,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "shapes": ("shapes.json", shapes),
     "shapes-serving": ("shapes.json", shapes_serving),
     "learning": ("learning.json", learning),
+    "coverage": ("coverage.json", coverage),
     "torch-versions": ("torch_versions.json", torch_versions),
     "training-summary": ("training.json", training_summary),
     "training-pair": ("training.json", training("pair")),

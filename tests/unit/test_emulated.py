@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import onelaunch as ol
 from onelaunch import testing
 from onelaunch.driver.select import driver_of
 from onelaunch.errors import CaptureError
@@ -178,6 +179,18 @@ def test_assigned_data_keeps_its_memory(tape: torch.device) -> None:
     assert all(p.data_ptr() != t.data_ptr() for t in others)
     p.data.set_(others[0])
     assert p.data_ptr() != others[0].data_ptr() or p.eq(5).all()
+
+
+def test_integers_are_counted(tape: torch.device) -> None:
+    def count(x: Tensor) -> Tensor:
+        return torch.histc(x.int(), bins=4, min=0, max=3)
+
+    x = torch.tensor([0.0, 1.0, 1.0, 3.0], device=tape)
+    assert count(x).dtype == torch.int32
+    fast = ol.graph(count)
+    for _ in range(5):
+        assert fast(x).tolist() == [1, 2, 0, 1]
+    assert fast.stats().replays == 2
 
 
 def test_printing(tape: torch.device) -> None:

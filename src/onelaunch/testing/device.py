@@ -12,6 +12,7 @@ Nothing happens at import; `register_device` does it, once for the process.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +64,16 @@ def register_device() -> None:
     for func in (aten.empty.memory_format, aten.empty_strided.default):
         _library.impl(func.name().removeprefix("aten::"), _factory(func), "PrivateUse1")
     _library.impl("_copy_from", _copy_from, "PrivateUse1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there was a kernel before
+        _library.impl("histc", _histc, "CPU", allow_override=True)
+
+
+def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    # CUDA counts integers too, as routers of experts rely on; a CPU's kernel takes floats alone.
+    exact = x if x.is_floating_point() else x.double()
+    counts = torch.ops.aten.histc.out(exact, bins, min, max, out=exact.new_empty(bins))
+    return counts.to(x.dtype)
 
 
 def _factory(func: torch._ops.OpOverload) -> Callable[..., Tensor]:

@@ -1,0 +1,62 @@
+"""What generic shrinking and generic inputs do not find, by the types of models of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .inputs import BATCH, Field, Recipe, floats, ints, mask
+
+_SERIES = {
+    "prediction_length": 4,
+    "context_length": 8,
+    "label_length": 4,
+    "num_time_features": 1,
+    "lags_sequence": [1, 2, 3, 4, 5, 6, 7],
+}
+FIELDS: dict[str, dict[str, Any]] = {
+    "autoformer": _SERIES,
+    "informer": {k: v for k, v in _SERIES.items() if k != "label_length"},
+    "time_series_transformer": {k: v for k, v in _SERIES.items() if k != "label_length"},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "esm": {"vocab_size": 64, "pad_token_id": 1, "mask_token_id": 32},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "hunyuan_v1_moe": {"head_dim": 8, "num_experts": 4, "moe_topk": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "ministral": {"head_dim": 8},
+    "nemotron": {"num_key_value_heads": 8},
+}
+"""Fields of configurations that have no default, or none that a model can be made of."""
+
+
+def _ones(*shape: int) -> Field:
+    return lambda _: torch.ones(shape)
+
+
+_PAST = 15  # the context and the longest lag
+_SERIES_INPUTS: Recipe = {
+    "past_values": floats(BATCH, _PAST),
+    "past_time_features": floats(BATCH, _PAST, 1),
+    "past_observed_mask": _ones(BATCH, _PAST),
+    "future_values": floats(BATCH, 4),
+    "future_time_features": floats(BATCH, 4, 1),
+}
+_CODEBOOKS: Recipe = {"input_ids": ints(400, BATCH * 4, 8, low=3)}
+INPUTS: dict[str, Recipe] = {
+    "autoformer": _SERIES_INPUTS,
+    "informer": _SERIES_INPUTS,
+    "time_series_transformer": _SERIES_INPUTS,
+    "decision_transformer": {
+        "states": floats(BATCH, 8, 17),
+        "actions": floats(BATCH, 8, 4),
+        "rewards": floats(BATCH, 8, 1),
+        "returns_to_go": floats(BATCH, 8, 1),
+        "timesteps": ints(8, BATCH, 8),
+        "attention_mask": mask(BATCH, 8),
+    },
+    "musicgen": _CODEBOOKS,
+    "musicgen_melody": _CODEBOOKS,
+}
+"""Inputs of meanings that no name tells."""

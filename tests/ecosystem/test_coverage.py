@@ -1,0 +1,139 @@
+"""A sample of what `benchmarks.coverage` runs on a GPU: architectures of transformers made small,
+on the emulated device, with eager's results to the last bit or the refusal that is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.coverage_models import pool
+from benchmarks.coverage_models.pool import Case, run
+from benchmarks.coverage_models.shrinking import Scale
+from benchmarks.coverage_models.summary import RIGHT, counts
+
+SAMPLE = """
+albert arcee bart beit bert bert-generation biogpt blenderbot blenderbot-small bloom bros camembert
+canine clip_text_model clip_vision_model codegen cohere cohere2 convbert convnext convnextv2 ctrl
+cwm data2vec-audio data2vec-text data2vec-vision deberta deberta-v2 deepseek_v3 deit diffllama
+dinov2 dinov3_vit distilbert dpr electra ernie ernie4_5 eurobert exaone4 falcon flaubert fnet gemma
+gemma2 gemma3_text glm glm4 gpt2 gpt_oss imagegpt lfm2 llama mbart mistral olmo qwen3 qwen3_moe
+roformer smollm3 t5 vit wavlm whisper
+"""
+REFUSED = {"flaubert": "OL101"}
+"""What is refused as it is written, with the code."""
+
+
+def test_sixty_architectures() -> None:
+    cases = [Case(f"transformers/{name}", "inference", ["onelaunch"]) for name in SAMPLE.split()]
+    assert len(cases) >= 60
+    run(cases, "tape", 2, 1800.0, lambda case: None)
+    bad = {case.name: case.why or case.rows for case in cases if not _as_known(case)}
+    assert not bad
+
+
+def _as_known(case: Case) -> bool:
+    row = case.rows.get("onelaunch", {})
+    known = REFUSED.get(case.name.partition("/")[2])
+    if row.get("verdict") == "refused":
+        return row["code"] == known and "line" in row
+    return row.get("verdict") in RIGHT
+
+
+WORKER = """#!/usr/bin/env python3
+import json, os, sys, time
+def say(**what):
+    print(json.dumps(what), flush=True)
+say(ready=True)
+for line in sys.stdin:
+    task = json.loads(line)
+    say(begun="build")
+    if task["name"] == "cannot":
+        say(not_built="no inputs")
+    else:
+        say(begun="eager", about="a model")
+        say(engine="eager", row={"spread": 0.0})
+        for name in task["engines"]:
+            say(begun=name)
+            if name == "dies":
+                sys.stderr.write("illegal memory access")
+                os._exit(3)
+            if name == "hangs":
+                time.sleep(60)
+            say(engine=name, row={"verdict": "one launch"})
+            if name == "disorder":
+                break
+    say(done=True, ends="disorder" in task["engines"])
+    if "disorder" in task["engines"]:
+        break
+"""
+
+
+def test_a_death_costs_one_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = tmp_path / "worker"
+    worker.write_text(WORKER)
+    worker.chmod(0o755)
+    monkeypatch.setattr(pool.sys, "executable", str(worker))
+    monkeypatch.setitem(pool.STEP_SECONDS, "hangs", 0.5)
+    engines = ["right", "dies", "hangs", "disorder", "last"]
+    cases = [Case("model", "inference", engines), Case("cannot", "inference", engines)]
+    cases += [Case(f"model {i}", "training", engines) for i in range(2)]
+    ended: list[str] = []
+    run(cases, "cpu", 2, 60.0, lambda case: ended.append(case.name))
+    assert len(ended) == 4
+    assert cases[1].why == "no inputs"
+    for case in (cases[0], *cases[2:]):
+        assert case.ended
+        assert {k: row.get("verdict") for k, row in case.rows.items()} == {
+            "eager": None,
+            "right": "one launch",
+            "dies": "crashed",
+            "hangs": "crashed",
+            "disorder": "one launch",
+            "last": "one launch",
+        }
+        assert "illegal memory access" in case.rows["dies"]["text"]
+
+
+def test_time_that_is_up_leaves_cases_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = tmp_path / "worker"
+    worker.write_text(WORKER)
+    worker.chmod(0o755)
+    monkeypatch.setattr(pool.sys, "executable", str(worker))
+    cases = [Case(f"model {i}", "inference", ["right", "hangs"]) for i in range(3)]
+    run(cases, "cpu", 1, 1.5, lambda case: None)
+    assert [case.ended for case in cases] == [False] * 3
+    assert "hangs" not in cases[0].rows
+
+
+def test_tokens_keep_their_identity_in_a_small_vocabulary() -> None:
+    scale = Scale(vocabulary=512)
+    assert scale.token(3) == 3
+    assert scale.token(255_036) == scale.token(255_036) == 511
+    assert scale.token(255_037) == 510
+
+
+def test_counts_hold_onelaunch_against_the_others() -> None:
+    whole = {"verdict": "one launch", "one_graph": True, "seconds": 10.0}
+    right = {"verdict": "one launch", "seconds": 1.0}
+    split = {"verdict": "pieces", "seconds": 1.0}
+    refused = {"verdict": "refused", "code": "OL101"}
+    cases = {
+        "a inference": {
+            "engines": {"onelaunch": right, "onelaunch split": right, "reduce-overhead": whole}
+        },
+        "b inference": {
+            "engines": {"onelaunch": refused, "onelaunch split": split, "reduce-overhead": whole}
+        },
+        "c inference": {"not built": "no"},
+    }
+    found = counts(cases)["inference"]
+    assert (found["cases"], found["not built"]) == (2, 1)
+    assert found["engines"]["onelaunch"]["refused"] == 1
+    targets = found["targets"]
+    assert targets["one launch, of those of reduce-overhead in one graph"]["share"] == 0.5
+    assert targets["split right, of all that eager runs"]["share"] == 1.0
+    of_compiled = targets["median time to the first replay, of that of reduce-overhead"]
+    assert of_compiled == pytest.approx(0.1)

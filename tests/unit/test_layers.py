@@ -21,6 +21,7 @@ LAYERS = (
     {"replay"},
     {"runtime"},
     {"padding"},
+    {"split"},
     {"module"},
     {"api", "compat"},
     {"bench"},

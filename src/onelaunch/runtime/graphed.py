@@ -40,7 +40,7 @@ from onelaunch.runtime.attempt import (
     Warming,
 )
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import PoolManager
+from onelaunch.runtime.pool import PoolManager, User
 from onelaunch.runtime.signature import foreign, opaque, spec_of
 from onelaunch.runtime.table import (
     Entry,
@@ -141,9 +141,12 @@ class Graphed(Table, Generic[P, R]):
         This holds no lock: threads that the callable starts may wait for each other.
         """
         try:
-            return self.fn(*args, **kwargs)
+            return self._as_it_is(args, kwargs)
         finally:
             self._running.remove(get_ident())
+
+    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        return self.fn(*args, **kwargs)
 
     def _advance(
         self,
@@ -314,6 +317,11 @@ class Graphed(Table, Generic[P, R]):
             attempt, lambda: self._warmup.rehearse(attempt, self._refused, then)
         )
 
+    @property
+    def _user(self) -> User:
+        """The callable that the pool asks for the figures of the recordings."""
+        return self
+
     def _record(self, attempt: Attempt) -> Entry | None:
         """Return a recording in the pool; None if the pool's `max_bytes` leaves no room for it."""
 
@@ -323,7 +331,7 @@ class Graphed(Table, Generic[P, R]):
                 attempt.device,
                 attempt.signature.need_bytes,
                 lambda: self._captured(attempt),
-                self,
+                self._user,
             )
 
         entry = attempt.strategy.record(attempt, admitted)

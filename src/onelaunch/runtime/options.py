@@ -14,7 +14,7 @@ Outputs = Literal["fresh", "static"]
 Inputs = Literal["copy", "rebind"]
 Gradients = Literal["autograd", "direct"]
 OnMismatch = Literal["record", "raise"]
-OnRefusal = Literal["raise", "eager"]
+OnRefusal = Literal["raise", "eager", "split"]
 
 
 class GraphOptions(TypedDict, total=False):
@@ -53,7 +53,7 @@ class Options:
         _one_of("inputs", self.inputs, ("copy", "rebind"))
         _one_of("gradients", self.gradients, ("autograd", "direct"))
         _one_of("on_mismatch", self.on_mismatch, ("record", "raise"))
-        _one_of("on_refusal", self.on_refusal, ("raise", "eager"))
+        _one_of("on_refusal", self.on_refusal, ("raise", "eager", "split"))
         _one_of("compile", self.compile, (False, True, "default", "max-autotune"))
         if not (self.buckets is None or isinstance(self.buckets, Buckets)):
             fix = "buckets=ol.Buckets(dim=0, sizes=(1, 4, 16))"
@@ -61,6 +61,15 @@ class Options:
         if self.buckets is not None and self.outputs == "static":
             fix = 'outputs="fresh", or no buckets: the captured buffers have the bucket\'s size'
             raise ArgumentError("OL401", 'outputs="static" with buckets', fix=fix)
+        if self.on_refusal == "split" and self.buckets is not None:
+            fix = 'graph the children that have a batch, each with buckets; or on_refusal="eager"'
+            raise ArgumentError("OL401", 'on_refusal="split" with buckets', fix=fix)
+        if self.on_refusal == "split" and self.outputs == "static":
+            fix = 'outputs="fresh": a piece would overwrite what the one before it returned'
+            raise ArgumentError("OL401", 'on_refusal="split" with outputs="static"', fix=fix)
+        if self.on_refusal == "split" and self.on_mismatch == "raise":
+            fix = 'on_mismatch="record": pieces get what the module makes of a call'
+            raise ArgumentError("OL401", 'on_refusal="split" with on_mismatch="raise"', fix=fix)
         _at_least("warmup", self.warmup, 1)
         _at_least("max_recordings", self.max_recordings, 1)
         _at_least("max_in_flight", self.max_in_flight, 1)

@@ -130,7 +130,7 @@ def _graphed(fn: Any, options: Options, pool: PoolManager | None) -> Any:
         raise ArgumentError("OL401", f"{fn!r} is graphed already", fix="use it as it is")
     if options.on_refusal == "split":
         what = f'on_refusal="split" of {kind_of(fn)}, which has no children to graph'
-        fix = "give a module; of a function, graph what it calls: model = ol.graph(model)"
+        fix = 'graph the modules that it calls: model = ol.graph(model, on_refusal="split")'
         raise ArgumentError("OL401", what, fix=fix)
     if not callable(fn) or isinstance(fn, type):
         shown = repr(fn)[:60]

@@ -52,7 +52,12 @@ from onelaunch.runtime.table import (
     varying,
     why,
 )
-from onelaunch.runtime.ungraphed import backward_inside, compiled_backward, grad_in_no_grad
+from onelaunch.runtime.ungraphed import (
+    backward_inside,
+    compiled_backward,
+    grad_in_no_grad,
+    naming_split,
+)
 from onelaunch.runtime.warmup import Warmup, wants_grad
 from onelaunch.source import user_line
 from onelaunch.state.snapshot import ReachableState
@@ -283,7 +288,7 @@ class Graphed(Table, Generic[P, R]):
 
     def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
         if self.options.on_refusal == "raise":
-            raise error
+            raise naming_split(error, self._callee.root[1], self.options)
         return self._ungraphed(signature, error)
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
@@ -409,7 +414,10 @@ class Graphed(Table, Generic[P, R]):
             CaptureError: it cannot be captured; OL110 if it stores new tensors in Python state
                 (a cold optimizer: run one real step first).
         """
-        self._capture_in(None, args, kwargs, lambda result: None)
+        try:
+            self._capture_in(None, args, kwargs, lambda result: None)
+        except CaptureError as error:
+            raise naming_split(error, self._callee.root[1], self.options)  # noqa: B904
 
     def _capture_in(
         self,

@@ -61,24 +61,36 @@ class Options:
         if self.buckets is not None and self.outputs == "static":
             fix = 'outputs="fresh", or no buckets: the captured buffers have the bucket\'s size'
             raise ArgumentError("OL401", 'outputs="static" with buckets', fix=fix)
-        if self.on_refusal == "split" and self.buckets is not None:
-            fix = 'graph the children that have a batch, each with buckets; or on_refusal="eager"'
-            raise ArgumentError("OL401", 'on_refusal="split" with buckets', fix=fix)
-        if self.on_refusal == "split" and self.outputs == "static":
-            fix = 'outputs="fresh": a piece would overwrite what the one before it returned'
-            raise ArgumentError("OL401", 'on_refusal="split" with outputs="static"', fix=fix)
-        if self.on_refusal == "split" and self.on_mismatch == "raise":
-            fix = 'on_mismatch="record": pieces get what the module makes of a call'
-            raise ArgumentError("OL401", 'on_refusal="split" with on_mismatch="raise"', fix=fix)
+        if self.on_refusal == "split":
+            self._refuse_unsplit()
         _at_least("warmup", self.warmup, 1)
         _at_least("max_recordings", self.max_recordings, 1)
         _at_least("max_in_flight", self.max_in_flight, 1)
+
+    def _refuse_unsplit(self) -> None:
+        for name, allowed, fix in _SPLIT:
+            if getattr(self, name) != allowed:
+                what = f'on_refusal="split" with {name}={getattr(self, name)!r}'
+                raise ArgumentError("OL401", what, fix=fix)
+
+    @property
+    def fit_split(self) -> bool:
+        """True if ``on_refusal="split"`` goes with the other options."""
+        return all(getattr(self, name) == allowed for name, allowed, _ in _SPLIT)
 
     @property
     def warmup_calls(self) -> int:
         """The number of calls of a signature that warm up."""
         # With Inductor, the first call is watched in eager, and the second compiles.
         return max(self.warmup, 3 if self.compile else 1)
+
+
+_SPLIT = (
+    ("buckets", None, "graph the children that take a batch, each with buckets of its own"),
+    ("outputs", "fresh", 'outputs="fresh": a piece may not overwrite what another returned'),
+    ("on_mismatch", "record", 'on_mismatch="record": pieces get what the module makes of a call'),
+)
+"""The options that ``on_refusal="split"`` asks for: name, value, and the fix of another value."""
 
 
 def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:

@@ -38,6 +38,10 @@ class ModuleForward:
         found: Any = inspect.getattr_static(kind, "forward")
         return found.__get__(self.module, kind) if hasattr(found, "__get__") else found
 
+    def is_of(self, module: nn.Module, own: Any) -> bool:
+        """Return whether this is the forward that a module has now."""
+        return self.module is module and self.own is own
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleForward:
         module, own = copy.deepcopy(self.module, memo), copy.deepcopy(self.own, memo)
         return ModuleForward(module, own, self.__name__)

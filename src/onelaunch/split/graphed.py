@@ -108,8 +108,7 @@ class SplitGraphed(Graphed[P, R]):
         own, tree = own_forward(module), self._tree
         with tree.lock:
             known = tree.pieces.get(id(module))
-            forward = None if known is None else known._forward
-            if known is None or forward.module is not module or forward.own is not own:
+            if known is None or not known._forward.is_of(module, own):
                 forward = ModuleForward(module, own, name)
                 known = SplitGraphed(forward, self.options, self._pool, ("", module), tree)
                 tree.pieces[id(module)] = known

@@ -369,13 +369,24 @@ class Coder(nn.Module):
 
 
 def test_a_child_called_by_another_method(device: torch.device, rand: Rand) -> None:
-    drop_in_worlds(
+    """Its method runs as it is, and what that calls is graphed."""
+    fast = drop_in_worlds(
         lambda: (make(Encoded, device).eval(), lambda i: (rand(i, 6, 4),)),
-        calls=8,
-        recordings=None,
-        min_replays=0,
+        calls=12,
+        recordings=2,
+        min_replays=8,
         on_refusal="split",
     )
+    assert pieces(fast) == {"coder.blocks.0", "coder.blocks.1.up"}
+
+
+def test_a_child_that_is_called_late(device: torch.device, rand: Rand) -> None:
+    def world() -> Any:
+        model = make(EarlyExit, device).eval()
+        return model, lambda i: (rand(i, 6, 4) + (10 if i < 6 else -10),)
+
+    fast = drop_in_worlds(world, calls=14, recordings=None, min_replays=14, on_refusal="split")
+    assert pieces(fast) == {"out", *(f"layers.{i}" for i in range(4))}
 
 
 def test_a_child_without_children_that_is_refused(device: torch.device, rand: Rand) -> None:

@@ -33,6 +33,9 @@ R = TypeVar("R")
 _UNSETTLED = 32
 """The calls in pieces after which they are told of, even if some of these are never launched."""
 
+_OPENING = 4
+"""The first runs in pieces, each of which looks one level deeper for modules that are called."""
+
 
 class SplitGraphed(Graphed[P, R]):
     """The forward of a module, graphed whole where it can be captured. Made by `graph`.
@@ -59,6 +62,10 @@ class SplitGraphed(Graphed[P, R]):
         self._pieces: tuple[SplitGraphed[..., Any], ...] = ()
         """The graphed forwards of the children, as of the last run in pieces."""
         self._tree = tree or _Tree(self)
+        self._runs = 0
+        """The first runs in pieces, in which `_open` looks for more of them."""
+        self._opened: dict[int, nn.Module] = {}
+        """id -> a child that is not called, whose children are."""
 
     # What a refusal leads to.
 
@@ -89,16 +96,32 @@ class SplitGraphed(Graphed[P, R]):
     def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         if not self._refusals:
             return super()._as_it_is(args, kwargs)
-        pieces = self._replacements()
+        found = self._replacements()
         watched = self._watched() if self._tree.watches(self) else nullcontext()
-        with watched, in_place(pieces):
-            return super()._as_it_is(args, kwargs)
+        with watched, in_place(found):
+            result = super()._as_it_is(args, kwargs)
+        if self._runs < _OPENING:
+            self._open(found)
+        return result
+
+    def _open(self, found: Sequence[tuple[nn.Module, SplitGraphed[..., Any]]]) -> None:
+        """Look for children that the module does not call but reaches through, as in
+        `self.encoder.layers[0](x)`: their own children are graphed then."""
+        self._runs += 1
+        called = {id(module) for module, piece in found if piece._signatures or piece._refusals}
+        self._opened |= {id(module): module for module, _ in found if id(module) not in called}
+        if self._runs == _OPENING:
+            self._opened = {
+                key: module
+                for key, module in self._opened.items()
+                if key not in called and any(id(below) in called for below in module.modules())
+            }
 
     def _replacements(self) -> Sequence[tuple[nn.Module, SplitGraphed[..., Any]]]:
         """Return the modules to replace the forwards of, with their graphed ones."""
         found = [
             (child, self._piece(child, name))
-            for name, child in members(self._forward.module, self._name)
+            for name, child in members(self._forward.module, self._name, self._opened)
         ]
         self._pieces = tuple(piece for _, piece in found)
         return found
@@ -180,7 +203,7 @@ class SplitGraphed(Graphed[P, R]):
         for part in list(self._parts()):
             super(SplitGraphed, part).reset()
             part._refusals.clear()
-            part._pieces = ()
+            part._pieces, part._runs, part._opened = (), 0, {}
         self._tree.reset()
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import random
 import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -631,6 +633,63 @@ def test_a_state_of_python_in_the_module_that_runs_as_it_is(
             assert_same(fast(rand(i, 6, 4)), eager(rand(i, 6, 4)))
             assert fast.calls == eager.calls
     assert fast.history == eager.history
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_numbers_drawn_on_the_host(device: torch.device, rand: Rand, training: bool) -> None:
+    """Layers are dropped by Python's and NumPy's generators, which go on as in eager."""
+
+    class Dropping(EarlyExit):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * 2 if numpy.random.rand() < 0.5 else x  # noqa: NPY002
+            for layer in self.layers:
+                if random.random() < 0.7:
+                    x = layer(x)
+            return self.out(x)
+
+    seen: list[Any] = []
+    for graphed in (False, True):
+        model: Any = make(Dropping, device).train(training)
+        model = ol.graph(model, warmup=1, on_refusal="split") if graphed else model
+        random.seed(0)
+        numpy.random.seed(0)  # noqa: NPY002
+        results: list[Tensor] = []
+        for i in range(16):
+            with torch.set_grad_enabled(training):
+                results.append(model(rand(i, 6, 4)))
+            if training:
+                results[-1].sum().backward()
+        grads = [p.grad for p in model.parameters()]
+        seen.append((results, grads, random.random(), numpy.random.rand()))  # noqa: NPY002
+    assert_same(seen[1], seen[0])
+    assert replays(model) >= 16
+
+
+def test_an_argument_that_requires_grad_is_written(device: torch.device, rand: Rand) -> None:
+    """Such a piece runs as it is, and its children do not."""
+
+    class Masking(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            x[:, 0] = 0
+            return super().forward(x)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = Block()
+            self.second = Masking(Block(), Block())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x)) * x.sum().item()
+
+    def step(model: Any, i: int) -> Tensor:
+        model.zero_grad()
+        y = model(rand(i, 6, 4))
+        y.square().sum().backward()
+        return y
+
+    fast = train(make(Net, device), step, steps=10, recordings=3, on_refusal="split")
+    assert pieces(fast) == {"first", "second.0", "second.1"}
 
 
 def test_inside_of_another_graph_it_is_inlined(device: torch.device, rand: Rand) -> None:

@@ -641,7 +641,7 @@ def test_numbers_drawn_on_the_host(device: torch.device, rand: Rand, training: b
 
     class Dropping(EarlyExit):
         def forward(self, x: Tensor) -> Tensor:
-            x = x * 2 if numpy.random.rand() < 0.5 else x  # noqa: NPY002
+            x = x * 2 if numpy.random.rand() < 0.5 else x
             for layer in self.layers:
                 if random.random() < 0.7:
                     x = layer(x)
@@ -652,7 +652,7 @@ def test_numbers_drawn_on_the_host(device: torch.device, rand: Rand, training: b
         model: Any = make(Dropping, device).train(training)
         model = ol.graph(model, warmup=1, on_refusal="split") if graphed else model
         random.seed(0)
-        numpy.random.seed(0)  # noqa: NPY002
+        numpy.random.seed(0)
         results: list[Tensor] = []
         for i in range(16):
             with torch.set_grad_enabled(training):
@@ -660,7 +660,7 @@ def test_numbers_drawn_on_the_host(device: torch.device, rand: Rand, training: b
             if training:
                 results[-1].sum().backward()
         grads = [p.grad for p in model.parameters()]
-        seen.append((results, grads, random.random(), numpy.random.rand()))  # noqa: NPY002
+        seen.append((results, grads, random.random(), numpy.random.rand()))
     assert_same(seen[1], seen[0])
     assert replays(model) >= 16
 

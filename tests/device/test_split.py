@@ -346,6 +346,44 @@ def test_a_shared_child_is_graphed_once(device: torch.device, rand: Rand) -> Non
     train(make(Shared, device), step, steps=8, recordings=None, on_refusal="split")
 
 
+def test_tied_weights(device: torch.device, rand: Rand) -> None:
+    """A weight of two pieces that the module itself uses too."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(11, 4)
+            self.block = Block()
+            self.head = nn.Linear(4, 11, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.block(self.embed(ids))
+            x = x * x.mean().item() + self.head.weight[0]
+            return self.head(x)
+
+    def step(model: Any, optimizer: torch.optim.Optimizer, i: int) -> Tensor:
+        optimizer.zero_grad(set_to_none=i % 3 > 0)
+        for k in range(2):  # microbatches
+            y = model(rand(10 * i + k, 6, dtype=torch.long))
+            y.square().mean().backward()
+        optimizer.step()
+        return y
+
+    program = Optimized(lambda p: torch.optim.AdamW(p, lr=0.01), step)
+    fast = train(make(Tied, device), program, steps=10, recordings=None, on_refusal="split")
+    assert pieces(fast) == {"embed", "block", "head"}
+    direct = copy.deepcopy(fast.__graphed__.fn.module), copy.deepcopy(fast.__graphed__.fn.module)
+    direct[0].zero_grad()
+    direct[1].zero_grad()
+    other = ol.graph(direct[1], warmup=1, on_refusal="split", gradients="direct")
+    for i in range(8):  # the same terms, in another order
+        for model in (direct[0], other):
+            model(rand(i, 6, dtype=torch.long)).square().mean().backward()
+        for p, q in zip(direct[0].parameters(), direct[1].parameters(), strict=True):
+            torch.testing.assert_close(q.grad, p.grad)
+
+
 class Encoded(nn.Module):
     """Calls a method of its child, which calls the child's children."""
 

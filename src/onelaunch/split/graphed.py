@@ -59,8 +59,8 @@ class SplitGraphed(Graphed[P, R]):
         self._forward = fn
         self._refusals: dict[tuple[str, str | None], SplitModule] = {}
         """The refusals of signatures, by code and line."""
-        self._pieces: tuple[SplitGraphed[..., Any], ...] = ()
-        """The graphed forwards of the children, as of the last run in pieces."""
+        self._pieces: dict[int, SplitGraphed[..., Any]] = {}
+        """id of a child -> its graphed forward, as of the last run in pieces."""
         self._tree = tree or _Tree(self)
         self._runs = 0
         """The first runs in pieces, in which `_open` looks for more of them."""
@@ -123,11 +123,14 @@ class SplitGraphed(Graphed[P, R]):
             (child, self._piece(child, name))
             for name, child in members(self._forward.module, self._name, self._opened)
         ]
-        self._pieces = tuple(piece for _, piece in found)
+        self._pieces = {id(child): piece for child, piece in found}
         return found
 
     def _piece(self, module: nn.Module, name: str) -> SplitGraphed[..., Any]:
         """Return the graphed form of a module's present forward, which its other users share."""
+        last = self._pieces.get(id(module))
+        if last is not None and last._forward.is_of(module, module.__dict__.get("forward")):
+            return last
         own, tree = own_forward(module), self._tree
         with tree.lock:
             known = tree.pieces.get(id(module))
@@ -167,7 +170,7 @@ class SplitGraphed(Graphed[P, R]):
             if id(part) not in seen:
                 seen.add(id(part))
                 yield part
-                rest += part._pieces
+                rest += part._pieces.values()
 
     @property
     def recordings(self) -> list[Recording]:
@@ -203,7 +206,7 @@ class SplitGraphed(Graphed[P, R]):
         for part in list(self._parts()):
             super(SplitGraphed, part).reset()
             part._refusals.clear()
-            part._pieces, part._runs, part._opened = (), 0, {}
+            part._pieces, part._runs, part._opened = {}, 0, {}
         self._tree.reset()
 
 

@@ -88,8 +88,10 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
             same time; each holds a recording with its saved tensors. Beyond so many a call runs
             eagerly, with one warning.
         on_mismatch: ``"raise"``: a signature other than the first one is a `ReplayError`.
-        on_refusal: what to do where `fn` cannot be captured: ``"raise"`` the `CaptureError`, or
-            run that signature ``"eager"`` with one warning.
+        on_refusal: what to do where `fn` cannot be captured: ``"raise"`` the `CaptureError`; run
+            that signature ``"eager"`` with one warning; or ``"split"`` it, where `fn` is a module:
+            it runs as it is and its children are graphed, which are split in turn, with one
+            warning that has the lines and the cost.
         buckets: sizes of a changing dimension that each get one recording; other sizes are padded
             to the next, and the results cut back. See `Buckets`.
 
@@ -126,6 +128,10 @@ def _graphed(fn: Any, options: Options, pool: PoolManager | None) -> Any:
         return graph_module(fn, options, pool)
     if isinstance(fn, Graphed):
         raise ArgumentError("OL401", f"{fn!r} is graphed already", fix="use it as it is")
+    if options.on_refusal == "split":
+        what = f'on_refusal="split" of {kind_of(fn)}, which has no children to graph'
+        fix = 'graph the modules that it calls: model = ol.graph(model, on_refusal="split")'
+        raise ArgumentError("OL401", what, fix=fix)
     if not callable(fn) or isinstance(fn, type):
         shown = repr(fn)[:60]
         fix = "pass a function, a bound method or a module"

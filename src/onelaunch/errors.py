@@ -330,6 +330,13 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "no recording is large enough for the call, which ran eagerly",
         'add a larger size, or ask for overflow="chunk"',
     ),
+    "OL311": CatalogueEntry(
+        "a module that runs in pieces",
+        "each of these lines cannot be captured, so the module that holds it runs as it is, one "
+        "operation after another; what it calls is graphed",
+        "`onelaunch doctor --explain CODE` says what to write in place of such a line; or move it "
+        "out of the module",
+    ),
     # 4xx: how onelaunch was called.
     "OL401": CatalogueEntry(
         "bad argument to onelaunch",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import typing
 from typing import Any, TypeVar, cast
 
@@ -18,43 +17,12 @@ from onelaunch.padding.bucketed import graphed
 from onelaunch.runtime.graphed import Graphed, like
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
+from onelaunch.split.forward import ModuleForward
+from onelaunch.split.graphed import SplitGraphed
 
 M = TypeVar("M", bound=nn.Module)
 
 _FORWARDED = ("capture", "recordings", "memory_bytes", "stats", "reset", "capture_all")
-
-
-class _Forward:
-    """The callable that a recording of a module runs: the module's forward, without its hooks.
-
-    Hooks on the module are Python that eager runs at every call; they run around the launch. This
-    stays the same forward after another has replaced it, which may call it.
-
-    Attributes:
-        own: the instance's own forward, or None for its class's.
-    """
-
-    def __init__(self, module: nn.Module, own: Any) -> None:
-        self.module = module
-        self.own = own
-        self.__name__ = type(module).__name__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__wrapped__(*args, **kwargs)
-
-    @property
-    def __wrapped__(self) -> Any:
-        """The forward, also for `inspect.signature`, by which callers see a model's arguments."""
-        if self.own is not None:
-            return self.own
-        if "forward" not in self.module.__dict__:
-            return self.module.forward
-        kind = type(self.module)
-        found: Any = inspect.getattr_static(kind, "forward")
-        return found.__get__(self.module, kind) if hasattr(found, "__get__") else found
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
-        return _Forward(copy.deepcopy(self.module, memo), copy.deepcopy(self.own, memo))
 
 
 class _CallPath:
@@ -68,7 +36,7 @@ class _CallPath:
 
     def __set__(self, twin: _Twin, value: Any) -> None:
         given = value.fn if isinstance(value, Graphed) else None
-        if isinstance(given, _Forward) and given.module.__dict__ is twin.__dict__:
+        if isinstance(given, ModuleForward) and given.module.__dict__ is twin.__dict__:
             value = given.own  # a twin's own path: the original runs it too, and is not graphed
         if value is None:
             twin.__dict__.pop("forward", None)
@@ -119,22 +87,22 @@ class _Twin(nn.Module):
     forward: Any = _CallPath()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
-        forward = cast(_Forward, self.__graphed__.fn)
+        forward = cast(ModuleForward, self.__graphed__.fn)
         return graph_module(copy.deepcopy(forward.module, memo), self.__graphed__.options, None)
 
     def __copy__(self) -> nn.Module:
-        forward = cast(_Forward, self.__graphed__.fn)
+        forward = cast(ModuleForward, self.__graphed__.fn)
         return graph_module(copy.copy(forward.module), self.__graphed__.options, None)
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Return the original for `torch.jit.script` to compile: a recording is no code."""
-        module: Any = cast(_Forward, self.__graphed__.fn).module
+        module: Any = cast(ModuleForward, self.__graphed__.fn).module
         prepare = getattr(module, "__prepare_scriptable__", None)
         return module if prepare is None else prepare()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Unpickled by a function of the standard library that returns its second argument.
-        return typing.cast, (None, cast(_Forward, self.__graphed__.fn).module)
+        return typing.cast, (None, cast(ModuleForward, self.__graphed__.fn).module)
 
 
 def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
@@ -145,7 +113,9 @@ def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
     if isinstance(module, _Twin):
         raise ArgumentError("OL401", "this module is graphed already", fix="use it as it is")
     distributed.refuse_module(module)
-    fast = graphed(_Forward(module, module.__dict__.get("forward")), options, pool, ("", module))
+    forward, root = ModuleForward(module, module.__dict__.get("forward")), ("", module)
+    split = options.on_refusal == "split"
+    fast = (SplitGraphed if split else graphed)(forward, options, pool, root)
     twin = object.__new__(_twin_class(type(module)))
     twin.__dict__ = module.__dict__
     twin._graphed = (fast,)
@@ -163,10 +133,10 @@ def _initialize(twin: _Twin, args: Any, kwargs: Any) -> None:
 def _current(twin: _Twin) -> Graphed[..., Any]:
     """Return the graphed form of the module's present forward."""
     fast, own = twin.__graphed__, twin.__dict__.get("forward")
-    before = cast(_Forward, fast.fn)
+    before = cast(ModuleForward, fast.fn)
     if before.own is not own:
         module = before.module
-        fast = like(fast, _Forward(module, own))
+        fast = like(fast, ModuleForward(module, own))
         twin._graphed = (fast,)
     return fast
 

@@ -20,6 +20,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "programs_finetuning": ("transformers", "peft", "accelerate"),
     "programs_lightning": ("pytorch_lightning",),
     "programs_graphs": ("torch_geometric",),
+    "programs_pieces": ("transformers", "torch_geometric"),
     "programs_science": ("gpytorch", "e3nn"),
     "programs_vision": ("timm", "torchvision"),
 }

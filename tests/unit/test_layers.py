@@ -23,6 +23,7 @@ LAYERS = (
     {"replay"},
     {"runtime"},
     {"padding"},
+    {"split"},
     {"module"},
     {"api", "compat"},
     {"bench"},

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.call.tree import Flat, Tree, flatten, unflatten
 from onelaunch.driver.protocol import Driver
+from onelaunch.driver.random_state import HostGenerators
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
 from onelaunch.state.slots import gradient_of
@@ -42,10 +43,13 @@ def rolled_back(
     before = reached.walk()
     held = held_by(driver, device, before)
     effects = Effects(Observer(driver, device, here, held=held, save=True, refuse="later"))
+    generators = HostGenerators((slot.name, value) for slot, value in before.held.values())
     with preserved_random_state(device):
         try:
             yield effects
         finally:
+            if generators.sure():
+                generators.restore()
             effects.observer.restore()
             _, effects.found = reached.changed(before)
             for change in reversed(effects.found):

@@ -27,6 +27,7 @@ from onelaunch.driver.protocol import Driver, Rewind
 from onelaunch.driver.protocol import Pool as DevicePool
 from onelaunch.driver.refusals import refuse
 from onelaunch.errors import CaptureError
+from onelaunch.source import user_frame
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.slots import Slot
 from onelaunch.state.walk import StateWalk
@@ -58,6 +59,24 @@ class Budget(Protocol):
     def keep_within(self, without: DevicePool | None = None) -> bool:
         """Evict until the limit is kept; return False if that is impossible."""
         ...
+
+
+@contextmanager
+def leaves_refused() -> Generator[None]:
+    """Refuse an operation in place that autograd takes amiss in a capture, where stand-ins for
+    arguments and parameters are leaves.
+
+    Raises:
+        CaptureError: OL113.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "a leaf Variable that requires grad" not in str(error):
+            raise
+        place = user_frame(error.__traceback__)
+        what = "a tensor that requires grad is changed in place"
+        raise CaptureError("OL113", what, where=str(place) if place else None) from error
 
 
 @dataclass(slots=True)
@@ -116,12 +135,7 @@ class Forward:
         refuse_backward_hooks((name, m) for name, m in modules if m is not self.top)
         self._proxies = ProxyLeaves(before, self.device, hidden)
         with NoHooks(), self._proxies:
-            try:
-                yield
-            except RuntimeError as error:
-                if "a leaf Variable that requires grad" not in str(error):
-                    raise
-                raise refuse("OL113", "a tensor that requires grad is changed in place") from error
+            yield
 
     def real(self, t: Tensor) -> Tensor:
         """Return the tensor that `t` replaces in the capture, or `t` itself."""

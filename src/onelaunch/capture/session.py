@@ -25,7 +25,7 @@ from onelaunch.capture.checks import (
     refuse_uncovered,
 )
 from onelaunch.capture.effects import grown, lasting_gradients, moved_on, rebound, recurrent
-from onelaunch.capture.forward import BackwardInside, Forward
+from onelaunch.capture.forward import BackwardInside, Forward, leaves_refused
 from onelaunch.capture.io_plan import Outputs, Unfit, plan_inputs, plan_outputs, stage
 from onelaunch.capture.recording import CapturedCall, NeedsGrad, StateOutput
 from onelaunch.capture.result import CaptureRun, captured_call, mark_spent, output_ports
@@ -60,6 +60,10 @@ _MISSES = 8
 
 class Retry(Exception):
     """An attempt showed a fact that the next one has to know; the text names it."""
+
+
+_UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, Unfit)
+"""The ends of an attempt after which the callable runs once more for the same call."""
 
 
 @dataclass(slots=True)
@@ -272,7 +276,7 @@ class CaptureSession:
 
     def _roll_back(self, run: CaptureRun, graph: Graph | None, error: BaseException) -> None:
         """Undo a failed attempt: free its recording, and restore the state."""
-        again = isinstance(error, Retry | CaptureError | NeedsGrad | BackwardInside | Unfit)
+        again = isinstance(error, _UNDONE)
         try:
             if graph is not None:
                 graph.reset()
@@ -328,7 +332,12 @@ class CaptureSession:
         if self.forward is None and torch.is_grad_enabled():
             refuse_gradients(tree, (args, kwargs), arguments, plan, read=True)
         generators = HostGenerators(before.values(tree))
-        result = self._called(args, kwargs, run, generators)
+        try:
+            result = self._called(args, kwargs, run, generators)
+        except _UNDONE:  # the caller's call is still to come, and draws its numbers anew
+            if generators.sure():
+                generators.restore()
+            raise
         self.driver.join(distributed.side_streams(v for _, v in before.walk.held.values()))
         inspect_arguments(tree, (args, kwargs), arguments, plan, observer)
         refuse_gradients(tree, (args, kwargs), arguments, plan, read=False)
@@ -431,6 +440,7 @@ class CaptureSession:
             numbers,
             reads,
             factories,
+            leaves_refused(),
             around,
             asking,
             nullcontext() if watch is None else watch.active(),

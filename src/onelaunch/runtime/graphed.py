@@ -40,7 +40,7 @@ from onelaunch.runtime.attempt import (
     Warming,
 )
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import PoolManager
+from onelaunch.runtime.pool import PoolManager, User
 from onelaunch.runtime.signature import foreign, opaque, spec_of
 from onelaunch.runtime.table import (
     Entry,
@@ -52,7 +52,12 @@ from onelaunch.runtime.table import (
     varying,
     why,
 )
-from onelaunch.runtime.ungraphed import backward_inside, compiled_backward, grad_in_no_grad
+from onelaunch.runtime.ungraphed import (
+    backward_inside,
+    compiled_backward,
+    grad_in_no_grad,
+    naming_split,
+)
 from onelaunch.runtime.warmup import Warmup, wants_grad
 from onelaunch.source import user_line
 from onelaunch.state.snapshot import ReachableState
@@ -141,9 +146,12 @@ class Graphed(Table, Generic[P, R]):
         This holds no lock: threads that the callable starts may wait for each other.
         """
         try:
-            return self.fn(*args, **kwargs)
+            return self._as_it_is(args, kwargs)
         finally:
             self._running.remove(get_ident())
+
+    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        return self.fn(*args, **kwargs)
 
     def _advance(
         self,
@@ -277,7 +285,7 @@ class Graphed(Table, Generic[P, R]):
 
     def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
         if self.options.on_refusal == "raise":
-            raise error
+            raise naming_split(error, self._callee.root[1], self.options)
         return self._ungraphed(signature, error)
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
@@ -311,6 +319,11 @@ class Graphed(Table, Generic[P, R]):
             attempt, lambda: self._warmup.rehearse(attempt, self._refused, then)
         )
 
+    @property
+    def _user(self) -> User:
+        """The callable that the pool asks for the figures of the recordings."""
+        return self
+
     def _record(self, attempt: Attempt) -> Entry | None:
         """Return a recording in the pool; None if the pool's `max_bytes` leaves no room for it."""
 
@@ -320,7 +333,7 @@ class Graphed(Table, Generic[P, R]):
                 attempt.device,
                 attempt.signature.need_bytes,
                 lambda: self._captured(attempt),
-                self,
+                self._user,
             )
 
         entry = attempt.strategy.record(attempt, admitted)
@@ -398,7 +411,10 @@ class Graphed(Table, Generic[P, R]):
             CaptureError: it cannot be captured; OL110 if it stores new tensors in Python state
                 (a cold optimizer: run one real step first).
         """
-        self._capture_in(None, args, kwargs, lambda result: None)
+        try:
+            self._capture_in(None, args, kwargs, lambda result: None)
+        except CaptureError as error:
+            raise naming_split(error, self._callee.root[1], self.options)  # noqa: B904
 
     def _capture_in(
         self,

@@ -14,7 +14,7 @@ Outputs = Literal["fresh", "static"]
 Inputs = Literal["copy", "rebind"]
 Gradients = Literal["autograd", "direct"]
 OnMismatch = Literal["record", "raise"]
-OnRefusal = Literal["raise", "eager"]
+OnRefusal = Literal["raise", "eager", "split"]
 
 
 class GraphOptions(TypedDict, total=False):
@@ -53,7 +53,7 @@ class Options:
         _one_of("inputs", self.inputs, ("copy", "rebind"))
         _one_of("gradients", self.gradients, ("autograd", "direct"))
         _one_of("on_mismatch", self.on_mismatch, ("record", "raise"))
-        _one_of("on_refusal", self.on_refusal, ("raise", "eager"))
+        _one_of("on_refusal", self.on_refusal, ("raise", "eager", "split"))
         _one_of("compile", self.compile, (False, True, "default", "max-autotune"))
         if not (self.buckets is None or isinstance(self.buckets, Buckets)):
             fix = "buckets=ol.Buckets(dim=0, sizes=(1, 4, 16))"
@@ -61,15 +61,36 @@ class Options:
         if self.buckets is not None and self.outputs == "static":
             fix = 'outputs="fresh", or no buckets: the captured buffers have the bucket\'s size'
             raise ArgumentError("OL401", 'outputs="static" with buckets', fix=fix)
+        if self.on_refusal == "split":
+            self._refuse_unsplit()
         _at_least("warmup", self.warmup, 1)
         _at_least("max_recordings", self.max_recordings, 1)
         _at_least("max_in_flight", self.max_in_flight, 1)
+
+    def _refuse_unsplit(self) -> None:
+        for name, allowed, fix in _SPLIT:
+            if getattr(self, name) != allowed:
+                what = f'on_refusal="split" with {name}={getattr(self, name)!r}'
+                raise ArgumentError("OL401", what, fix=fix)
+
+    @property
+    def fit_split(self) -> bool:
+        """True if ``on_refusal="split"`` goes with the other options."""
+        return all(getattr(self, name) == allowed for name, allowed, _ in _SPLIT)
 
     @property
     def warmup_calls(self) -> int:
         """The number of calls of a signature that warm up."""
         # With Inductor, the first call is watched in eager, and the second compiles.
         return max(self.warmup, 3 if self.compile else 1)
+
+
+_SPLIT = (
+    ("buckets", None, "graph the children that take a batch, each with buckets of its own"),
+    ("outputs", "fresh", 'outputs="fresh": a piece may not overwrite what another returned'),
+    ("on_mismatch", "record", 'on_mismatch="record": pieces get what the module makes of a call'),
+)
+"""The options that ``on_refusal="split"`` asks for: name, value, and the fix of another value."""
 
 
 def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:

@@ -9,6 +9,21 @@ from onelaunch.capture.recording import Recording
 
 
 @dataclass(frozen=True)
+class SplitModule:
+    """A module that runs as it is, under ``on_refusal="split"``, with its children graphed.
+
+    Attributes:
+        module: its name, from the class of the graphed module on.
+        code, what, where: the refusal that was the reason; the line is its own or a child's.
+    """
+
+    module: str
+    code: str
+    what: str
+    where: str | None
+
+
+@dataclass(frozen=True)
 class GraphStats:
     """The figures of one graphed callable, since it was made or `reset`.
 
@@ -26,6 +41,11 @@ class GraphStats:
         padding: the share of padding in the rows of all buckets, 0 to 1, as if each call and each
             chunk of one had run in its bucket (warm-up calls run at their own size).
         bucket_rows: the rows of all buckets, real ones and padding.
+        split: the modules that run as they are under ``on_refusal="split"``, the outer ones first;
+            the other figures are then of all pieces together.
+        split_launches: the launches of one call in pieces, without its backward; 0 if there was
+            none yet in which all pieces were launched.
+        split_us: the host time of that call, in microseconds, with its waits for the device.
     """
 
     recordings: tuple[Recording, ...]
@@ -40,6 +60,9 @@ class GraphStats:
     )
     padding: float = 0.0
     bucket_rows: int = 0
+    split: tuple[SplitModule, ...] = ()
+    split_launches: int = 0
+    split_us: float = 0.0
 
     @property
     def kept_bytes(self) -> int:

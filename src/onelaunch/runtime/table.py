@@ -96,7 +96,8 @@ class Table:
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls. Costs microseconds, and no sync."""
         gone = sum(signature.gone() for signature in list(self._signatures.values()))
-        return graph_stats(self.recordings, self._counts, gone)
+        recordings = [entry.figures() for entry in self._entries]
+        return graph_stats(recordings, self._counts, gone)
 
     def reset(self) -> None:
         """Free every recording and forget every signature; the next calls warm up again.

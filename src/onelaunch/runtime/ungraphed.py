@@ -1,8 +1,11 @@
-"""The refusals to graph the gradients of a signature (OL303), each with a fix."""
+"""The refusals to graph the gradients of a signature (OL303), and what is added to others."""
 
 from __future__ import annotations
 
+from torch import nn
+
 from onelaunch.errors import CaptureError
+from onelaunch.runtime.options import Options
 from onelaunch.source import user_line
 
 
@@ -39,3 +42,21 @@ def compiled_backward() -> CaptureError:
         why="of Inductor's kernels the forward alone would be captured",
         fix="leave `compile` out; or call it under torch.no_grad() where no backward follows",
     )
+
+
+def naming_split(error: CaptureError, root: object, options: Options) -> CaptureError:
+    """Add to the refusal of a module how it runs in pieces.
+
+    Args:
+        root: the module, if the callable is one.
+    """
+    if not isinstance(root, nn.Module) or next(root.children(), None) is None:
+        return error
+    if options.on_refusal == "split":
+        error.fix += "; or call the module, whose pieces are captured as it runs"
+    elif error.code in ("OL101", "OL102") and options.fit_split:
+        error.fix += (
+            '; or `ol.graph(..., on_refusal="split")`: the module that holds this line runs as it '
+            "is, and the modules that it calls are graphed"
+        )
+    return error

@@ -1,0 +1,47 @@
+"""The forward of a module, without its hooks: the callable that a recording of a module runs."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+from torch import nn
+
+
+class ModuleForward:
+    """The callable that a recording of a module runs: the module's forward, without its hooks.
+
+    Hooks on the module are Python that eager runs at every call; they run around the launch. This
+    stays the same forward after another has replaced it, which may call it.
+
+    Attributes:
+        own: the instance's own forward, or None for its class's.
+    """
+
+    def __init__(self, module: nn.Module, own: Any, name: str | None = None) -> None:
+        self.module = module
+        self.own = own
+        self.__name__ = name or type(module).__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The forward, also for `inspect.signature`, by which callers see a model's arguments."""
+        if self.own is not None:
+            return self.own
+        if "forward" not in self.module.__dict__:
+            return self.module.forward
+        kind = type(self.module)
+        found: Any = inspect.getattr_static(kind, "forward")
+        return found.__get__(self.module, kind) if hasattr(found, "__get__") else found
+
+    def is_of(self, module: nn.Module, own: Any) -> bool:
+        """Return whether this is the forward that a module has now."""
+        return self.module is module and self.own is own
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleForward:
+        module, own = copy.deepcopy(self.module, memo), copy.deepcopy(self.own, memo)
+        return ModuleForward(module, own, self.__name__)

@@ -54,9 +54,6 @@ from onelaunch.watch.ledger import Difference, Ledger, moved, optimizers_in, ref
 from onelaunch.watch.lifted import Lifted
 from onelaunch.watch.observer import Observer
 
-_MISSES = 8
-"""Number of the attempt that is refused, if it copies unforeseen host values to the device too."""
-
 
 class Retry(Exception):
     """An attempt showed a fact that the next one has to know; the text names it."""
@@ -109,7 +106,6 @@ class CaptureSession:
     """storage -> input number of the 0-dim host tensor that is copied there in this attempt."""
     _lifted: Lifted | None = None
     """The host values that the callable copies to the device."""
-    _misses: int = 0
     _observers: list[Observer] = field(default_factory=list[Observer])
     """The observers of this attempt."""
 
@@ -140,9 +136,9 @@ class CaptureSession:
                 raise
             except CaptureError as error:
                 let_go(error)
-                if self._wanted_by_host() or self._missed_values():
+                if self._wanted_by_host() or (self._lifted and self._lifted.misses()):
                     continue
-                if self._misses == _MISSES:
+                if self._lifted is not None and self._lifted.exhausted:
                     error = self._changed() or error
                 error.where = error.where or self._line(error.code)
                 raise error
@@ -167,14 +163,6 @@ class CaptureSession:
         }
         self._by_value |= found
         return bool(found)
-
-    def _missed_values(self) -> bool:
-        """Return whether unforeseen host values were copied to the device: the next attempt has
-        them there. Values that differ at each attempt are refused in the end."""
-        if self._lifted is None or not self._lifted.missing:
-            return False
-        self._misses += 1
-        return self._misses < _MISSES
 
     def _changed(self) -> CaptureError | None:
         """Return the refusal of a difference between this run and the one before it, or None."""

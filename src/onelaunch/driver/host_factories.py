@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.ambient import default_device
-from onelaunch.driver.host_reads import UnnoticedMode, is_by_list
+from onelaunch.driver.function_modes import UnnoticedMode
+from onelaunch.driver.host_reads import is_places, parts_of
 
 _FACTORIES: tuple[Any, ...] = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
-_INDEXING: tuple[Any, ...] = (Tensor.__getitem__, Tensor.__setitem__)
+_PUTS: tuple[Any, ...] = (Tensor.index_put, torch.index_put, Tensor.index_put_, torch.index_put_)
 
 
 class HostFactories(UnnoticedMode):
@@ -29,23 +30,35 @@ class HostFactories(UnnoticedMode):
         super().__init__()
         self._kind = device.type
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def function(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a function of torch's, by way of the host if it is such a one; see
+        `UnnoticedMode`."""
         if self._kind == "cpu":  # nothing is brought anywhere
             return func(*args, **kwargs)
         if func in _FACTORIES:
             device = self._target(func, args, kwargs)
             if device is not None:
                 return _by_way_of_the_host(func, args, kwargs, device)
-        elif func in _INDEXING and args[0].device.type == self._kind:
-            if _is_on_host(args[1]):
-                args = (args[0], _brought(args[1], args[0].device), *args[2:])
-            if func is Tensor.__setitem__ and _is_gathered(args[1]) and _is_number(args[2]):
+        elif func is Tensor.__getitem__ and args[0].device.type == self._kind:
+            args = (args[0], _brought(args[1], args[0].device))
+        elif func is Tensor.__setitem__ and args[0].device.type == self._kind:
+            x, index, value = args
+            index = _brought(index, x.device)
+            if _is_masked_by(index, x) and isinstance(value, Tensor) and _fills(value, x):
+                _filled(x, index, value, out=x)
+                return None
+            if _is_gathered(index) and _is_number(value):
                 # Else autograd brings a number to the device too, in the backward.
-                value = torch.tensor(args[2], dtype=args[0].dtype).to(args[0].device)
-                args = (args[0], args[1], value)
+                value = torch.tensor(value, dtype=x.dtype).to(x.device)
+            args = (x, index, value)
+        elif func in _PUTS and len(args) > 2 and args[0].device.type == self._kind:
+            x, index, value, *accumulate = args
+            index = _brought(tuple(index), x.device)
+            mask = index[0] if len(index) == 1 else index
+            adds = any(accumulate) or kwargs.get("accumulate", False)
+            if _is_masked_by(mask, x) and _fills(value, x) and not adds:
+                return _filled(x, mask, value, out=None if func in _PUTS[:2] else x)
+            args = (x, index, value, *accumulate)
         return func(*args, **kwargs)
 
     def _target(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.device | None:
@@ -82,12 +95,28 @@ def _by_way_of_the_host(
     return made.requires_grad_() if wants_grad else made
 
 
-def _is_on_host(index: Any) -> bool:
-    """Return whether an index contains lists of numbers or host tensors."""
-    parts = index if isinstance(index, tuple) else (index,)
-    return is_by_list(index) or any(
-        isinstance(part, Tensor) and part.device.type == "cpu" and part.dim() for part in parts
+def _is_masked_by(mask: Any, x: Tensor) -> bool:
+    """Return whether an index is one mask on the device, as large as the first dimensions."""
+    return (
+        isinstance(mask, Tensor)
+        and mask.dtype is torch.bool
+        and mask.device == x.device
+        and mask.dim() > 0
+        and mask.shape == x.shape[: mask.dim()]
     )
+
+
+def _fills(value: Tensor, x: Tensor) -> bool:
+    """Return whether a value is one number, of which torch would make a tensor as large as the
+    mask has places; or on the host, read it there."""
+    return value.numel() == 1 and value.dtype == x.dtype and not value.requires_grad
+
+
+def _filled(x: Tensor, mask: Tensor, value: Tensor, out: Tensor | None) -> Tensor:
+    """Return `x` with a value where a mask is; or write that to `out`."""
+    mask = mask[(..., *[None] * (x.dim() - mask.dim()))]
+    found = torch.where(mask, value.to(x.device).view(()), x)
+    return found if out is None else out.copy_(found)
 
 
 def _is_gathered(index: Any) -> bool:
@@ -101,15 +130,18 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, complex))
 
 
-def _brought(index: Any, device: torch.device) -> tuple[Any, ...]:
-    """Return an index with its lists and host tensors replaced by tensors on the device."""
+def _brought(index: Any, device: torch.device) -> Any:
+    """Return an index with its lists, arrays and host tensors replaced by tensors on the device;
+    the index itself if it has none."""
+    given = parts_of(index)
     parts: list[Any] = []
-    for part in index if isinstance(index, tuple) else (index,):
-        given = torch.tensor(part) if is_by_list(part) else part
-        if not isinstance(given, Tensor) or given.device.type != "cpu" or not given.dim():
+    for part in given:
+        places = torch.tensor(part) if is_places(part) else part
+        if not isinstance(places, Tensor) or places.device.type != "cpu" or not places.dim():
             parts.append(part)
-        elif given.dtype is torch.bool:  # a mask would be counted on the device
-            parts += [places.to(device) for places in given.nonzero().unbind(1)]
+        elif places.dtype is torch.bool:  # a mask would be counted on the device
+            parts += [at.to(device) for at in places.nonzero().unbind(1)]
         else:
-            parts.append(given.to(device))
-    return tuple(parts)
+            parts.append(places.to(device))
+    same = len(parts) == len(given) and all(a is b for a, b in zip(parts, given, strict=True))
+    return index if same else tuple(parts)

@@ -18,10 +18,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.source import torch_files, user_frame
 
 _KEEP = "keep the value on the device, or read it after the call"
-_INDEX = (
-    f"{_KEEP}; to index with it: `x.index_select(0, i.view(1))`; to write there: "
-    "`x.index_copy_(0, i.view(1), row[None])`"
-)
+_INDEX = f"{_KEEP}; to index with it: `x[i.view(1)].squeeze(0)`; to write there: `x[i.view(1)] = y`"
 _PADDED = "pad, and mask the result"
 _UNPACKED = f"not a PackedSequence, whose sizes the host reads: {_PADDED}"
 _OWN_DROPOUT = "`dropout=0`, and nn.Dropout between single layers"
@@ -166,6 +163,14 @@ CHECKED: dict[Any, tuple[str, str]] = {
         "`one_hot` reads its argument: on a CPU to check it, on CUDA only where it is not told "
         "how many classes there are",
         "(i[..., None] == torch.arange(n, device=i.device)).long()",
+    ),
+    Tensor.__getitem__: (
+        "`x[i]` reads a tensor without dimensions on the host, to take a view there",
+        "x[i.view(1)].squeeze(0), for `x[i]`; x[:, i.view(1)].squeeze(1), for `x[:, i]`",
+    ),
+    Tensor.__setitem__: (
+        "`x[i] = y` reads a tensor without dimensions on the host, to take a view there",
+        "x[i.view(1)] = y",
     ),
 }
 """Functions that read an argument inside, where no operation shows it, to a message and a fix."""

@@ -27,6 +27,7 @@ from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, Driver, Graph, Pool, Rewind, Travel
 from onelaunch.driver.random_state import watching_seeds
 from onelaunch.errors import CaptureError, let_go
+from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import no_collection
 from onelaunch.state.slots import Slot, read_gradient
 from onelaunch.unwinding import unwound
@@ -71,6 +72,8 @@ class StaticGraph:
     """The line where the callable begins."""
     asking: Asking = field(default_factory=Asking)
     """Answers that the forward got about capturing; its recomputation gets the same."""
+    reads: Reads | None = None
+    """The reads of the forward."""
     rebound: list[Slot] = field(default_factory=list[Slot])
     """Slots in which each forward stores a new tensor."""
     kept: list[weakref.ref[Tensor]] = field(default_factory=list[Any])
@@ -125,7 +128,7 @@ class StaticGraph:
     def rehearse(self, grads: Gradients) -> tuple[list[Tensor | None], Rehearsal]:
         """Do `run`, and return what a capture takes from it too."""
         given = [g for g in grads if g is not None]
-        rehearsal = Rehearsal(self.driver, self.device, self.outputs, given)
+        rehearsal = Rehearsal(self.driver, self.device, self.outputs, given, self.reads)
         with HostFactories(self.device), rehearsal.watching():
             found = self.run(grads, ledger=rehearsal.ledger)
         rehearsal.ledger.finish()

@@ -35,13 +35,19 @@ class Rehearsal:
     Args:
         outputs: the results of the forward, with its graph.
         grads: their gradients.
+        known: the reads of the forward.
     """
 
     def __init__(
-        self, driver: Driver, device: torch.device, outputs: Sequence[Tensor], grads: list[Tensor]
+        self,
+        driver: Driver,
+        device: torch.device,
+        outputs: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        known: Reads | None,
     ) -> None:
-        self._driver, self._device = driver, device
-        self.ledger = Ledger(driver, device, [(g, g) for g in grads], walk(()))
+        self._driver, self._device, self._known = driver, device, known
+        self.ledger = Ledger(driver, device, [(g, g) for g in grads], walk((), known))
         """The operations, as long as the run goes on and afterwards."""
         self._watch = None if is_profiled() else FrameWatch(Reads())
         self._roots = [
@@ -64,7 +70,8 @@ class Rehearsal:
 
     def compared(self, grads: Sequence[tuple[Tensor, Tensor]]) -> Ledger:
         """Return a ledger for a capture, to compare it with the run."""
-        return Ledger(self._driver, self._device, grads, walk(()), earlier=self.ledger)
+        state = walk((), self._known)
+        return Ledger(self._driver, self._device, grads, state, earlier=self.ledger)
 
 
 class Finding:

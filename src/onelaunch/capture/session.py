@@ -136,7 +136,10 @@ class CaptureSession:
                 raise
             except CaptureError as error:
                 let_go(error)
-                if self._wanted_by_host() or (self._lifted and self._lifted.misses()):
+                unfollowed = [o for observer in self._observers for o in observer.unfollowed]
+                if self._wanted_by_host() or self._trials.keep(unfollowed):
+                    continue
+                if self._lifted is not None and self._lifted.misses():
                     continue
                 if self._lifted is not None and self._lifted.exhausted:
                     error = self._changed() or error
@@ -446,7 +449,14 @@ class CaptureSession:
             state = run.state_inputs
             lasting = lasting_gradients(self.driver, stored, flat.tensors, state, self.device)
         run.outputs = outputs = plan_outputs(
-            self.driver, every, plan, observer, self.device, before.held, lasting
+            self.driver,
+            every,
+            plan,
+            observer,
+            self.device,
+            before.held,
+            lasting,
+            {id(t) for _, t in before.walk.tensors()},
         )
         run.lasting = [o.tensor for o in outputs.made if o.tensor is not None and o.lasts]
         if self.forward is not None:
@@ -467,9 +477,10 @@ class CaptureSession:
         own = {state.slot.id for state in run.state}
         run.state += [s for s in moved_on(run.found, before.walk) if s.slot.id not in own]
         if self.forward is not None:
-            self.forward.pair.static.asking = self.asking
-            self.forward.pair.static.rebound = [slot for slot, _ in stored]
-            self.forward.pair.static.where = self._line()
+            static = self.forward.pair.static
+            static.asking, static.reads = self.asking, before.walk.reads
+            static.rebound = [slot for slot, _ in stored]
+            static.where = self._line()
         assert run.after is not None
         covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
         refuse_uncovered(before.walk, run.after, covered, observer, self.device)

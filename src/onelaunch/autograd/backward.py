@@ -30,6 +30,7 @@ from onelaunch.errors import CaptureError, let_go
 from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import no_collection
 from onelaunch.state.slots import Slot, read_gradient
+from onelaunch.state.walk import StateWalk
 from onelaunch.unwinding import unwound
 from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.lifted import Lifted
@@ -262,7 +263,11 @@ class Backward:
                     self.graph, made = driver.capture(
                         body, pool, stream=static.stream, bundled=True, rewind=rewind
                     )
+                    if rehearsal is not None and before is not None:
+                        self._settle(rehearsal, before)
                 except CaptureError as error:
+                    if rehearsal is not None and before is not None:
+                        rehearsal.undo(before)
                     if lifted is None or not lifted.misses():
                         raise
                     let_go(error)
@@ -280,6 +285,14 @@ class Backward:
                 # young.
                 gc.collect(0)
                 self._unused = self._counts()
+
+    def _settle(self, rehearsal: Rehearsal, before: StateWalk) -> None:
+        """Free the recording and raise, if its run moved on the state that it read."""
+        try:
+            rehearsal.refuse_moved(before)
+        except CaptureError:
+            self.graph.reset()
+            raise
 
     def _counts(self) -> list[int]:
         """Return the number of tensors over each gradient's memory."""

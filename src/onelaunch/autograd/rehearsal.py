@@ -19,14 +19,18 @@ from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.call.spec import lies_on
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.random_state import is_profiled
+from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
 from onelaunch.state.relied import relied_on
-from onelaunch.state.walk import StateWalk, walk
+from onelaunch.state.walk import StateWalk, changes, restore, walk
 from onelaunch.watch.ledger import Difference, Ledger
 from onelaunch.watch.observer import Observer
+
+_MOST = 200
+"""The most characters of a message's first line."""
 
 
 class Rehearsal:
@@ -67,6 +71,22 @@ class Rehearsal:
         """Return the state that the backward reads, as it is now. Without a watch, all that the
         backwards of its functions lead to counts as read."""
         return walk(self._roots, None if self._watch is None else self._watch.reads)
+
+    def undo(self, before: StateWalk) -> None:
+        """Restore the state that a capture changed."""
+        restore(changes(before, self.state()))
+
+    def refuse_moved(self, before: StateWalk) -> None:
+        """Refuse a backward that read a number and moved it on, as its capture shows.
+
+        Raises:
+            CaptureError: OL118.
+        """
+        for change in () if before.is_current() else changes(before, self.state()):
+            if before.is_read(change.slot):
+                name, was, now = change.slot.name, change.before, change.after
+                what = f"a backward reads `{name}` and moves it on, from {was!r} to {now!r}"
+                raise CaptureError("OL118", what[:_MOST])
 
     def compared(self, grads: Sequence[tuple[Tensor, Tensor]]) -> Ledger:
         """Return a ledger for a capture, to compare it with the run."""

@@ -67,8 +67,8 @@ class HostReads(UnnoticedMode):
 
 
 def parts_of(index: Any) -> tuple[Any, ...]:
-    """Return the parts of an index, as torch finds them: a short list or array that has sequences,
-    slices or tensors in it stands for a tuple, as in NumPy."""
+    """Return the parts of an index. None of a short list or array that has sequences, slices or
+    tensors in it: torch takes it for a tuple, and says that it will not."""
     if isinstance(index, tuple):
         return index  # pyright: ignore[reportUnknownVariableType]
     if not _is_sequence(index) or len(index) >= _LONG:
@@ -77,7 +77,7 @@ def parts_of(index: Any) -> tuple[Any, ...]:
         isinstance(part, Tensor | slice | EllipsisType | None) or _is_sequence(part)
         for part in index
     )
-    return tuple(index) if tuple_like else (index,)
+    return () if tuple_like else (index,)
 
 
 def is_places(part: Any) -> bool:

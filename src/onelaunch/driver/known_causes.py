@@ -53,7 +53,13 @@ CAUSES: tuple[Cause, ...] = (
     ),
     *(
         _cause(f"torch/distributions/{name}.py", None, "OL101", _UNVALIDATED)
-        for name in ("distribution", "constraints", "continuous_bernoulli", "geometric")
+        for name in ("distribution", "constraints", "geometric")
+    ),
+    _cause(  # it looks at probabilities whatever `validate_args` is
+        "torch/distributions/continuous_bernoulli.py",
+        "__init__",
+        "OL101",
+        "ContinuousBernoulli(logits=logits, validate_args=False)",
     ),
     _cause(
         "torch/nn/functional.py",

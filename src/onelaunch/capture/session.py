@@ -218,6 +218,7 @@ class CaptureSession:
                 static_outputs=self.static_outputs,
                 started=started,
             )
+            captured.told_capturing = self.asking.answer
             captured.lifted = list(self._lifted.used.values()) if self._lifted else []
             captured.reads_more = self.callee.read_more(self.reached, before.walk, run.found)
             captured.differs = self._unexplained(captured, run)
@@ -414,7 +415,7 @@ class CaptureSession:
         reads = observer.host_reads()
         assert observer.ledger is not None
         asking, numbers = self.asking.answering(), noting_steps(observer.ledger)
-        factories = HostFactories(self.device)
+        factories = HostFactories(self.device, whole=forward is None)
         with (
             unwound(),
             self._seeds_kept(observer),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from onelaunch.driver.function_modes import UnnoticedMode
 from onelaunch.driver.host_reads import is_places, parts_of
 
 _FACTORIES: tuple[Any, ...] = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
+_C: Any = torch._C
+_saving_hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
 _PUTS: tuple[Any, ...] = (Tensor.index_put, torch.index_put, Tensor.index_put_, torch.index_put_)
 
 
@@ -24,11 +27,13 @@ class HostFactories(UnnoticedMode):
 
     Args:
         device: the device of the copies.
+        whole: True if a backward, if there is one, runs while the mode is on.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, whole: bool = False) -> None:
         super().__init__()
         self._kind = device.type
+        self._whole = whole
 
     def function(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a function of torch's, by way of the host if it is such a one; see
@@ -40,11 +45,13 @@ class HostFactories(UnnoticedMode):
             if device is not None:
                 return _by_way_of_the_host(func, args, kwargs, device)
         elif func is Tensor.__getitem__ and args[0].device.type == self._kind:
-            args = (args[0], _brought(args[1], args[0].device))
+            args = (args[0], _brought(args[1], args[0].device, self._must_save_alike()))
         elif func is Tensor.__setitem__ and args[0].device.type == self._kind:
             x, index, value = args
-            index = _brought(index, x.device)
-            if _is_masked_by(index, x) and isinstance(value, Tensor) and _fills(value, x):
+            alike = self._must_save_alike()
+            index = _brought(index, x.device, alike)
+            fills = isinstance(value, Tensor) and _fills(value, x) and not alike
+            if fills and _is_masked_by(index, x):
                 _filled(x, index, value, out=x)
                 return None
             if _is_gathered(index) and _is_number(value):
@@ -53,13 +60,19 @@ class HostFactories(UnnoticedMode):
             args = (x, index, value)
         elif func in _PUTS and len(args) > 2 and args[0].device.type == self._kind:
             x, index, value, *accumulate = args
-            index = _brought(tuple(index), x.device)
+            alike = self._must_save_alike()
+            index = _brought(tuple(index), x.device, alike)
             mask = index[0] if len(index) == 1 else index
             adds = any(accumulate) or kwargs.get("accumulate", False)
-            if _is_masked_by(mask, x) and _fills(value, x) and not adds:
+            if not (adds or alike) and _fills(value, x) and _is_masked_by(mask, x):
                 return _filled(x, mask, value, out=None if func in _PUTS[:2] else x)
             args = (x, index, value, *accumulate)
         return func(*args, **kwargs)
+
+    def _must_save_alike(self) -> bool:
+        """Return whether autograd must save what it saves in eager. A checkpoint compares that with
+        what the forward saves when it runs again, in a backward where this mode may be off."""
+        return not self._whole and torch.is_grad_enabled() and _saving_hooks(False) is not None
 
     def _target(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.device | None:
         """Return the new tensor's device, if it is our device and the data are no tensor; or
@@ -130,14 +143,19 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, complex))
 
 
-def _brought(index: Any, device: torch.device) -> Any:
+def _brought(index: Any, device: torch.device, alike: bool) -> Any:
     """Return an index with its lists, arrays and host tensors replaced by tensors on the device;
-    the index itself if it has none."""
+    the index itself if it has none.
+
+    Args:
+        alike: whether masks stay, as autograd saves them.
+    """
     given = parts_of(index)
     parts: list[Any] = []
     for part in given:
         places = torch.tensor(part) if is_places(part) else part
-        if not isinstance(places, Tensor) or places.device.type != "cpu" or not places.dim():
+        on_host = isinstance(places, Tensor) and places.device.type == "cpu" and places.dim() > 0
+        if not on_host or (alike and places.dtype is torch.bool):
             parts.append(part)
         elif places.dtype is torch.bool:  # a mask would be counted on the device
             parts += [at.to(device) for at in places.nonzero().unbind(1)]

@@ -244,7 +244,8 @@ def _noted(attempt: Attempt, run: Callable[[], Any]) -> Callable[[], Any]:
     ledger = Ledger(attempt.driver, attempt.device, pairs, walked)
 
     def noted() -> Any:
-        asking, factories = attempt.signature.asking.answering(), HostFactories(attempt.device)
+        asking = attempt.signature.asking.answering()
+        factories = HostFactories(attempt.device, whole=not _trains(attempt))
         with factories, asking, noting_steps(ledger), Noting(ledger):
             result = run()
         ledger.finish()

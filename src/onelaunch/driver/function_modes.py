@@ -15,6 +15,7 @@ from torch.autograd import Variable
 from onelaunch.unwinding import FunctionMode
 
 _C: Any = torch._C
+_Variable: Any = Variable
 _BACKWARDS = frozenset({Tensor.backward, torch.autograd.backward, torch.autograd.grad})
 
 
@@ -96,7 +97,7 @@ class _Unnoticed:
         self._lock = threading.Lock()
         self._active = 0
         self._asked = torch.overrides.has_torch_function
-        self._engine = Variable._execution_engine
+        self._engine = _Variable._execution_engine
 
     def begin(self) -> None:
         with self._lock:
@@ -104,15 +105,15 @@ class _Unnoticed:
             if self._active == 1:
                 self._asked = torch.overrides.has_torch_function
                 torch.overrides.has_torch_function = self._answer
-                self._engine = Variable._execution_engine
-                Variable._execution_engine = _Engine(self._engine)
+                self._engine = _Variable._execution_engine
+                _Variable._execution_engine = _Engine(self._engine)
 
     def end(self) -> None:
         with self._lock:
             self._active -= 1
             if not self._active:
                 torch.overrides.has_torch_function = self._asked
-                Variable._execution_engine = self._engine
+                _Variable._execution_engine = self._engine
 
     def _answer(self, relevant_args: Any) -> bool:
         count = _C._len_torch_function_stack()

@@ -101,9 +101,9 @@ _LONG = 32
 
 def _is_sequence(value: Any) -> bool:
     """Return whether a value is a list, a tuple, a range or an array."""
-    return isinstance(value, list | tuple | range) or (
-        hasattr(value, "__array__") and not isinstance(value, Tensor) and getattr(value, "ndim", 0)
-    )
+    if isinstance(value, Tensor) or not hasattr(value, "__array__"):
+        return isinstance(value, list | tuple | range)
+    return getattr(value, "ndim", 0) > 0
 
 
 def _selects(index: Any) -> bool:

@@ -245,7 +245,7 @@ def _noted(attempt: Attempt, run: Callable[[], Any]) -> Callable[[], Any]:
 
     def noted() -> Any:
         asking = attempt.signature.asking.answering()
-        factories = HostFactories(attempt.device, whole=not _trains(attempt))
+        factories = HostFactories(attempt.device, whole=_steps(attempt))
         with factories, asking, noting_steps(ledger), Noting(ledger):
             result = run()
         ledger.finish()
@@ -270,6 +270,12 @@ def _trains(attempt: Attempt) -> bool:
         return False
     tensors = [*attempt.flat.tensors, *(t for _, t in found.tensors())]
     return any(t.requires_grad for t in tensors)
+
+
+def _steps(attempt: Attempt) -> bool:
+    """Return whether a call is known to run its backward itself, or to have none."""
+    found = attempt.reached.walk()
+    return not torch.is_grad_enabled() or (found.reads is not None and found.runs_backward())
 
 
 def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState) -> bool:

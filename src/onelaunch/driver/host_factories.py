@@ -148,14 +148,14 @@ def _brought(index: Any, device: torch.device, alike: bool) -> Any:
     the index itself if it has none.
 
     Args:
-        alike: whether masks stay, as autograd saves them.
+        alike: whether host tensors and masks stay, as autograd saves these as they are.
     """
     given = parts_of(index)
     parts: list[Any] = []
     for part in given:
         places = torch.tensor(part) if is_places(part) else part
         on_host = isinstance(places, Tensor) and places.device.type == "cpu" and places.dim() > 0
-        if not on_host or (alike and places.dtype is torch.bool):
+        if not on_host or (alike and (part is places or places.dtype is torch.bool)):
             parts.append(part)
         elif places.dtype is torch.bool:  # a mask would be counted on the device
             parts += [at.to(device) for at in places.nonzero().unbind(1)]

@@ -313,7 +313,7 @@ class AutogradPair:
                 kind.refused = True
                 self._warn(GraphError("OL304", "no room for it in the pool").warning(_EAGERLY))
             elif kept:
-                kind.kept = backward
+                kind.kept, kind.differing = backward, 0
                 kind.launch = backward.launched if link is None else link.backward(backward)
             else:
                 kind.copied = backward

@@ -52,7 +52,7 @@ class Rehearsal:
     ) -> None:
         self._driver, self._device, self._known = driver, device, known
         self.ledger = Ledger(driver, device, [(g, g) for g in grads], walk((), known))
-        """The operations, as long as the run goes on and afterwards."""
+        """The operations."""
         self._watch = None if is_profiled() else FrameWatch(Reads())
         self._roots = [
             (function.__qualname__, function.backward)

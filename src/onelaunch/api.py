@@ -80,6 +80,8 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
             the result's node, as in eager. ``"direct"``: `backward()` adds them to `.grad` itself,
             which saves the engine's 3 us or so for each parameter; `torch.autograd.grad` and
             ``backward(inputs=...)`` then find no way to a parameter, but for those with hooks.
+        capturable: True to do `ol.capturable(optimizer)` for each optimizer that is about to step
+            in `fn` and could not be captured, at its first step; it stays so.
         compile: capture Inductor's kernels instead of eager's; ``"max-autotune"`` for its slow
             search. On a device without CUDA graphs it has no effect.
         pool: memory to share with other graphed callables; its own by default.

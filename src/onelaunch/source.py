@@ -105,15 +105,25 @@ def _source(filename: str, lineno: int) -> str:
     return linecache.getline(filename, lineno).strip()
 
 
-def torch_files() -> Iterator[str]:
-    """Return torch's files that run between the user's line and here, innermost first:
-    ``nn/modules/batchnorm.py``."""
+def library_calls() -> Iterator[tuple[str, str]]:
+    """Return the functions of installed libraries that run between the user's own line and here,
+    innermost first: ``("torch/nn/modules/batchnorm.py", "forward")``."""
     for frame in _live():
-        filename = frame.f_code.co_filename
-        if is_users(filename):
+        code = frame.f_code
+        file = _path_in_packages(code.co_filename)
+        if file is not None:
+            yield file, code.co_name
+        elif is_users(code.co_filename):
             return
-        if filename.startswith(TORCH):
-            yield filename[len(TORCH) :].replace(os.sep, "/")
+
+
+@functools.cache
+def _path_in_packages(filename: str) -> str | None:
+    """Return a file of an installed library as ``package/path.py``; None for another file."""
+    if filename.startswith(TORCH):
+        return "torch/" + filename[len(TORCH) :].replace(os.sep, "/")
+    _, found, path = filename.replace(os.sep, "/").rpartition("-packages/")
+    return path if found else None
 
 
 def levels_to_user() -> int:

@@ -212,7 +212,7 @@ def test_what_is_written_in_place_of_a_ring_in_python_is_graphed(
     assert "a tensor that is changed in place" in fix
     assert "pass it as a 0-dim tensor" in fix
     fix = refused(ring(zero.clone(), assign, turn), "OL101")
-    assert "`x.index_copy_(0, i.view(1), row[None])`" in fix
+    assert "x[i.view(1)] = y" in fix
 
     def copy(rows: Tensor, at: Tensor, row: Tensor) -> None:
         rows.index_copy_(0, at.view(1), row[None])

@@ -48,6 +48,25 @@ def assigned_by_index(x: Tensor) -> Tensor:
     return y
 
 
+def masked(x: Tensor) -> Tensor:
+    """By numbers of the host and the device, which torch does by filling, or by counting."""
+    y = x.clone()
+    y[y > 0.5] = torch.tensor(3.0)
+    y[y < -0.5] = torch.tensor([2.0])
+    y[y[:, 0] > 0] = y.detach().sum()
+    y[np.array([True, False])] = 1.0
+    y[MASK[:2], 0] = torch.tensor([7.0])
+    return y
+
+
+def put(x: Tensor) -> Tensor:
+    at = torch.tensor([0, 1]), torch.tensor([0, 2])
+    y = torch.index_put(x, at, torch.tensor([5.0, 6.0]))
+    y = y.index_put((MASK[:2],), torch.tensor(5.0), accumulate=True)
+    y = y.index_put((y > 1,), torch.tensor(4.0))
+    return y.index_put_((torch.tensor([0, 0]),), x[:1], accumulate=True)
+
+
 def of_default_device(x: Tensor) -> Tensor:
     with x.device:
         return x * torch.tensor([1.0, 2.0, 3.0])
@@ -71,7 +90,16 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "list": lambda x: x[:, [0, 2]] * 2,
     "last": lambda x: x[[-1]] * 2,
     "host_index": lambda x: x[:, torch.tensor([0, 2])] * 2,
+    "nested_list": lambda x: x[:, [[0, 1], [2, 0]]] * 2,
+    "tuple": lambda x: x[:, (0, 2)] + x[range(2), range(2)][:, None],
+    "list_of_bools": lambda x: x[:, [True, False, True]] * 2,
+    "array": lambda x: x[:, PICKED] * 2,
+    "array_mask": lambda x: x[:, np.array([True, False, True])] * 2,
+    "numbers_of_numpy": lambda x: x[:, [PICKED[0], np.int64(1)]] * 2,
     "host_mask": lambda x: x[:, MASK] * 2,
+    "masked": masked,
+    "put": put,
+    "state_returned": lambda x: (x + 1, TABLE, TABLE * 2, torch.arange(len(x))),
     "returned": lambda x: (x + 1, torch.tensor([1.0, 2.0], device=x.device)),
     "empty": lambda x: torch.cat([x.flatten(), torch.tensor([], device=x.device)]),
     "filled": filled,
@@ -330,6 +358,106 @@ def test_with_buckets(device: torch.device, rand: Rand) -> None:
             x = rand(i, 1 + i % 8, 3)
             assert_same(fast(x), f(x))
     assert replays(fast) > 8
+
+
+@on_accelerators
+def test_a_host_parameter_without_gradients(rand: Rand) -> None:
+    number, table = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.ones(3))
+
+    def f(x: Tensor) -> Tensor:
+        return x * number + table.to(x.device)
+
+    fast = ol.graph(f)
+    with torch.no_grad():
+        for _ in range(2):
+            for i in range(5):
+                assert_same(fast(rand(i, 2, 3)), f(rand(i, 2, 3)))
+            number.mul_(2)
+            table.add_(1)
+    assert replays(fast) > 2
+
+
+@on_accelerators
+def test_constants_of_inference(rand: Rand) -> None:
+    with torch.inference_mode():
+        table, number = torch.arange(3.0), torch.tensor(2.0)
+    f: Callable[[Tensor], Tensor] = lambda x: x * number + table.to(x.device)  # noqa: E731
+    fast = ol.graph(f)
+    with torch.no_grad():
+        for i in range(6):
+            assert_same(fast(rand(i, 2, 3)), f(rand(i, 2, 3)))
+    assert replays(fast) == 3
+
+
+@on_accelerators
+def test_state_on_the_host_is_returned_as_it_is(rand: Rand) -> None:
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.arange(3.0)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return x + 1, self.table, self.table + 1
+
+    model = Counted()
+    fast = ol.graph(model)
+    with torch.no_grad():
+        for k in range(3):
+            for i in range(5):
+                y, table, more = fast(rand(i, 2, 3))
+                assert table is model.table
+                assert_same([y, more], [rand(i, 2, 3) + 1, model.table + 1])
+                more.zero_()  # a copy
+            model.table = model.table * 2 if k else model.table.add_(5)
+    assert replays(fast) > 3
+
+
+@on_accelerators
+def test_an_argument_on_the_host_that_is_returned_changed_is_refused(rand: Rand) -> None:
+    fast = ol.graph(lambda x, host: (x + 1, host * 2))
+    for i in range(3):
+        fast(rand(i, 3), torch.full((3,), float(i)))
+    with pytest.raises(ol.CaptureError, match="OL104"):
+        fast(rand(3, 3), torch.full((3,), 3.0))
+
+
+@on_accelerators
+def test_numbers_of_an_own_optimizer(device: torch.device, rand: Rand) -> None:
+    """That become tensors: each value has a recording."""
+
+    class Descent(torch.optim.Optimizer):
+        def __init__(self, params: Any, lr: float) -> None:
+            super().__init__(params, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self) -> None:  # type: ignore[override]
+            for group in self.param_groups:
+                rates = torch.tensor([group["lr"], 0.5]).to(device)
+                for p in group["params"]:
+                    p.sub_(torch.tensor(group["lr"], device=device) * p.grad + 0 * rates[1])
+
+    def stepping() -> tuple[Descent, Callable[[Tensor], Tensor]]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3).to(device)
+        optimizer = Descent(model.parameters(), 0.1)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return optimizer, step
+
+    (theirs, eager), (ours, step) = stepping(), stepping()
+    fast = ol.graph(step)
+    for i in range(18):
+        for optimizer in (theirs, ours):
+            optimizer.param_groups[0]["lr"] = 0.1 if i < 8 else 0.05
+        assert_same(fast(rand(i, 2, 3)), eager(rand(i, 2, 3)), f"call {i}")
+    assert replays(fast) >= 10
+    assert len(fast.recordings) == 2
 
 
 @on_accelerators

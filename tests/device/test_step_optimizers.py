@@ -156,6 +156,30 @@ def test_refused_on_an_accelerator_alone(device: torch.device, name: str) -> Non
     as_eager(lambda: training(device, lambda p: ol.capturable(make(p))), device)
 
 
+@pytest.mark.parametrize("name", [*COUNTS_ON_THE_HOST, *COUNTS_BESIDE, "Adafactor", "SGD momentum"])
+def test_made_capturable_where_it_steps(device: torch.device, name: str) -> None:
+    """By an option of `graph`, and then it is as one that was made so before."""
+    make = {**COUNTS_ON_THE_HOST, **COUNTS_BESIDE, **NEVER, **EVERYWHERE}[name]
+    fits = True
+    try:
+        before = training(device, lambda p: ol.capturable(make(p)))
+    except ol.CaptureError:
+        fits, before = False, training(device, make)
+    ours = training(device, make)
+    fast = ol.graph(ours.step, warmup=1, capturable=True)
+    if not fits:
+        with pytest.raises(ol.CaptureError, match="OL120"):
+            fast(*batch(0, device))
+        return
+    for i in range(5):
+        assert_same(fast(*batch(i, device)), before.step(*batch(i, device)), f"call {i}")
+    assert_same(dict(ours.model.state_dict()), dict(before.model.state_dict()))
+    assert sum(recording.replays for recording in fast.recordings) == 4
+    found, expected = (t.optimizers[0].param_groups[0] for t in (ours, before))
+    for key in ("capturable", "fused"):
+        assert found.get(key) == expected.get(key)
+
+
 def test_what_no_option_helps(device: torch.device) -> None:
     refused_before_it_steps(device, NEVER["Adafactor"])
     for name, make in NEVER.items():

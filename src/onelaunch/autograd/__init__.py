@@ -3,6 +3,7 @@
 pair.py        AutogradPair: a captured forward as one node of autograd
 node.py        InFlightForward: that node for one call, from its forward until its backward
 backward.py    a captured backward
+rehearsal.py   the same backward before, operation by operation
 proxies.py     ProxyLeaves: leaves in place of the callable's tensors, where a captured graph ends
 graph_walk.py  walks over autograd graphs: saved tensors, freed graphs, views
 components.py  results whose graphs have no node in common: a node for each

@@ -17,17 +17,23 @@ from torch import Tensor
 
 from onelaunch.autograd.accumulate import laid_out
 from onelaunch.autograd.graph_walk import DENSE, MODIFIED, CapturedGraph
+from onelaunch.autograd.rehearsal import Finding, Rehearsal
 from onelaunch.call.dtensor import is_wrapped
 from onelaunch.call.spec import TensorSpec, lies_on
 from onelaunch.call.tree import flatten
 from onelaunch.driver.attention_seeds import SeedsOfCapture
 from onelaunch.driver.capture_query import Asking
+from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, Driver, Graph, Pool, Rewind, Travel
 from onelaunch.driver.random_state import watching_seeds
-from onelaunch.errors import CaptureError
+from onelaunch.errors import CaptureError, let_go
+from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import no_collection
 from onelaunch.state.slots import Slot, read_gradient
+from onelaunch.state.walk import StateWalk
 from onelaunch.unwinding import unwound
+from onelaunch.watch.ledger import Ledger
+from onelaunch.watch.lifted import Lifted
 from onelaunch.watch.observer import Observer
 
 Gradients = Sequence[Tensor | None]
@@ -66,6 +72,8 @@ class StaticGraph:
     """The line where the callable begins."""
     asking: Asking = field(default_factory=Asking)
     """Answers that the forward got about capturing; its recomputation gets the same."""
+    reads: Reads | None = None
+    """The reads of the forward."""
     rebound: list[Slot] = field(default_factory=list[Slot])
     """Slots in which each forward stores a new tensor."""
     kept: list[weakref.ref[Tensor]] = field(default_factory=list[Any])
@@ -117,9 +125,24 @@ class StaticGraph:
                 static.data = data
             _set_versions(tuple(read), tuple(before))
 
-    def run(self, grads: Gradients, wanted: Sequence[bool] | None = None) -> list[Tensor | None]:
+    def rehearse(self, grads: Gradients) -> tuple[list[Tensor | None], Rehearsal]:
+        """Do `run`, and return what a capture takes from it too."""
+        given = [g for g in grads if g is not None]
+        rehearsal = Rehearsal(self.driver, self.device, self.outputs, given, self.reads)
+        with HostFactories(self.device), rehearsal.watching():
+            found = self.run(grads, ledger=rehearsal.ledger)
+        rehearsal.ledger.finish()
+        return found, rehearsal
+
+    def run(
+        self,
+        grads: Gradients,
+        wanted: Sequence[bool] | None = None,
+        ledger: Ledger | None = None,
+    ) -> list[Tensor | None]:
         """Return the gradients, in memory of their own, computed operation by operation."""
         observer = Observer(self.driver, self.device, refuse=False)
+        observer.ledger = ledger
         seeds = SeedsOfCapture(self.device, self.driver.capturing)
 
         def backward() -> list[Tensor | None]:
@@ -170,27 +193,48 @@ class Backward:
     Args:
         grads: the gradients of the call under capture; later ones have the same layout.
         pool: under `kept` its own pool, or the pool of a chain's backwards.
+        rehearsal: the same backward, before; without one no host values are lifted.
     """
 
-    def __init__(self, static: StaticGraph, grads: Gradients, pool: Pool, *, kept: bool) -> None:
+    def __init__(
+        self,
+        static: StaticGraph,
+        grads: Gradients,
+        pool: Pool,
+        *,
+        kept: bool,
+        rehearsal: Rehearsal | None = None,
+    ) -> None:
         driver = static.driver
         self._driver, self._device = driver, static.device
         self._kept = kept
         self.written: list[Tensor] = []
+        self.finding: Finding | None = None
+        lifted = None
+        if rehearsal is not None and static.device.type != "cpu":
+            lifted = Lifted(static.device, rehearsal.ledger.brought)
+        before = None if rehearsal is None else rehearsal.state()
 
         def body(capture: Capture) -> list[Tensor | None]:
             statics = [None if g is None else _port(driver, capture, g) for g in grads]
             capture.staged()
             own = [t for t in statics if t is not None]
-            observer = Observer(driver, static.device, own)
+            observer = Observer(driver, static.device, own, lifted=lifted)
+            if rehearsal is not None:
+                pairs = zip(grads, statics, strict=True)
+                given = [(g, t) for g, t in pairs if g is not None and t is not None]
+                observer.ledger = rehearsal.compared(given)
             seeds = watching_seeds(observer.refuse_seed)
             taken: set[int] = set()
-            with unwound(), seeds, observer.host_reads(), observer:
+            factories = HostFactories(static.device)
+            with unwound(), seeds, observer.host_reads(), factories, observer:
                 found = observer.outcome(static.gradients, statics)
                 _refuse_sparse(found)
                 made = static.laid_out(
                     [None if g is None else _own_memory(g, observer, driver, taken) for g in found]
                 )
+            if before is not None:
+                self.finding = Finding(observer, before, driver, static.device)
             _refuse_accumulated(observer, driver)
             for storage in observer.external.keys() & static.stored():
                 spec = TensorSpec.of(observer.external[storage][0])
@@ -212,12 +256,25 @@ class Backward:
         rewind = driver.rewind(static.device, after=static.rewind)
         with static.stream_lock, no_collection():
             while True:
-                self.graph, made = driver.capture(
-                    body, pool, stream=static.stream, bundled=True, rewind=rewind
-                )
+                if lifted is not None:
+                    lifted.make()
+                try:
+                    self.graph, made = driver.capture(
+                        body, pool, stream=static.stream, bundled=True, rewind=rewind
+                    )
+                    if rehearsal is not None and before is not None:
+                        self._settle(rehearsal, before)
+                except CaptureError as error:
+                    if rehearsal is not None and before is not None:
+                        rehearsal.undo(before)
+                    if lifted is None or not lifted.misses():
+                        raise
+                    let_go(error)
+                    continue
                 if rewind.done:
                     break
                 self.graph.reset()
+            self._lifted = [] if lifted is None else list(lifted.used.values())
             self._made = made if kept else []
             self._targets = [] if kept else [None if g is None else _maker(driver, g) for g in made]
             self._storages = [g.untyped_storage()._cdata for g in self._made if g is not None]
@@ -228,9 +285,22 @@ class Backward:
                 gc.collect(0)
                 self._unused = self._counts()
 
+    def _settle(self, rehearsal: Rehearsal, before: StateWalk) -> None:
+        """Free the recording and raise, if its run moved on the state that it read."""
+        try:
+            rehearsal.refuse_moved(before)
+        except CaptureError:
+            self.graph.reset()
+            raise
+
     def _counts(self) -> list[int]:
         """Return the number of tensors over each gradient's memory."""
         return list(map(_use_count, self._storages))
+
+    @property
+    def fits(self) -> bool:
+        """True if the state that the capture read is unchanged."""
+        return self.finding is None or self.finding.guard.check()
 
     def available(self) -> bool:
         """Return whether nobody holds the gradients of the previous launch."""

@@ -22,17 +22,19 @@ from onelaunch.autograd.backward import Backward, Edits, Gradients, StaticGraph
 from onelaunch.autograd.chain import Link
 from onelaunch.autograd.components import Component, ComponentNode
 from onelaunch.autograd.node import InFlightForward, Lease, Saved, launched, launched_directly
+from onelaunch.autograd.rehearsal import Rehearsal
 from onelaunch.call.dtensor import is_wrapped
 from onelaunch.driver.protocol import Graph, Launch, Pool, Released, Travel
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, let_go
+from onelaunch.watch.ledger import TRIES
 
 _C: Any = torch._C
 _hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
 _functorch: Callable[[], object] = _C._functorch.peek_interpreter_stack
 _EAGERLY = "the backward runs eagerly"
-_EAGER_FIRST = 1
-"""Number of backwards of a kind that run operation by operation before its capture: the warm-up, in
-the thread and on the stream of the capture."""
+_IN_PLACE = "keep what changes in a tensor on the device, and write into it: `t.fill_(number)`"
+_MOST_CHANGES = 8
+"""The most captures of a kind of backwards whose state, a number of a function's, changes."""
 
 
 def packing() -> bool:
@@ -43,12 +45,17 @@ def packing() -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Kind:
-    """A kind of backwards: gradients of one layout, in the same modes."""
+    """A kind of backwards: gradients of one layout, in the same modes. The first runs operation by
+    operation: the warm-up, in the thread and on the stream of the capture."""
 
     fits: Callable[[], bool]
     like: Callable[..., bool]
     """Return whether gradients have this layout."""
-    eager: int = 0
+    rehearsal: Rehearsal | None = None
+    differing: int = 0
+    """Number of captures in a row that differed from the run before them."""
+    changes: int = 0
+    """Number of captures that no longer fit the state that they read."""
     refused: bool = False
     kept: Backward | None = None
     launch: Callable[[Gradients], list[Tensor | None] | None] | None = None
@@ -179,11 +186,13 @@ class AutogradPair:
         kind = self._kind(grads)
         if kind is None or kind.refused:
             return self.static.run(grads)
-        if kind.launch is None:
-            if kind.eager < _EAGER_FIRST:
-                kind.eager += 1
-                return self.static.run(grads)
+        if kind.kept is not None and not kind.kept.fits:
+            self._drop(kind, kind.kept)
+        if kind.launch is None and kind.rehearsal is not None:
             self._capture(kind, grads, kept=True)
+        if kind.launch is None and kind.rehearsal is None and not kind.refused:
+            found, kind.rehearsal = self.static.rehearse(grads)
+            return found
         found = self._launched(kind, grads)
         return self.static.run(grads) if found is None else found
 
@@ -217,7 +226,6 @@ class AutogradPair:
         grads = [torch.zeros_like(t) for t in self.static.outputs]
         kind = self._kind(grads)
         if kind is not None and kind.launch is None:
-            kind.eager = _EAGER_FIRST
             self._capture(kind, grads, kept=True, link=self.link)
 
     def _kind(self, grads: Gradients) -> _Kind | None:
@@ -262,6 +270,20 @@ class AutogradPair:
         except Released:
             return None
 
+    def _drop(self, kind: _Kind, outdated: Backward) -> None:
+        """Free the recordings of a kind, whose state has changed; it is captured again."""
+        change = outdated.finding and outdated.finding.guard.difference()
+        for backward in (outdated, kind.copied):
+            if backward is not None:
+                backward.graph.reset()
+        kind.kept = kind.copied = kind.launch = kind.rehearsal = None
+        kind.changes += 1
+        if kind.changes == _MOST_CHANGES:
+            kind.refused = True
+            what = f"it reads state that changed {kind.changes} times; {change}"
+            why = "a recording repeats what its Python read"
+            self._warn(GraphError("OL306", what, why=why, fix=_IN_PLACE).warning(_EAGERLY))
+
     def _capture(
         self, kind: _Kind, grads: Gradients, *, kept: bool, link: Link | None = None
     ) -> None:
@@ -277,13 +299,21 @@ class AutogradPair:
             if kept:
                 pool = self.new_pool() if link is None else link.backwards
             with torch.no_grad():
-                backward = Backward(self.static, grads, pool, kept=kept)
-            if not self.make_room():
+                backward = Backward(self.static, grads, pool, kept=kept, rehearsal=kind.rehearsal)
+            difference = backward.finding and backward.finding.difference
+            if difference is not None:
+                backward.graph.reset()
+                kind.differing += 1
+                if kind.differing == TRIES:
+                    raise difference.refusal()
+                if kept:
+                    kind.rehearsal = None  # another run is to be compared
+            elif not self.make_room():
                 backward.graph.reset()
                 kind.refused = True
                 self._warn(GraphError("OL304", "no room for it in the pool").warning(_EAGERLY))
             elif kept:
-                kind.kept = backward
+                kind.kept, kind.differing = backward, 0
                 kind.launch = backward.launched if link is None else link.backward(backward)
             else:
                 kind.copied = backward

@@ -219,6 +219,18 @@ class Outputs:
     """id of a tensor -> its place in `made`."""
 
 
+def _on_host(t: Tensor, spec: TensorSpec, observer: Observer, state: Collection[int]) -> Output:
+    """Return the output for a host tensor, whose values are the same in each call: a tensor of the
+    callable's state as it is, and copies of one that the call made."""
+    made = observer.host.made_here(t)
+    wants_grad = t.grad_fn is not None or (t.requires_grad and torch.is_grad_enabled())
+    if wants_grad or not (made or id(t) in state) or not observer.host.fixes(t):
+        raise refuse("OL104", f"a result, {spec}, is on the host and varies")
+    if made:
+        return Output("host constant", spec, tensor=t.clone())
+    return Output("held", spec, tensor=t)
+
+
 def plan_outputs(
     driver: Driver,
     results: Sequence[Tensor],
@@ -227,12 +239,14 @@ def plan_outputs(
     device: torch.device,
     held: dict[int, list[Tensor]],
     lasting: set[int],
+    state: Collection[int],
 ) -> Outputs:
     """Classify every tensor of the results.
 
     Args:
         results: the tensors that the callable returned or stored.
         held: storage -> tensors that exist outside the recording.
+        state: ids of the tensors that the callable reaches.
         lasting: ids of results that stay in the recording's memory, for each replay to write.
     """
     plan = Outputs()
@@ -249,9 +263,7 @@ def plan_outputs(
         if id(t) in statics:
             plan.made.append(Output("argument", spec, statics[id(t)]))
         elif t.device.type != device.type:
-            if not observer.host.is_constant(t):
-                raise refuse("OL104", f"a result, {spec}, is on the host and varies")
-            plan.made.append(Output("host constant", spec, tensor=t.clone()))
+            plan.made.append(_on_host(t, spec, observer, state))
         elif driver.storage(t) in observer.seeds:
             what = f"a result, {spec}, is the seed of a backward, which eager has on the host"
             raise refuse("OL104", what, fix="return the result of the operator alone")

@@ -47,6 +47,8 @@ class Recording:
             pool. CUDA takes it in steps of 2 MiB, so only a sum of many is right, and keeps it for
             later graphs when this one is freed.
         hooks: the hooks inside, whose Python no replay runs.
+        told_capturing: True if the callable asked whether it is being captured, and was told yes,
+            as what it does in a call is refused: it may have taken another way than a call does.
         replays: launches so far, of recordings that it replaced too.
     """
 
@@ -63,6 +65,7 @@ class Recording:
     kept_bytes: int
     driver_bytes: int
     hooks: tuple[str, ...]
+    told_capturing: bool
     replays: int
 
 
@@ -147,6 +150,8 @@ class CapturedCall:
     """The elements of host arguments that the host read, by number."""
     lifted: list[Tensor] = field(default_factory=list[Tensor])
     """The device's copies of host values, which the graph reads."""
+    told_capturing: bool = False
+    """True if it was told that it is captured; see `Recording`."""
     ledger: Ledger | None = None
     """The operations of the captured run."""
     reads_more: bool = False
@@ -187,5 +192,6 @@ def describe(
         kept_bytes=kept_bytes,
         driver_bytes=captured.graph.driver_bytes,
         hooks=captured.hooks,
+        told_capturing=captured.told_capturing,
         replays=captured.launches[0],
     )

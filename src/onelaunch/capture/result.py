@@ -17,7 +17,6 @@ from onelaunch.call.ambient import readers
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import Tree, unique
 from onelaunch.capture import distributed
-from onelaunch.capture.effects import hooked_leaves, relied_on
 from onelaunch.capture.forward import Forward
 from onelaunch.capture.hooks import hooks_inside
 from onelaunch.capture.io_plan import Inputs, Outputs, varying_group
@@ -29,6 +28,7 @@ from onelaunch.optimizers.scalars import PatchedScalars
 from onelaunch.optimizers.steps import Steps
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
+from onelaunch.state.relied import hooked_leaves, relied_on
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Change, Slot, StateWalk, restore
 from onelaunch.watch.ledger import Difference
@@ -142,7 +142,7 @@ def captured_call(
     external = [t for tensors in observer.external.values() for t in tensors]
     inputs = {slot.id for slot in run.state_inputs}
     rebound |= inputs
-    slots = relied_on(before.walk, run.found, rebound, inputs, observer, driver, device)
+    slots = relied_on(before.walk, run.found, rebound, inputs, observer.external, driver, device)
     slots += slots_of(observer.host.read_state(), before.walk.tensors())
     external += [value for _, value in slots if isinstance(value, Tensor)]
     writes = _writes(observer, driver, device)

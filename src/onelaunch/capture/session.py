@@ -54,9 +54,6 @@ from onelaunch.watch.ledger import Difference, Ledger, moved, optimizers_in, ref
 from onelaunch.watch.lifted import Lifted
 from onelaunch.watch.observer import Observer
 
-_MISSES = 8
-"""Number of the attempt that is refused, if it copies unforeseen host values to the device too."""
-
 
 class Retry(Exception):
     """An attempt showed a fact that the next one has to know; the text names it."""
@@ -113,7 +110,6 @@ class CaptureSession:
     """storage -> input number of the 0-dim host tensor that is copied there in this attempt."""
     _lifted: Lifted | None = None
     """The host values that the callable copies to the device."""
-    _misses: int = 0
     _observers: list[Observer] = field(default_factory=list[Observer])
     """The observers of this attempt."""
 
@@ -144,9 +140,12 @@ class CaptureSession:
                 raise
             except CaptureError as error:
                 let_go(error)
-                if self._wanted_by_host() or self._missed_values():
+                unfollowed = [o for observer in self._observers for o in observer.unfollowed]
+                if self._wanted_by_host() or self._trials.keep(unfollowed):
                     continue
-                if self._misses == _MISSES:
+                if self._lifted is not None and self._lifted.misses():
+                    continue
+                if self._lifted is not None and self._lifted.exhausted:
                     error = self._changed() or error
                 error.where = error.where or self._line(error.code)
                 raise error
@@ -171,14 +170,6 @@ class CaptureSession:
         }
         self._by_value |= found
         return bool(found)
-
-    def _missed_values(self) -> bool:
-        """Return whether unforeseen host values were copied to the device: the next attempt has
-        them there. Values that differ at each attempt are refused in the end."""
-        if self._lifted is None or not self._lifted.missing:
-            return False
-        self._misses += 1
-        return self._misses < _MISSES
 
     def _changed(self) -> CaptureError | None:
         """Return the refusal of a difference between this run and the one before it, or None."""
@@ -231,6 +222,7 @@ class CaptureSession:
                 static_outputs=self.static_outputs,
                 started=started,
             )
+            captured.told_capturing = self.asking.answer
             captured.lifted = list(self._lifted.used.values()) if self._lifted else []
             captured.reads_more = self.callee.read_more(self.reached, before.walk, run.found)
             captured.differs = self._unexplained(captured, run)
@@ -432,7 +424,7 @@ class CaptureSession:
         reads = observer.host_reads()
         assert observer.ledger is not None
         asking, numbers = self.asking.answering(), noting_steps(observer.ledger)
-        factories = HostFactories(self.device)
+        factories = HostFactories(self.device, whole=forward is None)
         with (
             unwound(),
             self._seeds_kept(observer),
@@ -468,7 +460,14 @@ class CaptureSession:
             state = run.state_inputs
             lasting = lasting_gradients(self.driver, stored, flat.tensors, state, self.device)
         run.outputs = outputs = plan_outputs(
-            self.driver, every, plan, observer, self.device, before.held, lasting
+            self.driver,
+            every,
+            plan,
+            observer,
+            self.device,
+            before.held,
+            lasting,
+            {id(t) for _, t in before.walk.tensors()},
         )
         run.lasting = [o.tensor for o in outputs.made if o.tensor is not None and o.lasts]
         if self.forward is not None:
@@ -489,9 +488,10 @@ class CaptureSession:
         own = {state.slot.id for state in run.state}
         run.state += [s for s in moved_on(run.found, before.walk) if s.slot.id not in own]
         if self.forward is not None:
-            self.forward.pair.static.asking = self.asking
-            self.forward.pair.static.rebound = [slot for slot, _ in stored]
-            self.forward.pair.static.where = self._line()
+            static = self.forward.pair.static
+            static.asking, static.reads = self.asking, before.walk.reads
+            static.rebound = [slot for slot, _ in stored]
+            static.where = self._line()
         assert run.after is not None
         covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
         refuse_uncovered(before.walk, run.after, covered, observer, self.device)

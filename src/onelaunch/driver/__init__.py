@@ -8,6 +8,8 @@ aten.py             operations and the memory that they write, read off the sche
 dispatch.py         torch's kernels, past autograd, autocast and modes
 overlaps.py         tensors that share memory
 refusals.py         operations that a capture refuses
+function_modes.py   function modes that torch does not notice, and that are on in backwards
+known_causes.py     functions of libraries that are refused, and the ways to do without
 host_reads.py       reads by the host that torch does not dispatch
 host_factories.py   tensors of Python numbers, made on the host and then copied to the device
 capture_query.py    the answer to code that asks whether it is being captured

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from onelaunch.call.ambient import default_device
-from onelaunch.driver.host_reads import UnnoticedMode, is_by_list
+from onelaunch.driver.function_modes import UnnoticedMode
+from onelaunch.driver.host_reads import is_places, parts_of
 
 _FACTORIES: tuple[Any, ...] = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
-_INDEXING: tuple[Any, ...] = (Tensor.__getitem__, Tensor.__setitem__)
+_C: Any = torch._C
+_saving_hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
+_PUTS: tuple[Any, ...] = (Tensor.index_put, torch.index_put, Tensor.index_put_, torch.index_put_)
 
 
 class HostFactories(UnnoticedMode):
@@ -23,30 +27,52 @@ class HostFactories(UnnoticedMode):
 
     Args:
         device: the device of the copies.
+        whole: True if a backward, if there is one, runs while the mode is on.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, whole: bool = False) -> None:
         super().__init__()
         self._kind = device.type
+        self._whole = whole
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def function(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a function of torch's, by way of the host if it is such a one; see
+        `UnnoticedMode`."""
         if self._kind == "cpu":  # nothing is brought anywhere
             return func(*args, **kwargs)
         if func in _FACTORIES:
             device = self._target(func, args, kwargs)
             if device is not None:
                 return _by_way_of_the_host(func, args, kwargs, device)
-        elif func in _INDEXING and args[0].device.type == self._kind:
-            if _is_on_host(args[1]):
-                args = (args[0], _brought(args[1], args[0].device), *args[2:])
-            if func is Tensor.__setitem__ and _is_gathered(args[1]) and _is_number(args[2]):
+        elif func is Tensor.__getitem__ and args[0].device.type == self._kind:
+            args = (args[0], _brought(args[1], args[0].device, self._must_save_alike()))
+        elif func is Tensor.__setitem__ and args[0].device.type == self._kind:
+            x, index, value = args
+            alike = self._must_save_alike()
+            index = _brought(index, x.device, alike)
+            fills = isinstance(value, Tensor) and _fills(value, x) and not alike
+            if fills and _is_masked_by(index, x):
+                _filled(x, index, value, out=x)
+                return None
+            if _is_gathered(index) and _is_number(value):
                 # Else autograd brings a number to the device too, in the backward.
-                value = torch.tensor(args[2], dtype=args[0].dtype).to(args[0].device)
-                args = (args[0], args[1], value)
+                value = torch.tensor(value, dtype=x.dtype).to(x.device)
+            args = (x, index, value)
+        elif func in _PUTS and len(args) > 2 and args[0].device.type == self._kind:
+            x, index, value, *accumulate = args
+            alike = self._must_save_alike()
+            index = _brought(tuple(index), x.device, alike)
+            mask = index[0] if len(index) == 1 else index
+            adds = any(accumulate) or kwargs.get("accumulate", False)
+            if not (adds or alike) and _fills(value, x) and _is_masked_by(mask, x):
+                return _filled(x, mask, value, out=None if func in _PUTS[:2] else x)
+            args = (x, index, value, *accumulate)
         return func(*args, **kwargs)
+
+    def _must_save_alike(self) -> bool:
+        """Return whether autograd must save what it saves in eager. A checkpoint compares that with
+        what the forward saves when it runs again, in a backward where this mode may be off."""
+        return not self._whole and torch.is_grad_enabled() and _saving_hooks(False) is not None
 
     def _target(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.device | None:
         """Return the new tensor's device, if it is our device and the data are no tensor; or
@@ -82,12 +108,28 @@ def _by_way_of_the_host(
     return made.requires_grad_() if wants_grad else made
 
 
-def _is_on_host(index: Any) -> bool:
-    """Return whether an index contains lists of numbers or host tensors."""
-    parts = index if isinstance(index, tuple) else (index,)
-    return is_by_list(index) or any(
-        isinstance(part, Tensor) and part.device.type == "cpu" and part.dim() for part in parts
+def _is_masked_by(mask: Any, x: Tensor) -> bool:
+    """Return whether an index is one mask on the device, as large as the first dimensions."""
+    return (
+        isinstance(mask, Tensor)
+        and mask.dtype is torch.bool
+        and mask.device == x.device
+        and mask.dim() > 0
+        and mask.shape == x.shape[: mask.dim()]
     )
+
+
+def _fills(value: Tensor, x: Tensor) -> bool:
+    """Return whether a value is one number, of which torch would make a tensor as large as the
+    mask has places; or on the host, read it there."""
+    return value.numel() == 1 and value.dtype == x.dtype and not value.requires_grad
+
+
+def _filled(x: Tensor, mask: Tensor, value: Tensor, out: Tensor | None) -> Tensor:
+    """Return `x` with a value where a mask is; or write that to `out`."""
+    mask = mask[(..., *[None] * (x.dim() - mask.dim()))]
+    found = torch.where(mask, value.to(x.device).view(()), x)
+    return found if out is None else out.copy_(found)
 
 
 def _is_gathered(index: Any) -> bool:
@@ -101,15 +143,23 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, complex))
 
 
-def _brought(index: Any, device: torch.device) -> tuple[Any, ...]:
-    """Return an index with its lists and host tensors replaced by tensors on the device."""
+def _brought(index: Any, device: torch.device, alike: bool) -> Any:
+    """Return an index with its lists, arrays and host tensors replaced by tensors on the device;
+    the index itself if it has none.
+
+    Args:
+        alike: whether host tensors and masks stay, as autograd saves these as they are.
+    """
+    given = parts_of(index)
     parts: list[Any] = []
-    for part in index if isinstance(index, tuple) else (index,):
-        given = torch.tensor(part) if is_by_list(part) else part
-        if not isinstance(given, Tensor) or given.device.type != "cpu" or not given.dim():
+    for part in given:
+        places = torch.tensor(part) if is_places(part) else part
+        on_host = isinstance(places, Tensor) and places.device.type == "cpu" and places.dim() > 0
+        if not on_host or (alike and (part is places or places.dtype is torch.bool)):
             parts.append(part)
-        elif given.dtype is torch.bool:  # a mask would be counted on the device
-            parts += [places.to(device) for places in given.nonzero().unbind(1)]
+        elif places.dtype is torch.bool:  # a mask would be counted on the device
+            parts += [at.to(device) for at in places.nonzero().unbind(1)]
         else:
-            parts.append(given.to(device))
-    return tuple(parts)
+            parts.append(places.to(device))
+    same = len(parts) == len(given) and all(a is b for a, b in zip(parts, given, strict=True))
+    return index if same else tuple(parts)

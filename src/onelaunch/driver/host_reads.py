@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from typing import Any, Self
+from collections.abc import Callable
+from types import EllipsisType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from onelaunch.driver.function_modes import UnnoticedMode
 from onelaunch.driver.refusals import BY_LIST, CHECKED, READS
-from onelaunch.unwinding import FunctionMode
-
-
-class UnnoticedMode(FunctionMode):
-    """A function mode that `torch.overrides.has_torch_function` does not notice."""
-
-    def __enter__(self) -> Self:
-        _unnoticed.begin()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
-        _unnoticed.end()
 
 
 class HostReads(UnnoticedMode):
@@ -52,87 +38,81 @@ class HostReads(UnnoticedMode):
         self.calling: Any = None
         """The function of torch's that is under way, if it reads an argument inside."""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def function(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a function of torch's, unless it is such a read; see `UnnoticedMode`."""
         read = READS.get(func)
         if read is not None and isinstance(args[0], Tensor):
             if self._owns(args[0]):
                 what = f"the host reads a tensor in a capture: {read}"
                 self._refuse("OL101", what, args[0], None)
             self._note(args[0])
-        if func in CHECKED:
+        indexing = func in (Tensor.__getitem__, Tensor.__setitem__)
+        if func in CHECKED if not indexing else _selects(args[1]):
             self.calling = func
             try:
-                return func(*args, **(kwargs or {}))
+                return func(*args, **kwargs)
             finally:
                 self.calling = None
-        indexes = func in (Tensor.__getitem__, Tensor.__setitem__) and is_by_list(args[1])
-        if indexes and args[0].device.type != "cpu" and self._owns(args[0]):
+        by_list = indexing and any(map(is_places, parts_of(args[1])))
+        if by_list and args[0].device.type != "cpu" and self._owns(args[0]):
             what = "an index that is a list is copied to the device"
             self._refuse("OL103", what, args[0], BY_LIST)
         if func is Tensor.__setitem__ and not isinstance(args[2], Tensor):
             self.assigning += 1
             try:
-                return func(*args, **(kwargs or {}))
+                return func(*args, **kwargs)
             finally:
                 self.assigning -= 1
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
-def is_by_list(index: Any) -> bool:
-    """Tell whether an index has a list of numbers in it; other lists stand for tuples."""
-    parts = index if isinstance(index, tuple) else (index,)
-    return any(
-        isinstance(part, list) and part and all(isinstance(i, int) for i in part) for part in parts
+def parts_of(index: Any) -> tuple[Any, ...]:
+    """Return the parts of an index. None of a short list or array that has sequences, slices or
+    tensors in it: torch takes it for a tuple, and says that it will not."""
+    if isinstance(index, tuple):
+        return index  # pyright: ignore[reportUnknownVariableType]
+    if not _is_sequence(index) or len(index) >= _LONG:
+        return (index,)
+    tuple_like = any(
+        isinstance(part, Tensor | slice | EllipsisType | None) or _is_sequence(part)
+        for part in index
     )
+    return () if tuple_like else (index,)
 
 
-class _Unnoticed:
-    """A substitute for `torch.overrides.has_torch_function` that does not count `HostReads`.
-
-    `nn.TransformerEncoder` and `nn.MultiheadAttention` ask it whether to take their fused
-    operations, whose results are others, and to pack sequences, which zeroes what is masked.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._active = 0
-        self._asked = torch.overrides.has_torch_function
-
-    def begin(self) -> None:
-        with self._lock:
-            self._active += 1
-            if self._active == 1:
-                self._asked = torch.overrides.has_torch_function
-                torch.overrides.has_torch_function = self._answer
-
-    def end(self) -> None:
-        with self._lock:
-            self._active -= 1
-            if not self._active:
-                torch.overrides.has_torch_function = self._asked
-
-    def _answer(self, relevant_args: Any) -> bool:
-        count = torch._C._len_torch_function_stack()
-        if any(not _is_ours(torch._C._get_function_stack_at(i)) for i in range(count)):
-            return self._asked(relevant_args)  # the callable has a mode of its own
-        with _without_modes(count):
-            return self._asked(relevant_args)
+def is_places(part: Any) -> bool:
+    """Return whether a part of an index is a list or array of numbers, which is copied to the
+    device; nested ones count."""
+    kind = getattr(getattr(part, "dtype", None), "kind", None)
+    if kind is not None:
+        return _is_sequence(part) and len(part) > 0 and kind in "iub"
+    return _is_sequence(part) and len(part) > 0 and all(map(_is_place, part))
 
 
-def _is_ours(mode: object) -> bool:
-    return isinstance(mode, UnnoticedMode)
+def _is_place(part: Any) -> bool:
+    if isinstance(part, Tensor):
+        return part.device.type == "cpu" and not part.is_floating_point()
+    return is_places(part) or (hasattr(part, "__index__") and not _is_sequence(part))
 
 
-@contextmanager
-def _without_modes(count: int) -> Generator[None]:
-    modes = [torch._C._pop_torch_function_stack() for _ in range(count)]
-    try:
-        yield
-    finally:
-        for mode in reversed(modes):
-            torch._C._push_on_torch_function_stack(mode)
+_LONG = 32
+"""The length of a list that is never taken for a tuple."""
 
 
-_unnoticed = _Unnoticed()
+def _is_sequence(value: Any) -> bool:
+    """Return whether a value is a list, a tuple, a range or an array."""
+    if isinstance(value, Tensor) or not hasattr(value, "__array__"):
+        return isinstance(value, list | tuple | range)
+    return getattr(value, "ndim", 0) > 0
+
+
+def _selects(index: Any) -> bool:
+    """Return whether an index has an integer tensor without dimensions in it, whose value torch
+    reads to take a view there."""
+    return any(
+        isinstance(part, Tensor)
+        and not part.dim()
+        and not part.is_floating_point()
+        and part.dtype not in (torch.bool, torch.uint8)
+        for part in parts_of(index)
+    )

@@ -6,7 +6,7 @@ that read device memory on the host, or whose result is as large as the data say
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,21 +14,13 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from onelaunch.driver.known_causes import OWN_DROPOUT, UNNESTED, fix_within
 from onelaunch.errors import CaptureError
-from onelaunch.source import torch_files, user_frame
+from onelaunch.source import library_calls, user_frame
 
 _KEEP = "keep the value on the device, or read it after the call"
-_INDEX = (
-    f"{_KEEP}; to index with it: `x.index_select(0, i.view(1))`; to write there: "
-    "`x.index_copy_(0, i.view(1), row[None])`"
-)
+_INDEX = f"{_KEEP}; to index with it: `x[i.view(1)].squeeze(0)`; to write there: `x[i.view(1)] = y`"
 _PADDED = "pad, and mask the result"
-_UNPACKED = f"not a PackedSequence, whose sizes the host reads: {_PADDED}"
-_OWN_DROPOUT = "`dropout=0`, and nn.Dropout between single layers"
-_UNVALIDATED = (
-    "no validation of values: torch.distributions.Normal(..., validate_args=False), or once for "
-    "all torch.distributions.Distribution.set_default_validate_args(False)"
-)
 _FIXED = "compute at a fixed size, with a mask or topk; or move the operation out of the callable"
 _CHOICE = (
     "torch.where(condition, a, b), which computes both; where only one may run, decide before the "
@@ -109,7 +101,9 @@ REFUSALS: dict[str, Refusal] = {
     "aten::normal.float_Tensor": Refusal("OL101", "mean + std * torch.randn_like(std)"),
     "aten::normal.Tensor_Tensor": Refusal("OL101", "mean + std * torch.randn_like(std)"),
     "aten::histc": Refusal("OL101", "torch.histc(x, bins, min=low, max=high)", _unbounded),
+    "aten::_nested_tensor_from_mask_left_aligned": Refusal("OL101", UNNESTED),
     # Sizes that depend on data.
+    "aten::_nested_tensor_from_mask": Refusal("OL102", UNNESTED),
     "aten::nonzero": Refusal("OL102", _FOUND),
     "aten::nonzero_numpy": Refusal("OL102", _FOUND),
     "aten::argwhere": Refusal("OL102", _FOUND),
@@ -134,7 +128,7 @@ REFUSALS: dict[str, Refusal] = {
     # https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/cudnn/RNN.cpp
     "aten::_cudnn_rnn": Refusal(
         "OL106",
-        _OWN_DROPOUT,
+        OWN_DROPOUT,
         _drops,
         "the dropout of cuDNN's recurrent layers draws from a state of its own, which the host "
         "seeds anew after torch.manual_seed",
@@ -167,6 +161,14 @@ CHECKED: dict[Any, tuple[str, str]] = {
         "how many classes there are",
         "(i[..., None] == torch.arange(n, device=i.device)).long()",
     ),
+    Tensor.__getitem__: (
+        "`x[i]` reads a tensor without dimensions on the host, to take a view there",
+        "x[i.view(1)].squeeze(0), for `x[i]`; x[:, i.view(1)].squeeze(1), for `x[:, i]`",
+    ),
+    Tensor.__setitem__: (
+        "`x[i] = y` reads a tensor without dimensions on the host, to take a view there",
+        "x[i.view(1)] = y",
+    ),
 }
 """Functions that read an argument inside, where no operation shows it, to a message and a fix."""
 
@@ -175,32 +177,6 @@ BY_LIST = (
     "`v[:, [-1]]`, or make the index once on the device, before the calls"
 )
 """The fix for `v[:, [0, 2]]`."""
-
-_WITHIN: dict[tuple[str, str], str] = {
-    **{
-        ("OL101", f"distributions/{name}.py"): _UNVALIDATED
-        for name in ("distribution", "constraints", "continuous_bernoulli", "geometric")
-    },
-    ("OL101", "nn/modules/batchnorm.py"): (
-        "a number, `momentum=0.1`: under `momentum=None` the host computes one at each call"
-    ),
-    ("OL101", "nn/utils/clip_grad.py"): (
-        "torch.nn.utils.clip_grad_norm_(...) without `error_if_nonfinite=True`; look at the norm, "
-        "which it returns, after the call"
-    ),
-    ("OL101", "nn/modules/rnn.py"): f"{_UNPACKED}; and for layers on CUDA {_OWN_DROPOUT}",
-    ("OL104", "nn/modules/rnn.py"): _UNPACKED,
-}
-"""Code, and a file of torch whose own lines are refused with it, to the option that avoids them."""
-
-
-def fix_within(code: str, files: Iterable[str]) -> str | None:
-    """Find the option that keeps torch's own Python from an operation that cannot be captured.
-
-    Args:
-        files: see `source.torch_files`.
-    """
-    return next((_WITHIN[code, file] for file in files if (code, file) in _WITHIN), None)
 
 
 def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Refusal | None:
@@ -220,5 +196,5 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Refu
 def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
     """Make a `CaptureError` for the line of user code that is running now."""
     place = user_frame()
-    fix = fix_within(code, torch_files()) or fix
+    fix = fix_within(code, library_calls()) or fix
     return CaptureError(code, what, where=str(place) if place else None, fix=fix)

@@ -81,7 +81,10 @@ def _line(kind: str, group: dict[str, Any]) -> str:
     else:
         place = "CUDA" if "cuda" in where else "a CPU"
         return f"on {place} {_OUTSIDE}, or take torch.optim.Adam(..., fused=True)"
-    return f"torch.optim.{kind}(..., {option}), or `ol.capturable(optimizer)` before the first call"
+    return (
+        f"torch.optim.{kind}(..., {option}), or `ol.capturable(optimizer)` before the first call, "
+        "or ol.graph(..., capturable=True), which does that"
+    )
 
 
 def _fuses(kind: str, where: Collection[str]) -> bool:

@@ -110,6 +110,14 @@ class ScalarTrials:
             self._learn(optimizer, every_key(optimizer))
         return None
 
+    def keep(self, optimizers: Sequence[Optimizer]) -> bool:
+        """Make the numbers of optimizers constants from now on, of those that are not torch's.
+        Return whether there are any."""
+        own = [o for o in optimizers if not is_of_torch(o)]
+        for optimizer in own:
+            self._learn(optimizer, every_key(optimizer))
+        return bool(own)
+
     def _learn(
         self, optimizer: Optimizer, constants: frozenset[str], reached: Reached = frozenset()
     ) -> None:

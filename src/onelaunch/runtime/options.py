@@ -24,6 +24,7 @@ class GraphOptions(TypedDict, total=False):
     outputs: Outputs
     inputs: Inputs
     gradients: Gradients
+    capturable: bool
     compile: bool | str
     pool: Pool | None
     max_recordings: int
@@ -41,6 +42,7 @@ class Options:
     outputs: Outputs = "fresh"
     inputs: Inputs = "copy"
     gradients: Gradients = "autograd"
+    capturable: bool = False
     compile: bool | str = False
     max_recordings: int = 64
     max_in_flight: int = 4
@@ -54,6 +56,7 @@ class Options:
         _one_of("gradients", self.gradients, ("autograd", "direct"))
         _one_of("on_mismatch", self.on_mismatch, ("record", "raise"))
         _one_of("on_refusal", self.on_refusal, ("raise", "eager", "split"))
+        _one_of("capturable", self.capturable, (False, True))
         _one_of("compile", self.compile, (False, True, "default", "max-autotune"))
         if not (self.buckets is None or isinstance(self.buckets, Buckets)):
             fix = "buckets=ol.Buckets(dim=0, sizes=(1, 4, 16))"

@@ -11,7 +11,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from threading import Thread, get_ident
 from typing import Any
 
@@ -29,7 +29,13 @@ from onelaunch.driver.distance import apart
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, let_go
-from onelaunch.optimizers.capturable import noting_steps, refusal, settle, watching_steps
+from onelaunch.optimizers.capturable import (
+    capturable,
+    noting_steps,
+    refusal,
+    settle,
+    watching_steps,
+)
 from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
@@ -83,7 +89,7 @@ class Warmup:
         try:
             with same_modes():
                 if self._options.compile and signature.known is None:
-                    with _stepping(signature, refuse):
+                    with self._stepping(signature, refuse):
                         result = driver.warmup(lambda: self._watched(attempt, args, kwargs), device)
                 else:
                     result = self._called(attempt, args, kwargs, refuse)
@@ -108,7 +114,7 @@ class Warmup:
         if last and fn is self._callee.fn:
             run = _noted(attempt, run)
         attempt.reached.forget()  # memory that the run replaces is to be free at once
-        stepping = _stepping(signature, refuse) if fn is self._callee.fn else nullcontext()
+        stepping = self._stepping(signature, refuse) if fn is self._callee.fn else nullcontext()
         if not signature.warm or self._callee.reads is None:  # later reads the capture will see
             run = self._callee.watched(run)
         with inlining(), stepping:
@@ -141,6 +147,23 @@ class Warmup:
         else:
             signature.known = CompiledAccesses.of(observer, named)
         return result
+
+    def _stepping(self, signature: SignatureState, refuse: Refuse) -> AbstractContextManager[None]:
+        """Return a context for a warm-up in which no optimizer steps that a capture could not hold:
+        it is made capturable, if that was asked for, or refused."""
+
+        def before(optimizer: Optimizer) -> None:
+            error = refusal(optimizer)
+            if error is not None and self._options.capturable:
+                with suppress(CaptureError):  # no option makes it capturable
+                    capturable(optimizer)
+                error = refusal(optimizer)
+            if error is None:
+                settle(optimizer)
+            elif signature.eager is None:
+                refuse(signature, error)
+
+        return watching_steps(before)
 
     def compare_answers(self, attempt: Attempt, name: str) -> CaptureError | None:
         """Run the callable with either answer to its question whether it is being captured.
@@ -186,7 +209,7 @@ class Warmup:
         with rolled_back(driver, device, flat.tensors, reached) as effects:
             observer = effects.observer
             run = callee.watched(_noted(attempt, functools.partial(callee.fn, *args, **kwargs)))
-            with _stepping(signature, refuse), observer, inlining():
+            with self._stepping(signature, refuse), observer, inlining():
                 if _trains(attempt):
                     result, need = run(), 0
                 else:
@@ -212,7 +235,8 @@ def _noted(attempt: Attempt, run: Callable[[], Any]) -> Callable[[], Any]:
     ledger = Ledger(attempt.driver, attempt.device, pairs, walked)
 
     def noted() -> Any:
-        asking, factories = attempt.signature.asking.answering(), HostFactories(attempt.device)
+        asking = attempt.signature.asking.answering()
+        factories = HostFactories(attempt.device, whole=_steps(attempt))
         with factories, asking, noting_steps(ledger), Noting(ledger):
             result = run()
         ledger.finish()
@@ -239,6 +263,12 @@ def _trains(attempt: Attempt) -> bool:
     return any(t.requires_grad for t in tensors)
 
 
+def _steps(attempt: Attempt) -> bool:
+    """Return whether a call is known to run its backward itself, or to have none."""
+    found = attempt.reached.walk()
+    return not torch.is_grad_enabled() or (found.reads is not None and found.runs_backward())
+
+
 def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState) -> bool:
     """Return whether a result in new memory requires grad, by a graph that a backward can still
     use; views of the caller's memory do not count.
@@ -252,20 +282,6 @@ def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState)
     given = [*flat.tensors, *(t for _, t in reached.walk().tensors())]
     storages = {driver.storage(t) for t in given if t.layout is torch.strided}
     return any(driver.storage(t) not in storages for t in tensors)
-
-
-def _stepping(signature: SignatureState, refuse: Refuse) -> AbstractContextManager[None]:
-    """Return a context for a warm-up that refuses an optimizer before a step, if no capture could
-    hold it."""
-
-    def before(optimizer: Optimizer) -> None:
-        error = refusal(optimizer)
-        if error is None:
-            settle(optimizer)
-        elif signature.eager is None:
-            refuse(signature, error)
-
-    return watching_steps(before)
 
 
 def _creates_state(change: Change) -> bool:

@@ -4,6 +4,7 @@ walk.py         StateWalk: the state that a callable reaches
 contents.py     the slots of one object, as far as they were touched
 slots.py        Slot: one place that holds a value the callable reads
 snapshot.py     StateSnapshot: the state before a capture, to compare with and to restore
+relied.py       the slots that a recording relies on
 guard.py        StateGuard: the check before each replay
 native_guard.py the same check in C
 host_values.py  values of host tensors that the host reads, which a call must match

@@ -142,6 +142,10 @@ class HostMemory:
         """Return whether memory was made in the call from constants, or is not filled yet."""
         return storage in self._constant or storage in self._blank
 
+    def made_here(self, t: Tensor) -> bool:
+        """Return whether the call made this memory."""
+        return self._is_known(_storage(t)) or _storage(t) in self._roots
+
     def is_constant(self, t: Tensor) -> bool:
         """Return whether a tensor was made in the run from constants alone."""
         return _storage(t) in self._constant

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from onelaunch.state.host_values import bytes_of
 
+MISSES = 8
+"""Number of the attempt that is refused, if it copies unforeseen host values to the device too."""
+
 _INTO_FIRST = ("aten::copy_", "aten::copy")
 _PUTS = ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 
@@ -49,6 +52,7 @@ class Lifted:
     def __init__(self, device: torch.device, foreseen: Iterable[Tensor] = ()) -> None:
         self._device = device
         self._made: dict[Key, Tensor] = {}
+        self._misses = 0
         self.missing: dict[Key, Tensor] = {}
         self.used: dict[Key, Tensor] = {}
         """The copies that this attempt uses."""
@@ -64,6 +68,17 @@ class Lifted:
         else:
             self.used[key] = found
         return found
+
+    def misses(self) -> bool:
+        """Return whether an attempt that failed brought unforeseen values to the device: the next
+        has them there. Values that differ at each attempt are refused in the end."""
+        self._misses += bool(self.missing)
+        return bool(self.missing) and not self.exhausted
+
+    @property
+    def exhausted(self) -> bool:
+        """True after `MISSES` such attempts."""
+        return self._misses >= MISSES
 
     def make(self) -> None:
         """Make the copies that are missing, outside of a capture."""

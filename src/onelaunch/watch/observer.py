@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.call.spec import has_strides
@@ -103,6 +104,10 @@ class Observer(Watching):
         """Called with each operation."""
         self.ledger: Ledger | None = None
         """The ledger that notes the operations."""
+        self.stepping: Optimizer | None = None
+        """The optimizer that steps with stand-ins for its numbers."""
+        self.unfollowed: list[Optimizer] = []
+        """Optimizers that bring such a number to the device."""
         self.external: dict[int, list[Tensor]] = {}
         """storage -> the tensors over it that were read or written by address."""
         self.written: dict[int, Tensor] = {}
@@ -319,9 +324,10 @@ class Observer(Watching):
     def _is_fixed(self, t: Tensor) -> bool:
         """Return whether each call has these values of a host tensor; they are compared from now
         on. Not the numbers of optimizers that step, which each call reads."""
-        if self._lifted is None or t.requires_grad:
+        if self._lifted is None or (t.requires_grad and torch.is_grad_enabled()):
             return False
-        if self.ledger is not None and self.ledger.steps and t.is_floating_point():
+        if self.stepping is not None and t.is_floating_point():
+            self.unfollowed.append(self.stepping)
             return False
         return self.host.fixes(t)
 

@@ -1,0 +1,115 @@
+"""A backward that runs operation by operation before its capture, and what the capture takes from
+it.
+
+Python runs in a backward too: that of an `autograd.Function`, and the forward once more in a
+checkpoint. What it reads is guarded, and its operations must be those of the capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+from onelaunch.autograd.graph_walk import CapturedGraph
+from onelaunch.call.spec import lies_on
+from onelaunch.driver.protocol import Driver
+from onelaunch.driver.random_state import is_profiled
+from onelaunch.errors import CaptureError
+from onelaunch.frames.reads import Reads
+from onelaunch.frames.watch import FrameWatch
+from onelaunch.state.guard import StateGuard
+from onelaunch.state.host_values import slots_of
+from onelaunch.state.relied import relied_on
+from onelaunch.state.walk import StateWalk, changes, restore, walk
+from onelaunch.watch.ledger import Difference, Ledger
+from onelaunch.watch.observer import Observer
+
+_MOST = 200
+"""The most characters of a message's first line."""
+
+
+class Rehearsal:
+    """The operations and the reads of a backward.
+
+    Args:
+        outputs: the results of the forward, with its graph.
+        grads: their gradients.
+        known: the reads of the forward.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        device: torch.device,
+        outputs: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        known: Reads | None,
+    ) -> None:
+        self._driver, self._device, self._known = driver, device, known
+        self.ledger = Ledger(driver, device, [(g, g) for g in grads], walk((), known))
+        """The operations."""
+        self._watch = None if is_profiled() else FrameWatch(Reads())
+        self._roots = [
+            (function.__qualname__, function.backward)
+            for function in (
+                cast(type[torch.autograd.Function], getattr(type(node), "_forward_cls", None))
+                for node in CapturedGraph(outputs).nodes
+                if isinstance(node, BackwardCFunction)
+            )
+        ]
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Return a context for the run."""
+        return nullcontext() if self._watch is None else self._watch.watching()
+
+    def state(self) -> StateWalk:
+        """Return the state that the backward reads, as it is now. Without a watch, all that the
+        backwards of its functions lead to counts as read."""
+        return walk(self._roots, None if self._watch is None else self._watch.reads)
+
+    def undo(self, before: StateWalk) -> None:
+        """Restore the state that a capture changed."""
+        restore(changes(before, self.state()))
+
+    def refuse_moved(self, before: StateWalk) -> None:
+        """Refuse a backward that read a number and moved it on, as its capture shows.
+
+        Raises:
+            CaptureError: OL118.
+        """
+        for change in () if before.is_current() else changes(before, self.state()):
+            if before.is_read(change.slot):
+                name, was, now = change.slot.name, change.before, change.after
+                what = f"a backward reads `{name}` and moves it on, from {was!r} to {now!r}"
+                raise CaptureError("OL118", what[:_MOST])
+
+    def compared(self, grads: Sequence[tuple[Tensor, Tensor]]) -> Ledger:
+        """Return a ledger for a capture, to compare it with the run."""
+        state = walk((), self._known)
+        return Ledger(self._driver, self._device, grads, state, earlier=self.ledger)
+
+
+class Finding:
+    """The finding of a capture that was compared with a rehearsal.
+
+    Attributes:
+        difference: the difference between the two, or None.
+        guard: the check that the state it read is unchanged.
+    """
+
+    def __init__(
+        self, observer: Observer, before: StateWalk, driver: Driver, device: torch.device
+    ) -> None:
+        assert observer.ledger is not None
+        observer.ledger.finish()
+        self.difference: Difference | None = observer.ledger.difference
+        slots = relied_on(before, (), set(), set(), observer.external, driver, device)
+        slots += slots_of(observer.host.read_state(), before.tensors())
+        tensors = [t for _, t in slots if isinstance(t, Tensor) and lies_on(t, device)]
+        sized = {id(container): (container, names) for container, names in before.sized()}
+        self.guard = StateGuard(slots, tensors, list(sized.values()))

@@ -1,0 +1,140 @@
+"""Function modes of ours: torch's own code does not notice them, and they are on in backwards."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from onelaunch.unwinding import FunctionMode
+
+_C: Any = torch._C
+_Variable: Any = Variable
+_BACKWARDS = frozenset({Tensor.backward, torch.autograd.backward, torch.autograd.grad})
+
+
+class UnnoticedMode(FunctionMode):
+    """A function mode that `torch.overrides.has_torch_function` does not notice.
+
+    Torch turns a mode off while the mode handles a function, which for a backward would be all that
+    runs in it: hooks, an `autograd.Function`, the recomputation of a checkpoint. This one is on
+    again there.
+    """
+
+    def __enter__(self) -> Self:
+        _unnoticed.begin()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        _unnoticed.end()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func not in _BACKWARDS:
+            return self.function(func, args, kwargs or {})
+        _off.modes.append(self)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            _off.modes.pop()
+
+    @abstractmethod
+    def function(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a function of torch's and return its result."""
+
+
+class _Off(threading.local):
+    """The modes that are off in a thread because they handle a backward."""
+
+    def __init__(self) -> None:
+        self.modes: list[UnnoticedMode] = []
+
+
+_off = _Off()
+
+
+class _Engine:
+    """A substitute for autograd's engine that turns the modes on again around a backward. The
+    engine's threads get the modes of the thread that calls it."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """See `torch.autograd.backward`."""
+        off, _off.modes = _off.modes, []
+        for mode in reversed(off):
+            _C._push_on_torch_function_stack(mode)
+        try:
+            return self.engine.run_backward(*args, **kwargs)
+        finally:
+            for _ in off:
+                _C._pop_torch_function_stack()
+            _off.modes = off
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+class _Unnoticed:
+    """Substitutes for what torch asks and runs, as long as any such mode is on: for
+    `torch.overrides.has_torch_function`, which does not count the modes, and for the engine.
+
+    `nn.TransformerEncoder` and `nn.MultiheadAttention` ask it whether to take their fused
+    operations, whose results are others, and to pack sequences, which zeroes what is masked.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active = 0
+        self._asked = torch.overrides.has_torch_function
+        self._engine = _Variable._execution_engine
+
+    def begin(self) -> None:
+        with self._lock:
+            self._active += 1
+            if self._active == 1:
+                self._asked = torch.overrides.has_torch_function
+                torch.overrides.has_torch_function = self._answer
+                self._engine = _Variable._execution_engine
+                _Variable._execution_engine = _Engine(self._engine)
+
+    def end(self) -> None:
+        with self._lock:
+            self._active -= 1
+            if not self._active:
+                torch.overrides.has_torch_function = self._asked
+                _Variable._execution_engine = self._engine
+
+    def _answer(self, relevant_args: Any) -> bool:
+        count = _C._len_torch_function_stack()
+        if any(not _is_ours(_C._get_function_stack_at(i)) for i in range(count)):
+            return self._asked(relevant_args)  # the callable has a mode of its own
+        with _without_modes(count):
+            return self._asked(relevant_args)
+
+
+def _is_ours(mode: object) -> bool:
+    return isinstance(mode, UnnoticedMode)
+
+
+@contextmanager
+def _without_modes(count: int) -> Generator[None]:
+    modes = [_C._pop_torch_function_stack() for _ in range(count)]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            _C._push_on_torch_function_stack(mode)
+
+
+_unnoticed = _Unnoticed()

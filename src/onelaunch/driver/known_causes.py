@@ -1,0 +1,130 @@
+"""Known causes of refusals inside libraries: a function of a library, and the way to do without.
+
+A refusal names the user's line; what is to be changed is often an option of a class made elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_PADDED = "pad, and mask the result"
+_UNPACKED = f"not a PackedSequence, whose sizes the host reads: {_PADDED}"
+OWN_DROPOUT = "`dropout=0`, and nn.Dropout between single layers"
+_UNVALIDATED = (
+    "no validation of values: torch.distributions.Normal(..., validate_args=False), or once for "
+    "all torch.distributions.Distribution.set_default_validate_args(False)"
+)
+UNNESTED = "nn.TransformerEncoder(..., enable_nested_tensor=False)"
+_LOOPS = (
+    "GCNConv(..., add_self_loops=False), or the like, with the loops in the edges before the call: "
+    "`edges, _ = torch_geometric.utils.{name}(edges)`"
+)
+_CACHED = "; where the graph stays, GCNConv(..., cached=True)"
+
+
+class Cause(NamedTuple):
+    """A function of a library that does what a capture refuses.
+
+    Attributes:
+        file: its file: the package's folder, and the path in it.
+        function: its name; None for all functions of the file.
+        codes: the codes of its refusals.
+        fix: the code to write instead.
+    """
+
+    file: str
+    function: str | None
+    codes: frozenset[str]
+    fix: str
+
+
+def _cause(file: str, function: str | None, codes: str, fix: str) -> Cause:
+    return Cause(file, function, frozenset(codes.split()), fix)
+
+
+CAUSES: tuple[Cause, ...] = (
+    _cause(
+        "torch/distributions/multivariate_normal.py",
+        "__init__",
+        "OL101",
+        "MultivariateNormal(mean, scale_tril=torch.linalg.cholesky_ex(covariance).L, "
+        "validate_args=False)",
+    ),
+    *(
+        _cause(f"torch/distributions/{name}.py", None, "OL101", _UNVALIDATED)
+        for name in ("distribution", "constraints", "geometric")
+    ),
+    _cause(  # it looks at probabilities whatever `validate_args` is
+        "torch/distributions/continuous_bernoulli.py",
+        "__init__",
+        "OL101",
+        "ContinuousBernoulli(logits=logits, validate_args=False)",
+    ),
+    _cause(
+        "torch/nn/functional.py",
+        "gaussian_nll_loss",
+        "OL101",
+        "the loss without a check of the variance, which is to be 1e-6 or more: "
+        "`(0.5 * (torch.log(var) + (input - target) ** 2 / var)).mean()`",
+    ),
+    _cause(
+        "torch/nn/modules/batchnorm.py",
+        None,
+        "OL101",
+        "a number, `momentum=0.1`: under `momentum=None` the host computes one at each call",
+    ),
+    _cause(
+        "torch/nn/modules/rnn.py",
+        None,
+        "OL101",
+        f"{_UNPACKED}; and for layers on CUDA {OWN_DROPOUT}",
+    ),
+    _cause("torch/nn/modules/rnn.py", None, "OL104", _UNPACKED),
+    _cause(
+        "torch/nn/modules/transformer.py",
+        "_detect_is_causal_mask",
+        "OL101",
+        "`is_causal=True` beside a mask that is causal, `is_causal=False` beside another: "
+        "encoder(x, mask=mask, is_causal=True)",
+    ),
+    _cause(
+        "torch/nn/utils/clip_grad.py",
+        None,
+        "OL101",
+        "torch.nn.utils.clip_grad_norm_(...) without `error_if_nonfinite=True`; look at the norm, "
+        "which it returns, after the call",
+    ),
+    _cause(
+        "torch/optim/swa_utils.py",
+        "update_parameters",
+        "OL101 OL104",
+        "averaged.update_parameters(model), after the graphed call: it counts on the host",
+    ),
+    _cause(
+        "torch_geometric/utils/loop.py",
+        "add_remaining_self_loops",
+        "OL101 OL102",
+        _LOOPS.format(name="add_remaining_self_loops") + _CACHED,
+    ),
+    _cause(
+        "torch_geometric/utils/loop.py",
+        "remove_self_loops",
+        "OL101 OL102",
+        _LOOPS.format(name="add_remaining_self_loops").replace("GCNConv", "GATConv"),
+    ),
+)
+
+
+def fix_within(code: str, calls: Iterable[tuple[str, str]]) -> str | None:
+    """Find the way to do without what a library does that is refused with a code.
+
+    Args:
+        calls: see `source.library_calls`.
+    """
+    for file, function in calls:
+        for cause in CAUSES:
+            named = cause.function in (None, function)
+            if cause.file == file and named and code in cause.codes:
+                return cause.fix
+    return None

@@ -1,0 +1,228 @@
+"""Python that runs in a backward: an `autograd.Function`, hooks, a checkpoint's recomputation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import onelaunch as ol
+
+from .drop_in import assert_same, on_accelerators, replays
+
+Rand = Callable[..., Tensor]
+
+TABLE = torch.tensor([1.0, 2.0, 3.0])
+SETTINGS: dict[str, Any] = {"scale": 2.0}
+
+
+def with_gradient(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function whose backward does `change` to the gradient."""
+
+    class Changed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return change(grad)
+
+    return Changed.apply
+
+
+def zeroed(grad: Tensor) -> Tensor:
+    grad = grad.clone()
+    grad[:, [0, 1]] = 0.0
+    return grad
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "tensor": lambda g: g * torch.tensor([1.0, 2.0, 3.0], device=g.device),
+    "table": lambda g: g * TABLE.to(g.device),
+    "number": lambda g: g * torch.tensor(2.5),
+    "list": lambda g: g[:, [2, 1, 0]],
+    "assigned": zeroed,
+    "scale": lambda g: g * SETTINGS["scale"],
+}
+
+
+def recomputed(x: Tensor) -> Tensor:
+    def inner(x: Tensor) -> Tensor:
+        return (x * torch.tensor([1.0, 2.0, 3.0], device=x.device)).sin() * torch.tensor(0.5)
+
+    return checkpoint(inner, x, use_reentrant=False)
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = x * 3
+    y.register_hook(lambda g: g * torch.tensor([1.0, 2.0, 3.0], device=g.device))
+    return y * 1
+
+
+PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
+    **{name: with_gradient(change) for name, change in CHANGES.items()},
+    "recomputed": recomputed,
+    "number on the left": lambda x: torch.tensor(1.0) / (x * x + 5),
+    "power": lambda x: (x * x + 1) ** torch.tensor(2.5),
+    "larger": lambda x: torch.maximum(x * 2, torch.tensor(0.1)),
+    "clamped": lambda x: (x * 2).clamp(torch.tensor(-0.5), torch.tensor(1.0)),
+    "double": lambda x: x.double() / torch.tensor(3.0, dtype=torch.float64),
+}
+
+
+def gradients_agree(f: Callable[..., Tensor], fast: Any, rand: Rand, calls: int = 6) -> None:
+    for i in range(calls):
+        x, y = (rand(i, 2, 3).requires_grad_() for _ in range(2))
+        f(x).square().sum().backward()
+        fast(y).square().sum().backward()
+        assert_same(y.grad, x.grad, f"call {i}")
+
+
+def train(fast: Any, rand: Rand) -> None:
+    for i in range(8):
+        fast(rand(i, 2, 3).requires_grad_()).sum().backward()
+
+
+def backwards(fast: Any) -> int:
+    """Return the number of backwards that are graphs."""
+    return sum(len(entry.captured.pair.backwards()) for entry in fast._entries)
+
+
+@on_accelerators
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_its_backward_is_a_graph(name: str, rand: Rand) -> None:
+    fast = ol.graph(PROGRAMS[name], warmup=1)
+    gradients_agree(PROGRAMS[name], fast, rand)
+    assert len(fast.recordings) == 1
+    assert replays(fast) == 5
+    assert backwards(fast) == 1
+
+
+@on_accelerators
+@pytest.mark.filterwarnings(r"ignore:\[OL308\]")
+@pytest.mark.parametrize("name", [*PROGRAMS, "hooked"])
+def test_in_a_whole_step(device: torch.device, name: str, rand: Rand) -> None:
+    f = hooked if name == "hooked" else PROGRAMS[name]
+
+    def stepping() -> Callable[[Tensor], Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3).to(device)
+
+        def step(x: Tensor) -> Tensor:
+            model.zero_grad()
+            loss = f(model(x)).square().mean()
+            if len(x) == 2:
+                loss.backward()
+                grads = [p.grad for p in model.parameters()]
+            else:
+                grads = torch.autograd.grad(loss, [*model.parameters()])
+            with torch.no_grad():
+                for p, g in zip(model.parameters(), grads, strict=True):
+                    assert g is not None
+                    p.sub_(0.1 * g)
+            return loss.detach()
+
+        return step
+
+    eager, fast = stepping(), ol.graph(stepping(), warmup=1)
+    for i in range(10):
+        x = rand(i, 2 + i % 2, 3)
+        assert_same(fast(x), eager(x), f"call {i}")
+    assert replays(fast) == 8
+
+
+def test_what_it_reads_is_compared(rand: Rand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers, tables and attributes, by the backward itself."""
+
+    class Owner:
+        scale = 2.0
+
+    owner, table = Owner(), torch.ones(3)
+
+    def change(grad: Tensor) -> Tensor:
+        return grad * SETTINGS["scale"] * owner.scale * table.to(grad.device)
+
+    f = with_gradient(change)
+    fast = ol.graph(f, warmup=1)
+    for act in (
+        lambda: None,
+        lambda: monkeypatch.setitem(SETTINGS, "scale", 5.0),
+        lambda: setattr(owner, "scale", 7.0),
+        lambda: table.mul_(3),
+        lambda: monkeypatch.setitem(SETTINGS, "scale", 2.0),
+    ):
+        act()
+        gradients_agree(f, fast, rand, 5)
+    assert len(fast.recordings) == 1
+    assert backwards(fast) == 1
+
+
+@pytest.mark.parametrize("on_refusal", ["raise", "eager"])
+def test_a_number_that_it_moves_on_is_refused(rand: Rand, on_refusal: Any) -> None:
+    """And stays as eager leaves it."""
+    state = {"calls": 0}
+
+    def change(grad: Tensor) -> Tensor:
+        state["calls"] += 1
+        return grad * state["calls"]
+
+    fast = ol.graph(with_gradient(change), warmup=1, on_refusal=on_refusal)
+
+    def train() -> None:
+        for i in range(6):
+            x = rand(i, 2, 3).requires_grad_()
+            fast(x).sum().backward()
+            assert_same(x.grad, torch.full_like(x, i + 1.0).detach(), f"call {i}")
+
+    if on_refusal == "raise":
+        with pytest.raises(ol.CaptureError, match="OL118"):
+            train()
+    else:
+        with pytest.warns(ol.GraphWarning, match="OL306"):
+            train()
+
+
+@pytest.mark.parametrize("on_refusal", ["raise", "eager"])
+def test_a_clock_is_refused(rand: Rand, on_refusal: Any) -> None:
+    def change(grad: Tensor) -> Tensor:
+        return grad * time.perf_counter()
+
+    fast = ol.graph(with_gradient(change), warmup=1, on_refusal=on_refusal)
+
+    if on_refusal == "raise":
+        with pytest.raises(ol.CaptureError, match="OL117") as caught:
+            train(fast, rand)
+        assert "perf_counter" in str(caught.value.where)
+    else:
+        with pytest.warns(ol.GraphWarning, match="OL306"):
+            train(fast, rand)
+
+
+@on_accelerators
+def test_random_numbers_of_the_host_are_refused(rand: Rand) -> None:
+    fast = ol.graph(with_gradient(lambda g: g * torch.rand(3).to(g.device)), warmup=1)
+    with pytest.raises(ol.CaptureError, match="OL103"):
+        train(fast, rand)
+
+
+@on_accelerators
+def test_a_read_by_the_host_in_a_hook_is_refused(rand: Rand) -> None:
+    def step(x: Tensor) -> Tensor:
+        w = torch.ones(3, device=x.device, requires_grad=True)
+        y = x * w
+        y.register_hook(lambda g: g * g.tolist()[0][0])
+        y.sum().backward()
+        assert w.grad is not None
+        return w.grad
+
+    fast = ol.graph(step, warmup=1)
+    fast(rand(0, 2, 3))
+    with pytest.raises(ol.CaptureError, match=r"OL10[13]") as caught:
+        fast(rand(1, 2, 3))
+    assert "tolist" in str(caught.value.where)

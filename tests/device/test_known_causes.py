@@ -1,0 +1,331 @@
+"""What libraries do that is refused: the way to do without, pasted, gives what eager gives."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import (
+    ContinuousBernoulli,
+    Distribution,
+    Geometric,
+    MultivariateNormal,
+    Normal,
+)
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import onelaunch as ol
+from onelaunch.driver.known_causes import CAUSES
+
+from .drop_in import assert_same, on_cpu, on_cpu_and_cuda, replays
+
+Rand = Callable[..., Tensor]
+Program = Callable[[Tensor], Any]
+
+
+class Mended(NamedTuple):
+    """A program that is refused, and the same with the fix.
+
+    Attributes:
+        make: makes both, on a device. The second may have a graphed part, `fast`.
+        code: of the refusal.
+        words: part of its fix.
+    """
+
+    make: Callable[[torch.device], tuple[Program, Program]]
+    code: str
+    words: str
+
+
+def both(refused: Program, mended: Program) -> Callable[[torch.device], tuple[Program, Program]]:
+    return lambda device: (refused, mended)
+
+
+def gaussian(device: torch.device) -> tuple[Program, Program]:
+    """Inside a step."""
+
+    def step(loss_of: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Program:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4).to(device)
+
+        def run(x: Tensor) -> Tensor:
+            model.zero_grad()
+            loss = loss_of(model(x), x, model(x).square() + 0.1)
+            loss.backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.sub_(0.01 * p.grad)
+            return loss.detach()
+
+        return run
+
+    return step(F.gaussian_nll_loss), step(
+        lambda input, target, var: (0.5 * (torch.log(var) + (input - target) ** 2 / var)).mean()
+    )
+
+
+def encoder(device: torch.device, **options: Any) -> nn.TransformerEncoder:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, **options).to(device).eval()
+
+
+def causal(device: torch.device) -> tuple[Program, Program]:
+    model = encoder(device)
+    mask = nn.Transformer.generate_square_subsequent_mask(4, device=device)
+
+    def forward(x: Tensor, **options: Any) -> Tensor:
+        with torch.no_grad():
+            return model(x[:, :, None].expand(5, 4, 8), mask=mask, **options)
+
+    return forward, lambda x: forward(x, is_causal=True)
+
+
+def padded(device: torch.device) -> tuple[Program, Program]:
+    mask = (torch.arange(4) > 2).expand(5, 4).to(device)
+
+    def forward(model: nn.TransformerEncoder) -> Program:
+        def run(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                y = model(x[:, :, None].expand(5, 4, 8), src_key_padding_mask=mask)
+            return y[:, :3]  # what is padded is zero in the one, and anything in the other
+
+        return run
+
+    return forward(encoder(device)), forward(encoder(device, enable_nested_tensor=False))
+
+
+def averaged(device: torch.device) -> tuple[Program, Program]:
+    """The average is looked at after the call: where it is a part of it, and where it is not."""
+
+    def made() -> tuple[nn.Module, Any, Program]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3).to(device)
+        mean = torch.optim.swa_utils.AveragedModel(model)
+
+        def step(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(x.mean())
+                return model(x)
+
+        return model, mean, step
+
+    model, mean, step = made()
+
+    def refused(x: Tensor) -> Any:
+        y = step(x)
+        mean.update_parameters(model)
+        return y
+
+    other, others_mean, others_step = made()
+    fast = ol.graph(others_step, warmup=1)
+
+    def mended(x: Tensor) -> Any:
+        y = fast(x)
+        others_mean.update_parameters(other)
+        if others_mean.n_averaged > 5:
+            assert_same(others_mean.state_dict(), mean.state_dict())
+        return y
+
+    mended.fast = fast  # type: ignore[attr-defined]
+    return refused, mended
+
+
+def packed(device: torch.device) -> tuple[Program, Program]:
+    torch.manual_seed(0)
+    layer = nn.GRU(1, 3, batch_first=True).to(device)
+
+    def refused(x: Tensor) -> Tensor:
+        y, _ = layer(pack_padded_sequence(x[:, :, None], [4] * 5, batch_first=True))
+        return nn.utils.rnn.pad_packed_sequence(y, batch_first=True)[0].detach()
+
+    return refused, lambda x: layer(x[:, :, None])[0].detach()
+
+
+def normed(device: torch.device) -> tuple[Program, Program]:
+    norms = [nn.BatchNorm1d(4, momentum=m, affine=False).to(device) for m in (None, 0.1)]
+    return norms[0], norms[1]
+
+
+def clipped(x: Tensor, **options: Any) -> Tensor:
+    weight = nn.Parameter(torch.ones_like(x))
+    (weight * x).square().sum().backward()
+    nn.utils.clip_grad_norm_([weight], 1.0, **options)
+    assert weight.grad is not None
+    return weight.grad
+
+
+def covariance(x: Tensor) -> Tensor:
+    return x.t() @ x + torch.eye(4, device=x.device)
+
+
+MENDED: dict[str, Mended] = {
+    "distribution": Mended(
+        both(
+            lambda x: Normal(x, x.abs() + 1).log_prob(x * 2),
+            lambda x: Normal(x, x.abs() + 1, validate_args=False).log_prob(x * 2),
+        ),
+        "OL101",
+        "validate_args=False",
+    ),
+    "constraints": Mended(
+        both(
+            lambda x: MultivariateNormal(x[0], covariance(x)).log_prob(x),
+            lambda x: MultivariateNormal(
+                x[0], scale_tril=torch.linalg.cholesky_ex(covariance(x)).L, validate_args=False
+            ).log_prob(x),
+        ),
+        "OL101",
+        "validate_args=False",
+    ),
+    "continuous_bernoulli": Mended(
+        both(
+            lambda x: ContinuousBernoulli(x.sigmoid(), validate_args=False).log_prob(x.sigmoid()),
+            lambda x: ContinuousBernoulli(logits=x, validate_args=False).log_prob(x.sigmoid()),
+        ),
+        "OL101",
+        "ContinuousBernoulli(logits=logits",
+    ),
+    "geometric": Mended(
+        both(
+            lambda x: Geometric(x.sigmoid()).entropy(),
+            lambda x: Geometric(x.sigmoid(), validate_args=False).entropy(),
+        ),
+        "OL101",
+        "validate_args=False",
+    ),
+    "multivariate_normal": Mended(
+        both(
+            lambda x: MultivariateNormal(x[0], covariance(x), validate_args=False).log_prob(x),
+            lambda x: MultivariateNormal(
+                x[0], scale_tril=torch.linalg.cholesky_ex(covariance(x)).L, validate_args=False
+            ).log_prob(x),
+        ),
+        "OL101",
+        "cholesky_ex",
+    ),
+    "functional": Mended(gaussian, "OL101", "torch.log(var)"),
+    "batchnorm": Mended(normed, "OL101", "momentum=0.1"),
+    "transformer": Mended(causal, "OL101", "is_causal=True"),
+    "clip_grad": Mended(
+        both(lambda x: clipped(x, error_if_nonfinite=True), clipped),
+        "OL101",
+        "without `error_if_nonfinite=True`",
+    ),
+    "swa_utils": Mended(averaged, "OL10[14]", "after the graphed call"),
+}
+"""The name of a file of torch in the table -> what it does, and the way to do without."""
+_ROUNDED = {"ContinuousBernoulli(logits=logits"}
+"""The fixes that compute in another order."""
+OTHER = {"rnn", "loop"}
+"""The files with tests of their own."""
+
+
+@pytest.fixture(autouse=True)
+def validated(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Dynamo turns it off for good as it compiles anything.
+    monkeypatch.setattr(Distribution, "_validate_args", True)
+
+
+def functions_in(module: types.ModuleType) -> Iterator[str]:
+    """Names of the functions and methods of a module."""
+    for value in vars(module).values():
+        if inspect.isfunction(value):
+            yield inspect.unwrap(value).__code__.co_name
+        elif inspect.isclass(value) and value.__module__ == module.__name__:
+            yield from (n for n, v in vars(value).items() if inspect.isfunction(v))
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda c: f"{Path(c.file).stem}.{c.function}")
+def test_the_function_exists(cause: Any) -> None:
+    name = cause.file.removesuffix(".py").replace("/", ".")
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        pytest.skip(f"no {name.partition('.')[0]}")
+    module = importlib.import_module(name)
+    assert str(module.__file__).replace("\\", "/").endswith(cause.file)
+    assert cause.function is None or cause.function in set(functions_in(module))
+    assert Path(cause.file).stem in MENDED.keys() | OTHER
+
+
+def mends(case: Mended, device: torch.device, rand: Rand) -> None:
+    refused, mended = case.make(device)
+    broken = ol.graph(refused, warmup=1)
+    broken(rand(0, 5, 4))
+    with pytest.raises(ol.CaptureError, match=case.code) as caught:
+        broken(rand(0, 5, 4))
+    assert case.words in str(caught.value.fix)
+    refused, mended = case.make(device)
+    fast: Any = getattr(mended, "fast", None) or ol.graph(mended, warmup=1)
+    run = mended if hasattr(mended, "fast") else fast
+    for i in range(6):
+        expected, got = refused(rand(i, 5, 4)), run(rand(i, 5, 4))
+        if case.words in _ROUNDED:
+            torch.testing.assert_close(got, expected)
+        elif case.words != "momentum=0.1":  # another average
+            assert_same(got, expected, f"call {i}")
+    assert replays(fast) == 5
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_the_fix_gives_what_eager_gives(name: str, device: torch.device, rand: Rand) -> None:
+    mends(MENDED[name], device, rand)
+
+
+@on_cpu_and_cuda
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_fast_path_of_an_encoder(device: torch.device, rand: Rand) -> None:
+    """The emulated device has no nested tensors."""
+    refused, mended = padded(device)
+    broken = ol.graph(refused, warmup=1)
+    broken(rand(0, 5, 4))
+    with pytest.raises(ol.CaptureError, match=r"OL10[12]") as caught:
+        broken(rand(0, 5, 4))
+    assert "enable_nested_tensor=False" in caught.value.fix
+    fast = ol.graph(mended, warmup=1)
+    for i in range(6):
+        torch.testing.assert_close(fast(rand(i, 5, 4)), refused(rand(i, 5, 4)))
+    assert replays(fast) == 5
+
+
+@on_cpu
+def test_a_packed_sequence(device: torch.device, rand: Rand) -> None:
+    mends(Mended(packed, "OL10[124]", "pad, and mask the result"), device, rand)
+
+
+@on_cpu_and_cuda
+@pytest.mark.parametrize("name", ["GCNConv", "GATConv"])
+def test_self_loops_of_graphs(name: str, device: torch.device, rand: Rand) -> None:
+    geometric = pytest.importorskip("torch_geometric")
+    edges = torch.tensor([[0, 1, 2, 3, 4, 2, 1], [1, 2, 3, 4, 0, 0, 1]], device=device)
+    with_loops, _ = geometric.utils.add_remaining_self_loops(edges)
+
+    def conv(**options: Any) -> nn.Module:
+        torch.manual_seed(0)
+        return getattr(geometric.nn, name)(4, 3, **options).to(device).requires_grad_(False)
+
+    plain, mended = conv(), conv(add_self_loops=False)
+    broken = ol.graph(lambda x: plain(x, edges), warmup=1)
+    broken(rand(0, 5, 4))
+    with pytest.raises(ol.CaptureError, match=r"OL10[12]") as caught:
+        broken(rand(0, 5, 4))
+    assert "add_self_loops=False" in caught.value.fix
+    assert name in caught.value.fix
+    ways: list[Program] = [lambda x: mended(x, with_loops)]
+    if name == "GCNConv":
+        cached = conv(cached=True)
+        ways.append(lambda x: cached(x, edges))
+    for way in ways:
+        fast = ol.graph(way, warmup=1)
+        for i in range(6):
+            torch.testing.assert_close(fast(rand(i, 5, 4)), plain(rand(i, 5, 4), edges))
+        assert replays(fast) >= 4

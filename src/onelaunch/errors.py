@@ -334,8 +334,8 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "a module that runs in pieces",
         "each of these lines cannot be captured, so the module that holds it runs as it is, one "
         "operation after another; what it calls is graphed",
-        "`onelaunch doctor --explain CODE` says what to write in place of such a line; or move it "
-        "out of the module",
+        "move such a line out of the module, or write it so that it can be captured: "
+        'on_refusal="raise" says how',
     ),
     # 4xx: how onelaunch was called.
     "OL401": CatalogueEntry(

@@ -26,7 +26,7 @@ class Recording:
     """The facts and figures of one recording at the time of the query.
 
     Attributes:
-        callable: the name of the recorded callable.
+        callable: the name of the recorded callable; of a piece, its path in the module.
         spec: the signature.
         why: the reason: ``"first signature"``, or the difference from the recording before it.
         inputs: each tensor of the call, and how it travels: ``"node"`` (a copy inside the graph; a

@@ -2,5 +2,6 @@
 
 graphed.py  SplitGraphed: a module's forward, whole where it can be, else in pieces
 pieces.py   the graphed children, in the places of their forwards while the module runs
+message.py  what was split, by which line, and what a call costs
 forward.py  the callable that a recording of a module runs
 """

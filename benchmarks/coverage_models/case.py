@@ -57,7 +57,7 @@ def play(subject: Subject, name: str, mode: Mode, device: torch.device) -> Ran:
     seeds = SEEDS[mode]
     sets = {seed: subject.arguments(seed) for seed in set(seeds)}
     ran = Ran([], [], [], {}, [])
-    for number, seed in enumerate(seeds):
+    for number, seed in [*((0, 0) for _ in range(fast.warmup)), *enumerate(seeds)]:
         args, kwargs = _on(sets[seed], device)
         _seed(number)
         before, start = fast.launches(), time.perf_counter()
@@ -68,7 +68,7 @@ def play(subject: Subject, name: str, mode: Mode, device: torch.device) -> Ran:
         _synchronize(device)
         ran.seconds.append(time.perf_counter() - start)
         ran.launches.append(fast.launches() - before)
-        if number >= len(seeds) - COMPARED:
+        if len(ran.seconds) > fast.warmup + len(seeds) - COMPARED:
             ran.leaves.append(_kept(found, model if training else None))
         model.zero_grad(set_to_none=True)
         del found

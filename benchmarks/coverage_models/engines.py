@@ -22,7 +22,13 @@ class Skipped(Exception):
 
 
 class Engine(Protocol):
-    """One model as an engine runs it."""
+    """One model as an engine runs it.
+
+    Attributes:
+        warmup: the calls before those that all engines make.
+    """
+
+    warmup: int
 
     def __call__(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call the model."""
@@ -39,6 +45,8 @@ class Engine(Protocol):
 class Eager:
     """The model itself."""
 
+    warmup = 0
+
     def __init__(self, model: nn.Module, training: bool) -> None:
         self.model = model
 
@@ -54,6 +62,8 @@ class Eager:
 
 class Onelaunch:
     """`ol.graph` of the model."""
+
+    warmup = 0
 
     def __init__(self, model: nn.Module, training: bool, **options: Any) -> None:
         try:
@@ -72,7 +82,10 @@ class Onelaunch:
 
 
 class Split(Onelaunch):
-    """`ol.graph` of the model, in pieces where it cannot be captured whole."""
+    """`ol.graph` of the model, in pieces where it cannot be captured whole: each level of modules
+    then warms up anew."""
+
+    warmup = 24
 
     def __init__(self, model: nn.Module, training: bool) -> None:
         super().__init__(model, training, on_refusal="split")
@@ -80,6 +93,8 @@ class Split(Onelaunch):
 
 class ReduceOverhead:
     """`torch.compile` with its own CUDA graphs."""
+
+    warmup = 0
 
     def __init__(self, model: nn.Module, training: bool) -> None:
         import torch._inductor.config
@@ -119,6 +134,8 @@ class ReduceOverhead:
 
 class ByHand:
     """`torch.cuda.graph` around a call, with inputs and results copied."""
+
+    warmup = 0
 
     def __init__(self, model: nn.Module, training: bool) -> None:
         self.model = model

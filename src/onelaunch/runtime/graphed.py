@@ -7,7 +7,7 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from threading import get_ident
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -17,6 +17,7 @@ import torch
 from onelaunch.autograd.chain import Chain
 from onelaunch.autograd.pair import packing
 from onelaunch.call.ambient import ambient, note_modes, runs_inline
+from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
@@ -41,6 +42,7 @@ from onelaunch.runtime.attempt import (
 )
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
+from onelaunch.runtime.requests import parts_of, requests_in, tensors_in
 from onelaunch.runtime.signature import foreign, opaque, spec_of
 from onelaunch.runtime.table import (
     Entry,
@@ -48,13 +50,16 @@ from onelaunch.runtime.table import (
     in_flight,
     member_of,
     mismatch,
+    moving_in,
     refuse_moving,
     varying,
     why,
 )
+from onelaunch.runtime.takeover import locked, memory_uses, shares, take_over
 from onelaunch.runtime.ungraphed import backward_inside, compiled_backward, grad_in_no_grad
 from onelaunch.runtime.warmup import Warmup, wants_grad
 from onelaunch.source import user_line
+from onelaunch.state.slots import Slot
 from onelaunch.state.snapshot import ReachableState
 from onelaunch.watch.ledger import TRIES
 from onelaunch.watch.operations import HigherOrder
@@ -155,6 +160,11 @@ class Graphed(Table, Generic[P, R]):
         strategy: Strategy = AS_IT_IS,
     ) -> R | Miss:
         """Warm up, or capture and replay; return `MISS` if the call is to run eagerly."""
+        if strategy is AS_IT_IS and self._take_over(driver, device, flat):
+            for entry in self._entries:
+                result = entry.call(args, kwargs)
+                if result is not MISS:
+                    return result
         match self._phase(driver, device, flat, strategy):
             case Eager(code, why):
                 if code:
@@ -213,6 +223,35 @@ class Graphed(Table, Generic[P, R]):
             return Eager()  # that thread would meet the proxies of the capture
         return Ready(attempt)
 
+    def _take_over(self, driver: Driver, device: torch.device, flat: Flat) -> bool:
+        """Have a new request's objects take over the recordings of an earlier one's, if they can;
+        return whether they did."""
+        requests = requests_in(flat.tree)
+        if not requests:
+            return False
+        self._set_apart(requests)
+        if not self._entries:
+            return False
+        spec = spec_of(driver, flat, device)
+        if spec in self._signatures:
+            return False
+        taken = take_over(
+            driver, device, self._entries, spec, flat.tensors, self._displaced, self._name
+        )
+        if taken is not None:
+            self._succeed(spec, *taken)
+        return taken is not None
+
+    def _set_apart(self, requests: Sequence[object]) -> None:
+        """Forget what was read of other requests' objects, on which a call of this one does not
+        rely."""
+        parts = parts_of(requests)
+        if self._callee.reads is not None:
+            mine = {id(part) for part in parts}
+            self._callee.reads.forget(part for part in self._parts if id(part) not in mine)
+        for part in parts:
+            self._parts.add(part)
+
     def _recorded(
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> R | Miss:
@@ -242,7 +281,7 @@ class Graphed(Table, Generic[P, R]):
             return MISS
         if entry is None:
             return self._ungraphed(signature, CaptureError("OL304", self._no_room(attempt)))
-        moves = bool(entry.captured.moves)  # the next value needs one call to warm up, no more
+        moves = bool(moving_in(entry.captured))  # the next value needs one call to warm up, no more
         signature.warm = max(0, self.options.warmup_calls - 1) if moves else 0
         result = entry.call(args, kwargs)
         if result is MISS:  # state that it relies on was changed, by another thread or the capture
@@ -258,6 +297,7 @@ class Graphed(Table, Generic[P, R]):
             return result
         self._agreed(signature)
         self._note_alone(entry)
+        self._drop_followed(entry)
         self._add(entry)
         return result
 
@@ -335,6 +375,8 @@ class Graphed(Table, Generic[P, R]):
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         spec, flat = attempt.spec, attempt.flat
         attempt.reached.know(self._callee.reads)
+        owners = tensors_in(requests_in(spec.tree))
+        before = memory_uses(owners)
         reason = signature.why or why(self._entries, spec, flat.tensors)
         forward = None
         if signature.forward:
@@ -361,6 +403,7 @@ class Graphed(Table, Generic[P, R]):
             forward=forward,
             varying=attempt.strategy.varying,
             follows=attempt.strategy.follows,
+            counting=self._counting(spec) if forward is None and callee is self.fn else (),
         )
         captured = recorder.record(flat.tree, flat.tensors)
         note_modes()
@@ -381,7 +424,16 @@ class Graphed(Table, Generic[P, R]):
         signature.options = StepOptions(captured.optimizers, captured.scalars.keys)
         self._counts.captured(captured.seconds)
         member = member_of(captured, recorder.pool, kept, weakref.WeakMethod(self._evicted))
-        return Entry(call, spec, signature, flat.paths, captured, info, member)
+        entry = Entry(call, spec, signature, flat.paths, captured, info, member)
+        if owners:
+            entry.shares = shares(before, owners, self._entries)
+            entry.call = locked(call, entry.lock)
+        return entry
+
+    def _counting(self, spec: CallSpec) -> list[Slot]:
+        """Return the numbers that recordings of a signature move on."""
+        slots = [s for e in self._entries if e.spec == spec for s in moving_in(e.captured)]
+        return list({slot.id: slot for slot in slots}.values())
 
     def _ungraphed(self, signature: SignatureState, why: CaptureError) -> Miss:
         signature.eager = why.code

@@ -5,6 +5,7 @@ contents.py     the slots of one object, as far as they were touched
 slots.py        Slot: one place that holds a value the callable reads
 snapshot.py     StateSnapshot: the state before a capture, to compare with and to restore
 guard.py        StateGuard: the check before each replay
+counterparts.py the objects of a new request in place of an earlier one's
 native/         the same check in C
 host_values.py  values of host tensors that the host reads, which a call must match
 """

@@ -273,3 +273,18 @@ def test_a_number_that_is_kept_elsewhere(device: torch.device) -> None:
         assert got[1] == expected[1]
         assert type(got[1]) is int
         assert (fast.n, fast.last) == (eager.n, eager.last)
+
+
+def test_a_prompt_before_its_tokens_runs_as_it_is(device: torch.device) -> None:
+    """Each cache gets one call with a prompt: it would be the first warm-up for ever."""
+    fast = ol.graph(step)
+
+    def served(fn: Any, seed: int) -> Tensor:
+        rows, cache = rows_of(device, seed, 8), Cache(device)
+        first = fn(rows[:2].t().contiguous().t()[:1], cache)[0]  # of other strides
+        return torch.cat([first, run(fn, cache, rows[2:])])
+
+    with torch.no_grad():
+        for seed in range(8):
+            assert torch.equal(served(fast, seed), served(step, seed))
+    assert fast.stats().eager_calls == 6  # from the third request on

@@ -259,7 +259,7 @@ def gemma3_serves_requests_past_its_window(run: Run) -> None:
 
 @inference(replays=40, recordings=3)
 def gpt_oss_serves_requests_past_its_window(run: Run) -> None:
-    _served(run, "GptOss", "GptOssForCausalLM", experts_implementation="eager", **EXPERTS)
+    _served(run, "GptOss", "GptOssForCausalLM", experts_implementation="batched_mm", **EXPERTS)
 
 
 @inference(replays=40, recordings=3)

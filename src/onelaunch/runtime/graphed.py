@@ -160,11 +160,17 @@ class Graphed(Table, Generic[P, R]):
         strategy: Strategy = AS_IT_IS,
     ) -> R | Miss:
         """Warm up, or capture and replay; return `MISS` if the call is to run eagerly."""
-        if strategy is AS_IT_IS and self._take_over(driver, device, flat):
-            for entry in self._entries:
-                result = entry.call(args, kwargs)
-                if result is not MISS:
-                    return result
+        requests = requests_in(flat.tree) if strategy is AS_IT_IS else []
+        if requests:
+            fleeting = self._is_new(requests)
+            self._set_apart(requests)
+            if self._take_over(driver, device, flat):
+                for entry in self._entries:
+                    result = entry.call(args, kwargs)
+                    if result is not MISS:
+                        return result
+            elif fleeting:
+                return MISS
         match self._phase(driver, device, flat, strategy):
             case Eager(code, why):
                 if code:
@@ -226,10 +232,6 @@ class Graphed(Table, Generic[P, R]):
     def _take_over(self, driver: Driver, device: torch.device, flat: Flat) -> bool:
         """Have a new request's objects take over the recordings of an earlier one's, if they can;
         return whether they did."""
-        requests = requests_in(flat.tree)
-        if not requests:
-            return False
-        self._set_apart(requests)
         if not self._entries:
             return False
         spec = spec_of(driver, flat, device)
@@ -241,6 +243,16 @@ class Graphed(Table, Generic[P, R]):
         if taken is not None:
             self._succeed(spec, *taken)
         return taken is not None
+
+    def _is_new(self, requests: Sequence[object]) -> bool:
+        """Return whether this is the first call with objects of classes that took recordings over.
+
+        If no recording fits, as for a prompt before its tokens, it is worth no warm-up: the next
+        request brings another object.
+        """
+        return all(type(value) in self._served for value in requests) and not any(
+            value in self._parts for value in requests
+        )
 
     def _set_apart(self, requests: Sequence[object]) -> None:
         """Forget what was read of other requests' objects, on which a call of this one does not

@@ -90,6 +90,8 @@ class Table:
         self._displaced = Objects()
         """Objects whose recordings another request's have taken over: they get recordings of their
         own. Two requests that alternate would otherwise change places at each call."""
+        self._served: set[type] = set()
+        """Classes of objects that took recordings over."""
         self._parts = Objects()
         """The objects that requests brought, and those inside them."""
         self._lock = threading.RLock()
@@ -160,6 +162,7 @@ class Table:
             self._newest.clear()
         for value in old.values():
             self._displaced.add(value)
+            self._served.add(type(value))
 
     def _drop_followed(self, entry: Entry) -> None:
         """Free recordings of single values of numbers that a newer recording follows."""

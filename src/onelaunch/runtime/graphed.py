@@ -7,7 +7,7 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import get_ident
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -17,7 +17,6 @@ import torch
 from onelaunch.autograd.chain import Chain
 from onelaunch.autograd.pair import packing
 from onelaunch.call.ambient import ambient, note_modes, runs_inline
-from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
@@ -42,11 +41,11 @@ from onelaunch.runtime.attempt import (
 )
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
-from onelaunch.runtime.requests import parts_of, requests_in, tensors_in
+from onelaunch.runtime.requests import requests_in, tensors_in
+from onelaunch.runtime.serving import Serving
 from onelaunch.runtime.signature import foreign, opaque, spec_of
 from onelaunch.runtime.table import (
     Entry,
-    Table,
     in_flight,
     member_of,
     mismatch,
@@ -55,11 +54,10 @@ from onelaunch.runtime.table import (
     varying,
     why,
 )
-from onelaunch.runtime.takeover import locked, memory_uses, shares, take_over
+from onelaunch.runtime.takeover import locked, memory_uses, shares
 from onelaunch.runtime.ungraphed import backward_inside, compiled_backward, grad_in_no_grad
 from onelaunch.runtime.warmup import Warmup, wants_grad
 from onelaunch.source import user_line
-from onelaunch.state.slots import Slot
 from onelaunch.state.snapshot import ReachableState
 from onelaunch.watch.ledger import TRIES
 from onelaunch.watch.operations import HigherOrder
@@ -72,7 +70,7 @@ _OF_FUNCTIONS = frozenset(
 )
 
 
-class Graphed(Table, Generic[P, R]):
+class Graphed(Serving, Generic[P, R]):
     """A callable that runs as one launch once it is warm. Made by `graph`.
 
     A call runs the original, warms up, captures or replays, whichever is due; see `graph`.
@@ -228,41 +226,6 @@ class Graphed(Table, Generic[P, R]):
         if signature.forward and any(ident != get_ident() for ident in self._running):
             return Eager()  # that thread would meet the proxies of the capture
         return Ready(attempt)
-
-    def _take_over(self, driver: Driver, device: torch.device, flat: Flat) -> bool:
-        """Have a new request's objects take over the recordings of an earlier one's, if they can;
-        return whether they did."""
-        if not self._entries:
-            return False
-        spec = spec_of(driver, flat, device)
-        if spec in self._signatures:
-            return False
-        taken = take_over(
-            driver, device, self._entries, spec, flat.tensors, self._displaced, self._name
-        )
-        if taken is not None:
-            self._succeed(spec, *taken)
-        return taken is not None
-
-    def _is_new(self, requests: Sequence[object]) -> bool:
-        """Return whether this is the first call with objects of classes that took recordings over.
-
-        If no recording fits, as for a prompt before its tokens, it is worth no warm-up: the next
-        request brings another object.
-        """
-        return all(type(value) in self._served for value in requests) and not any(
-            value in self._parts for value in requests
-        )
-
-    def _set_apart(self, requests: Sequence[object]) -> None:
-        """Forget what was read of other requests' objects, on which a call of this one does not
-        rely."""
-        parts = parts_of(requests)
-        if self._callee.reads is not None:
-            mine = {id(part) for part in parts}
-            self._callee.reads.forget(part for part in self._parts if id(part) not in mine)
-        for part in parts:
-            self._parts.add(part)
 
     def _recorded(
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -441,11 +404,6 @@ class Graphed(Table, Generic[P, R]):
             entry.shares = shares(before, owners, self._entries)
             entry.call = locked(call, entry.lock)
         return entry
-
-    def _counting(self, spec: CallSpec) -> list[Slot]:
-        """Return the numbers that recordings of a signature move on."""
-        slots = [s for e in self._entries if e.spec == spec for s in moving_in(e.captured)]
-        return list({slot.id: slot for slot in slots}.values())
 
     def _ungraphed(self, signature: SignatureState, why: CaptureError) -> Miss:
         signature.eager = why.code

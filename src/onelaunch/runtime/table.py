@@ -159,6 +159,8 @@ class Table:
             for key in gone:
                 del self._signatures[key]
             self._signatures[spec] = signature
+            # What is read of the new objects is not known before a run over them.
+            signature.warm = min(signature.warm, max(0, self.options.warmup_calls - 1))
             self._newest.clear()
         for value in old.values():
             self._displaced.add(value)

@@ -223,6 +223,38 @@ def _limit(row: dict[str, Any]) -> bool:
     return row["variant"].startswith("bare")
 
 
+def generate(results: dict[str, Any]) -> str:
+    """Time per token of every engine: a size and a way of decoding a row."""
+    rows = results["rows"]
+    engines = list(dict.fromkeys(row["engine"] for row in rows))
+    kinds = list(dict.fromkeys((row["size"], row["way"], row["pick"]) for row in rows))
+    found = {(row["size"], row["way"], row["pick"], row["engine"]): row for row in rows}
+
+    def cell(row: dict[str, Any] | None) -> str:
+        if row is None:
+            return "-"
+        if row["median_us"] is None:
+            return row["status"].partition(":")[0]
+        same = "" if row["agree"] == results["tokens"] else f" ({row['agree']})"
+        return f"{number(row['median_us'])} ± {number((row['max_us'] - row['min_us']) / 2)}{same}"
+
+    text = (
+        f"Microseconds for each token of a request of {results['tokens']}, its prompt of 16 "
+        "included: median, and half the range. In brackets the tokens before the first that is not "
+        "eager's, where one is not."
+    )
+    lines = [
+        (f"{size}, {way}, {pick}", *(cell(found.get((size, way, pick, e))) for e in engines))
+        for size, way, pick in kinds
+    ]
+    kind = "bfloat16" if results["environment"]["gpu"] else "float32"
+    return (
+        table(("decoder", *engines), lines)
+        + "\n"
+        + caption(results, text, settled=True, dtype=kind)
+    )
+
+
 def torch_versions(results: dict[str, Any]) -> str:
     """The releases of torch that the tests ran on, and how many passed."""
     suites = list(dict.fromkeys(suite for row in results.values() for suite in row["suites"]))
@@ -289,6 +321,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "call-overhead-slow-host": ("call_overhead_slow_host.json", call_overhead),
     "shapes": ("shapes.json", shapes),
     "shapes-serving": ("shapes.json", shapes_serving),
+    "generate": ("generate.json", generate),
     "learning": ("learning.json", learning),
     "coverage": ("coverage.json", coverage),
     "torch-versions": ("torch_versions.json", torch_versions),

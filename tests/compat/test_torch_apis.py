@@ -589,3 +589,12 @@ def test_a_backward_brings_along_what_its_thread_keeps(device: torch.device) -> 
     other.start()
     other.join()
     assert seen[1] is False
+
+
+def test_a_storage_tells_how_often_it_is_used() -> None:
+    t = torch.zeros(3)
+    before = C._storage_Use_Count(t.untyped_storage()._cdata)
+    view = t[1:]
+    assert C._storage_Use_Count(t.untyped_storage()._cdata) == before + 1
+    del view
+    assert C._storage_Use_Count(t.untyped_storage()._cdata) == before

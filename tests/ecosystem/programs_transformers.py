@@ -178,7 +178,7 @@ def gpt2_generates_without_a_cache(run: Run) -> None:
     _generated(run, model, calls=6, max_new_tokens=4, use_cache=False)
 
 
-@inference(replays=20, recordings=4)
+@inference(replays=20, recordings=1)
 def llama_generates_with_a_static_cache(run: Run) -> None:
     model = made(run, "Llama", "LlamaForCausalLM", **DECODER)
     _generated(
@@ -227,6 +227,50 @@ def gemma2_decodes_past_its_sliding_window(run: Run) -> None:
 @inference(recordings=32)
 def qwen3_decodes_with_a_static_cache(run: Run) -> None:
     _decoded(run, made(run, "Qwen3", "Qwen3ForCausalLM", **DECODER, head_dim=8))
+
+
+WINDOWED = {**DECODER, "head_dim": 8, "sliding_window": 8}
+LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+
+
+def _served(run: Run, kind: str, head: str, **config: Any) -> None:
+    """Four requests to a decoder with a sliding window, each with a cache of its own."""
+    model = made(run, kind, head, **WINDOWED, **config)
+    _generated(
+        run, model, calls=4, cache_implementation="static", max_new_tokens=16, disable_compile=True
+    )
+
+
+@inference(replays=40, recordings=3)
+def mistral_serves_requests_past_its_window(run: Run) -> None:
+    _served(run, "Mistral", "MistralForCausalLM")
+
+
+@inference(replays=40, recordings=3)
+def gemma2_serves_requests_past_its_window(run: Run) -> None:
+    _served(run, "Gemma2", "Gemma2ForCausalLM", query_pre_attn_scalar=8)
+
+
+@inference(replays=40, recordings=3)
+def gemma3_serves_requests_past_its_window(run: Run) -> None:
+    _served(run, "Gemma3Text", "Gemma3ForCausalLM", query_pre_attn_scalar=8, **LAYERS)
+
+
+@inference(replays=40, recordings=3)
+def gpt_oss_serves_requests_past_its_window(run: Run) -> None:
+    _served(run, "GptOss", "GptOssForCausalLM", experts_implementation="batched_mm", **EXPERTS)
+
+
+@inference(replays=40, recordings=3)
+def cohere2_serves_requests_past_its_window(run: Run) -> None:
+    _served(run, "Cohere2", "Cohere2ForCausalLM", **LAYERS)
+
+
+@inference(replays=40, recordings=3)
+def llama4_serves_requests_past_its_chunk(run: Run) -> None:
+    sizes = {"attention_chunk_size": 8, "intermediate_size_mlp": 48}
+    _served(run, "Llama4Text", "Llama4ForCausalLM", **sizes, **EXPERTS)
 
 
 @inference(replays=0, recordings=10)

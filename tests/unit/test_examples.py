@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
+from benchmarks import render
 from examples import digits, resnet, train_digits, train_rl
 from examples.workloads import WORKLOADS
 
@@ -75,3 +79,24 @@ def test_the_cart_falls_as_in_gymnasium() -> None:
     assert ends.index(True) == 8  # the pole leans by more than 12 degrees
     reached = torch.tensor([0.1758585, 1.9562338, -0.2707438, -3.1276676])
     torch.testing.assert_close(state[0], reached)
+
+
+def test_a_decoder_generates_alike_by_every_engine(tmp_path: Path) -> None:
+    generate = pytest.importorskip("examples.generate", reason="needs transformers")
+    out = tmp_path / "generate.json"
+    options = ["--sizes", "15m", "--engines", "eager,onelaunch", "--tokens", "6", "--repeats", "1"]
+    rows = generate.main([*options, "--out", str(out)])
+    assert [row.agree for row in rows] == [6] * 8  # two ways, two picks, two engines
+    assert all(row.status == "ok" for row in rows)
+    assert len(json.loads(out.read_text())["rows"]) == 8
+    page = render.render("<!-- begin:generate -->\n<!-- end:generate -->\n", tmp_path)
+    assert "| 15m, generate, sampled |" in page
+
+
+def test_decoders_have_the_parameters_that_they_are_named_for() -> None:
+    generate = pytest.importorskip("examples.generate", reason="needs transformers")
+    counts = [
+        sum(p.numel() for p in generate.decoder(size, torch.device("meta")).parameters())
+        for size in generate.SIZES
+    ]
+    assert counts == [15_191_712, 100_414_464, 1_194_381_312]

@@ -10,5 +10,7 @@ checks.py       refusals, after the run, of effects that no replay could repeat
 hooks.py        hooks inside the callable, whose Python no replay repeats
 distributed.py  modules that span several processes: the parts that a recording can hold
 result.py       CaptureRun: the findings of a run, and the CapturedCall made from them
+counts.py       integers that the callable moves on, followed from call to call
+transfer.py     the transfer of a recording to the objects of another request
 recording.py    CapturedCall, all that a call path needs; Recording, the figures for users
 """

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Flat, Tree
+from onelaunch.capture.counts import Follower
 from onelaunch.capture.io_plan import Inputs, Outputs
 from onelaunch.driver.protocol import Driver, Graph
 from onelaunch.optimizers.scalars import PatchedScalars
@@ -131,11 +132,13 @@ class CapturedCall:
     untraced: list[Tensor]
     hooks: tuple[str, ...]
     """The hooks that ran inside, whose Python no replay runs."""
-    moves: tuple[str, ...]
+    moves: tuple[Slot, ...]
     """Numbers that the callable reads and changes: a recording serves one value of each."""
     grown: tuple[str, ...]
     """Containers that the callable adds to, and replays do not."""
     seconds: float
+    counts: Sequence[Follower] = ()
+    """Numbers that the callable counts, of which a recording serves many values."""
     pair: AutogradPair | None = None
     """The autograd side of the recording, if its results require grad."""
     bucket: Bucket | None = None

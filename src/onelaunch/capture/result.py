@@ -17,6 +17,7 @@ from onelaunch.call.ambient import readers
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import Tree, unique
 from onelaunch.capture import distributed
+from onelaunch.capture.counts import Counts
 from onelaunch.capture.forward import Forward
 from onelaunch.capture.hooks import hooks_inside
 from onelaunch.capture.io_plan import Inputs, Outputs, varying_group
@@ -44,6 +45,7 @@ class CaptureRun:
         plan: how the inputs reach it.
         state_inputs: slots whose tensors are the last of these inputs.
         steps: the optimizer steps in it.
+        counts: the numbers that it counts.
         result, tree, numbers: the tensors that it returned, their tree, and the number of the
             output for each tensor in it.
         after, found: the state after it, and the changes.
@@ -57,6 +59,7 @@ class CaptureRun:
     plan: Inputs
     state_inputs: tuple[Slot, ...]
     steps: Steps
+    counts: Counts
     observer: Observer = field(init=False)
     outputs: Outputs | None = None
     result: Any = None
@@ -143,6 +146,7 @@ def captured_call(
     inputs = {slot.id for slot in run.state_inputs}
     rebound |= inputs
     slots = relied_on(before.walk, run.found, rebound, inputs, observer.external, driver, device)
+    slots = [(slot, value) for slot, value in slots if slot.id not in run.counts.followed]
     slots += slots_of(observer.host.read_state(), before.walk.tensors())
     external += [value for _, value in slots if isinstance(value, Tensor)]
     writes = _writes(observer, driver, device)
@@ -192,8 +196,13 @@ def captured_call(
         untraced=guard.untraced([t for t in external if not any(t is p for p in pinned)]),
         hooks=hooks_inside(roots, before.walk, run.found, optimizers, forward is not None),
         moves=tuple(
-            s.slot.name for s in run.state if not s.numbers and before.walk.is_read(s.slot)
+            s.slot
+            for s in run.state
+            if not s.numbers
+            and before.walk.is_read(s.slot)
+            and s.slot.id not in run.counts.followed
         ),
+        counts=list(run.counts.followed.values()),
         grown=run.grown,
         ledger=observer.ledger,
         seconds=time.perf_counter() - started,

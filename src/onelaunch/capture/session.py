@@ -24,6 +24,7 @@ from onelaunch.capture.checks import (
     refuse_parts,
     refuse_uncovered,
 )
+from onelaunch.capture.counts import Counts, number_slot
 from onelaunch.capture.effects import grown, lasting_gradients, moved_on, rebound, recurrent
 from onelaunch.capture.forward import BackwardInside, Forward, leaves_refused
 from onelaunch.capture.io_plan import Outputs, Unfit, plan_inputs, plan_outputs, stage
@@ -98,6 +99,10 @@ class CaptureSession:
     """Arguments that may be smaller in a call than here."""
     follows: Sequence[tuple[Follow, ...]] = ()
     """For each tensor of the result, the dimensions that follow their sizes."""
+    counting: Sequence[Slot] = ()
+    """Numbers that the callable was seen to move on."""
+    _brought: list[Slot] = field(default_factory=list[Slot])
+    """Those of them that the device needs."""
     _state_inputs: list[Slot] = field(default_factory=list[Slot])
     """State that is passed to the callable like arguments, because the callable replaces it."""
     _trials: ScalarTrials = field(default_factory=ScalarTrials)
@@ -138,8 +143,15 @@ class CaptureSession:
             except (NeedsGrad, BackwardInside) as error:
                 let_go(error)
                 raise
-            except CaptureError as error:
+            except Exception as error:
+                refused = isinstance(error, CaptureError)
+                if not (refused or self.counting):
+                    raise
                 let_go(error)
+                if self.counting or not refused:  # a count may do less than a number
+                    self.counting = ()
+                    self._brought.clear()
+                    continue
                 unfollowed = [o for observer in self._observers for o in observer.unfollowed]
                 if self._wanted_by_host() or self._trials.keep(unfollowed):
                     continue
@@ -189,14 +201,15 @@ class CaptureSession:
             Retry: the next attempt knows a fact that this one had to find out.
         """
         before = StateSnapshot.of(self.driver, self.device, self.reached)
-        state = [cast(Tensor, slot.read()) for slot in self._state_inputs]
+        state_inputs = (*self._state_inputs, *map(number_slot, self._brought))
+        state = [cast(Tensor, slot.read()) for slot in state_inputs]
         pinned = set(before.held) - {self.driver.storage(t) for t in state}
         kept, lasts = self._trials.kept(before.walk), lasting(optimizers_in(before.walk))
         steps = Steps(kept, self.driver.demands_capturable, self._trials.seed, lasts)
         plan = plan_inputs(self.driver, [*tensors, *state], self.device, pinned)
         plan.varying = dict(self.varying)
         plan.give_by_value(self._by_value)
-        run = CaptureRun(before, plan, tuple(self._state_inputs), steps)
+        run = CaptureRun(before, plan, state_inputs, steps, Counts(self.counting, self.device))
         graph: Graph | None = None
         try:
             graph, statics = self._recorded(run, tree)
@@ -256,6 +269,13 @@ class CaptureSession:
         if run.again:
             self._state_inputs += run.again
             raise Retry("state that the callable replaces became inputs")
+        if run.counts.escaped:
+            self.counting = ()
+            self._brought.clear()
+            raise Retry("a number that the callable moves on is kept elsewhere too")
+        if run.counts.wanted:
+            self._brought += run.counts.wanted
+            raise Retry("numbers that the callable moves on became inputs")
         if self._rewind is not None and not self._rewind.done:
             raise Retry("the places in the stream of random numbers are known now")
         if self.pool.written_by_others(run.lasting):
@@ -281,7 +301,7 @@ class CaptureSession:
     def _unexplained(self, captured: CapturedCall, run: CaptureRun) -> Difference | None:
         """Return the difference from the run before, unless guarded values differ too: then each
         gets a recording."""
-        if self.earlier is None or run.differs is None or captured.moves:
+        if self.earlier is None or run.differs is None or captured.moves or self._brought:
             return None
         # A call's work depends on the gradient that it finds, although it leaves another one.
         own = {change.slot.id for change in run.found if change.slot.key is not gradient_of}
@@ -303,7 +323,7 @@ class CaptureSession:
             before = replace(run.before, held=dict(run.before.held))
             plan = plan_inputs(self.driver, run.plan.tensors, self.device, pinned)
             steps = Steps(every_key, self.driver.demands_capturable)
-            self._run(capture, CaptureRun(before, plan, (), steps), tree)
+            self._run(capture, CaptureRun(before, plan, (), steps, Counts((), self.device)), tree)
 
         observer = run.observer
         state = [t for t in observer.written.values() if not observer.known(t)]
@@ -370,6 +390,10 @@ class CaptureSession:
         state = run.state_inputs
         for slot, static in zip(state, statics[len(statics) - len(state) :], strict=True):
             slot.write(static)
+        numbers = statics[len(statics) - len(self._brought) :]
+        run.counts.on_device = {
+            slot.id: static for slot, static in zip(self._brought, numbers, strict=True)
+        }
         return statics
 
     def _observer(self, run: CaptureRun, statics: Sequence[Tensor]) -> Observer:
@@ -423,6 +447,7 @@ class CaptureSession:
         stepping = run.steps.watched(observer)
         reads = observer.host_reads()
         assert observer.ledger is not None
+        run.counts.begin(walk.held)
         asking, numbers = self.asking.answering(), noting_steps(observer.ledger)
         factories = HostFactories(self.device, whole=forward is None)
         with (
@@ -439,7 +464,10 @@ class CaptureSession:
             seeds,
             observer,
         ):
-            result = observer.outcome(self.fn, *args, **kwargs)
+            try:
+                result = observer.outcome(self.fn, *args, **kwargs)
+            finally:
+                run.counts.end()
         self.callee.saw(watch)
         refuse_drawn(generators, self.fn, observer.ledger)
         observer.ledger.finish()
@@ -486,7 +514,9 @@ class CaptureSession:
             for (slot, _), part in zip(stored, trees, strict=True)
         ]
         own = {state.slot.id for state in run.state}
-        run.state += [s for s in moved_on(run.found, before.walk) if s.slot.id not in own]
+        moved = [s for s in moved_on(run.found, before.walk) if s.slot.id not in own]
+        steps = run.counts.step
+        run.state += [s if (n := steps(s.slot)) is None else s._replace(step=n) for s in moved]
         if self.forward is not None:
             static = self.forward.pair.static
             static.asking, static.reads = self.asking, before.walk.reads

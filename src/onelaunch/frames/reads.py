@@ -6,7 +6,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,12 @@ class Reads:
         """Return the expected reads of an object: its own, or its class's if no run has met it."""
         found = self.of(value)
         return found if found or isinstance(value, _NOT_ALIKE) else self.kinds.get(_kind(value))
+
+    def forget(self, values: Iterable[object]) -> None:
+        """Forget what was read of these objects, and not what is expected of their classes."""
+        for value in values:
+            if self.of(value) is not None:
+                del self.owners[id(value)]
 
     def sum_up(self) -> None:
         """Sum up, after a run, the reads of the instances of each class; and drop objects that only

@@ -51,6 +51,8 @@ def build_call(
     source.miss_if(f"{source.name('capturing', driver.capturing)}()")
     match(source, spec.tree, "args", "kwargs", leaves)
     inputs = [leaves[i] for i in range(len(leaves))]
+    for count in captured.counts:
+        source.miss_if(f"not {source.name('count', count.current)}()")
     for slot in captured.hidden:
         name = f"h{len(inputs)}"
         source.line(f"{name} = {source.name('slot', slot.read)}()")

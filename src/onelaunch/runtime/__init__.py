@@ -3,7 +3,10 @@
 graphed.py    Graphed: a callable whose calls replay once they can
 attempt.py    a call on its way to a recording: the state of its signature, how it is recorded
 table.py      the recordings of a callable, and their figures for users
+serving.py    the recordings of a callable that serves requests
 signature.py  the signature of a call, which decides what it can replay
+requests.py   objects that a request makes anew and passes to the callable
+takeover.py   the recordings of one request's objects, taken over by the next request's
 changing.py   arguments that differ at each call, so that no signature comes again
 warmup.py     the runs before a capture, and the facts that they show
 pool.py       `ol.Pool`, and the manager of its memory and budget

@@ -41,17 +41,20 @@ from onelaunch.runtime.attempt import (
 )
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager, User
+from onelaunch.runtime.requests import requests_in, tensors_in
+from onelaunch.runtime.serving import Serving
 from onelaunch.runtime.signature import foreign, opaque, spec_of
 from onelaunch.runtime.table import (
     Entry,
-    Table,
     in_flight,
     member_of,
     mismatch,
+    moving_in,
     refuse_moving,
     varying,
     why,
 )
+from onelaunch.runtime.takeover import locked, memory_uses, shares
 from onelaunch.runtime.ungraphed import (
     backward_inside,
     compiled_backward,
@@ -72,7 +75,7 @@ _OF_FUNCTIONS = frozenset(
 )
 
 
-class Graphed(Table, Generic[P, R]):
+class Graphed(Serving, Generic[P, R]):
     """A callable that runs as one launch once it is warm. Made by `graph`.
 
     A call runs the original, warms up, captures or replays, whichever is due; see `graph`.
@@ -163,6 +166,17 @@ class Graphed(Table, Generic[P, R]):
         strategy: Strategy = AS_IT_IS,
     ) -> R | Miss:
         """Warm up, or capture and replay; return `MISS` if the call is to run eagerly."""
+        requests = requests_in(flat.tree) if strategy is AS_IT_IS else []
+        if requests:
+            fleeting = self._is_new(requests)
+            self._set_apart(requests)
+            if self._take_over(driver, device, flat):
+                for entry in self._entries:
+                    result = entry.call(args, kwargs)
+                    if result is not MISS:
+                        return result
+            elif fleeting:
+                return MISS
         match self._phase(driver, device, flat, strategy):
             case Eager(code, why):
                 if code:
@@ -250,7 +264,7 @@ class Graphed(Table, Generic[P, R]):
             return MISS
         if entry is None:
             return self._ungraphed(signature, CaptureError("OL304", self._no_room(attempt)))
-        moves = bool(entry.captured.moves)  # the next value needs one call to warm up, no more
+        moves = bool(moving_in(entry.captured))  # the next value needs one call to warm up, no more
         signature.warm = max(0, self.options.warmup_calls - 1) if moves else 0
         result = entry.call(args, kwargs)
         if result is MISS:  # state that it relies on was changed, by another thread or the capture
@@ -266,6 +280,7 @@ class Graphed(Table, Generic[P, R]):
             return result
         signature.agreed()
         self._note_alone(entry)
+        self._drop_followed(entry)
         self._add(entry)
         return result
 
@@ -345,6 +360,8 @@ class Graphed(Table, Generic[P, R]):
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         spec, flat = attempt.spec, attempt.flat
         attempt.reached.know(self._callee.reads)
+        owners = tensors_in(requests_in(spec.tree))
+        before = memory_uses(owners)
         reason = signature.why or why(self._entries, spec, flat.tensors)
         forward = None
         if signature.forward:
@@ -371,6 +388,7 @@ class Graphed(Table, Generic[P, R]):
             forward=forward,
             varying=attempt.strategy.varying,
             follows=attempt.strategy.follows,
+            counting=self._counting(spec) if forward is None and callee is self.fn else (),
         )
         captured = recorder.record(flat.tree, flat.tensors)
         note_modes()
@@ -391,7 +409,11 @@ class Graphed(Table, Generic[P, R]):
         signature.options = StepOptions(captured.optimizers, captured.scalars.keys)
         self._counts.captured(captured.seconds)
         member = member_of(captured, recorder.pool, kept, weakref.WeakMethod(self._evicted))
-        return Entry(call, spec, signature, flat.paths, captured, info, member)
+        entry = Entry(call, spec, signature, flat.paths, captured, info, member)
+        if owners:
+            entry.shares = shares(before, owners, self._entries)
+            entry.call = locked(call, entry.lock)
+        return entry
 
     def _ungraphed(self, signature: SignatureState, why: CaptureError) -> Miss:
         signature.eager = why.code

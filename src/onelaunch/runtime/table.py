@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -21,10 +21,12 @@ from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.changing import MANY, Finding, Newest
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager
+from onelaunch.runtime.requests import Objects, requests_in
 from onelaunch.runtime.stats import Counts, GraphStats, graph_stats
 from onelaunch.source import levels_to_user, user_line
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import bytes_of
+from onelaunch.state.slots import Slot
 from onelaunch.watch.ledger import TRIES
 
 
@@ -39,6 +41,10 @@ class Entry:
     captured: CapturedCall
     info: Recording
     member: Member
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    """Held by its call path, if it was called with such objects."""
+    shares: dict[int, int] = field(default_factory=dict[int, int])
+    """id of a tensor in such objects -> how often it refers to its memory; see `takeover`."""
 
     @property
     def unsettled(self) -> bool:
@@ -81,6 +87,13 @@ class Table:
         self._apart: dict[type, bool] = {}
         """Classes of which each call brings another object -> True if such objects are taken
         apart."""
+        self._displaced = Objects()
+        """Objects whose recordings another request's have taken over: they get recordings of their
+        own. Two requests that alternate would otherwise change places at each call."""
+        self._served: set[type] = set()
+        """Classes of objects that took recordings over."""
+        self._parts = Objects()
+        """The objects that requests brought, and those inside them."""
         self._lock = threading.RLock()
 
     @property
@@ -124,6 +137,43 @@ class Table:
         with self._lock:  # another thread may reset
             self._entries = (entry, *self._entries)
         self._tell(entry.captured)
+
+    def _succeed(
+        self, spec: CallSpec, entries: Mapping[int, Entry], pairs: Sequence[tuple[object, object]]
+    ) -> None:
+        """Put recordings in the place of those that they took over, for the objects of a new
+        signature; see `takeover.take_over`. Nothing else is known any more of the old objects."""
+        old = {id(value): value for value, _ in pairs}
+        with self._lock:
+            signature = next(iter(entries.values())).signature
+            self._entries = tuple(entries.get(id(e), e) for e in self._entries)
+            recorded = {id(e.signature) for e in self._entries}
+            gone = [
+                key
+                for key, known in self._signatures.items()
+                if known is signature
+                or (
+                    id(known) not in recorded
+                    and any(id(value) in old for value in requests_in(key.tree))
+                )
+            ]
+            for key in gone:
+                del self._signatures[key]
+            self._signatures[spec] = signature
+            # What is read of the new objects is not known before a run over them.
+            signature.warm = min(signature.warm, max(0, self.options.warmup_calls - 1))
+            self._newest.clear()
+        for value in old.values():
+            self._displaced.add(value)
+            self._served.add(type(value))
+
+    def _drop_followed(self, entry: Entry) -> None:
+        """Free recordings of single values of numbers that a newer recording follows."""
+        followed = {count.slot.id for count in entry.captured.counts}
+        for other in self._entries:
+            moves = {slot.id for slot in other.captured.moves}
+            if other.spec == entry.spec and moves and moves <= followed:
+                self._drop(other)
 
     def _tell(self, captured: CapturedCall) -> None:
         """Warn of Python in the callable whose other effects no replay repeats."""
@@ -273,12 +323,17 @@ def newest_pair(table: Table) -> AutogradPair | None:
 def refuse_moving(name: str, entries: Iterable[Entry], spec: CallSpec) -> CaptureError | None:
     """Return the refusal of another recording of a signature whose calls each change a number; None
     while more may be made."""
-    moving = [e.captured.moves for e in entries if e.spec == spec and e.captured.moves]
+    moving = [numbers for e in entries if e.spec == spec and (numbers := moving_in(e.captured))]
     if len(moving) < _MOST_VALUES:
         return None
-    these = ", ".join(f"`{number}`" for number in dict.fromkeys(n for m in moving for n in m))
+    these = ", ".join(f"`{name}`" for name in dict.fromkeys(s.name for m in moving for s in m))
     what = f"`{name}` reads {these} and moves it on, to another value at each call"
     return CaptureError("OL118", what)
+
+
+def moving_in(captured: CapturedCall) -> list[Slot]:
+    """Return the numbers that a recorded call moves on, and does not only count."""
+    return [*captured.moves, *(count.slot for count in captured.counts)]
 
 
 _MOST_VALUES = 8
@@ -319,7 +374,7 @@ def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()
             unlike = entry.captured.unlike(tensors)
             moved = entry.captured.guard.difference()
             values = _other_value(entry, tensors)
-            changed = moved or numbers or unlike or values
+            changed = moved or numbers or unlike or values or _other_count(entry)
             pair = entry.captured.pair
             if changed is None and pair is not None and pair.in_flight:
                 return "an earlier forward still waits for its backward"
@@ -336,6 +391,12 @@ def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:
         if index < len(tensors) and bytes_of(tensors[index]) != value:
             return f"the values of `{entry.paths[index]}`, which the host reads"
     return None
+
+
+def _other_count(entry: Entry) -> str | None:
+    """Describe a counted number whose value a recording does not serve; or return None."""
+    slots = (count.slot for count in entry.captured.counts if not count.current())
+    return next((f"{slot.name} is {slot.read()!r}" for slot in slots), None)
 
 
 def mismatch(name: str, entry: Entry, spec: CallSpec) -> ReplayError:

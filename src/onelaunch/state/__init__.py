@@ -6,6 +6,7 @@ slots.py        Slot: one place that holds a value the callable reads
 snapshot.py     StateSnapshot: the state before a capture, to compare with and to restore
 relied.py       the slots that a recording relies on
 guard.py        StateGuard: the check before each replay
+counterparts.py the objects of a new request in place of an earlier one's
 native_guard.py the same check in C
 host_values.py  values of host tensors that the host reads, which a call must match
 """

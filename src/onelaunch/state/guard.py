@@ -17,6 +17,7 @@ from torch import Tensor
 from onelaunch.call.dtensor import local
 from onelaunch.call.tree import Constant, is_plain
 from onelaunch.errors import kind_of
+from onelaunch.state.counterparts import Counterparts
 from onelaunch.state.host_values import version_of
 from onelaunch.state.native_guard import native_guard
 from onelaunch.state.slots import (
@@ -100,6 +101,29 @@ class StateGuard:
             and all(a.agrees(b) for a, b in zip(self._layouts, other._layouts, strict=True))
             and all(a.agrees(b) for a, b in zip(self._sized, other._sized, strict=True))
         )
+
+    @property
+    def is_transferable(self) -> bool:
+        """True if all that it checks is in slots, containers and tensors: no hooks of leaves."""
+        return self._same_hooks is None
+
+    def transferred(self, parts: Counterparts) -> StateGuard | None:
+        """Return the same guard over other objects; None if they are of other lengths or sizes."""
+        slots = [(parts.slot(slot), parts.of(value)) for slot, value in self.held()]
+        tensors = [parts.of(t) for t in self.tensors]
+        sized = [(parts.of(size.container), size.names) for size in self._sized]
+        made = StateGuard(slots, tensors, sized, self._modes, (), bool(self._grads))
+        alike = (
+            made._grads == self._grads
+            and all(a.is_alike(b) for a, b in zip(made._layouts, self._layouts, strict=True))
+            and all(a.is_alike(b) for a, b in zip(made._sized, self._sized, strict=True))
+        )
+        return made if alike else None
+
+    def places(self) -> Iterator[tuple[Tensor, int]]:
+        """Return the tensors that are read by address, each with that address."""
+        for layout in self._layouts:
+            yield layout.tensor, layout.address
 
     def _native_check(self) -> Callable[[], bool] | None:
         """Return the check in C for all that C can read, with the rest around it; None without
@@ -289,7 +313,7 @@ def _is_laid_out_for_c(t: Tensor) -> bool:
 class _Layout:
     """The memory and layout of a tensor."""
 
-    def __init__(self, tensor: Tensor, state: tuple[object, ...]) -> None:
+    def __init__(self, tensor: Tensor, state: tuple[int, *tuple[object, ...]]) -> None:
         self.tensor = tensor
         self._state = state
 
@@ -301,10 +325,18 @@ class _Layout:
         return _layout(self.tensor) == self._state
 
     def agrees(self, other: _Layout) -> bool:
-        return self.tensor is other.tensor and self._state == other._state
+        return self.tensor is other.tensor and self.is_alike(other)
+
+    def is_alike(self, other: _Layout) -> bool:
+        """Return whether it is the same memory in the same layout, of whichever tensor."""
+        return self._state == other._state
+
+    @property
+    def address(self) -> int:
+        return self._state[0]
 
 
-def _layout(t: Tensor) -> tuple[object, ...]:
+def _layout(t: Tensor) -> tuple[int, *tuple[object, ...]]:
     t = local(t)
     return t.data_ptr(), t.shape, t.stride(), t.dtype, t.is_conj(), t.is_neg()
 
@@ -314,20 +346,24 @@ class _Size:
 
     def __init__(self, container: Any, names: frozenset[str] | None) -> None:
         self.container = container
-        self._names = names
+        self.names = names
         self._state = self._read()
 
     def _read(self) -> object:
-        if self._names is None:
+        if self.names is None:
             return len(self.container)
-        return self._names & self.container.keys()
+        return self.names & self.container.keys()
 
     def kept(self) -> bool:
         return self._read() == self._state
 
     def agrees(self, other: _Size) -> bool:
-        same = self.container is other.container and self._names == other._names
-        return same and self._state == other._state
+        same = self.container is other.container and self.names == other.names
+        return same and self.is_alike(other)
+
+    def is_alike(self, other: _Size) -> bool:
+        """Return whether the length, or the names, are the same, of whichever container."""
+        return self._state == other._state
 
 
 def _is_attribute(slot: Slot) -> bool:

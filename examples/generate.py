@@ -1,0 +1,300 @@
+"""Decoding one text, token by token: `generate` of transformers, and a loop of one's own.
+
+    python -m examples.generate                           # every engine, three sizes: on a GPU
+    python -m examples.generate --sizes 15m --tokens 32   # a small one, on a CPU too
+
+Decoders of random weights, in bfloat16 on a GPU. At batch 1 a step takes a GPU a fraction of a
+millisecond, and launching it takes eager several. Every request has a cache of its own, but for
+`by-hand` and `reduce-overhead` in the loop, which need one that stays where it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+
+import onelaunch as ol
+from examples.placement import device
+from onelaunch.bench.environment import environment, version
+
+SIZES: dict[str, dict[str, int]] = {
+    "15m": {"hidden_size": 288, "intermediate_size": 768, "num_attention_heads": 6},
+    "100m": {"hidden_size": 1024, "intermediate_size": 2304, "num_attention_heads": 16},
+    "1.2b": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+}
+PROMPT = 16
+SEED = 7
+WARMUP = 2  # requests: the second with a cache that is new to the recordings
+
+Serve = Callable[[Tensor, int], Tensor]
+"""A function from a prompt (1, n) and a number of tokens to the new tokens (1, tokens)."""
+
+
+def decoder(size: str, where: torch.device) -> LlamaForCausalLM:
+    """A Llama of 6 layers, its input and output embeddings tied."""
+    config = LlamaConfig(
+        **SIZES[size],
+        num_hidden_layers=6,
+        vocab_size=32000,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
+    with where:
+        model = LlamaForCausalLM(config)
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+def greedy(logits: Tensor) -> Tensor:
+    return logits.argmax(-1)
+
+
+def sampled(logits: Tensor) -> Tensor:
+    return torch.multinomial(logits[:, -1].float().softmax(-1), 1)
+
+
+PICKS: dict[str, Callable[[Tensor], Tensor]] = {"greedy": greedy, "sampled": sampled}
+
+
+def by_loop(engine: str, model: Any, pick: Callable[[Tensor], Tensor], length: int) -> Serve:
+    """A loop of one's own: a step is the model and the choice of the next token."""
+
+    def step(token: Tensor, cache: StaticCache) -> Tensor:
+        return pick(model(token, past_key_values=cache, use_cache=True).logits[:, -1:])
+
+    if engine == "by-hand":
+        return by_hand(model, step, length)
+    run: Callable[[Tensor, StaticCache], Tensor] = step
+    kept: StaticCache | None = None
+    if engine == "onelaunch":
+        run = ol.graph(step)
+    elif engine == "onelaunch-compile":
+        run = ol.graph(step, compile=True)
+    elif engine == "reduce-overhead":
+        kept = StaticCache(config=model.config, max_cache_len=length)
+        compiled = torch.compile(step, mode="reduce-overhead")
+
+        def marked(token: Tensor, cache: StaticCache) -> Tensor:
+            torch.compiler.cudagraph_mark_step_begin()
+            return compiled(token, cache).clone()  # the next call overwrites it
+
+        run = marked
+
+    def serve(prompt: Tensor, tokens: int) -> Tensor:
+        if kept is not None:
+            kept.reset()
+        cache = kept or StaticCache(config=model.config, max_cache_len=length)
+        made = [step(prompt, cache)]
+        for _ in range(tokens - 1):
+            made.append(run(made[-1], cache))
+        return torch.cat(made, 1)
+
+    return serve
+
+
+def by_hand(model: Any, step: Callable[[Tensor, StaticCache], Tensor], length: int) -> Serve:
+    """A CUDA graph over one cache and one token, which the host copies in and out."""
+    cache = StaticCache(config=model.config, max_cache_len=length)
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    step(token.repeat(1, PROMPT), cache)  # makes the cache's memory
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step(token, cache)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chosen = step(token, cache)
+
+    def serve(prompt: Tensor, tokens: int) -> Tensor:
+        cache.reset()
+        made = [step(prompt, cache)]
+        for _ in range(tokens - 1):
+            token.copy_(made[-1])
+            graph.replay()
+            made.append(chosen.clone())
+        return torch.cat(made, 1)
+
+    return serve
+
+
+def graphed(engine: str, model: Any) -> Any:
+    """The one line that a user of `generate` adds."""
+    if engine == "onelaunch":
+        return ol.graph(model)
+    return ol.graph(model, compile=True) if engine == "onelaunch-compile" else model
+
+
+def by_generate(engine: str, served: Any, pick: str) -> Serve:
+    """`generate` of transformers, which on a GPU compiles the model by itself unless told not to:
+    that is reduce-overhead here."""
+    options: dict[str, Any] = {"do_sample": False}
+    if pick == "sampled":
+        options = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
+
+    def serve(prompt: Tensor, tokens: int) -> Tensor:
+        whole = served.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=tokens,
+            cache_implementation="static",
+            disable_compile=engine != "reduce-overhead",
+            **options,
+        )
+        return whole[:, prompt.shape[1] :]
+
+    return serve
+
+
+class Row(NamedTuple):
+    """An engine's way through one kind of request.
+
+    Attributes:
+        us: microseconds for each token of a request, its prompt included: one figure per request.
+        agree: the tokens before the first that differs from eager's.
+        first_s: seconds that the first requests took, compilation and capture included.
+    """
+
+    size: str
+    way: str
+    pick: str
+    engine: str
+    us: list[float]
+    agree: int
+    first_s: float
+    status: str = "ok"
+
+
+ENGINES = ("eager", "reduce-overhead", "by-hand", "onelaunch", "onelaunch-compile")
+ON_CPU = ("eager", "onelaunch")
+WAYS = ("loop", "generate")
+
+
+def timed(serve: Serve, prompt: Tensor, tokens: int) -> tuple[Tensor, float]:
+    """Serve one request from the seed; return its tokens and seconds."""
+    torch.manual_seed(SEED)
+    if prompt.is_cuda:
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    made = serve(prompt, tokens)
+    if prompt.is_cuda:
+        torch.cuda.synchronize()
+    return made.cpu(), time.perf_counter() - started
+
+
+def measured(
+    size: str, engines: list[str], ways: list[str], tokens: int, repeats: int
+) -> Iterator[Row]:
+    """Measure each engine on a decoder of one size, the requests of one kind after each other."""
+    where = device()
+    model = decoder(size, where)
+    prompt = torch.randint(1, 32000, (1, PROMPT), generator=torch.Generator().manual_seed(1))
+    prompt = prompt.to(where)
+    for way in ways:
+        expected: dict[str, Tensor] = {}
+        for engine in engines:
+            if engine == "by-hand" and way == "generate":
+                continue
+            torch._dynamo.reset()
+            served = graphed(engine, model) if way == "generate" else model
+            for pick, choose in PICKS.items():
+                started = time.perf_counter()
+                try:
+                    if way == "loop":
+                        serve = by_loop(engine, model, choose, PROMPT + tokens)
+                    else:
+                        serve = by_generate(engine, served, pick)
+                    for _ in range(WARMUP):
+                        made, _ = timed(serve, prompt, tokens)
+                    first = time.perf_counter() - started
+                    found = [timed(serve, prompt, tokens) for _ in range(repeats)]
+                except Exception as error:  # noqa: BLE001  a row of its own, and the others go on
+                    status = f"{type(error).__name__}: {error}"[:200]
+                    yield Row(size, way, pick, engine, [], 0, 0.0, status)
+                    continue
+                made = found[-1][0]
+                same = (made == expected.setdefault(pick, made))[0].int().cumprod(0).sum().item()
+                yield Row(
+                    *(size, way, pick, engine),
+                    [seconds / tokens * 1e6 for _, seconds in found],
+                    int(same),
+                    first,
+                )
+                del serve
+            del served
+            model.__dict__.pop("_compiled_call", None)  # of `generate`
+            gc.collect()
+
+
+def main(argv: list[str] | None = None) -> list[Row]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    gpu = torch.cuda.is_available()
+    engines = ENGINES if gpu else ON_CPU
+    parser.add_argument("--sizes", default=",".join(SIZES) if gpu else "15m")
+    parser.add_argument("--engines", default=",".join(engines), help="the first is the reference")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="a file for the results, as JSON")
+    options = parser.parse_args(argv)
+    chosen: dict[str, list[str]] = {}
+    for name, known in (("sizes", SIZES), ("engines", ENGINES), ("ways", WAYS)):
+        chosen[name] = getattr(options, name).split(",")
+        if unknown := set(chosen[name]) - set(known):
+            parser.error(f"--{name}: no {' or '.join(unknown)} among {', '.join(known)}")
+    rows: list[Row] = []
+    with torch.no_grad():
+        for size in chosen["sizes"]:
+            limits = options.tokens, options.repeats
+            for row in measured(size, chosen["engines"], chosen["ways"], *limits):
+                rows.append(row)
+                figure = f"{statistics.median(row.us):9,.0f} us" if row.us else row.status
+                text = (
+                    f"{figure} a token, {row.agree} tokens as eager's, {row.first_s:.1f} s before"
+                )
+                print(f"{size:5} {row.way:9} {row.pick:8} {row.engine:18}{text}", flush=True)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(results(rows, options.tokens), indent=1) + "\n")
+    return rows
+
+
+def results(rows: list[Row], tokens: int) -> dict[str, Any]:
+    """The rows as data, with the medians and the spread."""
+    made = [
+        {
+            **row._asdict(),
+            "median_us": statistics.median(row.us) if row.us else None,
+            "min_us": min(row.us, default=None),
+            "max_us": max(row.us, default=None),
+        }
+        for row in rows
+    ]
+    versions = environment() | {"transformers": version("transformers")}
+    return {"benchmark": "generate", "environment": versions, "tokens": tokens, "rows": made}
+
+
+if __name__ == "__main__":
+    main()

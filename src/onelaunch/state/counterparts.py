@@ -1,0 +1,104 @@
+"""Counterparts: the objects of a new request in place of an earlier one's, part by part."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from typing import Any, cast
+
+from torch import Tensor
+
+from onelaunch.call.spec import TensorSpec
+from onelaunch.call.tree import can_flatten, is_plain
+from onelaunch.state.slots import Slot
+
+
+class Unlike(Exception):
+    """Two objects that are not built alike, so that neither can stand for the other."""
+
+
+class Counterparts:
+    """A map from each part of some objects to the same part of others that are built alike.
+
+    Plain values may differ: a guard decides on those.
+
+    Args:
+        pairs: (object, its counterpart).
+
+    Raises:
+        Unlike: they differ in a class, a length, a name, or the layout of a tensor.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[object, object]]) -> None:
+        self._found: dict[int, tuple[object, object]] = {}
+        self._taken: dict[int, object] = {}
+        for old, new in pairs:
+            self._pair(old, new)
+
+    def tensors(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the tensors that differ, with their counterparts."""
+        pairs = self._found.values()
+        return [
+            (old, new)
+            for old, new in pairs
+            if isinstance(old, Tensor) and isinstance(new, Tensor) and old is not new
+        ]
+
+    def of(self, value: Any) -> Any:
+        """Return the counterpart of a value; of one that is no part of the objects, itself."""
+        if id(value) in self._found:
+            return self._found[id(value)][1]
+        if type(value) is tuple:
+            parts = tuple(map(self.of, cast(tuple[Any, ...], value)))
+            return value if all(map(_is, parts, value)) else parts
+        if isinstance(value, types.MethodType):
+            owner = self.of(value.__self__)
+            return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
+        return value
+
+    def slot(self, slot: Slot) -> Slot:
+        """Return the same place in the counterpart."""
+        via = None if slot.via is None else self.slot(slot.via)
+        return Slot(
+            slot.kind, self.of(slot.holder), self.of(slot.key), slot.name, self.of(slot.owner), via
+        )
+
+    def _pair(self, old: Any, new: Any) -> None:
+        if is_plain(old) and is_plain(new):
+            return
+        known = self._found.get(id(old))
+        if known is not None and known[1] is new:
+            return
+        if (
+            known is not None
+            or self._taken.get(id(new), old) is not old
+            or type(old) is not type(new)
+        ):
+            raise Unlike
+        self._found[id(old)] = old, new
+        self._taken[id(new)] = old
+        if old is new:
+            return
+        if isinstance(old, Tensor):
+            if TensorSpec.of(old) != TensorSpec.of(new):
+                raise Unlike
+        elif type(old) in (list, tuple):
+            self._pair_all(old, new)
+        elif type(old) is dict:
+            if list(old) != list(new):
+                raise Unlike
+            self._pair_all(list(old.values()), list(new.values()))
+        elif can_flatten(old):
+            self._pair(vars(old), vars(new))
+        else:
+            raise Unlike
+
+    def _pair_all(self, old: Any, new: Any) -> None:
+        if len(old) != len(new):
+            raise Unlike
+        for a, b in zip(old, new, strict=True):
+            self._pair(a, b)
+
+
+def _is(a: object, b: object) -> bool:
+    return a is b

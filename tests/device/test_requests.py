@@ -1,0 +1,290 @@
+"""Objects that each request makes anew, and numbers that they count: one recording serves all."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import onelaunch as ol
+
+WINDOW = 6
+
+
+class Layer:
+    """A part of a cache, as transformers has it: memory of its own, and a count in Python."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.keys = torch.zeros(8, 4, device=device)
+        self.length = torch.zeros((), dtype=torch.int64, device=device)
+        self.count = 0
+
+    def update(self, row: Tensor) -> Tensor:
+        full = self.count >= WINDOW
+        self.count += 1
+        if full:
+            self.keys.copy_(self.keys.roll(-1, 0))
+            self.keys[-1:] = row
+        else:
+            self.keys.index_copy_(0, self.length.reshape(1), row)
+            self.length.add_(1)
+        return self.keys
+
+
+class Cache:
+    def __init__(self, device: torch.device, layers: int = 2) -> None:
+        self.layers = [Layer(device) for _ in range(layers)]
+
+
+def step(row: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+    """Positions come from the count, as a decoder's rotary embedding has them."""
+    position = torch.arange(1, device=row.device) + cache.layers[0].count
+    row = row + position
+    for layer in cache.layers:
+        row = row + layer.update(row).sum(0, keepdim=True)
+    return row, cache
+
+
+def run(fn: Any, cache: Cache, rows: Tensor) -> Tensor:
+    made = []
+    for row in rows.split(1):
+        result, same = fn(row, cache)
+        assert same is cache
+        made.append(result)
+    return torch.cat(made)
+
+
+def rows_of(device: torch.device, seed: int, count: int = 12) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randint(-3, 4, (count, 4), generator=generator) / 8).to(device)
+
+
+def compare(device: torch.device, fast: Any, seed: int, count: int = 12) -> Cache:
+    """Run a request eagerly and graphed; return its cache."""
+    rows, ours, theirs = rows_of(device, seed, count), Cache(device), Cache(device)
+    got, expected = run(fast, ours, rows), run(step, theirs, rows)
+    assert torch.equal(got, expected)
+    for a, b in zip(ours.layers, theirs.layers, strict=True):
+        assert torch.equal(a.keys, b.keys)
+        assert torch.equal(a.length, b.length)
+        assert a.count == b.count
+    return ours
+
+
+def test_recordings_serve_every_request_and_count(device: torch.device) -> None:
+    fast = ol.graph(step)
+    with torch.no_grad():
+        for seed in range(3):
+            compare(device, fast, seed)
+        settled = fast.stats()
+        assert len(fast.recordings) == 2  # the window is full, or not
+        for seed in range(3, 15):
+            compare(device, fast, seed)
+    stats = fast.stats()
+    assert stats.captures == settled.captures
+    assert stats.warmup_calls == settled.warmup_calls
+    assert stats.eager_calls == 0
+
+
+def test_requests_that_alternate_get_recordings_of_their_own(device: torch.device) -> None:
+    fast = ol.graph(step)
+    pairs = [(Cache(device), Cache(device), rows_of(device, seed, 20)) for seed in range(3)]
+    with torch.no_grad():
+        for i in range(20):
+            for ours, theirs, rows in pairs:
+                assert torch.equal(fast(rows[i : i + 1], ours)[0], step(rows[i : i + 1], theirs)[0])
+    for ours, theirs, _ in pairs:
+        assert torch.equal(ours.layers[0].keys, theirs.layers[0].keys)
+        assert ours.layers[0].count == 20
+
+
+def test_an_earlier_request_keeps_its_contents(device: torch.device) -> None:
+    fast = ol.graph(step)
+    with torch.no_grad():
+        first = compare(device, fast, 0)
+        kept = [layer.keys.clone() for layer in first.layers]
+        compare(device, fast, 1)
+        for layer, keys in zip(first.layers, kept, strict=True):
+            assert torch.equal(layer.keys, keys)
+        # It goes on where it was, and so does the other.
+        expected = Cache(device)
+        run(step, expected, rows_of(device, 0))
+        more = rows_of(device, 7)
+        assert torch.equal(run(fast, first, more), run(step, expected, more))
+
+
+def test_a_view_of_an_earlier_request_stays_as_it_is(device: torch.device) -> None:
+    fast = ol.graph(step)
+    with torch.no_grad():
+        first = compare(device, fast, 0)
+        prefix = first.layers[0].keys[:3]
+        kept = prefix.clone()
+        del first
+        compare(device, fast, 1)
+        assert torch.equal(prefix, kept)
+
+
+def test_a_view_of_the_new_request_sees_what_is_written(device: torch.device) -> None:
+    fast = ol.graph(step)
+    with torch.no_grad():
+        compare(device, fast, 0)
+        cache, rows = Cache(device), rows_of(device, 1)
+        view = cache.layers[0].keys[:3]
+        run(fast, cache, rows)
+        assert torch.equal(view, cache.layers[0].keys[:3])
+        assert view.any()
+
+
+def test_earlier_requests_are_freed(device: torch.device) -> None:
+    fast = ol.graph(step)
+    with torch.no_grad():
+        caches = [weakref.ref(compare(device, fast, seed)) for seed in range(6)]
+    gc.collect()
+    assert sum(cache() is not None for cache in caches) <= 1
+
+
+def test_a_request_that_is_built_otherwise_is_recorded_anew(device: torch.device) -> None:
+    fast = ol.graph(step)
+    with torch.no_grad():
+        compare(device, fast, 0)
+        before = fast.stats().captures
+        ours, theirs = Cache(device, layers=3), Cache(device, layers=3)
+        rows = rows_of(device, 1)
+        assert torch.equal(run(fast, ours, rows), run(step, theirs, rows))
+    assert fast.stats().captures > before
+
+
+def test_threads_with_requests_of_their_own(device: torch.device) -> None:
+    fast = ol.graph(step)
+    failed: list[Exception] = []
+    with torch.no_grad():
+        for seed in range(3):
+            compare(device, fast, seed)
+
+    def serve(seed: int) -> None:
+        try:
+            with torch.no_grad():
+                for i in range(3):
+                    compare(device, fast, 10 * seed + i)
+        except Exception as error:  # noqa: BLE001  shown in the main thread
+            failed.append(error)
+
+    threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def run_on(fn: Any, x: Tensor) -> None:
+    for _ in range(20):
+        fn(x)
+
+
+class Counter:
+    def __init__(self, use: Any) -> None:
+        self.n = 2
+        self.use = use
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.n += 1
+        return self.use(x, self.n)
+
+
+def many(x: Tensor, n: int) -> Tensor:
+    return x.repeat(n)
+
+
+def halves(x: Tensor, n: int) -> Tensor:
+    return x * (n / 2)
+
+
+def parity(x: Tensor, n: int) -> Tensor:
+    return x * 2 if n % 2 else x * 3
+
+
+def hashed(x: Tensor, n: int) -> Tensor:
+    return x + {3: 1.0, 4: 2.0}.get(n, 3.0)
+
+
+def filled(x: Tensor, n: int) -> Tensor:
+    return x + torch.full((), float(n), device=x.device)
+
+
+@pytest.mark.parametrize("use", [many, halves, parity, hashed, filled])
+def test_a_number_used_otherwise_has_a_recording_for_each_value(
+    device: torch.device, use: Any
+) -> None:
+    fast, eager = Counter(use), Counter(use)
+    graphed = ol.graph(fast.__call__)
+    x = torch.ones(3, device=device)
+    for _ in range(9):
+        assert torch.equal(graphed(x), eager(x))
+    with pytest.raises(ol.CaptureError, match="OL118"):
+        run_on(graphed, x)
+
+
+@pytest.mark.parametrize("how", ["lt", "le", "gt", "ge", "eq", "ne"])
+def test_a_number_that_decides(device: torch.device, how: str) -> None:
+    def use(x: Tensor, n: int) -> Tensor:
+        return x * 2 if getattr(n - 1, f"__{how}__")(12) else x + 1
+
+    fast, eager = Counter(use), Counter(use)
+    graphed = ol.graph(fast.__call__)
+    x = torch.ones(3, device=device)
+    for _ in range(24):
+        assert torch.equal(graphed(x), eager(x))
+    assert fast.n == eager.n
+
+
+def test_a_number_that_the_device_adds(device: torch.device) -> None:
+    def use(x: Tensor, n: int) -> Tensor:
+        places = torch.arange(3, device=x.device)
+        return torch.stack(
+            [places + n, n + places, places - n, n - places, (places < n - 20).long()]
+        )
+
+    fast, eager = Counter(use), Counter(use)
+    graphed = ol.graph(fast.__call__)
+    x = torch.ones(3, device=device)
+    for _ in range(30):
+        assert torch.equal(graphed(x), eager(x))
+    assert len(graphed.recordings) == 1
+
+
+def test_a_number_that_is_kept_elsewhere(device: torch.device) -> None:
+    class Kept(Counter):
+        def __call__(self, x: Tensor) -> tuple[Tensor, int]:
+            self.n += 1
+            self.last = self.n
+            return x + 1, self.n
+
+    fast, eager = Kept(None), Kept(None)
+    graphed = ol.graph(fast.__call__)
+    x = torch.ones(3, device=device)
+    for _ in range(7):
+        got, expected = graphed(x), eager(x)
+        assert got[1] == expected[1]
+        assert type(got[1]) is int
+        assert (fast.n, fast.last) == (eager.n, eager.last)
+
+
+def test_a_prompt_before_its_tokens_runs_as_it_is(device: torch.device) -> None:
+    """Each cache gets one call with a prompt: it would be the first warm-up for ever."""
+    fast = ol.graph(step)
+
+    def served(fn: Any, seed: int) -> Tensor:
+        rows, cache = rows_of(device, seed, 8), Cache(device)
+        first = fn(rows[:2].t().contiguous().t()[:1], cache)[0]  # of other strides
+        return torch.cat([first, run(fn, cache, rows[2:])])
+
+    with torch.no_grad():
+        for seed in range(8):
+            assert torch.equal(served(fast, seed), served(step, seed))
+    assert fast.stats().eager_calls == 6  # from the third request on

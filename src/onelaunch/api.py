@@ -80,8 +80,9 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
             the result's node, as in eager. ``"direct"``: `backward()` adds them to `.grad` itself,
             which saves the engine's 3 us or so for each parameter; `torch.autograd.grad` and
             ``backward(inputs=...)`` then find no way to a parameter, but for those with hooks.
-        compile: capture Inductor's kernels instead of eager's; ``"max-autotune"`` for its slow
-            search. On a device without CUDA graphs it has no effect.
+        compile: capture Inductor's kernels instead of eager's, in training those of the backward
+            too; ``"max-autotune"`` for its slow search. The second call of a signature compiles. On
+            a CPU it has no effect.
         pool: memory to share with other graphed callables; its own by default.
         max_recordings: signatures beyond so many run eagerly, with one warning.
         max_in_flight: in training, forwards of one signature that wait for their backward at the

@@ -287,8 +287,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "gradients that are not graphed",
         "a recording holds either a forward, whose backward the caller runs, or a whole step, "
         "which runs its own",
-        "make the forward and the step two graphed callables; leave `compile` out where a "
-        "backward follows",
+        "make the forward and the step two graphed callables",
     ),
     "OL304": CatalogueEntry(
         "the pool is full",

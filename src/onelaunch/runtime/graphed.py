@@ -52,7 +52,7 @@ from onelaunch.runtime.table import (
     varying,
     why,
 )
-from onelaunch.runtime.ungraphed import backward_inside, compiled_backward, grad_in_no_grad
+from onelaunch.runtime.ungraphed import backward_inside, grad_in_no_grad
 from onelaunch.runtime.warmup import Warmup, wants_grad
 from onelaunch.source import user_line
 from onelaunch.state.snapshot import ReachableState
@@ -304,8 +304,6 @@ class Graphed(Table, Generic[P, R]):
                 self._refused(signature, refused)
             elif not torch.is_grad_enabled():
                 self._ungraphed(signature, grad_in_no_grad())
-            elif self._callee.on(driver) is not self.fn:
-                self._ungraphed(signature, compiled_backward())
         return result
 
     def _rehearse(self, attempt: Attempt, then: Callable[[Any], object]) -> None:
@@ -342,22 +340,22 @@ class Graphed(Table, Generic[P, R]):
             direct = self.options.gradients == "direct" and not distributed.initialized()
             root = self._callee.root[1]
             forward = Forward(driver, device, self._pool, root, raises, direct, self._chain)
-        callee = self._callee.on(driver)
+        hidden = self._callee.hidden(driver)
         recorder = CaptureSession(
             driver=driver,
             device=device,
             pool=self._pool.on(driver, device) if forward is None else forward.pool,
             apart=lambda: self._pool.apart(driver, device),
             callee=self._callee,
-            fn=callee,
+            fn=self._callee.on(driver),
             reached=attempt.reached,
             asking=signature.asking,
             static_outputs=self.options.outputs == "static" and forward is None,
             rebind=self.options.inputs == "rebind" and forward is None,
-            earlier=signature.ledger if callee is self.fn else None,
+            earlier=None if hidden else signature.ledger,
             strict=signature.differing + 1 >= TRIES
             and (attempt.ahead or self.options.on_refusal == "raise"),
-            known=signature.known if callee is not self.fn else None,
+            known=signature.known if hidden else None,
             forward=forward,
             varying=attempt.strategy.varying,
             follows=attempt.strategy.follows,

@@ -28,14 +28,3 @@ def grad_in_no_grad() -> CaptureError:
         why="the callable turns grad mode on for itself, where its caller has it off",
         fix="call it outside of torch.no_grad(), or return `y.detach()` where no backward follows",
     )
-
-
-def compiled_backward() -> CaptureError:
-    """Return the refusal of gradients through Inductor's kernels."""
-    return CaptureError(
-        "OL303",
-        "compile=True, and the results require grad",
-        where=user_line(),
-        why="of Inductor's kernels the forward alone would be captured",
-        fix="leave `compile` out; or call it under torch.no_grad() where no backward follows",
-    )

@@ -22,7 +22,7 @@ LAYERS = (
     {"runtime"},
     {"padding"},
     {"module"},
-    {"api", "compat"},
+    {"api", "compat", "dynamo"},
     {"bench"},
     {"report"},
     {"cli"},

@@ -80,10 +80,12 @@ class Graphed(Table, Generic[P, R]):
         options: Options,
         pool: PoolManager | None = None,
         root: tuple[str, object] | None = None,
+        callee: Callee | None = None,
     ) -> None:
         super().__init__(getattr(fn, "__name__", type(fn).__name__), options, pool or PoolManager())
         self.fn = fn
-        self._callee = Callee(fn, options.compile, options.buckets is not None, root)
+        dynamic = options.buckets is not None
+        self._callee = callee or Callee(fn, options.compile, dynamic, root)
         self._warmup = Warmup(self._callee, options, self._pool)
         self._chain: Chain | None = None
         """The chain that is being captured, of which this callable is a part."""

@@ -329,6 +329,12 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "no recording is large enough for the call, which ran eagerly",
         'add a larger size, or ask for overflow="chunk"',
     ),
+    "OL311": CatalogueEntry(
+        "a part of a compiled graph that is not recorded",
+        "a recording holds the device's work alone; a part that the host does costs a launch more, "
+        "and the host's time for it",
+        "move it out of the compiled function, or to the device",
+    ),
     # 4xx: how onelaunch was called.
     "OL401": CatalogueEntry(
         "bad argument to onelaunch",

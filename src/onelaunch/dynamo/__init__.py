@@ -5,6 +5,8 @@ imported.
 
 backend.py   the backend, and what `torch._dynamo.reset` calls
 settings.py  `mode` and `options` of `torch.compile`
+split.py     parts that cannot be captured
+lines.py     the user's lines behind a graph
 region.py    one compiled graph, and its recordings
 """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +15,9 @@ from onelaunch.capture.compilation import Backend, eager_aten, inductor
 from onelaunch.driver.select import select
 from onelaunch.dynamo.region import Region, region_of
 from onelaunch.dynamo.settings import Settings
+from onelaunch.dynamo.split import compiled_parts, refused_nodes
+from onelaunch.errors import CaptureError, GraphWarning
+from onelaunch.source import levels_to_user
 
 _regions: weakref.WeakSet[Region] = weakref.WeakSet()
 
@@ -31,9 +36,10 @@ def onelaunch(
     Args:
         mode: of Inductor, as `torch.compile` takes it; its own CUDA graphs stay off.
         options: ``codegen``: ``"inductor"``, or ``"eager"`` for torch's own kernels, which takes
-            seconds less. ``on_refusal``: ``"eager"``, or ``"raise"`` where a graph cannot be
-            captured. ``pool``, ``warmup``, ``max_recordings``, ``max_in_flight``, ``inputs`` and
-            ``gradients`` as for `ol.graph`. All others are Inductor's.
+            seconds less. ``on_refusal``: ``"eager"``, what cannot be captured runs as it is between
+            recordings, with one warning; or ``"raise"``. ``pool``, ``warmup``, ``max_recordings``,
+            ``max_in_flight``, ``inputs`` and ``gradients`` as for `ol.graph`; recordings share one
+            pool unless another is given. All others are Inductor's.
 
     Raises:
         ArgumentError: OL401, an option with a value that it cannot have.
@@ -48,9 +54,20 @@ def onelaunch(
     driver, device = select(t for t in inputs if isinstance(t, Tensor))
     if driver.compiler is None:
         return _compiler(settings, driver.compiler)(graph, inputs)
-    region = region_of(graph, inputs, device, _compiler(settings, driver.compiler), settings)
-    _regions.add(region)
-    return region
+    compiler = _compiler(settings, driver.compiler)
+
+    def compile_part(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        region = region_of(part, given, device, compiler, settings)
+        _regions.add(region)
+        return region
+
+    refused = refused_nodes(graph, device)
+    if not refused:
+        return compile_part(graph, inputs)
+    if settings.graph.on_refusal == "raise":
+        return _raising(next(iter(refused.values())))
+    _warn(list(refused.values()))
+    return compiled_parts(graph, refused, compile_part)
 
 
 def reset() -> None:
@@ -61,6 +78,23 @@ def reset() -> None:
 
 
 setattr(onelaunch, "reset", reset)  # noqa: B010
+
+
+def _raising(error: CaptureError) -> Callable[..., Any]:
+    """Return a callable that raises: what is raised while Dynamo compiles comes out as an error of
+    its own."""
+
+    def refuse(*args: Any) -> Any:
+        raise copy.copy(error)
+
+    return refuse
+
+
+def _warn(refused: Sequence[CaptureError]) -> None:
+    """Name the first operation that is not recorded."""
+    more = f" ({len(refused) - 1} operations more)" if len(refused) > 1 else ""
+    text = refused[0].warning(f"a part runs as it is, between two launches{more}", "OL311")
+    warnings.warn(text, GraphWarning, stacklevel=levels_to_user())
 
 
 def _compiler(settings: Settings, compiler: str | None) -> Backend:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
@@ -13,7 +12,10 @@ from torch import Tensor, nn
 
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.compilation import Backend, eager_aten
+from onelaunch.dynamo.lines import function_of
 from onelaunch.dynamo.settings import Settings
+from onelaunch.frames.reads import Reads
+from onelaunch.frames.stack import Use
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.runtime.graphed import Graphed
 
@@ -33,11 +35,10 @@ class RegionCallee(Callee):
         shown: the graph itself, whose operations can be watched.
     """
 
-    def __init__(
-        self, fn: Callable[..., Any], shown: Callable[..., Any], statics: Statics
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any], shown: Callable[..., Any], statics: Statics) -> None:
         super().__init__(fn, compile=False, dynamic=False, root=("", statics))
         self._shown = shown
+        self.reads = Reads(items={(id(statics), name): Use.READ for name in statics})
 
     @property
     def shown(self) -> Callable[..., Any]:
@@ -45,8 +46,11 @@ class RegionCallee(Callee):
         return self._shown
 
     def watch(self) -> FrameWatch | None:
-        """Return no watch: Dynamo has seen what the code reads, and `Statics` has all of it."""
+        """Return no watch: Dynamo has seen what the code reads."""
         return None
+
+    def saw(self, watch: FrameWatch | None) -> None:
+        """Keep the reads as they are."""
 
 
 class Program:
@@ -177,7 +181,7 @@ def region_of(
     run = compiler(graph, given)
     if compiler is eager_aten:
         shown = run
-    return Region(_name(graph), run, shown, static, numbers, len(inputs), device, settings)
+    return Region(function_of(graph), run, shown, static, numbers, len(inputs), device, settings)
 
 
 def _is_static(node: torch.fx.Node, value: object) -> bool:
@@ -196,12 +200,3 @@ def _is_number(value: object, device: torch.device) -> bool:
 def _lies_on(node: torch.fx.Node, device: torch.device) -> bool:
     value = node.meta.get("example_value")
     return isinstance(value, Tensor) and value.device.type == device.type
-
-
-def _name(graph: torch.fx.GraphModule) -> str:
-    """Return the name of the user's function where the graph begins."""
-    for node in graph.graph.nodes:
-        found = re.findall(r", in (\S+)", node.meta.get("stack_trace") or "")
-        if found:
-            return found[0]
-    return "region"

@@ -287,6 +287,35 @@ def test_a_tensor_given_twice(device: torch.device, rand: Rand) -> None:
 
 
 @on_accelerators
+@pytest.mark.parametrize("first", [0, 2])
+def test_arguments_that_overlap(device: torch.device, rand: Rand, first: int) -> None:
+    """In another way from call to call, which Dynamo does not always notice."""
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(2)
+        return y.add_(1) + 0
+
+    def arguments(i: int) -> tuple[Tensor, Tensor]:
+        whole = rand(i, 24)
+        second = first + (2 if i % 2 else 8)
+        return whole[first : first + 8], whole[second : second + 8]
+
+    with torch.no_grad():
+        same_calls(f, compiled(f), arguments, calls=12)
+    assert replays() >= 4
+
+
+@on_accelerators
+def test_a_graph_without_inputs(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch.arange(4, device=device) * 2
+
+    with torch.no_grad():
+        same_calls(f, compiled(f), lambda i: (rand(i, 3),))
+    assert replays() >= 4
+
+
+@on_accelerators
 def test_a_number_of_the_host(device: torch.device, rand: Rand) -> None:
     def f(x: Tensor, n: Tensor) -> Tensor:
         return x * n + 1

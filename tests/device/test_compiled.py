@@ -110,6 +110,12 @@ def test_two_arguments_of_one_memory(device: torch.device, rand: Rand) -> None:
 
     drop_in_worlds(lambda: (lambda a, b: (a.mul_(3), b + 1)[1], overlapping), **options())
 
+    def inside(i: int) -> tuple[Tensor, Tensor]:
+        whole = rand(i, 12)
+        return whole[2:7], whole[5:10]
+
+    drop_in_worlds(lambda: (lambda a, b: (a.mul_(3), b + 1)[1], inside), **options())
+
 
 def test_an_argument_that_is_state_too(device: torch.device, rand: Rand) -> None:
     """It is read where it is, and its place in the state is watched."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from onelaunch.call.ambient import note_mode
-from onelaunch.driver.protocol import Driver
+from onelaunch.call.spec import has_strides
+from onelaunch.driver.protocol import Driver, Region
 from onelaunch.errors import CaptureError
 from onelaunch.unwinding import DispatchMode, FunctionMode, dispatch_modes
 
@@ -38,7 +41,7 @@ def compiled(
     def ahead(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         if driver.capturing():
             raise CompiledLate("OL109", "Dynamo compiles the callable again in its capture")
-        return backend(graph, inputs)
+        return compiled_graph(graph, inputs, backend)[0]
 
     run = torch.compile(fn, backend=ahead, dynamic=dynamic)
     config: Any = importlib.import_module("torch._dynamo").config
@@ -84,6 +87,50 @@ class CompiledLate(CaptureError):
     those of its capture."""
 
 
+def compiled_graph(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any], backend: Backend
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Compile a graph of Dynamo's. Return the compiled one, and the graph as it was.
+
+    AOTAutograd works on the common base of arguments that overlap where it writes to one of them,
+    and takes the base of later arguments to be like the first ones'. A capture's have none. Such
+    calls run the graph as it was.
+    """
+    shown = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # the backend changes its own
+    run = backend(graph, inputs)
+    metadata = _metadata()
+    infos = [] if metadata is None else metadata.input_info
+    written = [i for i, info in enumerate(infos) if info.mutates_data or info.mutates_metadata]
+    if not written:
+        return run, shown
+
+    def apart(*args: Any) -> Any:
+        return shown(*args) if _overlap(args, written) else run(*args)
+
+    return (shown if _overlap(inputs, written) else apart), shown
+
+
+def _overlap(args: Sequence[Any], written: Sequence[int]) -> bool:
+    """Return whether an argument that is written shares memory with another."""
+    given = {i: t for i, t in enumerate(args) if isinstance(t, Tensor) and has_strides(t)}
+    storages = {i: t.untyped_storage()._cdata for i, t in given.items()}
+    for i in set(written) & given.keys():
+        region = _region(given[i])
+        others = [j for j in given if j != i and storages[j] == storages[i]]
+        if any(region.overlaps(_region(given[j])) for j in others):
+            return True
+    return False
+
+
+def _region(t: Tensor) -> Region:
+    """Return the bytes of a tensor in its storage, which a fake one has no address for."""
+    first: Any = t.storage_offset()  # a symbol, where sizes are
+    last: Any = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    start = first * t.itemsize
+    stop = start + (last + 1) * t.itemsize if t.numel() else start
+    return Region(t.untyped_storage()._cdata, start, stop)
+
+
 def backend_of(driver: Driver, mode: str | None, options: Mapping[str, Any]) -> Backend:
     """Return the backend whose code a driver records.
 
@@ -114,6 +161,12 @@ def eager_aten(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         return backends.aot_eager(graph, inputs)
 
 
+def _metadata() -> Any:
+    """Return what AOTAutograd knows of the graph that it has just compiled, or None."""
+    tracing: Any = importlib.import_module("torch._guards").TracingContext.try_get()
+    return None if tracing is None else tracing.fw_metadata
+
+
 @contextmanager
 def _recorded_backward() -> Generator[None]:
     """Have what AOTAutograd compiles be such that it can be recorded.
@@ -124,7 +177,6 @@ def _recorded_backward() -> Generator[None]:
     config: Any = importlib.import_module("torch._functorch.config")
     with config.patch(donated_buffer=False, force_non_lazy_backward_lowering=True):
         yield
-    tracing: Any = importlib.import_module("torch._guards").TracingContext.try_get()
-    metadata = None if tracing is None else tracing.fw_metadata
+    metadata = _metadata()
     if metadata is not None:  # else a backward with `retain_graph` asks for the setting again
         metadata.bw_donated_idxs = []

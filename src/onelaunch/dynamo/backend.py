@@ -51,7 +51,8 @@ def onelaunch(
         tensor([1., 1.])
     """
     settings = Settings.of(mode, options)
-    driver, device = select(t for t in inputs if isinstance(t, Tensor))
+    values = [*inputs, *(node.meta.get("example_value") for node in graph.graph.nodes)]
+    driver, device = select(t for t in values if isinstance(t, Tensor))
     if driver.compiler is None:
         return _compiler(settings, driver.compiler)(graph, inputs)
     compiler = _compiler(settings, driver.compiler)

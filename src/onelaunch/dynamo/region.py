@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.compilation import Backend, eager_aten
+from onelaunch.capture.compilation import Backend, compiled_graph, eager_aten
 from onelaunch.dynamo.lines import function_of
 from onelaunch.dynamo.settings import Settings
 from onelaunch.frames.reads import Reads
@@ -176,12 +175,11 @@ def region_of(
         if _is_number(inputs[i], device) and all(_lies_on(user, device) for user in node.users)
     ]
     given = [t.to(device) if i in numbers else t for i, t in enumerate(inputs)]
-    # The compiler works on the graph that it is given.
-    shown = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
-    run = compiler(graph, given)
+    name = function_of(graph)
+    run, shown = compiled_graph(graph, given, compiler)
     if compiler is eager_aten:
         shown = run
-    return Region(function_of(graph), run, shown, static, numbers, len(inputs), device, settings)
+    return Region(name, run, shown, static, numbers, len(inputs), device, settings)
 
 
 def _is_static(node: torch.fx.Node, value: object) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 
 import onelaunch as ol
@@ -22,9 +23,13 @@ from onelaunch.dynamo import backend, onelaunch, region
 from onelaunch.runtime.graphed import Graphed
 
 from .drop_in import allocated, assert_same, on_accelerators, on_cpu
+from .programs import Program, programs
+from .test_programs import world
 from .training import Rand
 
 F = Callable[..., Any]
+PROGRAMS = 8
+"""Random programs; each compiles several times."""
 
 
 @pytest.fixture(autouse=True, params=["seen", "hidden"])
@@ -602,3 +607,43 @@ def test_options_are_checked() -> None:
     settings = backend.Settings.of("max-autotune", {"epilogue_fusion": True, "warmup": 2})
     assert settings.inductor == {"epilogue_fusion": True}
     assert settings.graph.warmup == 2
+
+
+# Random programs.
+
+
+@on_accelerators
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Dynamo's, of what it does not trace
+def test_random_programs(device: torch.device) -> None:
+    """Those of `test_programs`, as far as Dynamo and AOTAutograd run them."""
+    ran = 0
+
+    @settings(
+        max_examples=PROGRAMS,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(programs)
+    def check(program: Program) -> None:
+        nonlocal ran
+        torch._dynamo.reset()
+        settled = program.settle(torch.device("cpu") if device.type == "tape" else device)
+        (other, arguments), (plain, _) = world(settled, device), world(settled, device)
+        fast = compiled(other, codegen="eager", warmup=1)
+        usual = torch.compile(plain, backend="aot_eager")
+        with torch.no_grad():
+            for i in range(6):
+                theirs, given = arguments(i), arguments(i)
+                try:
+                    expected = usual(*theirs)
+                except Exception:  # noqa: BLE001  torch's own backend does not run it either
+                    return
+                got = fast(*given)
+                torch.testing.assert_close(got, expected, equal_nan=True)
+                torch.testing.assert_close(given, theirs, equal_nan=True)
+        ran += bool(replays())
+
+    check()
+    assert ran

@@ -376,6 +376,7 @@ def test_a_saved_argument_is_changed_before_the_backward(device: torch.device, r
 
 
 @on_accelerators
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # Dynamo of torch 2.11
 def test_hooks_inside_are_refused(device: torch.device, rand: Rand) -> None:
     def f(x: Tensor) -> Tensor:
         y = x * 2

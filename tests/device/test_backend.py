@@ -586,6 +586,29 @@ def test_training_around_a_part_on_the_host(device: torch.device, rand: Rand) ->
 
 
 @on_accelerators
+def test_a_part_on_the_host_in_a_mode_of_its_own(device: torch.device, rand: Rand) -> None:
+    """No cut leaves the mode: what eager computes without gradients has none."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = x * w
+        with torch.no_grad():
+            scale = (w * 2).cpu().sum().to(x.device)
+        return y * scale
+
+    fast = compiled(f)
+
+    def grad_of(run: F, i: int) -> Tensor:
+        w = rand(50, 4).requires_grad_()
+        return torch.autograd.grad(run(rand(i, 3, 4), w).sum(), w)[0]
+
+    with pytest.warns(ol.GraphWarning, match="OL311"):
+        grad_of(fast, 0)
+    for i in range(6):
+        torch.testing.assert_close(grad_of(fast, i), grad_of(f, i))
+    assert not graphs()
+
+
+@on_accelerators
 def test_an_operator_marked_as_unsafe(device: torch.device, rand: Rand) -> None:
     with torch.library._scoped_library("onelaunch_tests", "FRAGMENT") as library:
         library.define("unsafe(Tensor x) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,))

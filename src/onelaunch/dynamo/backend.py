@@ -15,7 +15,7 @@ from onelaunch.capture.compilation import Backend, eager_aten, inductor
 from onelaunch.driver.select import select
 from onelaunch.dynamo.region import Region, region_of
 from onelaunch.dynamo.settings import Settings
-from onelaunch.dynamo.split import compiled_parts, refused_nodes
+from onelaunch.dynamo.split import changes_modes, compiled_parts, refused_nodes
 from onelaunch.errors import CaptureError, GraphWarning
 from onelaunch.source import levels_to_user
 
@@ -67,7 +67,10 @@ def onelaunch(
         return compile_part(graph, inputs)
     if settings.graph.on_refusal == "raise":
         return _raising(next(iter(refused.values())))
-    _warn(list(refused.values()))
+    if changes_modes(graph):
+        _warn(list(refused.values()), "the graph, which turns modes of torch on and off,")
+        return compiler(graph, inputs)
+    _warn(list(refused.values()), "a part")
     return compiled_parts(graph, refused, compile_part)
 
 
@@ -91,10 +94,10 @@ def _raising(error: CaptureError) -> Callable[..., Any]:
     return refuse
 
 
-def _warn(refused: Sequence[CaptureError]) -> None:
-    """Name the first operation that is not recorded."""
+def _warn(refused: Sequence[CaptureError], what: str) -> None:
+    """Name the first operation that is not recorded, and what is not recorded for its sake."""
     more = f" ({len(refused) - 1} operations more)" if len(refused) > 1 else ""
-    text = refused[0].warning(f"a part runs as it is, between two launches{more}", "OL311")
+    text = refused[0].warning(f"{what} runs as it is{more}", "OL311")
     warnings.warn(text, GraphWarning, stacklevel=levels_to_user())
 
 

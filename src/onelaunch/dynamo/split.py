@@ -27,6 +27,8 @@ Graph = torch.fx.GraphModule
 Node = torch.fx.Node
 Compile = Callable[[Graph, Sequence[Any]], Callable[..., Any]]
 
+_MODES = ("_set_grad_enabled", "_enter_", "_exit_", "_vmap_", "_grad_", "_jvp_", "_saved_tensors_")
+"""How the names of functions begin that turn a mode on or off."""
 _FIX = "move it out of the compiled function, or to the device"
 _UNSAFE: Any = getattr(torch.Tag, "cudagraph_unsafe", None)
 
@@ -67,6 +69,13 @@ def _compiled(part: Graph, given: Sequence[Any], compile_part: Compile) -> Calla
     part.recompile()
     run = compile_part(part, given)
     return lambda *args: run(*args)[0]
+
+
+def changes_modes(graph: Graph) -> bool:
+    """Return whether a graph turns a mode of torch on or off: a cut in between would leave the part
+    after it in another mode."""
+    names = [getattr(node.target, "__name__", "") for node in graph.graph.nodes]
+    return any(name.startswith(_MODES) for name in names)
 
 
 def _inputs(graph: Graph) -> Sequence[Node]:

@@ -142,10 +142,11 @@ class Warmup:
         )
         try:
             run = functools.partial(self._callee.shown, *args, **kwargs)
-            with observer.host_reads(), NoHooks(observer.refuse_later), observer:
+            hooks = NoHooks(observer.refuse_later) if _trains(attempt) else nullcontext()
+            with observer.host_reads(), hooks, observer:
                 result = self._callee.watched(run)()
             if any(t is n for t in flatten(result).tensors for n in numbers):
-                observer.refuse_later(refuse_returned())
+                observer.refuse_later(_returned())
         finally:
             observer.release()
         if any(map(_creates_state, attempt.reached.changed(before)[1])):
@@ -224,7 +225,7 @@ def _on_device(attempt: Attempt) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return unflatten(attempt.flat.tree, tensors)
 
 
-def refuse_returned() -> CaptureError:
+def _returned() -> CaptureError:
     """Return the refusal of compiled code that returns a number that it got as a host tensor."""
     fix = "return it outside of the callable, or pass it on the device"
     return CaptureError("OL104", "a host tensor is returned", where=user_line(), fix=fix)

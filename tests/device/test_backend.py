@@ -28,7 +28,7 @@ from .test_programs import world
 from .training import Rand
 
 F = Callable[..., Any]
-PROGRAMS = 8
+PROGRAMS = 4
 """Random programs; each compiles several times."""
 
 

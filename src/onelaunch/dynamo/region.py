@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import is_
 from typing import Any
 
@@ -18,6 +19,8 @@ from onelaunch.frames.stack import Use
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.runtime.graphed import Graphed
 
+_HIDDEN_WARMUP = 3
+"""The least number of warm-up calls of code that hides its operations."""
 _MOST_PROGRAMS = 256
 """The most sets of parameters of one region: layers of a model that are compiled once."""
 
@@ -61,9 +64,10 @@ class Program:
         run = region.bound(region.run, statics)
         shown = run if region.shown is region.run else region.bound(region.shown, statics)
         callee = RegionCallee(run, shown, statics)
-        self.graphed: Graphed[..., Any] = Graphed(
-            run, region.settings.graph, region.settings.pool, callee=callee
-        )
+        options = region.settings.graph
+        if shown is not run:  # the first call shows the graph; compiled code must run before too
+            options = replace(options, warmup=max(options.warmup, _HIDDEN_WARMUP))
+        self.graphed: Graphed[..., Any] = Graphed(run, options, region.settings.pool, callee=callee)
 
 
 class Region:

@@ -247,7 +247,10 @@ def _on_device(attempt: Attempt) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call as its capture has them: a number that is a tensor of the host
     is copied to the device."""
     device = attempt.device
-    tensors = [t.to(device) if t.dim() == 0 else t for t in attempt.flat.tensors]
+    tensors = [
+        t.to(device) if t.dim() == 0 and t.device.type != device.type else t
+        for t in attempt.flat.tensors
+    ]
     return unflatten(attempt.flat.tree, tensors)
 
 

@@ -43,6 +43,8 @@ class Settings:
         if codegen not in ("inductor", "eager"):
             raise ArgumentError("OL401", f"codegen={codegen!r}", fix='"inductor" or "eager"')
         refusal = given.pop("on_refusal", "eager")
+        if refusal == "split":  # a graph has no modules to split by
+            raise ArgumentError("OL401", f"on_refusal={refusal!r}", fix='"eager" or "raise"')
         pool = given.pop("pool", None)
         if pool is not None and not isinstance(pool, Pool):
             raise ArgumentError("OL401", f"pool={pool!r}", fix="pool=ol.Pool(), or none")

@@ -69,9 +69,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     **{name: with_gradient(change) for name, change in CHANGES.items()},
     "recomputed": recomputed,
     "number on the left": lambda x: torch.tensor(1.0) / (x * x + 5),
-    "power": lambda x: (x * x + 1) ** torch.tensor(2.5),
     "larger": lambda x: torch.maximum(x * 2, torch.tensor(0.1)),
-    "clamped": lambda x: (x * 2).clamp(torch.tensor(-0.5), torch.tensor(1.0)),
     "double": lambda x: x.double() / torch.tensor(3.0, dtype=torch.float64),
 }
 

@@ -281,7 +281,7 @@ def test_an_encoder_that_packs_its_sequences_is_refused(device: torch.device, ra
         expected = model(rand(0, 3, 5, 16), src_key_padding_mask=mask)
         assert not expected[0, 3:].any()
         assert_same(fast(rand(0, 3, 5, 16), src_key_padding_mask=mask), expected)
-        with pytest.raises(ol.CaptureError, match="OL109"):
+        with pytest.raises(ol.CaptureError, match=r"OL10[29]"):
             fast(rand(0, 3, 5, 16), src_key_padding_mask=mask)
-        with pytest.raises(ol.CaptureError, match="OL109"):
+        with pytest.raises(ol.CaptureError, match=r"OL10[29]"):
             fast.capture(rand(0, 3, 5, 16), src_key_padding_mask=mask)

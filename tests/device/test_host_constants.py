@@ -61,7 +61,7 @@ def masked(x: Tensor) -> Tensor:
 
 def put(x: Tensor) -> Tensor:
     at = torch.tensor([0, 1]), torch.tensor([0, 2])
-    y = torch.index_put(x, at, torch.tensor([5.0, 6.0]))
+    y = torch.index_put(x, at, torch.tensor(5.0))
     y = y.index_put((MASK[:2],), torch.tensor(5.0), accumulate=True)
     y = y.index_put((y > 1,), torch.tensor(4.0))
     return y.index_put_((torch.tensor([0, 0]),), x[:1], accumulate=True)

@@ -125,7 +125,20 @@ def test_examples(page: Path) -> None:
             block.run(namespace)
 
 
+@pytest.fixture
+def backend() -> None:
+    """Have the backend of `torch.compile` known by its name, also where onelaunch runs from source,
+    without the entry point that its installation makes."""
+    import torch._dynamo
+
+    from onelaunch.dynamo import onelaunch
+
+    if "onelaunch" not in torch._dynamo.list_backends():
+        torch._dynamo.register_backend(onelaunch, name="onelaunch")
+
+
 @pytest.mark.gpu
+@pytest.mark.usefixtures("backend")
 @named(with_python(EXAMPLES, gpu=True))
 def test_examples_on_a_gpu(page: Path) -> None:
     namespace: dict[str, Any] = {"__name__": page.stem}

@@ -151,6 +151,7 @@ class StaticGraph:
             try:
                 with seeds, observer:
                     found = self.gradients(grads, wanted)
+                    observer.ledger = None  # the copies are no part of the callable
                     made = [
                         None if g is None else _own_memory(g, observer, self.driver, taken)
                         for g in found
@@ -231,9 +232,11 @@ class Backward:
             with unwound(), seeds, observer.host_reads(), factories, observer:
                 found = observer.outcome(static.gradients, statics)
                 _refuse_sparse(found)
+                compared, observer.ledger = observer.ledger, None
                 made = static.laid_out(
                     [None if g is None else _own_memory(g, observer, driver, taken) for g in found]
                 )
+            observer.ledger = compared
             if before is not None:
                 self.finding = Finding(observer, before, driver, static.device)
             _refuse_accumulated(observer, driver)

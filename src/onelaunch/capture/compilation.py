@@ -171,11 +171,14 @@ def _metadata() -> Any:
 def _recorded_backward() -> Generator[None]:
     """Have what AOTAutograd compiles be such that it can be recorded.
 
-    The backward is compiled with the forward, not in its own first run, which may be a capture. And
-    it leaves the saved tensors as they are: they belong to the recording of the forward.
+    The backward is compiled with the forward, not in its own first run, which may be a capture. It
+    leaves the saved tensors as they are: they belong to the recording of the forward. And
+    AOTAutograd does its work each time: what it finds out is not in its cache. Inductor's own cache
+    of kernels stays.
     """
     config: Any = importlib.import_module("torch._functorch.config")
-    with config.patch(donated_buffer=False, force_non_lazy_backward_lowering=True):
+    settings = {"donated_buffer": False, "force_non_lazy_backward_lowering": True}
+    with config.patch(**settings, enable_autograd_cache=False):
         yield
     metadata = _metadata()
     if metadata is not None:  # else a backward with `retain_graph` asks for the setting again

@@ -432,6 +432,8 @@ class CaptureSession:
         forward = self.forward
         around = nullcontext() if forward is None else forward.around(walk, run.state_inputs)
         if self.known is not None:
+            if self.known.refused is not None:
+                raise self.known.refused
             with around:
                 result = self.fn(*args, **kwargs)
             refuse_drawn(generators, self.fn, observer.ledger)

@@ -35,9 +35,12 @@ def is_installed(file: str) -> bool:
 
 @functools.cache
 def is_machinery(file: str) -> bool:
-    """Return whether code is internal to the standard library, torch or onelaunch: not read."""
+    """Return whether code is internal to the standard library, torch, Triton or onelaunch: not
+    read."""
     if file.startswith(TORCH):
         return not file.startswith(_READ_OF_TORCH)
+    if f"-packages{os.sep}triton{os.sep}" in file:  # a kernel's launch
+        return True
     if "site-packages" in file or "dist-packages" in file or is_container_code(file):
         return False
     return file.startswith((*_STANDARD, "<frozen", PACKAGE, "<onelaunch", "<__array_function__"))

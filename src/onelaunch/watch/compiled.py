@@ -77,8 +77,6 @@ class CompiledAccesses:
             originals, statics: the inputs of the recording, and the tensor the callable got for
                 each.
         """
-        if self.refused is not None:
-            raise self.refused
         observer.draws += self.draws
         stands_for: dict[int | None, list[Tensor]] = {}
         for t, static in zip(originals, statics, strict=True):

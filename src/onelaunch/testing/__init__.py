@@ -14,6 +14,7 @@ arena.py         its memory: reused as CUDA's is, and poisoned when free
 storage.py       from one of its tensors to its memory, and back
 engine.py        hooks that raise in autograd's thread for it
 attention.py     memory-efficient attention, and the place of its seeds
+recurrent.py     the steps of LSTM and GRU
 """
 
 from onelaunch.testing.arena import memory_allocated, memory_reserved, set_memory_limit

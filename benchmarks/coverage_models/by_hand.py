@@ -15,10 +15,21 @@ _SERIES = {
     "num_time_features": 1,
     "lags_sequence": [1, 2, 3, 4, 5, 6, 7],
 }
+_EFFICIENT = {"width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 64}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_ROPES = {"full_attention": _ROPE, "sliding_attention": _ROPE}
 FIELDS: dict[str, dict[str, Any]] = {
     "autoformer": _SERIES,
     "informer": {k: v for k, v in _SERIES.items() if k != "label_length"},
     "time_series_transformer": {k: v for k, v in _SERIES.items() if k != "label_length"},
+    "align": {"vision_config": _EFFICIENT},
+    "bamba": {"attn_layer_indices": [1]},
+    "blip-2": {"image_token_index": 411},
+    "cohere_compass": {"text_config": {"rope_parameters": _ROPES}},
+    "cohere_compass_text": {"rope_parameters": _ROPES},
+    "efficientnet": _EFFICIENT,
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "esm": {"vocab_size": 64, "pad_token_id": 1, "mask_token_id": 32},

@@ -56,6 +56,8 @@ def build(name: str) -> Subject:
             try:
                 model = _small_model(name, scale)
                 recipe = _recipe(name, model, deadline, rich)
+            except ImportError as error:  # of a package, at any scale
+                raise NotBuilt(f"ImportError: {' '.join(str(error).split())[:160]}") from error
             except Exception as error:  # noqa: BLE001  the next scale may fit
                 told.append(f"{at}: {error if isinstance(error, NotBuilt) else _line(error)}")
                 continue

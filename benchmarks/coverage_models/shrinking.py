@@ -18,11 +18,11 @@ from typing import Any
 WIDTH = re.compile(
     r"(^|_)(size|sizes|dim|dims|channels|width|rank|filters|features|inplanes|mlp|embd|inner|units"
     r"|model|ff|kv|ssm|upsample_groups|planes|channel_list|hidden|groups_dim|d_head|d_rel|dff|kq)$|^(d|n)_(model|ff"
-    r"|kv|embd|inner|head_dim)$|^scale$|_ffn_dim$|_dim_\dd$|_pos_feats$|^mamba_d_ssm$"
+    r"|kv|embd|inner|head_dim)$|^scale$|_ffn_dim$|_dim_\dd$|_pos_feats$|_dim_per_stage$|^mamba_d_ssm$"
 )
 NO_WIDTH = re.compile(
     r"vocab|image|patch|kernel|window|chunk|block|pool|stride|crop|tile|grid|codebook|frame|mel"
-    r"|sample|buckets|spatial|temporal|batch|merge|input_size|^in_channels|num_channels|state_size"
+    r"|(?<!up)sample|buckets|spatial|temporal|batch|merge|input_size|^in_channels|num_channels|state_size"
     r"|^num_|max_|audio_channels|feature_size|slice|^input_channels|context_size|hash|^out_features"
     r"|_scale$|label|expand|conv_channels|cross_attn|bbox|feat_sizes|k_sizes|masked_unit|query_size"
 )
@@ -120,7 +120,9 @@ def small(config: Any, scale: Scale, by_hand: Mapping[str, Any] | None = None) -
         public = name.removeprefix("_")
         if name in OUTPUTS or (new is value and _alike(value, usual.get(name))):
             continue
-        if accepted is None or name in accepted or public in accepted:
+        if name == "_out_indices":
+            overrides[public] = new
+        elif accepted is None or name in accepted or public in accepted:
             overrides[name if accepted is None or name in accepted else public] = new
     overrides.update(by_hand)
     overrides.update(_aligned(values, overrides, by_hand))
@@ -217,7 +219,7 @@ def _small(config: Any, name: str, value: Any, scale: Scale, deep: int) -> Any:
     if isinstance(value, (list, tuple)) and value:
         if INDICES.search(name) and all(isinstance(i, int) for i in value):
             return type(value)(_ranked(list(value), deep))
-        if WIDTH.search(name) and any(type(v) is int and v < 32 for v in value):
+        if WIDTH.search(name) and any(type(v) is int and v < 32 for v in value[1:]):
             return value  # what is left of a narrow one would not fit the wider ones' ratios
         new = [_small(config, name, item, scale, deep) for item in value]
         return value if new == list(value) else type(value)(new)

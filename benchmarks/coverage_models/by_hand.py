@@ -23,6 +23,7 @@ _GLM = {
     "num_key_value_heads": 8,
     "rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2]},
 }
+_HUNYUAN = {"head_dim": 8, "rope_parameters": {**_ROPE, "mrope_section": [1, 1, 1, 1]}}
 _ROPES = {"full_attention": _ROPE, "sliding_attention": _ROPE}
 FIELDS: dict[str, dict[str, Any]] = {
     "autoformer": _SERIES,
@@ -37,6 +38,11 @@ FIELDS: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "hunyuan_vl": {"text_config": _HUNYUAN},
+    "hunyuan_vl_text": _HUNYUAN,
+    "moonshine_streaming": {"num_key_value_heads": 8},
+    "voxtral": {"audio_token_id": 411},
+    "xmod": {"default_language": "en_XX"},
     "glm4v_moe": {"text_config": _GLM},
     "glm4v_moe_text": _GLM,
     "gemma3n_audio": {"input_feat_size": 128},
@@ -101,6 +107,26 @@ INPUTS: dict[str, Recipe] = {
     "qwen3_asr_encoder": {
         "input_features": floats(BATCH, 128, 200),
         "input_features_mask": _whole(200),
+    },
+    "audioflamingo3_encoder": {
+        "input_features": floats(BATCH, 128, 3000),
+        "input_features_mask": _whole(3000),
+    },
+    "idefics": {
+        "input_ids": ints(400, BATCH, 16, low=3),
+        "attention_mask": mask(BATCH, 16),
+        "pixel_values": floats(BATCH, 1, 3, 96, 96),
+        "image_attention_mask": lambda _: torch.ones(BATCH, 16, 1, dtype=torch.int64),
+    },
+    "kosmos-2": {
+        "input_ids": ints(400, BATCH, 80, low=3),
+        "pixel_values": floats(BATCH, 3, 96, 96),
+        "image_embeds_position_mask": lambda _: (torch.arange(80) < 64).repeat(BATCH, 1),
+    },
+    "timesfm": {
+        "past_values": floats(BATCH, 512),
+        "past_values_padding": lambda _: torch.zeros(BATCH, 512),
+        "freq": lambda _: torch.zeros(BATCH, 1, dtype=torch.int64),
     },
     "gemma4_vision": {
         "pixel_values": lambda g: torch.rand(BATCH, 36, 768, generator=g),

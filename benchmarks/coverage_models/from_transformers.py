@@ -23,7 +23,7 @@ SCALES = (
 )
 """What widths are divided by, the largest image (None: the default) and the layers, in the
 order in which they are tried."""
-MOST_PARAMETERS = 40e6
+MOST_PARAMETERS = 48e6
 SAFE_DIVISOR = 8
 SECONDS = 25.0
 """Of the processor, for the search of a small configuration and of inputs."""

@@ -23,7 +23,7 @@ WIDTH = re.compile(
 NO_WIDTH = re.compile(
     r"vocab|image|patch|kernel|window|chunk|block|pool|stride|crop|tile|grid|codebook|frame|mel"
     r"|(?<!up)sample|buckets|spatial|temporal|batch|merge|input_size|^in_channels|num_channels|state_size"
-    r"|^num_|max_|audio_channels|feature_size|slice|^input_channels|context_size|hash|^out_features"
+    r"|^num_(?!filters)|max_|audio_channels|feature_size|slice|^input_channels|context_size|hash|^out_features"
     r"|_scale$|label|expand|conv_channels|cross_attn|bbox|feat_sizes|k_sizes|masked_unit|query_size"
 )
 LAYERS = re.compile(
@@ -54,6 +54,8 @@ OUTPUTS = frozenset(("_out_features", "out_features", "stage_names"))
 """Of a backbone, named by its stages; `out_indices` says the same."""
 HEADS = 4
 """Of attention over images, whose width is an odd multiple of the usual number of heads."""
+SPLIT = frozenset(("head_dim", "d_kv", "num_key_value_heads"))
+"""Where a width's division among heads is said by more than their number."""
 STAGES = ("depths", "depth", "stage_channels", "stage_num_blocks", "stem_channels")
 OF_BASE = frozenset(("chunk_size_feed_forward", "id2label", "label2id", "transformers_version"))
 
@@ -111,7 +113,7 @@ def small(config: Any, scale: Scale, by_hand: Mapping[str, Any] | None = None) -
             new = tuple(value[i] for i in kept) if new is None else new
         elif staged and INDICES.search(name):
             new = value
-        elif name == "num_heads" and isinstance(value, int) and "head_dim" not in values:
+        elif name == "num_heads" and isinstance(value, int) and not SPLIT & set(values):
             new = min(value, HEADS)
         elif kept is not None and name in ("num_hidden_layers", "num_layers", "n_layer"):
             new = len(kept)

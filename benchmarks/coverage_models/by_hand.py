@@ -50,7 +50,14 @@ FIELDS: dict[str, dict[str, Any]] = {
     "instructblipvideo": {"video_token_index": 411},
     "perceiver": {"d_latents": 64, "d_model": 64, "num_self_attends_per_block": 2},
     "deepseek_v2": {"num_experts_per_tok": 2},
-    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dots1": {
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "janus": {"vq_config": {"base_channels": 32}},
     "esm": {"vocab_size": 64, "pad_token_id": 1, "mask_token_id": 32},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8, "num_experts": 4, "moe_topk": 2},
@@ -127,6 +134,20 @@ INPUTS: dict[str, Recipe] = {
         "past_values": floats(BATCH, 512),
         "past_values_padding": lambda _: torch.zeros(BATCH, 512),
         "freq": lambda _: torch.zeros(BATCH, 1, dtype=torch.int64),
+    },
+    "clap": {
+        "input_ids": ints(400, BATCH, 16, low=3),
+        "attention_mask": mask(BATCH, 16),
+        "input_features": floats(BATCH, 1, 1001, 64),
+    },
+    "clvp": {
+        "input_ids": ints(200, BATCH, 16, low=3),
+        "attention_mask": mask(BATCH, 16),
+        "input_features": floats(BATCH, 80, 64),
+    },
+    "dia": {
+        "input_ids": ints(200, BATCH, 16, low=3),
+        "decoder_input_ids": ints(400, BATCH, 6, 9, low=3),
     },
     "gemma4_vision": {
         "pixel_values": lambda g: torch.rand(BATCH, 36, 768, generator=g),

@@ -22,7 +22,7 @@ WIDTH = re.compile(
 )
 NO_WIDTH = re.compile(
     r"vocab|image|patch|kernel|window|chunk|block|pool|stride|crop|tile|grid|codebook|frame|mel"
-    r"|(?<!up)sample|buckets|spatial|temporal|batch|merge|input_size|^in_channels|num_channels|state_size"
+    r"|(?<!up)sample|buckets|spatial|temporal|batch|merge|(?<!adapter_)input_size|^in_channels|num_channels|state_size"
     r"|^num_(?!filters)|max_|audio_channels|feature_size|slice|^input_channels|context_size|hash|^out_features"
     r"|_scale$|label|expand|conv_channels|cross_attn|bbox|feat_sizes|k_sizes|masked_unit|query_size"
 )

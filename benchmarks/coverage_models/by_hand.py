@@ -130,6 +130,7 @@ INPUTS: dict[str, Recipe] = {
         "pixel_values": floats(BATCH, 3, 96, 96),
         "image_embeds_position_mask": lambda _: (torch.arange(80) < 64).repeat(BATCH, 1),
     },
+    "timesfm2_5": {"past_values": floats(BATCH, 512)},
     "timesfm": {
         "past_values": floats(BATCH, 512),
         "past_values_padding": lambda _: torch.zeros(BATCH, 512),

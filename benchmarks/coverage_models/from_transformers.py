@@ -25,7 +25,7 @@ SCALES = (
 order in which they are tried."""
 MOST_PARAMETERS = 48e6
 SAFE_DIVISOR = 8
-SECONDS = 25.0
+SECONDS = 12.0
 """Of the processor, for the search of a small configuration and of inputs."""
 EAGER_SECONDS = 5.0
 

@@ -144,14 +144,12 @@ def patch_fields(config: Any) -> dict[str, Any] | None:
 
 
 def _rows(config: Any) -> list[Any]:
-    """Patches of images of a grid each: in rows, of a frame or two, or as small images."""
+    """Patches of images of a grid each: in rows, or as small images."""
     patch = seek(config, "patch_size", parts=VISION)
     fields = patch_fields(config)
     if fields is None:
         return []
-    number = BATCH * 16
-    twice = floats(number, 3 * 2 * patch * patch)
-    return [fields["pixel_values"], twice, floats(number, 3, patch, patch)]
+    return [fields["pixel_values"], floats(BATCH * 16, 3, patch, patch)]
 
 
 def _images(config: Any, names: Container[str]) -> list[Any]:
@@ -217,8 +215,6 @@ def choices(name: str, config: Any, special: Mapping[int, int], names: Container
     patches = patch_fields(config)
     series = [seek(config, name) or 1 for name in ("context_length", "num_input_channels")]
     own = seek(config, "hidden_size", "d_model", parts=TEXT) or 32
-    times = [s[2] for s in sound_shapes(config, "input_features")[:4:2]]
-    ones = [lambda _, t=t: torch.ones(BATCH, t, dtype=torch.int64) for t in times]
     simple: dict[str, list[Any]] = {
         "input_ids": [tokens(words, special)],
         "decoder_input_ids": [ints(words - 40, BATCH, TARGET, low=3)],
@@ -234,8 +230,6 @@ def choices(name: str, config: Any, special: Mapping[int, int], names: Container
         "encoder_hidden_states": [floats(BATCH, 8, hidden or 32)],
         "pixel_values": _images(config, names),
         "pixel_values_videos": [floats(*shape) for shape in image_shapes(config)[2:]],
-        "prompt_pixel_values": _images(config, names),
-        "prompt_masks": _images(config, names),
         "target_sizes": [constant([[4, 4]] * BATCH)],
         "merge_sizes": [constant([1] * BATCH)],
         "qformer_input_ids": [ints(99, BATCH, TARGET, low=3)],
@@ -243,7 +237,6 @@ def choices(name: str, config: Any, special: Mapping[int, int], names: Container
         "noise_embeds": [floats(BATCH, length, own)],
         "context_hidden_states": [floats(BATCH, length, n * own) for n in (1, 5)],
         "latents": [floats(BATCH, own, 8), floats(BATCH, 8, own)],
-        "input_features_mask": ones,
         "pixel_mask": [lambda _: torch.ones(BATCH, *image_shapes(config)[0][-2:]).long()],
         "input_features": [floats(*s) for s in sound_shapes(config, "input_features")],
         "input_values": [floats(*s) for s in sound_shapes(config, "input_values")],
@@ -303,7 +296,8 @@ def recipes(
             wanted = [n for n in wanted if n != "attention_mask" or n in required]
         if "query_embeds" in wanted and "encoder_hidden_states" in names:
             wanted.append("encoder_hidden_states")
-        wanted += [n for n in ("target_sizes",) if n in names and "pixel_values" in wanted]
+        if "target_sizes" in names and "pixel_values" in wanted:
+            wanted.append("target_sizes")
         if special and "mm_token_type_ids" in names:
             wanted.append("mm_token_type_ids")
         wishes.append(tuple(wanted))

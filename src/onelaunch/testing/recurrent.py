@@ -82,5 +82,6 @@ def _gru_backward(
     of_r = of_n * held * r * (1 - r)
     given = torch.cat([of_r, of_z, of_n], 1)
     hidden = torch.cat([of_r, of_z, of_n * r], 1)
-    biases = (given.sum(0), hidden.sum(0)) if has_bias else (None, None)
-    return given, hidden, grad_hy * z, *biases
+    if not has_bias:
+        return given, hidden, grad_hy * z, None, None
+    return given, hidden, grad_hy * z, given.sum(0), hidden.sum(0)

@@ -130,6 +130,7 @@ INPUTS: dict[str, Recipe] = {
         "pixel_values": floats(BATCH, 3, 96, 96),
         "image_embeds_position_mask": lambda _: (torch.arange(80) < 64).repeat(BATCH, 1),
     },
+    "vibevoice_acoustic_tokenizer_encoder": {"hidden_states": floats(BATCH, 1, 6400)},
     "timesfm2_5": {"past_values": floats(BATCH, 512)},
     "timesfm": {
         "past_values": floats(BATCH, 512),

@@ -23,9 +23,9 @@ SCALES = (
 )
 """What widths are divided by, the largest image (None: the default) and the layers, in the
 order in which they are tried."""
-MOST_PARAMETERS = 40e6
+MOST_PARAMETERS = 48e6
 SAFE_DIVISOR = 8
-SECONDS = 25.0
+SECONDS = 12.0
 """Of the processor, for the search of a small configuration and of inputs."""
 EAGER_SECONDS = 5.0
 
@@ -56,6 +56,8 @@ def build(name: str) -> Subject:
             try:
                 model = _small_model(name, scale)
                 recipe = _recipe(name, model, deadline, rich)
+            except ImportError as error:  # of a package, at any scale
+                raise NotBuilt(f"ImportError: {' '.join(str(error).split())[:160]}") from error
             except Exception as error:  # noqa: BLE001  the next scale may fit
                 told.append(f"{at}: {error if isinstance(error, NotBuilt) else _line(error)}")
                 continue

@@ -143,10 +143,20 @@ def patch_fields(config: Any) -> dict[str, Any] | None:
     return {"pixel_values": floats(BATCH * side * side, width), "image_grid_thw": constant(grid)}
 
 
+def _rows(config: Any) -> list[Any]:
+    """Patches of images of a grid each: in rows, or as small images."""
+    patch = seek(config, "patch_size", parts=VISION)
+    fields = patch_fields(config)
+    if fields is None:
+        return []
+    return [fields["pixel_values"], floats(BATCH * 16, 3, patch, patch)]
+
+
 def _images(config: Any, names: Container[str]) -> list[Any]:
-    patches = patch_fields(config)
-    if "grid_thw" in names and patches is not None:
-        return [patches["pixel_values"]]
+    if "grid_thw" in names or "grid_thws" in names:
+        return _rows(config)
+    if "target_sizes" in names and (patch := seek(config, "patch_size", parts=VISION)):
+        return [floats(1, 3, patch, BATCH * 16 * patch)]
     return [floats(*shape) for shape in image_shapes(config)]
 
 
@@ -204,6 +214,7 @@ def choices(name: str, config: Any, special: Mapping[int, int], names: Container
     hidden = seek(config, "encoder_hidden_size", "hidden_size", "d_model", parts=TEXT)
     patches = patch_fields(config)
     series = [seek(config, name) or 1 for name in ("context_length", "num_input_channels")]
+    own = seek(config, "hidden_size", "d_model", parts=TEXT) or 32
     simple: dict[str, list[Any]] = {
         "input_ids": [tokens(words, special)],
         "decoder_input_ids": [ints(words - 40, BATCH, TARGET, low=3)],
@@ -219,6 +230,13 @@ def choices(name: str, config: Any, special: Mapping[int, int], names: Container
         "encoder_hidden_states": [floats(BATCH, 8, hidden or 32)],
         "pixel_values": _images(config, names),
         "pixel_values_videos": [floats(*shape) for shape in image_shapes(config)[2:]],
+        "target_sizes": [constant([[4, 4]] * BATCH)],
+        "merge_sizes": [constant([1] * BATCH)],
+        "qformer_input_ids": [ints(99, BATCH, TARGET, low=3)],
+        "query_embeds": [floats(BATCH, 8, own)],
+        "noise_embeds": [floats(BATCH, length, own)],
+        "context_hidden_states": [floats(BATCH, length, n * own) for n in (1, 5)],
+        "latents": [floats(BATCH, own, 8), floats(BATCH, 8, own)],
         "pixel_mask": [lambda _: torch.ones(BATCH, *image_shapes(config)[0][-2:]).long()],
         "input_features": [floats(*s) for s in sound_shapes(config, "input_features")],
         "input_values": [floats(*s) for s in sound_shapes(config, "input_values")],
@@ -276,6 +294,10 @@ def recipes(
             wanted = [n for n in wanted if n != "decoder_input_ids"]
         if "input_ids" not in wanted:
             wanted = [n for n in wanted if n != "attention_mask" or n in required]
+        if "query_embeds" in wanted and "encoder_hidden_states" in names:
+            wanted.append("encoder_hidden_states")
+        if "target_sizes" in names and "pixel_values" in wanted:
+            wanted.append("target_sizes")
         if special and "mm_token_type_ids" in names:
             wanted.append("mm_token_type_ids")
         wishes.append(tuple(wanted))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,12 +18,12 @@ from typing import Any
 WIDTH = re.compile(
     r"(^|_)(size|sizes|dim|dims|channels|width|rank|filters|features|inplanes|mlp|embd|inner|units"
     r"|model|ff|kv|ssm|upsample_groups|planes|channel_list|hidden|groups_dim|d_head|d_rel|dff|kq)$|^(d|n)_(model|ff"
-    r"|kv|embd|inner|head_dim)$|^scale$|_ffn_dim$|_dim_\dd$|_pos_feats$|^mamba_d_ssm$"
+    r"|kv|embd|inner|head_dim)$|^scale$|_ffn_dim$|_dim_\dd$|_pos_feats$|_dim_per_stage$|^mamba_d_ssm$"
 )
 NO_WIDTH = re.compile(
     r"vocab|image|patch|kernel|window|chunk|block|pool|stride|crop|tile|grid|codebook|frame|mel"
-    r"|sample|buckets|spatial|temporal|batch|merge|input_size|^in_channels|num_channels|state_size"
-    r"|^num_|max_|audio_channels|feature_size|slice|^input_channels|context_size|hash|^out_features"
+    r"|(?<!up)sample|buckets|spatial|temporal|batch|merge|(?<!adapter_)input_size|^in_channels|num_channels|state_size"
+    r"|^num_(?!filters)|max_|audio_channels|feature_size|slice|^input_channels|context_size|hash|^out_features"
     r"|_scale$|label|expand|conv_channels|cross_attn|bbox|feat_sizes|k_sizes|masked_unit|query_size"
 )
 LAYERS = re.compile(
@@ -52,6 +54,8 @@ OUTPUTS = frozenset(("_out_features", "out_features", "stage_names"))
 """Of a backbone, named by its stages; `out_indices` says the same."""
 HEADS = 4
 """Of attention over images, whose width is an odd multiple of the usual number of heads."""
+SPLIT = frozenset(("head_dim", "d_kv", "num_key_value_heads"))
+"""Where a width's division among heads is said by more than their number."""
 STAGES = ("depths", "depth", "stage_channels", "stage_num_blocks", "stem_channels")
 OF_BASE = frozenset(("chunk_size_feed_forward", "id2label", "label2id", "transformers_version"))
 
@@ -109,7 +113,7 @@ def small(config: Any, scale: Scale, by_hand: Mapping[str, Any] | None = None) -
             new = tuple(value[i] for i in kept) if new is None else new
         elif staged and INDICES.search(name):
             new = value
-        elif name == "num_heads" and isinstance(value, int) and "head_dim" not in values:
+        elif name == "num_heads" and isinstance(value, int) and not SPLIT & set(values):
             new = min(value, HEADS)
         elif kept is not None and name in ("num_hidden_layers", "num_layers", "n_layer"):
             new = len(kept)
@@ -118,10 +122,55 @@ def small(config: Any, scale: Scale, by_hand: Mapping[str, Any] | None = None) -
         public = name.removeprefix("_")
         if name in OUTPUTS or (new is value and _alike(value, usual.get(name))):
             continue
-        if accepted is None or name in accepted or public in accepted:
+        if name == "_out_indices":
+            overrides[public] = new
+        elif accepted is None or name in accepted or public in accepted:
             overrides[name if accepted is None or name in accepted else public] = new
     overrides.update(by_hand)
+    overrides.update(_aligned(values, overrides, by_hand))
+    overrides.update(_dividing(values | overrides, by_hand))
     return type(config)(**overrides)
+
+
+WHOLE = (
+    ("hidden_size", "num_attention_heads"),
+    ("embed_dim", "num_heads"),
+    ("embed_dim", "num_attention_heads"),
+    ("num_attention_heads", "num_key_value_heads"),
+)
+"""Numbers of which the second divides the first."""
+
+
+def _dividing(values: Mapping[str, Any], by_hand: Mapping[str, Any]) -> dict[str, int]:
+    """Heads that still divide a width: fewer of them, where each has no width of its own."""
+    found: dict[str, int] = {}
+    for whole, part in WHOLE:
+        n, heads = (found.get(k, values.get(k)) for k in (whole, part))
+        apart = whole != "num_attention_heads" and isinstance(values.get("head_dim"), int)
+        if type(n) is type(heads) is int and n > 0 and heads > 0 and n % heads and not apart:
+            found[part] = math.gcd(n, heads)
+    return {k: v for k, v in found.items() if k not in by_hand}
+
+
+INNER = re.compile(r"intermediate|ffn")
+
+
+def _aligned(
+    values: Mapping[str, Any], new: Mapping[str, Any], by_hand: Mapping[str, Any]
+) -> dict[str, int]:
+    """Widths of experts in multiples of 16: kernels of grouped products need rows of 16 bytes."""
+    if not any(EXPERTS.search(k) and type(v) is int and v > 1 for k, v in values.items()):
+        return {}
+    apart = isinstance(values.get("head_dim"), int)
+    return {
+        k: -(-v // 16) * 16
+        for k, v in new.items()
+        if k not in by_hand and type(v) is int and v >= 2 and _of_experts(k, apart)
+    }
+
+
+def _of_experts(name: str, apart: bool) -> bool:
+    return bool(INNER.search(name)) or (apart and name == "hidden_size")
 
 
 def _alike(value: Any, usual: Any) -> bool:
@@ -172,6 +221,8 @@ def _small(config: Any, name: str, value: Any, scale: Scale, deep: int) -> Any:
     if isinstance(value, (list, tuple)) and value:
         if INDICES.search(name) and all(isinstance(i, int) for i in value):
             return type(value)(_ranked(list(value), deep))
+        if WIDTH.search(name) and any(type(v) is int and v < 32 for v in value[1:]):
+            return value  # what is left of a narrow one would not fit the wider ones' ratios
         new = [_small(config, name, item, scale, deep) for item in value]
         return value if new == list(value) else type(value)(new)
     if name == "use_pretrained_backbone":
@@ -218,6 +269,8 @@ SECTION = re.compile(r"""mrope_section["'], \[(\d+), (\d+), (\d+)\]""")
 
 def _small_rope(config: Any, value: dict[str, Any], scale: Scale) -> dict[str, Any]:
     """Cut the sections of a rotary embedding as its width is; some are in a model's code."""
+    if not value:
+        return value
     section = value.get("mrope_section")
     if section is None:
         module = type(config).__module__.replace("configuration_", "modeling_")
@@ -225,4 +278,8 @@ def _small_rope(config: Any, value: dict[str, Any], scale: Scale) -> dict[str, A
         section = found and [int(n) for n in found.groups()]
     if not section:
         return value
-    return {**value, "mrope_section": [max(1, n // scale.divisor) for n in section]}
+    heads = getattr(config, "num_attention_heads", None)
+    width = getattr(config, "head_dim", None) or (heads and config.hidden_size // heads)
+    half = int((width or 2 * sum(section)) * value.get("partial_rotary_factor", 1)) // 2
+    ends = [sum(section[:i]) * half // (sum(section) * scale.divisor) for i in range(4)]
+    return {**value, "mrope_section": [b - a for a, b in itertools.pairwise(ends)]}

@@ -46,7 +46,6 @@ def attention(**options: Any) -> Callable[[], nn.Module]:
 
 
 _RECURRENT = ("RNN", "LSTM", "GRU")
-_GATED = ("LSTM", "GRU")
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "attention": attention(need_weights=False),
     "attention and weights": attention(),
@@ -61,7 +60,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 # Torch has no kernels for the cells of these on a device like the emulated one.
-_PLACES = [(d, n) for d in ("cpu", "tape") for n in LAYERS if d != "tape" or n not in _GATED]
+_PLACES = [(d, n) for d in ("cpu", "tape") for n in LAYERS]
 _ON_CUDA = [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in LAYERS]
 EACH = pytest.mark.parametrize(("device", "name"), [*_PLACES, *_ON_CUDA], indirect=["device"])
 GRAPHED = pytest.mark.parametrize(  # cuDNN seeds the dropout of recurrent layers on the host

@@ -222,7 +222,6 @@ def test_a_recurrent_layer(device: torch.device, rand: Rand, kept: bool) -> None
 
 
 @_in_pieces
-@on_cpu_and_cuda  # torch has no kernels for the cells of these on a device like the emulated one
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_a_gated_layer(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in_worlds, on_cpu_and_cuda, replays
+from .drop_in import assert_same, drop_in_worlds, replays
 
 Rand = Callable[..., Tensor]
 
@@ -52,7 +52,6 @@ def test_dropout(rand: Rand) -> None:
     assert replays(fast) == 4
 
 
-@on_cpu_and_cuda  # torch has no kernels for the cells of these on a device like the emulated one
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 def test_gated_layers(device: torch.device, rand: Rand, kind: type[nn.RNNBase]) -> None:
     torch.manual_seed(0)

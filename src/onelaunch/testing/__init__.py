@@ -15,6 +15,7 @@ storage.py       from one of its tensors to its memory, and back
 dynamo.py        its tensors in `torch.compile`
 engine.py        hooks that raise in autograd's thread for it
 attention.py     memory-efficient attention, and the place of its seeds
+recurrent.py     the steps of LSTM and GRU
 """
 
 from onelaunch.testing.arena import memory_allocated, memory_reserved, set_memory_limit

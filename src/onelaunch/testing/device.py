@@ -26,6 +26,7 @@ from onelaunch.driver.tape.recorder import recording
 from onelaunch.testing import engine
 from onelaunch.testing.arena import Arena, Block
 from onelaunch.testing.attention import install_attention, refuse_seeds, with_seeds_on_host
+from onelaunch.testing.recurrent import install_recurrent
 from onelaunch.testing.storage import (
     NAME,
     bind,
@@ -59,6 +60,7 @@ def register_device() -> None:
     # AOTInductor empties its cache. To say that there is none yet leaves it nothing to do.
     torch._C._accelerator_isAllocatorInitialized = lambda: False  # pyright: ignore
     install_attention()
+    install_recurrent()
     _library = torch.library.Library("aten", "IMPL")
     aten = torch.ops.aten
     for func in (aten.empty.memory_format, aten.empty_strided.default):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import ref
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -199,6 +200,10 @@ class Count:
     def __reduce_ex__(self, protocol: object) -> Any:
         return int, (self.fixed(),)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        # Without it NumPy makes an array of objects.
+        return np.array(self.fixed(), dtype)
+
     def __pos__(self) -> Count:
         return self
 
@@ -231,7 +236,7 @@ def _computed(count: Count, operation: Callable[[Any, Any], Any], other: Any) ->
     integers there; else of the plain number. Of these the device has the same bits for a number as
     for a tensor of it."""
     device = count.counts.device
-    if isinstance(other, Tensor) and other.dtype in _INTEGERS and other.device == device:
+    if isinstance(other, Tensor) and _keeps_dtype(other) and other.device == device:
         mine = count.counts.tensor(count)
         if mine is not None:
             return operation(mine, other)
@@ -242,7 +247,9 @@ def _of_plain(count: Count, operation: Callable[..., Any], *others: Any) -> Any:
     return operation(count.fixed(), *(o.fixed() if type(o) is Count else o for o in others))
 
 
-_INTEGERS = (torch.int64, torch.int32)
+def _keeps_dtype(t: Tensor) -> bool:
+    """Return whether a tensor's dtype is that of its sum with the device's int64 for a number."""
+    return t.dtype == torch.int64 or (t.dtype == torch.int32 and t.dim() > 0)
 
 
 def _swapped(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

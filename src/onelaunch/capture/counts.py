@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from onelaunch.frames.reads import StandIn
 from onelaunch.state.slots import Kind, Slot
 
 
@@ -104,7 +105,7 @@ class Counts:
         followed: id of a slot -> its follower, once the run is over.
         steps: id of a slot -> the amount that the run added to its number.
         wanted: slots whose numbers the device needs.
-        escaped: True if the run left a count where it is not followed.
+        escaped: True if the run left a count where it is not followed, or told one from a number.
     """
 
     slots: Sequence[Slot]
@@ -165,7 +166,7 @@ class Counts:
         return base + count.offset if count.offset else base
 
 
-class Count:
+class Count(StandIn):
     """A number that notes what is asked of it; to Python code an int.
 
     It is no subclass of int, of which C code would read the value unnoticed.
@@ -180,6 +181,9 @@ class Count:
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         return int
+
+    def tell(self) -> None:
+        self.counts.escaped = True
 
     def fixed(self) -> int:
         """Return the value, which the recording must then find at each call."""

@@ -346,6 +346,30 @@ def test_the_storage_of_an_earlier_request_stays_as_it_is(device: torch.device) 
     assert torch.equal(torch.empty(0, device=device).set_(storage, 0, (8, 4), (4, 1)), kept)
 
 
+def test_a_flag_that_only_some_calls_store(device: torch.device) -> None:
+    """A ring buffer: no call reads `full`, and the one that fills the buffer sets it."""
+
+    class Ring:
+        def __init__(self) -> None:
+            self.rows, self.at, self.full = torch.zeros(3, 4, device=device), 0, False
+
+        def add(self, row: Tensor) -> Tensor:
+            self.rows[self.at] = row
+            self.at += 1
+            if self.at >= 3:
+                self.at, self.full = 0, True
+            return row * 2
+
+    ring = Ring()
+    fast = ol.graph(ring.add)
+    for call in range(15):
+        fast(torch.ones(4, device=device))
+        assert (ring.at, ring.full) == ((call + 1) % 3, call >= 2)
+    ring.full = False
+    fast(torch.ones(4, device=device))
+    assert not ring.full
+
+
 def test_a_prompt_before_its_tokens_runs_as_it_is(device: torch.device) -> None:
     """Each cache gets one call with a prompt: it would be the first warm-up for ever."""
     fast = ol.graph(step)

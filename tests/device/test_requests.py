@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -273,6 +274,100 @@ def test_a_number_that_is_kept_elsewhere(device: torch.device) -> None:
         assert got[1] == expected[1]
         assert type(got[1]) is int
         assert (fast.n, fast.last) == (eager.n, eager.last)
+
+
+def test_a_number_that_is_asked_for_its_type(device: torch.device) -> None:
+    def use(x: Tensor, n: int) -> Tensor:
+        return x * 5 if type(n) is int and n > 7 else x + 1
+
+    fast, eager = Counter(use), Counter(use)
+    graphed = ol.graph(fast.__call__)
+    x = torch.ones(3, device=device)
+    for _ in range(10):
+        assert torch.equal(graphed(x), eager(x))
+
+
+def test_a_number_that_meets_a_0_dim_tensor(device: torch.device) -> None:
+    def use(x: Tensor, n: int) -> Tensor:
+        return x[0].to(torch.int32) + n
+
+    fast, eager = Counter(use), Counter(use)
+    graphed = ol.graph(fast.__call__)
+    x = torch.ones(3, device=device)
+    for _ in range(8):
+        got, expected = graphed(x), eager(x)
+        assert got.dtype == expected.dtype
+        assert torch.equal(got, expected)
+
+
+def test_a_number_in_an_array(device: torch.device) -> None:
+    def use(x: Tensor, n: int) -> tuple[Tensor, str]:
+        return x + 1, str(np.array([n, 1]).dtype)
+
+    fast, eager = Counter(use), Counter(use)
+    graphed = ol.graph(fast.__call__)
+    x = torch.ones(3, device=device)
+    for _ in range(8):
+        assert graphed(x)[1] == eager(x)[1]
+
+
+@pytest.mark.parametrize("last", [6, 8, 9])
+def test_an_error_that_depends_on_a_number(device: torch.device, last: int) -> None:
+    """A run with a count that raises may be the count's fault, and is made once more."""
+
+    def use(x: Tensor, n: int) -> Tensor:
+        if n == last:
+            raise ValueError(n)
+        return x + n
+
+    def run_all(fn: Any, counter: Counter) -> list[object]:
+        seen: list[object] = []
+        for _ in range(10):
+            try:
+                seen.append(fn(x).tolist())
+            except ValueError as error:
+                seen.append(str(error))
+            seen.append(counter.n)
+        return seen
+
+    fast, eager = Counter(use), Counter(use)
+    x = torch.ones(3, device=device)
+    assert run_all(ol.graph(fast.__call__), fast) == run_all(eager, eager)
+
+
+def test_the_storage_of_an_earlier_request_stays_as_it_is(device: torch.device) -> None:
+    fast = ol.graph(step)
+    with torch.no_grad():
+        first = compare(device, fast, 0)
+        storage = first.layers[0].keys.untyped_storage()
+        kept = first.layers[0].keys.clone()
+        for seed in range(1, 4):
+            compare(device, fast, seed)
+    assert torch.equal(torch.empty(0, device=device).set_(storage, 0, (8, 4), (4, 1)), kept)
+
+
+def test_a_flag_that_only_some_calls_store(device: torch.device) -> None:
+    """A ring buffer: no call reads `full`, and the one that fills the buffer sets it."""
+
+    class Ring:
+        def __init__(self) -> None:
+            self.rows, self.at, self.full = torch.zeros(3, 4, device=device), 0, False
+
+        def add(self, row: Tensor) -> Tensor:
+            self.rows[self.at] = row
+            self.at += 1
+            if self.at >= 3:
+                self.at, self.full = 0, True
+            return row * 2
+
+    ring = Ring()
+    fast = ol.graph(ring.add)
+    for call in range(15):
+        fast(torch.ones(4, device=device))
+        assert (ring.at, ring.full) == ((call + 1) % 3, call >= 2)
+    ring.full = False
+    fast(torch.ones(4, device=device))
+    assert not ring.full
 
 
 def test_a_prompt_before_its_tokens_runs_as_it_is(device: torch.device) -> None:

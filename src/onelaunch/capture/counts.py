@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import ref
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from onelaunch.frames.reads import StandIn
 from onelaunch.state.slots import Kind, Slot
 
 
@@ -103,7 +105,7 @@ class Counts:
         followed: id of a slot -> its follower, once the run is over.
         steps: id of a slot -> the amount that the run added to its number.
         wanted: slots whose numbers the device needs.
-        escaped: True if the run left a count where it is not followed.
+        escaped: True if the run left a count where it is not followed, or told one from a number.
     """
 
     slots: Sequence[Slot]
@@ -164,7 +166,7 @@ class Counts:
         return base + count.offset if count.offset else base
 
 
-class Count:
+class Count(StandIn):
     """A number that notes what is asked of it; to Python code an int.
 
     It is no subclass of int, of which C code would read the value unnoticed.
@@ -179,6 +181,9 @@ class Count:
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         return int
+
+    def tell(self) -> None:
+        self.counts.escaped = True
 
     def fixed(self) -> int:
         """Return the value, which the recording must then find at each call."""
@@ -198,6 +203,10 @@ class Count:
 
     def __reduce_ex__(self, protocol: object) -> Any:
         return int, (self.fixed(),)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        # Without it NumPy makes an array of objects.
+        return np.array(self.fixed(), dtype)
 
     def __pos__(self) -> Count:
         return self
@@ -231,7 +240,7 @@ def _computed(count: Count, operation: Callable[[Any, Any], Any], other: Any) ->
     integers there; else of the plain number. Of these the device has the same bits for a number as
     for a tensor of it."""
     device = count.counts.device
-    if isinstance(other, Tensor) and other.dtype in _INTEGERS and other.device == device:
+    if isinstance(other, Tensor) and _keeps_dtype(other) and other.device == device:
         mine = count.counts.tensor(count)
         if mine is not None:
             return operation(mine, other)
@@ -242,7 +251,9 @@ def _of_plain(count: Count, operation: Callable[..., Any], *others: Any) -> Any:
     return operation(count.fixed(), *(o.fixed() if type(o) is Count else o for o in others))
 
 
-_INTEGERS = (torch.int64, torch.int32)
+def _keeps_dtype(t: Tensor) -> bool:
+    """Return whether a tensor's dtype is that of its sum with the device's int64 for a number."""
+    return t.dtype == torch.int64 or (t.dtype == torch.int32 and t.dim() > 0)
 
 
 def _swapped(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

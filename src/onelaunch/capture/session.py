@@ -61,7 +61,7 @@ class Retry(Exception):
 
 
 _UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, Unfit)
-"""The ends of an attempt after which the callable runs once more for the same call."""
+"""The ends of an attempt after which the callable always runs once more for the same call."""
 
 
 @dataclass(slots=True)
@@ -272,7 +272,9 @@ class CaptureSession:
         if run.counts.escaped:
             self.counting = ()
             self._brought.clear()
-            raise Retry("a number that the callable moves on is kept elsewhere too")
+            raise Retry(
+                "a number that the callable moves on is kept elsewhere too, or asked for its type"
+            )
         if run.counts.wanted:
             self._brought += run.counts.wanted
             raise Retry("numbers that the callable moves on became inputs")
@@ -288,7 +290,7 @@ class CaptureSession:
 
     def _roll_back(self, run: CaptureRun, graph: Graph | None, error: BaseException) -> None:
         """Undo a failed attempt: free its recording, and restore the state."""
-        again = isinstance(error, _UNDONE)
+        again = self._runs_again(error)
         try:
             if graph is not None:
                 graph.reset()
@@ -297,6 +299,11 @@ class CaptureSession:
         finally:
             run.before.undo(run.found, again)
             run.plan.release()  # frames of the traceback refer to it for good
+
+    def _runs_again(self, error: BaseException) -> bool:
+        """Return whether the callable runs once more for the same call: any error may have come of
+        a count that stood for a number."""
+        return isinstance(error, _UNDONE) or (bool(self.counting) and isinstance(error, Exception))
 
     def _unexplained(self, captured: CapturedCall, run: CaptureRun) -> Difference | None:
         """Return the difference from the run before, unless guarded values differ too: then each
@@ -346,8 +353,9 @@ class CaptureSession:
         generators = HostGenerators(before.values(tree))
         try:
             result = self._called(args, kwargs, run, generators)
-        except _UNDONE:  # the caller's call is still to come, and draws its numbers anew
-            if generators.sure():
+        except BaseException as error:
+            # The caller's call is still to come, and draws its numbers anew.
+            if self._runs_again(error) and generators.sure():
                 generators.restore()
             raise
         self.driver.join(distributed.side_streams(v for _, v in before.walk.held.values()))

@@ -15,6 +15,17 @@ from torch.autograd.graph import Node
 from onelaunch.frames.stack import Use
 
 
+class StandIn:
+    """An object that a run finds in place of a plain value, and takes for it unless it asks for its
+    `type`."""
+
+    __slots__ = ()
+
+    def tell(self) -> None:
+        """Learn that the run asked."""
+        raise NotImplementedError
+
+
 @dataclass(slots=True)
 class Owner:
     """An object whose attributes were loaded or stored."""

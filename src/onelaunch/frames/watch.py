@@ -47,7 +47,7 @@ from onelaunch.frames.peek import (
     iterated_container,
     peek,
 )
-from onelaunch.frames.reads import Reads, raise_uses
+from onelaunch.frames.reads import Reads, StandIn, raise_uses
 from onelaunch.frames.stack import UNKNOWN, Loads, Symbol, Use
 from onelaunch.gc_pause import no_collection
 from onelaunch.profiling import Hook, hook, set_profile
@@ -311,6 +311,10 @@ class _Frame:
         for function in self._values(call.base):
             if function is vars or function is dir:
                 self._note_opaque(v for part in call.parts for v in self._values(part))
+            elif function is type and len(call.parts) == 1:
+                for value in self._values(call.parts[0]):
+                    if isinstance(value, StandIn):
+                        value.tell()
             elif (function is getattr or function is hasattr) and len(call.parts) > 1:
                 self._note_getattr(call.parts[0], call.parts[1])
             elif getattr(function, "__module__", None) in _READS_ALL:

@@ -9,6 +9,7 @@ where nothing but these tensors refers to that memory.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -67,7 +68,8 @@ def locked(call: CallPath, lock: RLock) -> CallPath:
 
 
 def _uses(t: Tensor) -> int:
-    return _C._storage_Use_Count(t.untyped_storage()._cdata)
+    storage = t.untyped_storage()  # one object for all who hold it, which torch counts as one
+    return _C._storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
 
 
 def _own_uses(t: Tensor, entries: Sequence[Entry]) -> int:

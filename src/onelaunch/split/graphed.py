@@ -159,7 +159,7 @@ class SplitGraphed(Graphed[P, R]):
 
     # For users.
 
-    def _parts(self) -> Iterator[SplitGraphed[..., Any]]:
+    def _every_piece(self) -> Iterator[SplitGraphed[..., Any]]:
         """Return this one and the pieces below it, each once, the outer ones first."""
         seen: set[int] = set()
         rest: list[SplitGraphed[..., Any]] = [self]
@@ -178,12 +178,12 @@ class SplitGraphed(Graphed[P, R]):
     @property
     def memory_bytes(self) -> int:
         """Device bytes that the recordings hold, a shared pool counted once."""
-        recorded = any(part._entries for part in self._parts())
+        recorded = any(part._entries for part in self._every_piece())
         return self._pool.memory_bytes if recorded else 0
 
     def stats(self) -> GraphStats:
         """Return the figures of the whole and its pieces together, and what was split."""
-        parts = list(self._parts())
+        parts = list(self._every_piece())
         every = [super(SplitGraphed, part).stats() for part in parts]
         return GraphStats(
             recordings=tuple(recording for one in every for recording in one.recordings),
@@ -201,7 +201,7 @@ class SplitGraphed(Graphed[P, R]):
     def reset(self) -> None:
         """Free every recording of the whole and the pieces, and forget every signature and
         refusal; see `Graphed.reset`."""
-        for part in list(self._parts()):
+        for part in list(self._every_piece()):
             super(SplitGraphed, part).reset()
             part._refusals.clear()
             part._pieces, part._runs, part._opened = {}, 0, {}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.driver.protocol import Driver
+from onelaunch.frames.stack import Use
 from onelaunch.state.slots import (
     MISSING,
     Kind,
@@ -58,7 +59,9 @@ def relied_on(
                 guarded.append((slot, value))
             continue
         if slot.id in rebound:
-            if before.is_read(slot):
+            # One that only stores, and is as it was: this run may not have come by the store.
+            kept = before.use(slot) is Use.NONE and slot.id not in now
+            if before.is_read(slot) or kept:
                 guarded.append((slot, value))
             continue
         if not _matters(slot, value, before, slot.id in now) or is_replaced(slot, now):

@@ -107,9 +107,6 @@ class _Twin(nn.Module):
 
 def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
     """Return the graphed twin of a module."""
-    if isinstance(module, torch.jit.ScriptModule):
-        fix = "graph the Python module it was scripted from, or `ol.graph(lambda x: scripted(x))`"
-        raise ArgumentError("OL401", "a ScriptModule has no Python state to share", fix=fix)
     if isinstance(module, _Twin):
         raise ArgumentError("OL401", "this module is graphed already", fix="use it as it is")
     distributed.refuse_module(module)
@@ -117,8 +114,8 @@ def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
     split = options.on_refusal == "split"
     fast = (SplitGraphed if split else graphed)(forward, options, pool, root)
     twin = object.__new__(_twin_class(type(module)))
-    twin.__dict__ = module.__dict__
-    twin._graphed = (fast,)
+    object.__setattr__(twin, "__dict__", module.__dict__)
+    object.__setattr__(twin, "_graphed", (fast,))
     return cast(M, twin)
 
 

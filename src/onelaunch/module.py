@@ -7,7 +7,6 @@ import functools
 import typing
 from typing import Any, TypeVar, cast
 
-import torch
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -162,5 +161,7 @@ def _twin_class(kind: type[nn.Module]) -> type[_Twin]:
     for name in _FORWARDED:
         if not hasattr(kind, name):
             members[name] = property(lambda twin, name=name: getattr(_current(twin), name))
+    if kind.__call__ is not nn.Module.__call__:  # as gpytorch's: it runs around the launch
+        members["__call__"] = kind.__call__
     meta = _TwinMeta if type(kind) is type else type("_TwinMeta", (_TwinMeta, type(kind)), {})
     return cast(type[_Twin], meta(f"Graphed{kind.__name__}", (_Twin, kind), members))

@@ -15,6 +15,7 @@ from torch_geometric.nn import (
     GCNConv,
     GINConv,
     GraphNorm,
+    HeteroConv,
     JumpingKnowledge,
     MessagePassing,
     SAGEConv,
@@ -307,6 +308,30 @@ def a_heterogeneous_step(run: Run) -> None:
         there, back = torch.stack([users, items]), torch.stack([items, users])
         optimizer.zero_grad()
         loss = scores(x, {("user", "item"): there, ("item", "user"): back}).square().mean()
+        loss.backward()
+        optimizer.step()
+        run.see(loss)
+    run.see(model)
+
+
+@training()
+def relations_of_three_names(run: Run) -> None:
+    """`HeteroConv`, called with the dicts of a `HeteroData`."""
+    relations = [("user", "rates", "item"), ("item", "rated", "user"), ("user", "knows", "user")]
+    convs = {relation: SAGEConv((8, 8), 8) for relation in relations}
+    model = HeteroConv(convs, aggr="sum").to(run.device)
+    fast = run.graph(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i in range(8):
+        sizes = {"user": 10, "item": 6}
+        x = {kind: run.rand(i, size, 8) for kind, size in sizes.items()}
+        edges = {
+            (a, name, b): torch.stack([run.ints(i, sizes[a], 30), run.ints(i + 1, sizes[b], 30)])
+            for a, name, b in relations
+        }
+        optimizer.zero_grad()
+        out = fast(x, edges)
+        loss = torch.cat([out["user"], out["item"]]).square().mean()
         loss.backward()
         optimizer.step()
         run.see(loss)

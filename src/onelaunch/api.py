@@ -82,8 +82,9 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
             ``backward(inputs=...)`` then find no way to a parameter, but for those with hooks.
         capturable: True to do `ol.capturable(optimizer)` for each optimizer that is about to step
             in `fn` and could not be captured, at its first step; it stays so.
-        compile: capture Inductor's kernels instead of eager's; ``"max-autotune"`` for its slow
-            search. On a device without CUDA graphs it has no effect.
+        compile: capture Inductor's kernels instead of eager's, in training those of the backward
+            too; ``"max-autotune"`` for its slow search. The second call of a signature compiles. On
+            a CPU it has no effect.
         pool: memory to share with other graphed callables; its own by default.
         max_recordings: signatures beyond so many run eagerly, with one warning.
         max_in_flight: in training, forwards of one signature that wait for their backward at the

@@ -287,8 +287,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "gradients that are not graphed",
         "a recording holds either a forward, whose backward the caller runs, or a whole step, "
         "which runs its own",
-        "make the forward and the step two graphed callables; leave `compile` out where a "
-        "backward follows",
+        "make the forward and the step two graphed callables",
     ),
     "OL304": CatalogueEntry(
         "the pool is full",
@@ -336,6 +335,12 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "operation after another; what it calls is graphed",
         "move such a line out of the module, or write it so that it can be captured: "
         'on_refusal="raise" says how',
+    ),
+    "OL312": CatalogueEntry(
+        "a part of a compiled graph that is not recorded",
+        "a recording holds the device's work alone; a part that the host does costs a launch more, "
+        "and the host's time for it",
+        "move it out of the compiled function, or to the device",
     ),
     # 4xx: how onelaunch was called.
     "OL401": CatalogueEntry(

@@ -56,7 +56,7 @@ class DispatchMode(TorchDispatchMode):
             return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
-        if not any(mode is self for mode in _dispatch_modes()[-1:]):
+        if not any(mode is self for mode in dispatch_modes()[-1:]):
             _C._push_on_torch_dispatch_stack(self)
         with _flags:
             if len(self.old_dispatch_mode_flags) == 1:
@@ -83,7 +83,7 @@ class same_modes:
     __slots__ = ("_dispatch", "_functions", "_keys", "_paused", "_profile")
 
     def __enter__(self) -> None:
-        self._dispatch = _dispatch_modes()
+        self._dispatch = dispatch_modes()
         self._functions = _function_modes()
         self._keys = {key: _C._dispatch_tls_is_dispatch_key_included(key) for key in _OF_MODES}
         self._profile = sys.getprofile()
@@ -107,7 +107,7 @@ class same_modes:
         pause(self._paused)
         _restore(
             self._dispatch,
-            _dispatch_modes(),
+            dispatch_modes(),
             lambda: _C._pop_torch_dispatch_stack(None),
             _C._push_on_torch_dispatch_stack,
         )
@@ -155,13 +155,13 @@ class unwound(same_modes):
             torch.autocast_decrement_nesting()
 
 
-def _dispatch_modes() -> list[object]:
+def dispatch_modes() -> list[object]:
     return [_C._get_dispatch_stack_at(i) for i in range(_C._len_torch_dispatch_stack())]
 
 
 def _forget_interrupted() -> None:
     """Restore torch's flags where a mode of this thread was entered, and never exited."""
-    thread, on = threading.get_ident(), _dispatch_modes()
+    thread, on = threading.get_ident(), dispatch_modes()
     with _flags:
         gone = [m for m in _entered if m._thread == thread and not any(m is other for other in on)]
         _entered.difference_update(gone)

@@ -598,3 +598,73 @@ def test_a_storage_tells_how_often_it_is_used() -> None:
     assert C._storage_Use_Count(t.untyped_storage()._cdata) == before + 1
     del view
     assert C._storage_Use_Count(t.untyped_storage()._cdata) == before
+
+
+# Dynamo and AOTAutograd.
+
+
+def test_a_compiled_graph_says_what_it_writes_and_lends() -> None:
+    """`compilation` reads what AOTAutograd found, and sets what it is to leave alone."""
+    import torch._dynamo
+    import torch._functorch.config as config
+    from torch._dynamo.backends.debugging import aot_eager
+    from torch._guards import TracingContext
+
+    assert config.donated_buffer in (True, False)
+    assert config.force_non_lazy_backward_lowering is False
+    found: list[tuple[list[bool], Any]] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        with config.patch(donated_buffer=False, force_non_lazy_backward_lowering=True):
+            run = aot_eager(graph, inputs)
+        metadata = TracingContext.try_get().fw_metadata
+        found.append(([info.mutates_data for info in metadata.input_info], metadata))
+        return run
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return (x * y).sin()
+
+    torch._dynamo.reset()
+    y = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="donated_buffer=False"):
+        torch.compile(f, backend=backend)(torch.ones(3), y).sum().backward(retain_graph=True)
+    assert sorted(found[0][0]) == [False, True]
+    found[0][1].bw_donated_idxs = []
+    loss = torch.compile(f, backend=backend)(torch.ones(3), y).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    torch._dynamo.reset()
+
+
+def test_dynamo_marks_what_a_module_holds() -> None:
+    """The backend reads these inputs where they are."""
+    import torch._dynamo
+
+    marks: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        for node in graph.graph.find_nodes(op="placeholder"):
+            marks.append((node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type"))
+            assert "example_value" in node.meta
+        return graph.forward
+
+    torch._dynamo.reset()
+    torch.compile(nn.Linear(2, 2), backend=backend)(torch.ones(1, 2))
+    torch._dynamo.reset()
+    assert sorted(marks, key=str) == [None, "unguarded", "unguarded"]
+
+
+def test_dynamo_resets_a_backend() -> None:
+    import torch._dynamo
+
+    resets: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        return graph.forward
+
+    backend.reset = lambda: resets.append(1)  # type: ignore[attr-defined]
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
+    torch._dynamo.reset()
+    assert resets == [1]

@@ -1,7 +1,7 @@
 """``compile=True``: what a callable reads and writes is learned from an eager run of another call.
 
-Inductor compiles for CUDA. Elsewhere the callable stands for its compiled version, whose operations
-nobody watches either.
+Inductor compiles for CUDA, and AOTAutograd for the emulated device. On plain CPU tensors the
+callable stands for its compiled version, whose operations nobody watches either.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .training import Rand
 
 @pytest.fixture(autouse=True)
 def compiled(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    if device.type == "cuda":
+    if device.type != "cpu":
         torch._dynamo.reset()
         return
 
@@ -109,6 +109,12 @@ def test_two_arguments_of_one_memory(device: torch.device, rand: Rand) -> None:
         return whole[:5], whole[3:]
 
     drop_in_worlds(lambda: (lambda a, b: (a.mul_(3), b + 1)[1], overlapping), **options())
+
+    def inside(i: int) -> tuple[Tensor, Tensor]:
+        whole = rand(i, 12)
+        return whole[2:7], whole[5:10]
+
+    drop_in_worlds(lambda: (lambda a, b: (a.mul_(3), b + 1)[1], inside), **options())
 
 
 def test_an_argument_that_is_state_too(device: torch.device, rand: Rand) -> None:
@@ -224,3 +230,159 @@ def test_a_part_that_is_compiled(device: torch.device, rand: Rand, grad: bool) -
             torch.testing.assert_close(fast(x), (part(same * 2) * 3).sin())
     assert len(fast.recordings) == 1
     assert replays(fast) >= 4
+
+
+@on_accelerators
+def test_every_size_is_compiled_before_its_capture(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.sin() * 2
+
+    fast = ol.graph(f, compile=True)
+    with torch.no_grad():
+        for i in range(80):
+            x = rand(i, 2 + i // 4, 8)
+            torch.testing.assert_close(fast(x), f(x))
+    assert len(fast.recordings) == 20
+    assert replays(fast) == 20
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 20
+
+
+@on_accelerators
+def test_a_number_of_the_host_is_read_at_each_call(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor, n: Tensor) -> Tensor:
+        return x * n
+
+    fast = ol.graph(f, compile=True)
+    with torch.no_grad():
+        for i in range(8):
+            x = rand(i, 3, 4)
+            torch.testing.assert_close(fast(x, torch.tensor(float(i))), x * i)
+    assert len(fast.recordings) == 1
+
+
+@on_accelerators
+@pytest.mark.parametrize(
+    ("f", "code"),
+    [
+        (lambda x: x / x.sum().item(), "OL101"),
+        (lambda x: x * 2 if x.sum() > 0 else x, "OL101"),
+        (lambda x: x * len(x.sum(0).tolist()), "OL101"),
+        (lambda x: x[x > 0], "OL102"),
+    ],
+)
+def test_what_the_host_reads_has_its_code(
+    device: torch.device, rand: Rand, f: Callable[[Tensor], Tensor], code: str
+) -> None:
+    fast = ol.graph(f, compile=True)
+    with torch.no_grad(), pytest.raises(ol.CaptureError, match=code) as caught:
+        [fast(rand(i, 3, 4)) for i in range(6)]
+    assert "test_compiled.py" in str(caught.value.where)
+
+
+# Training: the forward and the backward that AOTAutograd makes are two recordings.
+
+
+class Layers(nn.Sequential):
+    def __init__(self, norm: type[nn.Module] = nn.BatchNorm1d) -> None:
+        super().__init__(nn.Linear(4, 8), norm(8), nn.GELU(), nn.Linear(8, 2))
+
+
+def two_models(
+    device: torch.device, norm: type[nn.Module] = nn.BatchNorm1d
+) -> tuple[nn.Module, Any]:
+    made: list[nn.Module] = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        made.append(Layers(norm).to(device))
+    return made[0], ol.graph(made[1], compile=True)
+
+
+def assert_close(model: nn.Module, fast: nn.Module) -> None:
+    """Of one state and the same gradients, but for rounding."""
+    for (name, p), q in zip(model.named_parameters(), fast.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(q, p, rtol=1e-3, atol=1e-4)
+    for p, q in zip(model.buffers(), fast.buffers(), strict=True):
+        torch.testing.assert_close(q, p, rtol=1e-3, atol=1e-4)
+
+
+@on_accelerators
+def test_training(device: torch.device, rand: Rand) -> None:
+    model, fast = two_models(device)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, fast)]
+    for i in range(9):
+        for m, optimizer in zip((model, fast), optimizers, strict=True):
+            optimizer.zero_grad()
+            m(rand(i, 5, 4)).square().mean().backward()
+            optimizer.step()
+        assert_close(model, fast)
+    assert len(fast.recordings) == 1
+    assert replays(fast) == 6
+
+
+@on_accelerators
+def test_gradients_accumulate(device: torch.device, rand: Rand) -> None:
+    model, fast = two_models(device)
+    for i in range(12):
+        for m in (model, fast):
+            if i % 3 == 0:
+                m.zero_grad()
+            m(rand(i, 5, 4)).square().mean().backward()
+        assert_close(model, fast)
+    assert replays(fast) == 9
+
+
+@on_accelerators
+def test_two_forwards_before_a_backward(device: torch.device, rand: Rand) -> None:
+    """And the first backward last, over a graph that is kept."""
+    model, fast = two_models(device, nn.LayerNorm)
+    for i in range(9):
+        for m in (model, fast):
+            m.zero_grad()
+            first, second = m(rand(i, 5, 4)), m(rand(i + 50, 5, 4))
+            second.square().mean().backward()
+            first.square().mean().backward(retain_graph=True)
+            first.sum().backward()
+        assert_close(model, fast)
+    assert replays(fast) >= 10
+
+
+@on_accelerators
+def test_an_argument_gets_its_gradient(device: torch.device, rand: Rand) -> None:
+    model, fast = two_models(device)
+    for i in range(8):
+        grads: list[Tensor] = []
+        for m in (model, fast):
+            x = rand(i, 5, 4).requires_grad_()
+            grads += torch.autograd.grad(m(x).sum(), x)
+        torch.testing.assert_close(grads[1], grads[0], rtol=1e-3, atol=1e-4)
+    assert all(p.grad is None for p in fast.parameters())
+
+
+@on_accelerators
+def test_a_saved_argument_is_changed_before_the_backward(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(nn.Linear(4, 2).to(device), compile=True)
+    for i in range(8):
+        x = rand(i, 5, 4)
+        y = fast(x).sum()
+        if i == 6:
+            x.add_(1)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.backward()
+        else:
+            y.backward()
+    assert replays(fast) >= 3
+
+
+@on_accelerators
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # Dynamo of torch 2.11
+def test_hooks_inside_are_refused(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        y.register_hook(lambda grad: grad * 2)
+        return y.sin()
+
+    fast = ol.graph(f, compile=True)
+    with pytest.raises(ol.CaptureError, match="OL112"):
+        [fast(rand(i, 3).requires_grad_()).sum().backward() for i in range(6)]

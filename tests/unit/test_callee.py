@@ -9,27 +9,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from onelaunch.capture import compilation
 from onelaunch.capture.callee import Callee
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> tuple[Any, list[object]]:
     """A function as a driver for CUDA runs it, and the graphs that Inductor would be given."""
     graphs: list[object] = []
-    compile = torch.compile
 
     def backend(graph: Any, example: object) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    def recording(fn: Any, options: object, dynamic: bool) -> Any:
-        return compile(fn, backend=backend, dynamic=dynamic)
-
-    monkeypatch.setattr(torch, "compile", recording)
+    monkeypatch.setattr(compilation, "inductor", lambda mode, options: backend)
 
     def fn(x: Tensor) -> Tensor:
         return x * 2
 
-    driver: Any = SimpleNamespace(records_compiled=True)
+    driver: Any = SimpleNamespace(compiler="inductor", capturing=lambda: False)
     return Callee(fn, True, dynamic, None).on(driver), graphs
 
 

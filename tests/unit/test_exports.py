@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import inspect
 import subprocess
@@ -147,3 +148,11 @@ def test_the_wheel_has_what_is_not_python() -> None:
         if file.is_file() and file.suffix != ".py" and "__pycache__" not in file.parts
     }
     assert there == named
+
+
+def test_torch_finds_the_backend_by_its_entry_point() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    points = project["project"]["entry-points"]["torch_dynamo_backends"]
+    assert points == {"onelaunch": "onelaunch.dynamo:onelaunch"}
+    module, _, name = points["onelaunch"].partition(":")
+    assert callable(getattr(importlib.import_module(module), name))

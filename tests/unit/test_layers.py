@@ -25,7 +25,7 @@ LAYERS = (
     {"padding"},
     {"split"},
     {"module"},
-    {"api", "compat"},
+    {"api", "compat", "dynamo"},
     {"bench"},
     {"report"},
     {"cli"},

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -381,13 +382,20 @@ def _maker(driver: Driver, g: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
     return strided
 
 
+@functools.cache
+def _one_owner() -> int:
+    """Return the count of a storage that one tensor has, as torch counts its uses from Python."""
+    return _use_count(torch.empty(1, device="cpu").untyped_storage()._cdata)
+
+
 def _own_memory(t: Tensor, observer: Observer, driver: Driver, taken: set[int]) -> Tensor:
     """Return `t`, or a copy if its memory is not its own: a gradient passed on, or returned
-    twice."""
+    twice. Memory that compiled code makes is seen by nobody, and has no other owner."""
     if t.layout is not torch.strided or is_wrapped(t):
         return t.clone()
     storage = driver.storage(t)
-    if t.numel() and (not observer.made(t) or storage in taken):
+    own = observer.made(t) or _use_count(t.untyped_storage()._cdata) == _one_owner()
+    if t.numel() and (not own or storage in taken):
         t = t.clone()
         storage = driver.storage(t)
     taken.add(storage)

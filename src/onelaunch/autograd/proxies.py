@@ -10,7 +10,7 @@ graph, which serves every replay.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -130,14 +130,26 @@ _HOOKS = {
 }
 
 
+def _raise(error: CaptureError) -> None:
+    raise error
+
+
 class NoHooks(FunctionMode):
-    """A mode that refuses hooks on tensors of a captured graph: Python that no replay would run."""
+    """A mode that refuses hooks on tensors of a captured graph: Python that no replay would run.
+
+    Args:
+        refused: called with the refusal; raises it by default.
+    """
+
+    def __init__(self, refused: Callable[[CaptureError], object] = _raise) -> None:
+        super().__init__()
+        self._refused = refused
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _HOOKS:
-            raise refuse("OL112", f"`{_HOOKS[func]}` on a tensor of the captured forward")
+            self._refused(refuse("OL112", f"`{_HOOKS[func]}` on a tensor of the captured forward"))
         return func(*args, **(kwargs or {}))
 
 

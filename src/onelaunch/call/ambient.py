@@ -56,9 +56,7 @@ _guards: dict[str, Any] = {}
 
 _CPU = torch.device("cpu")
 
-_note_mode: Any = getattr(
-    _C._dynamo.guards, "set_is_in_mode_without_ignore_compile_internals", bool
-)
+note_mode: Any = getattr(_C._dynamo.guards, "set_is_in_mode_without_ignore_compile_internals", bool)
 
 
 def note_modes() -> None:
@@ -69,7 +67,7 @@ def note_modes() -> None:
     other dispatch keys of a tensor subclass than in other threads.
     """
     if not _dispatch_modes():
-        _note_mode(False)
+        note_mode(False)
 
 
 def runs_inline() -> bool:

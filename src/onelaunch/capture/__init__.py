@@ -1,6 +1,7 @@
 """The capture of a call: one watched run becomes one CapturedCall.
 
 session.py      CaptureSession: attempts at one capture until one succeeds
+compilation.py  code of torch.compile as a recording needs it
 callee.py       the callable, and the roots of the state that it reaches
 dry_run.py      runs of a callable that are rolled back
 io_plan.py      how the tensors of a call reach a recording, and its results the caller

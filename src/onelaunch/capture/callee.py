@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ import torch
 
 from onelaunch.call.ambient import default_device
 from onelaunch.call.tree import Flat, call_constants, flatten, is_plain
+from onelaunch.capture.compilation import compiled
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import driver_of, select
 from onelaunch.frames.reads import Reads
@@ -27,7 +27,7 @@ class Callee:
 
     Args:
         fn: the callable as the caller calls it.
-        compile: whether Inductor's version of it is captured; see `_compiled`.
+        compile: whether Inductor's version of it is captured; see `compilation`.
         dynamic: whether one such version serves all sizes.
         root: name and object where the search for state begins: the module whose forward `fn` is,
             or `fn`.
@@ -125,12 +125,21 @@ class Callee:
             self._seen[key] = device
         return device != taken
 
+    @property
+    def shown(self) -> Callable[..., Any]:
+        """The version of the callable whose operations can be watched."""
+        return self.fn
+
+    def hidden(self, driver: Driver) -> bool:
+        """Return whether what is captured is compiled code, whose operations no mode sees."""
+        return self.on(driver) is not self.shown
+
     def on(self, driver: Driver) -> Callable[..., Any]:
-        """Return the callable for warm-up and capture: `fn`, or Inductor's version of it."""
-        if not (self.compile and driver.records_compiled):
+        """Return the callable for warm-up and capture: `fn`, or its compiled version."""
+        if not self.compile or driver.compiler is None:
             return self.fn
         if self._compiled is None:
-            self._compiled = _compiled(self.fn, self.compile, self.dynamic)
+            self._compiled = compiled(self.fn, driver, self.compile, self.dynamic)
         return self._compiled
 
 
@@ -141,29 +150,3 @@ _MOST_SEEN = 256
 def _given(flat: Flat) -> Hashable:
     """Return a key that distinguishes calls that reach no tensor of an accelerator."""
     return flat.tree, default_device()
-
-
-_COMPILES = 1 << 16
-"""The most times that Dynamo may compile one function. After the default of 8 it would silently run
-it eagerly; the number of recordings is bounded by our own options."""
-
-
-def _compiled(fn: Callable[..., Any], mode: bool | str, dynamic: bool) -> Callable[..., Any]:
-    """Return `fn` compiled by Inductor without its CUDA graphs, which the recording replaces.
-
-    Args:
-        mode: True or ``"default"``, or ``"max-autotune"`` (slow to build).
-        dynamic: compile it once for all sizes (except 1, which Inductor treats apart), instead of
-            for each.
-    """
-    if mode == "max-autotune":
-        compiled = torch.compile(fn, mode="max-autotune-no-cudagraphs", dynamic=dynamic)
-    else:
-        compiled = torch.compile(fn, options={"triton.cudagraphs": False}, dynamic=dynamic)
-    config: Any = importlib.import_module("torch._dynamo").config
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with config.patch(recompile_limit=_COMPILES, accumulated_recompile_limit=_COMPILES):
-            return compiled(*args, **kwargs)
-
-    return run

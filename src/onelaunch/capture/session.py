@@ -429,14 +429,15 @@ class CaptureSession:
     def _called(self, args: Any, kwargs: Any, run: CaptureRun, generators: HostGenerators) -> Any:
         """Run the callable under watch."""
         walk, plan, observer = run.before.walk, run.plan, run.observer
+        forward = self.forward
+        around = nullcontext() if forward is None else forward.around(walk, run.state_inputs)
         if self.known is not None:
-            result = self.fn(*args, **kwargs)
+            with around:
+                result = self.fn(*args, **kwargs)
             refuse_drawn(generators, self.fn, observer.ledger)
             now = places(plan.tensors, ((slot.name, t) for slot, t in walk.tensors()))
             self.known.give(observer, dict(now), plan.tensors, plan.statics)
             return result
-        forward = self.forward
-        around = nullcontext() if forward is None else forward.around(walk, run.state_inputs)
         watch = self.callee.watch()
         seeds = watching_seeds(
             observer.refuse_seed,

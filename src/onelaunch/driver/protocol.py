@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from threading import RLock
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -243,8 +243,8 @@ class Driver(Protocol):
     computes_on_host: bool
     """The host's kernels and random generators serve the device."""
 
-    records_compiled: bool
-    """Kernels of Inductor's are recorded like torch's own."""
+    compiler: Literal["inductor", "aten"] | None
+    """The compiler whose code is recorded like torch's own, if there is one."""
 
     demands_capturable: bool
     """In a capture torch refuses an optimizer that is not marked capturable, even a fused one."""

@@ -57,7 +57,6 @@ from onelaunch.runtime.table import (
 from onelaunch.runtime.takeover import locked, memory_uses, shares
 from onelaunch.runtime.ungraphed import (
     backward_inside,
-    compiled_backward,
     grad_in_no_grad,
     naming_split,
 )
@@ -88,10 +87,12 @@ class Graphed(Serving, Generic[P, R]):
         options: Options,
         pool: PoolManager | None = None,
         root: tuple[str, object] | None = None,
+        callee: Callee | None = None,
     ) -> None:
         super().__init__(getattr(fn, "__name__", type(fn).__name__), options, pool or PoolManager())
         self.fn = fn
-        self._callee = Callee(fn, options.compile, options.buckets is not None, root)
+        dynamic = options.buckets is not None
+        self._callee = callee or Callee(fn, options.compile, dynamic, root)
         self._warmup = Warmup(self._callee, options, self._pool)
         self._chain: Chain | None = None
         """The chain that is being captured, of which this callable is a part."""
@@ -324,8 +325,6 @@ class Graphed(Serving, Generic[P, R]):
                 self._refused(signature, refused)
             elif not torch.is_grad_enabled():
                 self._ungraphed(signature, grad_in_no_grad())
-            elif self._callee.on(driver) is not self.fn:
-                self._ungraphed(signature, compiled_backward())
         return result
 
     def _rehearse(self, attempt: Attempt, then: Callable[[Any], object]) -> None:
@@ -369,26 +368,26 @@ class Graphed(Serving, Generic[P, R]):
             direct = self.options.gradients == "direct" and not distributed.initialized()
             root = self._callee.root[1]
             forward = Forward(driver, device, self._pool, root, raises, direct, self._chain)
-        callee = self._callee.on(driver)
+        hidden = self._callee.hidden(driver)
         recorder = CaptureSession(
             driver=driver,
             device=device,
             pool=self._pool.on(driver, device) if forward is None else forward.pool,
             apart=lambda: self._pool.apart(driver, device),
             callee=self._callee,
-            fn=callee,
+            fn=self._callee.on(driver),
             reached=attempt.reached,
             asking=signature.asking,
             static_outputs=self.options.outputs == "static" and forward is None,
             rebind=self.options.inputs == "rebind" and forward is None,
-            earlier=signature.ledger if callee is self.fn else None,
+            earlier=None if hidden else signature.ledger,
             strict=signature.differing + 1 >= TRIES
             and (attempt.ahead or self.options.on_refusal == "raise"),
-            known=signature.known if callee is not self.fn else None,
+            known=signature.known if hidden else None,
             forward=forward,
             varying=attempt.strategy.varying,
             follows=attempt.strategy.follows,
-            counting=self._counting(spec) if forward is None and callee is self.fn else (),
+            counting=self._counting(spec) if forward is None and not hidden else (),
         )
         captured = recorder.record(flat.tree, flat.tensors)
         note_modes()

@@ -44,7 +44,7 @@ class Serving(Table):
         request brings another object.
         """
         return all(type(value) in self._served for value in requests) and not any(
-            value in self._parts for value in requests
+            value in self._request_parts for value in requests
         )
 
     def _set_apart(self, requests: Sequence[object]) -> None:
@@ -53,9 +53,9 @@ class Serving(Table):
         parts = parts_of(requests)
         if self._callee.reads is not None:
             mine = {id(part) for part in parts}
-            self._callee.reads.forget(part for part in self._parts if id(part) not in mine)
+            self._callee.reads.forget(part for part in self._request_parts if id(part) not in mine)
         for part in parts:
-            self._parts.add(part)
+            self._request_parts.add(part)
 
     def _counting(self, spec: CallSpec) -> list[Slot]:
         """Return the numbers that recordings of a signature move on."""

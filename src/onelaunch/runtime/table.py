@@ -92,7 +92,7 @@ class Table:
         own. Two requests that alternate would otherwise change places at each call."""
         self._served: set[type] = set()
         """Classes of objects that took recordings over."""
-        self._parts = Objects()
+        self._request_parts = Objects()
         """The objects that requests brought, and those inside them."""
         self._lock = threading.RLock()
 

@@ -33,17 +33,6 @@ def grad_in_no_grad() -> CaptureError:
     )
 
 
-def compiled_backward() -> CaptureError:
-    """Return the refusal of gradients through Inductor's kernels."""
-    return CaptureError(
-        "OL303",
-        "compile=True, and the results require grad",
-        where=user_line(),
-        why="of Inductor's kernels the forward alone would be captured",
-        fix="leave `compile` out; or call it under torch.no_grad() where no backward follows",
-    )
-
-
 def naming_split(error: CaptureError, root: object, options: Options) -> CaptureError:
     """Add to the refusal of a module how it runs in pieces.
 

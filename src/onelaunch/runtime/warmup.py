@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from onelaunch.autograd.graph_walk import is_freed
+from onelaunch.autograd.proxies import NoHooks
 from onelaunch.call.ambient import inlining
 from onelaunch.call.tree import Flat, flatten, flatten_call, objects_in, unflatten
 from onelaunch.capture.callee import Callee
@@ -85,12 +86,15 @@ class Warmup:
     ) -> Any:
         """Run one of the caller's own first calls, on the stream that will capture."""
         _import_dynamo()
-        driver, device, signature = attempt.driver, attempt.device, attempt.signature
+        driver, signature = attempt.driver, attempt.signature
         try:
             with same_modes():
-                if self._options.compile and signature.known is None:
+                hidden = self._callee.hidden(driver)
+                if hidden and signature.known is not None and signature.known.refused is None:
+                    args, kwargs = _on_device(attempt)
+                if hidden and signature.known is None:
                     with self._stepping(signature, refuse):
-                        result = driver.warmup(lambda: self._watched(attempt, args, kwargs), device)
+                        result = self._shown(attempt, args, kwargs)
                 else:
                     result = self._called(attempt, args, kwargs, refuse)
         except CaptureError as error:
@@ -107,15 +111,16 @@ class Warmup:
     ) -> Any:
         """Run the callable, or Inductor's version of it, as it will be captured."""
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
-        fn = self._callee.on(driver)
+        fn, hidden = self._callee.on(driver), self._callee.hidden(driver)
         here = _trains(attempt)
         last = signature.warm + 1 >= self._options.warmup_calls
         run = functools.partial(fn, *args, **kwargs)
-        if last and fn is self._callee.fn:
+        if last and not hidden:
             run = _noted(attempt, run)
         attempt.reached.forget()  # memory that the run replaces is to be free at once
-        stepping = self._stepping(signature, refuse) if fn is self._callee.fn else nullcontext()
-        if not signature.warm or self._callee.reads is None:  # later reads the capture will see
+        stepping = nullcontext() if hidden else self._stepping(signature, refuse)
+        # Later reads the capture will see; Dynamo would compile the watch with the callable.
+        if not hidden and (not signature.warm or self._callee.reads is None):
             run = self._callee.watched(run)
         with inlining(), stepping:
             if here:
@@ -128,6 +133,11 @@ class Warmup:
             )
             return result
 
+    def _shown(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run eagerly and watch, for code whose operations are hidden."""
+        run = functools.partial(self._watched, attempt, args, kwargs)
+        return run() if _trains(attempt) else attempt.driver.warmup(run, attempt.device)
+
     def _watched(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run eagerly, and note the reads and writes that Inductor's kernels will not show."""
         device, signature = attempt.device, attempt.signature
@@ -135,11 +145,17 @@ class Warmup:
         before = attempt.reached.walk()
         held = held_by(attempt.driver, device, before)
         named = places(attempt.flat.tensors, ((slot.name, t) for slot, t in before.tensors()))
-        observer = Observer(attempt.driver, device, here, held=held, refuse="later")
+        numbers = [t for t in attempt.flat.tensors if t.dim() == 0 and t.device.type != device.type]
+        observer = Observer(
+            attempt.driver, device, here, held=held, refuse="later", numbers=numbers
+        )
         try:
-            run = functools.partial(self._callee.fn, *args, **kwargs)
-            with observer:
+            run = functools.partial(self._callee.shown, *args, **kwargs)
+            hooks = NoHooks(observer.note_refusal) if _trains(attempt) else nullcontext()
+            with observer.host_reads(), hooks, observer:
                 result = self._callee.watched(run)()
+            if any(t is n for t in flatten(result).tensors for n in numbers):
+                observer.note_refusal(_returned())
         finally:
             observer.release()
         if any(map(_creates_state, attempt.reached.changed(before)[1])):
@@ -208,7 +224,7 @@ class Warmup:
         named = places(flat.tensors, ((slot.name, t) for slot, t in reached.walk().tensors()))
         with rolled_back(driver, device, flat.tensors, reached) as effects:
             observer = effects.observer
-            run = callee.watched(_noted(attempt, functools.partial(callee.fn, *args, **kwargs)))
+            run = callee.watched(_noted(attempt, functools.partial(callee.shown, *args, **kwargs)))
             with self._stepping(signature, refuse), observer, inlining():
                 if _trains(attempt):
                     result, need = run(), 0
@@ -220,11 +236,28 @@ class Warmup:
             del result
             signature.need_bytes = max(0, need - observer.saved_bytes)
             signature.threads.add(get_ident())
-            if self._options.compile:
+            if callee.hidden(driver):
                 signature.known = CompiledAccesses.of(observer, named)
                 for _ in range(2):
                     driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
         refuse_lasting(effects.found)
+
+
+def _on_device(attempt: Attempt) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call as its capture has them: a number that is a tensor of the host
+    is copied to the device."""
+    device = attempt.device
+    tensors = [
+        t.to(device) if t.dim() == 0 and t.device.type != device.type else t
+        for t in attempt.flat.tensors
+    ]
+    return unflatten(attempt.flat.tree, tensors)
+
+
+def _returned() -> CaptureError:
+    """Return the refusal of compiled code that returns a number that it got as a host tensor."""
+    fix = "return it outside of the callable, or pass it on the device"
+    return CaptureError("OL104", "a host tensor is returned", where=user_line(), fix=fix)
 
 
 def _noted(attempt: Attempt, run: Callable[[], Any]) -> Callable[[], Any]:

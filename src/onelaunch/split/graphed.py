@@ -82,8 +82,6 @@ class SplitGraphed(Graphed[P, R]):
         return self._ungraphed(signature, error)
 
     def _ungraphed(self, signature: SignatureState, why: CaptureError) -> Miss:
-        if why.code == "OL303" and self.options.compile:  # nor would a piece be graphed
-            return super()._ungraphed(signature, why)
         signature.eager = why.code
         self._split(why)
         return MISS

@@ -12,6 +12,7 @@ memory.py        the memory of a recording, and the pool of recordings
 torch_module.py  `torch.tape`, as `torch.cuda` is
 arena.py         its memory: reused as CUDA's is, and poisoned when free
 storage.py       from one of its tensors to its memory, and back
+dynamo.py        its tensors in `torch.compile`
 engine.py        hooks that raise in autograd's thread for it
 attention.py     memory-efficient attention, and the place of its seeds
 """

@@ -104,6 +104,10 @@ class TapeTensor(Tensor):
                 return op.decomposed(args, kwargs)
             return run(op, args, kwargs)
 
+    def __coerce_same_metadata_as_tangent__(self, meta: object, kind: object = None) -> Tensor:
+        """Return itself: AOTAutograd takes it for a plain tensor, and finds a subclass."""
+        return self
+
     # torch refuses these to a tensor subclass, or prints it by calling them. As on CUDA, they copy
     # to the host first.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from onelaunch.driver.select import register
 from onelaunch.driver.tape.driver import TapeDriver
 from onelaunch.driver.tape.saved_rng import TapeRewind
 from onelaunch.testing.device import TapeTensor, register_device
+from onelaunch.testing.dynamo import trace_with_dynamo
 from onelaunch.testing.memory import EmulatedPool
 from onelaunch.testing.storage import NAME, apart, tensor_over
 
@@ -33,6 +34,7 @@ def install() -> None:
         tensor([2., 2.], device='tape:0')
     """
     register_device()
+    trace_with_dynamo()
     register(NAME, EmulatedDriver)
 
 
@@ -40,6 +42,7 @@ class EmulatedDriver(TapeDriver):
     """A driver that records and replays on the emulated device; see `Driver` for each method."""
 
     tensor_class: type[Tensor] = TapeTensor
+    compiler: Literal["inductor", "aten"] | None = "aten"
 
     def over(
         self,

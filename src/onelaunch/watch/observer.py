@@ -33,6 +33,8 @@ from onelaunch.watch.operations import Watching
 
 T = TypeVar("T")
 
+_DEFERRED = frozenset({"OL101", "OL102", "OL104"})
+"""Codes of what compiled code does as eager code does it."""
 LIFTS = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
 _COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::copy")
 
@@ -48,7 +50,8 @@ class Observer(Watching):
         displaced: inputs that stand for memory in the middle of a storage.
         save: keep a copy of memory that existed before, before its first write, for `restore`.
         refuse: True to raise for what cannot be captured; ``"later"`` to keep the refusals that no
-            other check finds, for uses of host tensors; False only to watch.
+            other check finds in compiled code; False only to watch.
+        numbers: host tensors that the recording gets on the device.
     """
 
     def __init__(
@@ -62,11 +65,13 @@ class Observer(Watching):
         save: bool = False,
         refuse: bool | Literal["later"] = True,
         lifted: Lifted | None = None,
+        numbers: Iterable[Tensor] = (),
     ) -> None:
         super().__init__()
         self._driver = driver
         self._lifted = lifted
         self._device = device
+        self._numbers = {id(t) for t in numbers}
         self._kind = device.type
         self._save = save
         self._refuse = refuse is True
@@ -193,11 +198,11 @@ class Observer(Watching):
         return error
 
     def _defer(self, check: Callable[..., object], *args: Any) -> None:
-        """Keep the refusal of a use of host tensors, for a capture of compiled code."""
+        """Keep the refusal of an operation, for a capture of compiled code."""
         try:
             check(*args)
         except CaptureError as error:
-            if error.code == "OL104":  # its frames would hold all that the run made
+            if error.code in _DEFERRED:  # its frames would hold all that the run made
                 self.note_refusal(error.with_traceback(None))
 
     def made(self, t: Tensor) -> bool:
@@ -239,7 +244,9 @@ class Observer(Watching):
 
     def _refuse_read(self, code: str, what: str, t: Tensor, fix: str | None) -> None:
         self.wanted.add(self._storage(t))
-        raise self.note_refusal(refuse(code, what, fix=fix))
+        error = self.note_refusal(refuse(code, what, fix=fix))
+        if not self._deferring:
+            raise error
 
     def _lift(self, tensors: Sequence[Tensor]) -> None:
         """Note `torch.tensor(...)`: new memory, filled from Python without the dispatcher."""
@@ -299,7 +306,7 @@ class Observer(Watching):
                 raise refuse("OL104", f"{_readable(name)} draws from a generator of the host's")
             self.draws.append(partial(func, *args, **kwargs))
         for t in host:
-            if any(t is other for other in lifted):
+            if any(t is other for other in lifted) or id(t) in self._numbers:
                 continue
             if device and not t.dim() and self._is_fixed(t):
                 continue  # kernels hold its value

@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class CudaDriver:
 
     tensor_class: type[Tensor] = Tensor
     computes_on_host = False
-    records_compiled = True
+    compiler: Literal["inductor", "aten"] | None = "inductor"
     demands_capturable = True
     float32_rounding = 1e-2
     """The difference that TF32 makes."""

@@ -10,7 +10,7 @@ import functools
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class TapeDriver:
 
     tensor_class: type[Tensor] = Tensor
     computes_on_host = True
-    records_compiled = False
+    compiler: Literal["inductor", "aten"] | None = None
     demands_capturable = False
     float32_rounding = 1e-3
     lock = _EXCLUSIVE

@@ -1,0 +1,182 @@
+"""Compiled code as a recording needs it: complete before the capture, without graphs of its own."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.call.ambient import note_mode
+from onelaunch.call.spec import has_strides
+from onelaunch.driver.protocol import Driver, Region
+from onelaunch.errors import CaptureError
+from onelaunch.unwinding import DispatchMode, FunctionMode, dispatch_modes
+
+_C: Any = torch._C
+Backend = Callable[[Any, Sequence[Any]], Callable[..., Any]]
+
+_COMPILES = 1 << 16
+"""The most times that Dynamo may compile one function. After the default of 8 it would silently run
+it eagerly; the number of recordings is bounded by our own options."""
+
+
+def compiled(
+    fn: Callable[..., Any], driver: Driver, mode: bool | str, dynamic: bool
+) -> Callable[..., Any]:
+    """Return `fn` compiled for its device, to be called in warm-ups and captures.
+
+    Args:
+        mode: True or ``"default"``, or ``"max-autotune"`` (slow to build).
+        dynamic: compile it once for all sizes (except 1, which Inductor treats apart), instead of
+            for each.
+    """
+    chosen = "max-autotune-no-cudagraphs" if mode == "max-autotune" else None
+    backend = backend_of(driver, chosen, {})
+
+    def ahead(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if driver.capturing():
+            raise CompiledLate("OL109", "Dynamo compiles the callable again in its capture")
+        return compiled_graph(graph, inputs, backend)[0]
+
+    run = torch.compile(fn, backend=ahead, dynamic=dynamic)
+    config: Any = importlib.import_module("torch._dynamo").config
+    limits = {"recompile_limit": _COMPILES, "accumulated_recompile_limit": _COMPILES}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with config.patch(**limits), _unnoticed_modes():
+            try:
+                return run(*args, **kwargs)
+            except Exception as error:
+                cause = getattr(error, "inner_exception", None)
+                if isinstance(cause, CompiledLate):
+                    raise cause from None
+                raise
+
+    return call
+
+
+@contextmanager
+def _unnoticed_modes() -> Generator[None]:
+    """Hide our own modes from Dynamo's guards: it would compile code again that runs in them.
+
+    Function modes are off for that long. Dispatch modes go on.
+    """
+    modes: list[Any] = []
+    while (count := _C._len_torch_function_stack()) and isinstance(
+        _C._get_function_stack_at(count - 1), FunctionMode
+    ):
+        modes.append(_C._pop_torch_function_stack())
+    ours = all(isinstance(mode, DispatchMode) for mode in dispatch_modes())
+    if ours:
+        note_mode(False)
+    try:
+        yield
+    finally:
+        note_mode(bool(dispatch_modes()))
+        for mode in reversed(modes):
+            _C._push_on_torch_function_stack(mode)
+
+
+class CompiledLate(CaptureError):
+    """The refusal of a callable that Dynamo has compiled for other modes or other arguments than
+    those of its capture."""
+
+
+def compiled_graph(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any], backend: Backend
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Compile a graph of Dynamo's. Return the compiled one, and the graph as it was.
+
+    AOTAutograd works on the common base of arguments that overlap where it writes to one of them,
+    and takes the base of later arguments to be like the first ones'. A capture's have none. Such
+    calls run the graph as it was.
+    """
+    shown = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # the backend changes its own
+    run = backend(graph, inputs)
+    metadata = _metadata()
+    infos = [] if metadata is None else metadata.input_info
+    written = [i for i, info in enumerate(infos) if info.mutates_data or info.mutates_metadata]
+    if not written:
+        return run, shown
+
+    def apart(*args: Any) -> Any:
+        return shown(*args) if _overlap(args, written) else run(*args)
+
+    return (shown if _overlap(inputs, written) else apart), shown
+
+
+def _overlap(args: Sequence[Any], written: Sequence[int]) -> bool:
+    """Return whether an argument that is written shares memory with another."""
+    given = {i: t for i, t in enumerate(args) if isinstance(t, Tensor) and has_strides(t)}
+    storages = {i: t.untyped_storage()._cdata for i, t in given.items()}
+    for i in set(written) & given.keys():
+        region = _region(given[i])
+        others = [j for j in given if j != i and storages[j] == storages[i]]
+        if any(region.overlaps(_region(given[j])) for j in others):
+            return True
+    return False
+
+
+def _region(t: Tensor) -> Region:
+    """Return the bytes of a tensor in its storage, which a fake one has no address for."""
+    first: Any = t.storage_offset()  # a symbol, where sizes are
+    last: Any = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    start = first * t.itemsize
+    stop = start + (last + 1) * t.itemsize if t.numel() else start
+    return Region(t.untyped_storage()._cdata, start, stop)
+
+
+def backend_of(driver: Driver, mode: str | None, options: Mapping[str, Any]) -> Backend:
+    """Return the backend whose code a driver records.
+
+    Args:
+        mode, options: as `torch.compile` takes them, for Inductor.
+    """
+    return eager_aten if driver.compiler == "aten" else inductor(mode, options)
+
+
+def inductor(mode: str | None, options: Mapping[str, Any]) -> Backend:
+    """Return Inductor as a backend, without its CUDA graphs, which the recording replaces."""
+    module: Any = importlib.import_module("torch._inductor")
+    patches = {**(module.list_mode_options(mode) if mode else {}), **options}
+    patches["triton.cudagraphs"] = False
+
+    def compile_graph(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with _recorded_backward():
+            compile_fx: Any = importlib.import_module("torch._inductor.compile_fx").compile_fx
+            return compile_fx(graph, inputs, config_patches=patches)
+
+    return compile_graph
+
+
+def eager_aten(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a graph to torch's own operators, by AOTAutograd: in a fraction of the time."""
+    backends: Any = importlib.import_module("torch._dynamo.backends.debugging")
+    with _recorded_backward():
+        return backends.aot_eager(graph, inputs)
+
+
+def _metadata() -> Any:
+    """Return what AOTAutograd knows of the graph that it has just compiled, or None."""
+    tracing: Any = importlib.import_module("torch._guards").TracingContext.try_get()
+    return None if tracing is None else tracing.fw_metadata
+
+
+@contextmanager
+def _recorded_backward() -> Generator[None]:
+    """Have what AOTAutograd compiles be such that it can be recorded.
+
+    The backward is compiled with the forward, not in its own first run, which may be a capture. And
+    it leaves the saved tensors as they are: they belong to the recording of the forward.
+    """
+    config: Any = importlib.import_module("torch._functorch.config")
+    with config.patch(donated_buffer=False, force_non_lazy_backward_lowering=True):
+        yield
+    metadata = _metadata()
+    if metadata is not None:  # else a backward with `retain_graph` asks for the setting again
+        metadata.bw_donated_idxs = []

@@ -1,0 +1,107 @@
+"""The backend that Dynamo calls with each graph of a program."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.capture.compilation import Backend, eager_aten, inductor
+from onelaunch.driver.select import select
+from onelaunch.dynamo.region import Region, region_of
+from onelaunch.dynamo.settings import Settings
+from onelaunch.dynamo.split import changes_modes, compiled_parts, refused_nodes
+from onelaunch.errors import CaptureError, GraphWarning
+from onelaunch.source import levels_to_user
+
+_regions: weakref.WeakSet[Region] = weakref.WeakSet()
+
+
+def onelaunch(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph, and record what it becomes: the backend ``"onelaunch"`` of `torch.compile`.
+
+    On a device without CUDA graphs the compiled code runs as it is.
+
+    Args:
+        mode: of Inductor, as `torch.compile` takes it; its own CUDA graphs stay off.
+        options: ``codegen``: ``"inductor"``, or ``"eager"`` for torch's own kernels, which takes
+            seconds less. ``on_refusal``: ``"eager"``, what cannot be captured runs as it is between
+            recordings, with one warning; or ``"raise"``. ``pool``, ``warmup``, ``max_recordings``,
+            ``max_in_flight``, ``inputs`` and ``gradients`` as for `ol.graph`; recordings share one
+            pool unless another is given. All others are Inductor's.
+
+    Raises:
+        ArgumentError: OL401, an option with a value that it cannot have.
+
+    Example:
+        >>> import torch
+        >>> f = torch.compile(lambda x: x.sin().cos(), backend="onelaunch")
+        >>> f(torch.zeros(2))
+        tensor([1., 1.])
+    """
+    settings = Settings.of(mode, options)
+    values = [*inputs, *(node.meta.get("example_value") for node in graph.graph.nodes)]
+    driver, device = select(t for t in values if isinstance(t, Tensor))
+    if driver.compiler is None:
+        return _compiler(settings, driver.compiler)(graph, inputs)
+    compiler = _compiler(settings, driver.compiler)
+
+    def compile_part(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        region = region_of(part, given, device, compiler, settings)
+        _regions.add(region)
+        return region
+
+    refused = refused_nodes(graph, device)
+    if not refused:
+        return compile_part(graph, inputs)
+    if settings.graph.on_refusal == "raise":
+        return _raising(next(iter(refused.values())))
+    if changes_modes(graph):
+        _warn(list(refused.values()), "the graph, which turns modes of torch on and off,")
+        return compiler(graph, inputs)
+    _warn(list(refused.values()), "a part")
+    return compiled_parts(graph, refused, compile_part)
+
+
+def reset() -> None:
+    """Free the recordings of all compiled graphs: `torch._dynamo.reset` calls it."""
+    for region in list(_regions):
+        region.reset()
+    _regions.clear()
+
+
+setattr(onelaunch, "reset", reset)  # noqa: B010
+
+
+def _raising(error: CaptureError) -> Callable[..., Any]:
+    """Return a callable that raises: what is raised while Dynamo compiles comes out as an error of
+    its own."""
+
+    def refuse(*args: Any) -> Any:
+        raise copy.copy(error)
+
+    return refuse
+
+
+def _warn(refused: Sequence[CaptureError], what: str) -> None:
+    """Name the first operation that is not recorded, and what is not recorded for its sake."""
+    more = f" ({len(refused) - 1} operations more)" if len(refused) > 1 else ""
+    text = refused[0].warning(f"{what} runs as it is{more}", "OL312")
+    warnings.warn(text, GraphWarning, stacklevel=levels_to_user())
+
+
+def _compiler(settings: Settings, compiler: str | None) -> Backend:
+    if settings.codegen == "eager" or compiler == "aten":
+        return eager_aten
+    return inductor(settings.mode, settings.inductor)

@@ -1,0 +1,204 @@
+"""One compiled graph: its recordings, for each set of parameters that it is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onelaunch.capture.callee import Callee
+from onelaunch.capture.compilation import Backend, compiled_graph, eager_aten
+from onelaunch.dynamo.lines import function_of
+from onelaunch.dynamo.settings import Settings
+from onelaunch.frames.reads import Reads
+from onelaunch.frames.stack import Use
+from onelaunch.frames.watch import FrameWatch
+from onelaunch.runtime.graphed import Graphed
+
+_HIDDEN_WARMUP = 3
+"""The least number of warm-up calls of code that hides its operations."""
+_MOST_PROGRAMS = 256
+"""The most sets of parameters of one region: layers of a model that are compiled once."""
+
+
+Statics = dict[str, Tensor]
+"""The tensors that a region reads where they are, parameters and buffers, by name."""
+
+
+class RegionCallee(Callee):
+    """A compiled graph with the tensors that it reads where they are.
+
+    Args:
+        fn: the compiled graph.
+        shown: the graph itself, whose operations can be watched.
+    """
+
+    def __init__(self, fn: Callable[..., Any], shown: Callable[..., Any], statics: Statics) -> None:
+        super().__init__(fn, compile=False, dynamic=False, root=("", statics))
+        self._shown = shown
+        self.reads = Reads(items={(id(statics), name): Use.READ for name in statics})
+
+    @property
+    def shown(self) -> Callable[..., Any]:
+        """See `Callee.shown`."""
+        return self._shown
+
+    def watch(self) -> FrameWatch | None:
+        """Return no watch: Dynamo has seen what the code reads."""
+        return None
+
+    def saw(self, watch: FrameWatch | None) -> None:
+        """Keep the reads as they are."""
+
+
+class Program:
+    """A region over one set of parameters, and its recordings."""
+
+    def __init__(self, region: Region, tensors: Sequence[Tensor]) -> None:
+        self.given = tuple(tensors)
+        statics = region.named(tensors)
+        run = region.bound(region.run, statics)
+        shown = run if region.shown is region.run else region.bound(region.shown, statics)
+        callee = RegionCallee(run, shown, statics)
+        options = region.settings.graph
+        if shown is not run:  # the first call shows the graph; compiled code must run before too
+            options = replace(options, warmup=max(options.warmup, _HIDDEN_WARMUP))
+        self.graphed: Graphed[..., Any] = Graphed(run, options, region.settings.pool, callee=callee)
+
+
+class Region:
+    """A compiled graph as a callable of its inputs; each of its calls is one launch.
+
+    Args:
+        run: the compiled graph.
+        shown: the graph itself, or `run` where that shows its operations.
+        static: places of the inputs that are read where they are, and their names.
+        numbers: places of inputs that are host tensors of one number, and read on the device.
+        count: the number of inputs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[..., Any],
+        shown: Callable[..., Any],
+        static: Mapping[int, str],
+        numbers: Iterable[int],
+        count: int,
+        device: torch.device,
+        settings: Settings,
+    ) -> None:
+        self.name = name
+        self.run = run
+        self.shown = shown
+        self.settings = settings
+        self._numbers = tuple(numbers)
+        self._device = device
+        self._count = count
+        self._programs: dict[int, list[Program]] = {}
+        self._place(static)
+
+    def __call__(self, *args: Any) -> Any:
+        statics = [args[place] for place in self._static]
+        for program in self._programs.get(id(statics[0]) if statics else 0, ()):
+            if all(map(is_, statics, program.given)):
+                return program.graphed(*[args[place] for place in self._moving])
+        return self._program(args).graphed(*[args[place] for place in self._moving])
+
+    def reset(self) -> None:
+        """Free all recordings."""
+        programs = [p for several in self._programs.values() for p in several]
+        self._programs = {}
+        for program in programs:
+            program.graphed.reset()
+
+    def named(self, tensors: Sequence[Tensor]) -> Statics:
+        """Return the static inputs by name."""
+        return dict(zip(self._static.values(), tensors, strict=True))
+
+    def bound(self, run: Callable[..., Any], statics: Statics) -> Callable[..., Any]:
+        """Return a function of the inputs that move; the others are those of `statics`."""
+        static, moving, device = tuple(self._static), self._moving, self._device
+
+        def call(*given: Any) -> Any:
+            args: list[Any] = [None] * self._count
+            for place, t in zip(static, statics.values(), strict=True):
+                args[place] = t
+            for place, value in zip(moving, given, strict=True):
+                args[place] = value
+            for place in self._numbers:
+                args[place] = args[place].to(device)
+            return run(*args)
+
+        call.__name__ = self.name
+        return call
+
+    def _place(self, static: Mapping[int, str]) -> None:
+        self._static = static
+        self._moving = tuple(i for i in range(self._count) if i not in static)
+
+    def _program(self, args: Sequence[Any]) -> Program:
+        """Return the program of a new set of static inputs.
+
+        A buffer that a module replaces, where its parameters stay, becomes an ordinary input.
+        """
+        statics = [args[place] for place in self._static]
+        for several in list(self._programs.values()):
+            for program in several:
+                pairs = list(zip(self._static, program.given, statics, strict=True))
+                other = [(place, t) for place, t, now in pairs if t is not now]
+                if all(not isinstance(t, nn.Parameter) for _, t in other):
+                    self.reset()
+                    moved = {place for place, _ in other}
+                    self._place({p: n for p, n in self._static.items() if p not in moved})
+                    return self._program(args)
+        if sum(map(len, self._programs.values())) >= _MOST_PROGRAMS:
+            self.reset()
+        program = Program(self, statics)
+        self._programs.setdefault(id(statics[0]) if statics else 0, []).append(program)
+        return program
+
+
+def region_of(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    device: torch.device,
+    compiler: Backend,
+    settings: Settings,
+) -> Region:
+    """Compile a graph of Dynamo's, or a part of one."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    static = {i: n.name for i, n in enumerate(placeholders) if _is_static(n, inputs[i])}
+    numbers = [
+        i
+        for i, node in enumerate(placeholders)
+        if _is_number(inputs[i], device) and all(_lies_on(user, device) for user in node.users)
+    ]
+    given = [t.to(device) if i in numbers else t for i, t in enumerate(inputs)]
+    name = function_of(graph)
+    run, shown = compiled_graph(graph, given, compiler)
+    if compiler is eager_aten:
+        shown = run
+    return Region(name, run, shown, static, numbers, len(inputs), device, settings)
+
+
+def _is_static(node: torch.fx.Node, value: object) -> bool:
+    """Return whether an input is a parameter or an attribute of a module, or is marked as static
+    by `torch._dynamo.mark_static_address`."""
+    marks = node.meta.get("tensor_dict") or {}
+    return isinstance(value, Tensor) and (
+        isinstance(value, nn.Parameter) or "_dynamo_static_input_type" in marks
+    )
+
+
+def _is_number(value: object, device: torch.device) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0 and value.device.type != device.type
+
+
+def _lies_on(node: torch.fx.Node, device: torch.device) -> bool:
+    value = node.meta.get("example_value")
+    return isinstance(value, Tensor) and value.device.type == device.type

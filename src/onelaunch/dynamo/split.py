@@ -1,0 +1,187 @@
+"""Parts of a graph that cannot be captured, found before it is compiled.
+
+Every node runs once on fake tensors. Operations on tensors of the host, reads by the host and
+operators that are marked as unsafe make a part of their own, which runs as it is; what lies between
+two of them is recorded.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.passes.split_module import split_module
+
+from onelaunch.driver.aten import tensors
+from onelaunch.driver.refusals import refusal
+from onelaunch.dynamo.lines import line_of_node
+from onelaunch.errors import CaptureError
+from onelaunch.unwinding import DispatchMode
+
+Graph = torch.fx.GraphModule
+Node = torch.fx.Node
+Compile = Callable[[Graph, Sequence[Any]], Callable[..., Any]]
+
+_MODES = ("_set_grad_enabled", "_enter_", "_exit_", "_vmap_", "_grad_", "_jvp_", "_saved_tensors_")
+"""How the names of functions begin that turn a mode on or off."""
+_FIX = "move it out of the compiled function, or to the device"
+_UNSAFE: Any = getattr(torch.Tag, "cudagraph_unsafe", None)
+
+
+def refused_nodes(graph: Graph, device: torch.device) -> dict[Node, CaptureError]:
+    """Return the nodes that a recording cannot contain, each with the reason."""
+    found: dict[Node, CaptureError] = {}
+    if any(isinstance(n.meta.get("example_value"), FakeTensor) for n in _inputs(graph)):
+        with _faked(graph), torch.no_grad():
+            _Checked(graph, device, found).run(*map(_detached, _inputs(graph)))
+    return found
+
+
+def compiled_parts(
+    graph: Graph, refused: Mapping[Node, CaptureError], compile_part: Compile
+) -> Callable[..., Any]:
+    """Return the graph with its recordable parts compiled; the others run as they are."""
+    parts = _parts(graph, refused)
+    whole = split_module(graph, graph, lambda node: parts.get(node, 0), keep_original_order=True)
+    eager = {f"submod_{parts[node]}" for node in refused}
+    inputs: dict[str, Sequence[Any]] = {}
+    with _faked(graph):
+        _Inputs(whole, inputs).run(*[node.meta["example_value"] for node in _inputs(graph)])
+    for name, given in inputs.items():
+        part: Any = whole.get_submodule(name)
+        del whole._modules[name]
+        # No module: its call is plain.
+        vars(whole)[name] = part.forward if name in eager else _compiled(part, given, compile_part)
+    return whole.forward
+
+
+def _compiled(part: Graph, given: Sequence[Any], compile_part: Compile) -> Callable[..., Any]:
+    """Compile a part, whose only result is no tuple, as AOTAutograd wants it to be."""
+    output = part.graph.output_node()
+    if isinstance(output.args[0], tuple | list):
+        return compile_part(part, given)
+    output.args = (output.args,)
+    part.recompile()
+    run = compile_part(part, given)
+    return lambda *args: run(*args)[0]
+
+
+def changes_modes(graph: Graph) -> bool:
+    """Return whether a graph turns a mode of torch on or off: a cut in between would leave the part
+    after it in another mode."""
+    names = [getattr(node.target, "__name__", "") for node in graph.graph.nodes]
+    return any(name.startswith(_MODES) for name in names)
+
+
+def _inputs(graph: Graph) -> Sequence[Node]:
+    return graph.graph.find_nodes(op="placeholder")
+
+
+def _faked(graph: Graph) -> AbstractContextManager[Any]:
+    values = (node.meta.get("example_value") for node in _inputs(graph))
+    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), nullcontext())
+
+
+def _detached(node: Node) -> Any:
+    """Return the example of an input, whose sizes an operation may change."""
+    value = node.meta["example_value"]
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _parts(graph: Graph, refused: Mapping[Node, CaptureError]) -> dict[Node, int]:
+    """Return the number of each node's part: in the order of the graph, since operations may write
+    what later ones read."""
+    parts: dict[Node, int] = {}
+    number, within = 0, False
+    for node in graph.graph.nodes:
+        if node.op in ("placeholder", "output", "get_attr"):
+            continue
+        source = node.args[0] if node.target is operator.getitem else None
+        if source in parts:
+            parts[node] = parts[source]
+            continue
+        if (node in refused) != within:
+            number, within = number + 1, not within
+        parts[node] = number
+    return parts
+
+
+class _Inputs(torch.fx.Interpreter):
+    """A run that notes the inputs of each part."""
+
+    def __init__(self, whole: Graph, inputs: dict[str, Sequence[Any]]) -> None:
+        super().__init__(whole)
+        self._found = inputs
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Note the inputs, as a graph of its own gets them."""
+        self._found[target] = [
+            value.detach().requires_grad_()
+            if isinstance(value, Tensor) and value.grad_fn
+            else value
+            for value in args
+        ]
+        return super().call_module(target, args, kwargs)
+
+
+class _Checked(torch.fx.Interpreter):
+    """A run that looks at the operations of each node."""
+
+    def __init__(self, graph: Graph, device: torch.device, found: dict[Node, CaptureError]) -> None:
+        super().__init__(graph)
+        self._device = device
+        self._found = found
+
+    def run_node(self, n: Node) -> Any:
+        """Run a node, and note the first of its operations that is refused."""
+        if n.op in ("placeholder", "output", "get_attr"):
+            return super().run_node(n)
+        if isinstance(n.target, torch._ops.HigherOrderOperator):
+            return n.meta["example_value"]
+        checking = _Checking(self._device)
+        with checking:
+            result = super().run_node(n)
+        if checking.found is not None:
+            code, what, fix = checking.found
+            self._found[n] = CaptureError(code, what, where=line_of_node(n), fix=fix)
+        return result
+
+
+class _Checking(DispatchMode):
+    """A mode that notes the first operation that a recording cannot contain."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self.found: tuple[str, str, str | None] | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if self.found is None:
+            self.found = self._verdict(func, args, kwargs, result)
+        return result
+
+    def _verdict(
+        self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
+    ) -> tuple[str, str, str | None] | None:
+        name = f"`{func.overloadpacket.__name__}`"
+        given, made = tensors((args, kwargs)), tensors(result)
+        if any(self._on_host(t) for t in made):
+            return "OL103", f"{name} works on the host", _FIX
+        if any(t.dim() and self._on_host(t) for t in given):
+            return "OL104", f"{name} uses a tensor of the host", _FIX
+        if _UNSAFE is not None and _UNSAFE in func.tags:
+            return "OL109", f"{name} is marked as unsafe in CUDA graphs", None
+        row = refusal(func, args, kwargs)
+        if row is None or not given:
+            return None
+        return row.code, row.what or f"{name} needs the value of a tensor", row.fix
+
+    def _on_host(self, t: Tensor) -> bool:
+        return t.device.type not in (self._device.type, "meta")

@@ -416,10 +416,7 @@ def an_adjacency_that_is_checked_is_refused(run: Run) -> None:
         run.see(pagerank(run.ints(i, NODES, 2, EDGES)))
 
 
-@inference(refused={"cpu": "OL101", "cuda": "OL101"})
-def schnet_is_refused(run: Run) -> None:
-    """Its sum over the atoms asks how many molecules there are."""
-
+def _schnet(run: Run, **options: Any) -> None:
     class Complete(nn.Module):
         def forward(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
             count = pos.shape[0]
@@ -427,11 +424,22 @@ def schnet_is_refused(run: Run) -> None:
             row, col = index.repeat_interleave(count), index.repeat(count)
             return torch.stack([row, col]), (pos[row] - pos[col]).norm(dim=-1)
 
-    options = {"hidden_channels": 16, "num_filters": 16, "num_interactions": 2, "num_gaussians": 8}
-    model = SchNet(**options, interaction_graph=Complete()).to(run.device).eval()
+    sizes = {"hidden_channels": 16, "num_filters": 16, "num_interactions": 2, "num_gaussians": 8}
+    model = SchNet(**sizes, interaction_graph=Complete()).to(run.device).eval()
     model.requires_grad_(False)
-    fast = run.graph(lambda z, pos, batch: model(z, pos, batch))
+    fast = run.graph(model, **options)
     batch = torch.zeros(6, dtype=torch.int64, device=run.device)
     with torch.no_grad():
         for i in range(8):
             run.see(fast(run.ints(i, 9, 6, low=1), run.rand(i, 6, 3), batch))
+
+
+@inference(refused={"cpu": "OL101", "cuda": "OL101"})
+def schnet_is_refused(run: Run) -> None:
+    """Its sum over the atoms asks how many molecules there are."""
+    _schnet(run)
+
+
+@inference(warns=("OL308", "OL311"), recordings=40)
+def schnet_in_pieces(run: Run) -> None:
+    _schnet(run, on_refusal="split", warmup=1)

@@ -1,7 +1,8 @@
-"""Differential equations with fixed steps, as torchdiffeq's `rk4` takes them, and with adaptive ones."""
+"""Differential equations: fixed steps, as torchdiffeq's `rk4` takes them, and adaptive ones."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -24,7 +25,7 @@ class Dynamics(nn.Module):
 def rk4(f: Field, y: Tensor, times: Tensor) -> Tensor:
     """The states at all times, one step between two of them."""
     states = [y]
-    for start, end in zip(times[:-1], times[1:], strict=True):
+    for start, end in itertools.pairwise(times):
         h = end - start
         k1 = f(start, y)
         k2 = f(start + h / 2, y + h * k1 / 2)

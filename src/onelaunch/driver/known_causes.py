@@ -22,18 +22,18 @@ _LOOPS = (
 )
 _CACHED = "; where the graph stays, GCNConv(..., cached=True)"
 WEIGHTS_ALONE = (
-    "int8 in the weights alone: `torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})` on "
-    "a CPU, and by hand anywhere `F.linear(x, weight.to(x.dtype) * scale[:, None], bias)`"
+    "int8 in the weights alone: by hand `F.linear(x, weight.to(x.dtype) * scale[:, None], bias)`; on a "
+    "CPU also `torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})`"
 )
 _OUTSIDE = (
     "a Gaussian process after the launch, as it looks at matrices on the host: `fast = "
-    "ol.graph(network)` for the network in front of it; of an ExactGP also `fast = ol.graph(model)`, "
-    "`loss = -mll(fast(x), y)`"
+    "ol.graph(network)` for the network in front of it; of an ExactGP also `fast = "
+    "ol.graph(model)`, `loss = -mll(fast(x), y)`"
 )
 _DISTANCES = (
-    "the kernel written out, of its own parameters: `gaps = (a[:, None] - b) / kernel.lengthscale`, "
-    "`(-0.5 * gaps.square().sum(-1)).exp()`; or the kernel after the launch, of features that "
-    "`ol.graph(network)` gives"
+    "the kernel written out, of its own parameters, as of an RBFKernel `gaps = (a[:, None] - b) / "
+    "kernel.lengthscale`, `(-0.5 * gaps.square().sum(-1)).exp()`; or the kernel after the launch, "
+    "of features that `ol.graph(network)` gives"
 )
 
 
@@ -137,8 +137,8 @@ CAUSES: tuple[Cause, ...] = (
         "torch_geometric/nn/aggr/base.py",
         "__call__",
         "OL101",
-        "the size of the result: SumAggregation()(x, index, dim_size=n); of a model that does not take "
-        'one, as SchNet, `ol.graph(model, on_refusal="split")`',
+        "the size of the result: SumAggregation()(x, index, dim_size=n); of a model that does not "
+        'take one, as SchNet, `ol.graph(model, on_refusal="split")`',
     ),
     _cause(
         "torch_geometric/utils/_to_dense_adj.py",

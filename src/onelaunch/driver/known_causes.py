@@ -22,8 +22,8 @@ _LOOPS = (
 )
 _CACHED = "; where the graph stays, GCNConv(..., cached=True)"
 WEIGHTS_ALONE = (
-    "int8 in the weights alone: by hand `F.linear(x, weight.to(x.dtype) * scale[:, None], bias)`; on a "
-    "CPU also `torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})`"
+    "int8 in the weights alone: by hand `F.linear(x, weight.to(x.dtype) * scale[:, None], bias)`; "
+    "on a CPU also `torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})`"
 )
 _OUTSIDE = (
     "a Gaussian process after the launch, as it looks at matrices on the host: `fast = "

@@ -34,7 +34,7 @@ def of_script(
     else:  # one that was traced or loaded tells no more than its code
         methods = [inner._get_method(name) for name in inner._method_names()]
         read |= {name for method in methods for name in _NAMED.findall(method.code)}
-        keys += read
+        keys += sorted(read)
     for key in dict.fromkeys(keys):
         if not inner.hasattr(key):  # as `training` of a frozen one
             continue

@@ -7,7 +7,6 @@ import functools
 import typing
 from typing import Any, TypeVar, cast
 
-import torch
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -107,9 +106,6 @@ class _Twin(nn.Module):
 
 def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
     """Return the graphed twin of a module."""
-    if isinstance(module, torch.jit.ScriptModule):
-        fix = "graph the Python module it was scripted from, or `ol.graph(lambda x: scripted(x))`"
-        raise ArgumentError("OL401", "a ScriptModule has no Python state to share", fix=fix)
     if isinstance(module, _Twin):
         raise ArgumentError("OL401", "this module is graphed already", fix="use it as it is")
     distributed.refuse_module(module)
@@ -117,8 +113,8 @@ def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
     split = options.on_refusal == "split"
     fast = (SplitGraphed if split else graphed)(forward, options, pool, root)
     twin = object.__new__(_twin_class(type(module)))
-    twin.__dict__ = module.__dict__
-    twin._graphed = (fast,)
+    object.__setattr__(twin, "__dict__", module.__dict__)
+    object.__setattr__(twin, "_graphed", (fast,))
     return cast(M, twin)
 
 
@@ -165,5 +161,7 @@ def _twin_class(kind: type[nn.Module]) -> type[_Twin]:
     for name in _FORWARDED:
         if not hasattr(kind, name):
             members[name] = property(lambda twin, name=name: getattr(_current(twin), name))
+    if kind.__call__ is not nn.Module.__call__:  # as gpytorch's: it runs around the launch
+        members["__call__"] = kind.__call__
     meta = _TwinMeta if type(kind) is type else type("_TwinMeta", (_TwinMeta, type(kind)), {})
     return cast(type[_Twin], meta(f"Graphed{kind.__name__}", (_Twin, kind), members))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -364,3 +365,24 @@ def test_everything_frozen_records_inference(device: torch.device, rand: Rand) -
     for i in range(4):
         assert not fast(rand(i, 5, 4)).requires_grad
     assert replays(fast) >= 2
+
+
+def test_a_backward_reads_numbers_that_the_forward_computed(
+    device: torch.device, rand: Rand
+) -> None:
+    """Of an argument, and of a parameter without dimensions: another in each call."""
+
+    def made() -> tuple[nn.Parameter, Callable[[Tensor, Tensor], Tensor]]:
+        scale = nn.Parameter(torch.ones((), device=device))
+        return scale, lambda x, times: x * scale.exp() * (times[1] - times[0])
+
+    (scale, f), (other, eager) = made(), made()
+    fast = ol.graph(f, warmup=1)
+    for i in range(7):
+        for run, weight in ((fast, scale), (eager, other)):
+            run(rand(i, 3, 4), rand(50 + i, 2)).square().sum().backward()
+            with torch.no_grad():
+                weight -= 0.01 * weight.grad
+            weight.grad = None
+        assert_same(scale.detach(), other.detach())
+    assert replays(fast) >= 5

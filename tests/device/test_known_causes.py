@@ -227,7 +227,8 @@ MENDED: dict[str, Mended] = {
 """The name of a file of torch in the table -> what it does, and the way to do without."""
 _ROUNDED = {"ContinuousBernoulli(logits=logits"}
 """The fixes that compute in another order."""
-OTHER = {"rnn", "loop"}
+OTHER = {"rnn", "loop", "_scatter", "base", "_to_dense_adj", "__init__", "wrappers"}
+OTHER |= {"kernel", "exact_gp", "variational_strategy", "cholesky"}
 """The files with tests of their own."""
 
 
@@ -329,3 +330,111 @@ def test_self_loops_of_graphs(name: str, device: torch.device, rand: Rand) -> No
         for i in range(6):
             torch.testing.assert_close(fast(rand(i, 5, 4)), plain(rand(i, 5, 4), edges))
         assert replays(fast) >= 4
+
+
+def refused_with(words: str, program: Program, *args: Any, code: str = "OL101") -> None:
+    broken = ol.graph(program, warmup=1)
+    broken(*args)
+    with pytest.raises(ol.CaptureError, match=code) as caught:
+        broken(*args)
+    assert words in caught.value.fix
+
+
+def same(mended: Program, eager: Program, calls: list[Any]) -> None:
+    fast = ol.graph(mended, warmup=1)
+    for x in calls:
+        torch.testing.assert_close(fast(x), eager(x))
+    assert replays(fast) >= len(calls) - 2
+
+
+@on_cpu_and_cuda
+def test_sizes_of_graphs(device: torch.device, rand: Rand) -> None:
+    geometric = pytest.importorskip("torch_geometric")
+    batch = torch.tensor([0, 0, 1, 1, 1], device=device)
+    calls = [rand(i, 5, 4) for i in range(6)]
+    pool, total = geometric.nn.global_mean_pool, geometric.nn.SumAggregation()
+    refused_with("size=n", lambda x: pool(x, batch), calls[0])
+    same(lambda x: pool(x, batch, size=2), lambda x: pool(x, batch), calls)
+    refused_with("dim_size=n", lambda x: total(x, batch), calls[0])
+    same(lambda x: total(x, batch, dim_size=2), lambda x: total(x, batch), calls)
+    edges = torch.tensor([[0, 1, 2, 3, 4, 2, 2], [1, 2, 3, 4, 0, 0, 0]], device=device)
+    dense = geometric.utils.to_dense_adj
+
+    def adjacency(x: Tensor) -> Tensor:
+        return dense(edges, max_num_nodes=5, edge_attr=x.flatten()[:7])[0]
+
+    def mended(x: Tensor) -> Tensor:
+        empty = torch.zeros(5, 5, device=edges.device)
+        return empty.index_put(tuple(edges), x.flatten()[:7], accumulate=True)
+
+    refused_with("index_put", adjacency, calls[0])
+    same(mended, adjacency, calls)
+
+
+@on_cpu_and_cuda
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_gaussian_processes(device: torch.device, rand: Rand) -> None:
+    gpytorch = pytest.importorskip("gpytorch")
+    kernel = gpytorch.kernels.RBFKernel().to(device).requires_grad_(False)
+    calls = [rand(i, 5, 4) for i in range(6)]
+
+    def eager(x: Tensor) -> Tensor:
+        return kernel(x, x + 1).to_dense()
+
+    def mended(x: Tensor) -> Tensor:
+        gaps = (x[:, None] - (x + 1)) / kernel.lengthscale
+        return (-0.5 * gaps.square().sum(-1)).exp()
+
+    refused_with("the kernel written out", eager, calls[0])
+    same(mended, eager, calls)
+    cholesky = importlib.import_module("linear_operator.utils.cholesky").psd_safe_cholesky
+    refused_with("ol.graph(network)", lambda x: cholesky(covariance(x)), calls[0])
+
+
+@on_cpu_and_cuda
+def test_what_fabric_wraps(device: torch.device, rand: Rand) -> None:
+    fabric_of = pytest.importorskip("lightning_fabric").Fabric
+    fabric = fabric_of(accelerator=device.type, devices=1)
+
+    def wrapped(graphed: bool) -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3).to(device)
+        model = ol.graph(model, warmup=1) if graphed else model
+        return model, fabric.setup(model)
+
+    _, plain = wrapped(graphed=False)
+    refused_with("fabric.setup(ol.graph(model)", plain, rand(0, 5, 4), code="OL112")
+    fast, around = wrapped(graphed=True)
+    for i in range(6):
+        for f in (around, plain):
+            fabric.backward(f(rand(i, 5, 4)).square().sum())
+    torch.testing.assert_close(around.weight.grad, plain.weight.grad)
+    assert replays(fast) >= 3
+
+
+@on_cpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_quantised_activations(device: torch.device, rand: Rand) -> None:
+    ao = importlib.import_module("torch.ao.quantization")
+    torch.manual_seed(0)
+    linear = nn.Linear(4, 3).eval().requires_grad_(False)
+    model: Any = nn.Sequential(ao.QuantStub(), linear, ao.DeQuantStub()).eval()
+    model.qconfig = ao.get_default_qconfig("x86")
+    prepared = ao.prepare(model)
+    prepared(rand(0, 5, 4))
+    refused_with("quantize_dynamic", ao.convert(prepared), rand(0, 5, 4))
+    refused_with(
+        "quantize_dynamic",
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(),
+        rand(0, 5, 4),
+        code="OL109",
+    )
+    dynamic = ao.quantize_dynamic(nn.Sequential(linear), {nn.Linear})
+    same(dynamic, dynamic, [rand(i, 5, 4) for i in range(6)])
+    scale = linear.weight.abs().amax(1) / 127
+    weight = (linear.weight / scale[:, None]).round().to(torch.int8)
+
+    def by_hand(x: Tensor) -> Tensor:
+        return F.linear(x, weight.to(x.dtype) * scale[:, None], linear.bias)
+
+    same(by_hand, by_hand, [rand(i, 5, 4) for i in range(6)])

@@ -243,3 +243,23 @@ def test_traced(way: str, around: bool, calls: int, device: torch.device, rand: 
             expected = module(rand(i, 2, 3)) + around
             assert_same(made(rand(i, 2, 3)), expected)
             assert_same(fast(rand(i, 2, 3)) + around, expected)
+
+
+class Called(Net):
+    """A class with a call of its own, around the forward and in its place."""
+
+    around = True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x + 1) * 3 if self.around else x - 1
+
+
+def test_a_class_with_a_call_of_its_own(device: torch.device, rand: Rand) -> None:
+    model = Called(device)
+    fast = ol.graph(model)
+    with torch.no_grad():
+        for i in range(8):
+            assert_same(fast(rand(i, 2, 4)), model(rand(i, 2, 4)))
+        assert replays(fast) == 5
+        model.around = False
+        assert_same(fast(rand(0, 2, 4)), model(rand(0, 2, 4)))

@@ -6,7 +6,6 @@ import collections
 import enum
 import functools
 import types
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -361,48 +360,6 @@ def test_names_of_unrelated_objects_are_no_state(rand: Rand) -> None:
             trainer.log.append(i)
     assert len(fast.recordings) == 1
     assert replays(fast) == 11
-
-
-class Scripted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = 2.0
-        self.linear = nn.Linear(3, 3)
-        self.drop = nn.Dropout(0.5)
-        self.register_buffer("shift", torch.ones(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.linear(x) * self.scale + self.shift)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_what_a_torchscript_module_holds(device: torch.device, rand: Rand) -> None:
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model: Any = torch.jit.script(Scripted().to(device).eval())
-
-    def zeros() -> None:
-        model.linear.weight = nn.Parameter(torch.zeros_like(model.linear.weight))
-
-    changes: tuple[Callable[[], object], ...] = (
-        lambda: setattr(model, "scale", 3.0),
-        lambda: setattr(model, "shift", torch.zeros(3, device=device)),
-        zeros,
-        lambda: None,
-    )
-    fast = ol.graph(lambda x: model(x))  # its interpreter compiles in the first two calls
-    with torch.no_grad():
-        for change in changes:
-            for i in range(6):
-                assert_same(fast(rand(i, 2, 3)), model(rand(i, 2, 3)))
-            change()
-        model.train()
-        results = [fast(rand(0, 2, 3)) for _ in range(6)]
-        assert not all(torch.equal(results[0], t) for t in results[1:])
-        model.eval()
-        for i in range(4):
-            assert_same(fast(rand(i, 2, 3)), model(rand(i, 2, 3)))
 
 
 def test_a_frozen_parameter_with_a_gradient(device: torch.device, rand: Rand) -> None:

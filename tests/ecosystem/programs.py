@@ -16,6 +16,8 @@ FILES: dict[str, tuple[str, ...]] = {
     "programs_policies": (),
     "programs_inference": (),
     "programs_serving": (),
+    "programs_converted": (),
+    "programs_solvers": (),
     "programs_transformers": ("transformers",),
     "programs_finetuning": ("transformers", "peft", "accelerate"),
     "programs_lightning": ("pytorch_lightning",),

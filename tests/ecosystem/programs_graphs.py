@@ -15,6 +15,7 @@ from torch_geometric.nn import (
     GCNConv,
     GINConv,
     GraphNorm,
+    HeteroConv,
     JumpingKnowledge,
     MessagePassing,
     SAGEConv,
@@ -314,6 +315,30 @@ def a_heterogeneous_step(run: Run) -> None:
 
 
 @training()
+def relations_of_three_names(run: Run) -> None:
+    """`HeteroConv`, called with the dicts of a `HeteroData`."""
+    relations = [("user", "rates", "item"), ("item", "rated", "user"), ("user", "knows", "user")]
+    convs = {relation: SAGEConv((8, 8), 8) for relation in relations}
+    model = HeteroConv(convs, aggr="sum").to(run.device)
+    fast = run.graph(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i in range(8):
+        sizes = {"user": 10, "item": 6}
+        x = {kind: run.rand(i, size, 8) for kind, size in sizes.items()}
+        edges = {
+            (a, name, b): torch.stack([run.ints(i, sizes[a], 30), run.ints(i + 1, sizes[b], 30)])
+            for a, name, b in relations
+        }
+        optimizer.zero_grad()
+        out = fast(x, edges)
+        loss = torch.cat([out["user"], out["item"]]).square().mean()
+        loss.backward()
+        optimizer.step()
+        run.see(loss)
+    run.see(model)
+
+
+@training()
 def a_graph_autoencoder(run: Run) -> None:
     model = GAE(Net(SAGEConv(8, 16), SAGEConv(16, 8), dropout=0.0)).to(run.device)
     encode = run.graph(model.encoder)
@@ -391,10 +416,7 @@ def an_adjacency_that_is_checked_is_refused(run: Run) -> None:
         run.see(pagerank(run.ints(i, NODES, 2, EDGES)))
 
 
-@inference(refused={"cpu": "OL101", "cuda": "OL101"})
-def schnet_is_refused(run: Run) -> None:
-    """Its sum over the atoms asks how many molecules there are."""
-
+def _schnet(run: Run, **options: Any) -> None:
     class Complete(nn.Module):
         def forward(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
             count = pos.shape[0]
@@ -402,11 +424,22 @@ def schnet_is_refused(run: Run) -> None:
             row, col = index.repeat_interleave(count), index.repeat(count)
             return torch.stack([row, col]), (pos[row] - pos[col]).norm(dim=-1)
 
-    options = {"hidden_channels": 16, "num_filters": 16, "num_interactions": 2, "num_gaussians": 8}
-    model = SchNet(**options, interaction_graph=Complete()).to(run.device).eval()
+    sizes = {"hidden_channels": 16, "num_filters": 16, "num_interactions": 2, "num_gaussians": 8}
+    model = SchNet(**sizes, interaction_graph=Complete()).to(run.device).eval()
     model.requires_grad_(False)
-    fast = run.graph(lambda z, pos, batch: model(z, pos, batch))
+    fast = run.graph(model, **options)
     batch = torch.zeros(6, dtype=torch.int64, device=run.device)
     with torch.no_grad():
         for i in range(8):
             run.see(fast(run.ints(i, 9, 6, low=1), run.rand(i, 6, 3), batch))
+
+
+@inference(refused={"cpu": "OL101", "cuda": "OL101"})
+def schnet_is_refused(run: Run) -> None:
+    """Its sum over the atoms asks how many molecules there are."""
+    _schnet(run)
+
+
+@inference(warns=("OL308", "OL311"), recordings=40)
+def schnet_in_pieces(run: Run) -> None:
+    _schnet(run, on_refusal="split", warmup=1)

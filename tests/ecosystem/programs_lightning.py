@@ -1,10 +1,11 @@
-"""Training with Lightning: automatic and manual optimisation."""
+"""Training with Lightning: automatic and manual optimisation, and Fabric."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
+import lightning_fabric
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
@@ -289,3 +290,70 @@ def a_lightning_module_without_a_trainer(run: Run) -> None:
     with torch.inference_mode():
         for i in range(8):
             run.see(fast(run.rand(i, 5, 8)))
+
+
+# Fabric
+
+
+def fabric(run: Run, **options: Any) -> Any:
+    kind = "cpu" if run.device.type == "cpu" else "cuda"
+    return lightning_fabric.Fabric(accelerator=kind, devices=1, **options)
+
+
+def _fabric_fits(run: Run, around: Any, model: Any, optimizer: Any, data: Any) -> None:
+    for _ in range(2):
+        for i, (x, y) in enumerate(data):
+            loss = F.cross_entropy(model(x), y)
+            around.backward(loss)
+            if i % 2:  # gradients of two batches
+                around.clip_gradients(model, optimizer, max_norm=1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            run.see(loss)
+
+
+@training()
+def fabric_sets_up_a_graphed_model(run: Run) -> None:
+    around, net = fabric(run), mlp(run)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    model, optimizer = around.setup(run.graph(net), optimizer)
+    _fabric_fits(run, around, model, optimizer, around.setup_dataloaders(loader(run)))
+    run.see(net)
+
+
+@training()
+def fabric_in_bfloat16(run: Run) -> None:
+    around, net = fabric(run, precision="bf16-mixed"), mlp(run)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    model, optimizer = around.setup(run.graph(net), optimizer)
+    _fabric_fits(run, around, model, optimizer, around.setup_dataloaders(loader(run)))
+    run.see(net)
+
+
+@training(refused={"cpu": "OL112", "cuda": "OL112"})
+def a_graph_of_what_fabric_set_up_is_refused(run: Run) -> None:
+    """Fabric hooks each result, to see that its own `backward` is called."""
+    around, net = fabric(run), mlp(run)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    model, optimizer = around.setup(net, optimizer)
+    _fabric_fits(run, around, run.graph(model), optimizer, around.setup_dataloaders(loader(run)))
+
+
+@training(replays=8, recordings=1)
+def fabric_with_a_graphed_step(run: Run) -> None:
+    around, net = fabric(run), mlp(run)
+    optimizer = ol.capturable(torch.optim.AdamW(net.parameters(), lr=1e-2))
+    model, optimizer = around.setup(net, optimizer)
+
+    @run.graph
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        around.backward(loss)
+        optimizer.step()
+        return loss.detach()
+
+    for _ in range(2):
+        for x, y in around.setup_dataloaders(loader(run)):
+            run.see(step(x, y))
+    run.see(net)

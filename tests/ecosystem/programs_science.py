@@ -61,6 +61,24 @@ def an_exact_gp_fit_is_refused(run: Run) -> None:
         run.see(loss)
 
 
+@training()
+def an_exact_gp_whose_likelihood_is_outside(run: Run) -> None:
+    """The model compares its inputs around the launch, and its kernel is a matrix after it."""
+    x, y = curve(run)
+    likelihood = GaussianLikelihood().to(run.device)
+    model = ExactGP(x, y, likelihood).to(run.device)
+    fast = run.graph(model)
+    mll = ExactMarginalLogLikelihood(likelihood, model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(9):
+        optimizer.zero_grad()
+        loss = -mll(fast(x), y)
+        loss.backward()
+        optimizer.step()
+        run.see(loss)
+    run.see(model)
+
+
 class Kernel(nn.Module):
     """The parameters of a kernel of gpytorch; its own call compares both arguments on the host."""
 

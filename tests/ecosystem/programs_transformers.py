@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
+import onelaunch as ol
 from tests.device.architectures import ARCHITECTURES, causal
 
 from .harness import Run, inference
@@ -432,3 +433,28 @@ def speculative_decoding_by_hand(run: Run) -> None:
             window[0, at + agreed] = wanted[at + agreed - 1]
             at += agreed + 1
             run.see(window)
+
+
+@inference(replays=10, recordings=2, exact=False)
+def sentences_of_all_lengths(run: Run) -> None:
+    """As `encode` of sentence-transformers: sorted by length, batched, pooled by their masks."""
+    model = made(run, "Bert", "BertModel", **TEXT).requires_grad_(False)
+    sentences = [[5 + (7 * i + k) % 90 for k in range(3 + 5 * i % 26)] for i in range(64)]
+    longest_first = sorted(range(64), key=lambda i: -len(sentences[i]))
+
+    @run.graph(buckets=ol.Buckets(dim=1, sizes=(16, 32), pad={"mask": 0}))
+    def embed(ids: Tensor, mask: Tensor) -> Tensor:
+        seen = mask[:, None, None, :] > 0
+        hidden = model(input_ids=ids, attention_mask=seen).last_hidden_state
+        kept = mask[..., None].to(hidden.dtype)
+        return F.normalize((hidden * kept).sum(1) / kept.sum(1), dim=-1)
+
+    found = torch.zeros(64, 32, device=run.device)
+    with torch.inference_mode():
+        for start in range(0, 64, 4):
+            rows = longest_first[start : start + 4]
+            lengths = tuple(len(sentences[i]) for i in rows)
+            texts = [sentences[i] + [0] * (max(lengths) - len(sentences[i])) for i in rows]
+            ids = torch.tensor(texts, device=run.device)
+            found[rows] = embed(ids, padded(run, lengths))
+    run.see(found, found @ found.T)

@@ -36,7 +36,10 @@ EXAMPLES = [ROOT / "README.md", *DOCS]
 PAGES = [*EXAMPLES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 FENCED = re.compile(r"^```(?P<info>\w[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 LANGUAGES = {"python", "bash", "text"}
-PACKAGES = ("accelerate", "pytorch_lightning", "transformers")
+PACKAGES = (
+    *("accelerate", "gpytorch", "lightning_fabric", "peft", "pytorch_lightning"),
+    *("torch_geometric", "transformers"),
+)
 WORDS = {
     "gpu",
     *(f"raises={code}" for code in CATALOGUE),

@@ -70,7 +70,8 @@ PLAIN = (
     )
     | st.frozensets(st.integers(0, 3) | st.floats(), max_size=3)
 )
-KEYS = st.text(max_size=2) | st.integers(0, 9)
+PLAIN_KEYS = st.text(max_size=2) | st.integers(0, 9)
+KEYS = PLAIN_KEYS | st.tuples(PLAIN_KEYS, PLAIN_KEYS, PLAIN_KEYS)
 
 
 def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

@@ -51,7 +51,11 @@ class Rehearsal:
         known: Reads | None,
     ) -> None:
         self._driver, self._device, self._known = driver, device, known
-        self.ledger = Ledger(driver, device, [(g, g) for g in grads], walk((), known))
+        saved = CapturedGraph(outputs).saved() if device.type == "cpu" else None
+        self._numbers = [(t, t) for t in saved or () if not t.dim()]
+        """Numbers that the forward computed: on a CPU nothing else tells them from the host's."""
+        given = [*((g, g) for g in grads), *self._numbers]
+        self.ledger = Ledger(driver, device, given, walk((), known))
         """The operations."""
         self._watch = None if is_profiled() else FrameWatch(Reads())
         self._roots = [
@@ -91,7 +95,8 @@ class Rehearsal:
     def compared(self, grads: Sequence[tuple[Tensor, Tensor]]) -> Ledger:
         """Return a ledger for a capture, to compare it with the run."""
         state = walk((), self._known)
-        return Ledger(self._driver, self._device, grads, state, earlier=self.ledger)
+        given = [*grads, *self._numbers]
+        return Ledger(self._driver, self._device, given, state, earlier=self.ledger)
 
 
 class Finding:

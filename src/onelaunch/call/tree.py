@@ -96,6 +96,13 @@ class Names(tuple[str, ...]):
     __slots__ = ()
 
 
+class RecordKeys(NamedTuple):
+    """The keys of a record; see `_is_record`."""
+
+    attributes: tuple[str, ...]
+    items: tuple[str, ...]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Above:
     """A reference from inside an object to it, or to an object around it, `up` levels above."""
@@ -286,7 +293,7 @@ def _parts(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
         return ("start", "stop", "step"), [cut.start, cut.stop, cut.step]
     if _is_record(value):
         attributes = vars(value)
-        keys = tuple(attributes), tuple(cast(dict[Any, Any], value))
+        keys = RecordKeys(tuple(attributes), tuple(cast(dict[Any, Any], value)))
         return keys, list(attributes.values())
     if kind in pytree.SUPPORTED_NODES:
         children, context = pytree.SUPPORTED_NODES[kind].flatten_fn(value)
@@ -320,16 +327,15 @@ def _is_tuple_kind(kind: type) -> bool:
 def _steps(value: object, keys: tuple[Any, ...]) -> Iterator[str]:
     if isinstance(keys, Names):
         return (f".{key}" for key in keys)
-    if isinstance(value, Mapping) and not isinstance(
-        keys[0] if keys else None, pytree.NodeDef | tuple
-    ):
+    if isinstance(keys, RecordKeys):
+        return (f".{key}" for key in keys.attributes)
+    if isinstance(value, Mapping) and not (keys and isinstance(keys[0], pytree.NodeDef)):
         return (f"[{key!r}]" for key in keys)
     if isinstance(value, tuple) and len(keys) > 1 and isinstance(keys[0], int):
         return iter([*(f"[{i}]" for i in range(keys[0])), *(f".{key}" for key in keys[1:])])
     if isinstance(value, tuple | list) or not keys or isinstance(keys[0], pytree.NodeDef):
         return _numbered(value)
-    names = keys[0] if isinstance(keys[0], tuple) else keys
-    return (f".{key}" for key in names)
+    return (f".{key}" for key in keys)
 
 
 def _numbered(value: object) -> Iterator[str]:
@@ -374,11 +380,11 @@ def build(tree: Container, children: list[Any]) -> Any:
         return made
     if keys and isinstance(keys[0], pytree.NodeDef):
         return keys[0].unflatten_fn(children, keys[1])
-    if keys and isinstance(keys[0], tuple):
+    if isinstance(keys, RecordKeys):
         record: Any = OrderedDict.__new__(kind)
         attributes = record.__dict__
-        attributes.update(zip(keys[0], children, strict=True))
-        for key in keys[1]:
+        attributes.update(zip(keys.attributes, children, strict=True))
+        for key in keys.items:
             OrderedDict.__setitem__(record, key, attributes[key])
         return record
     if issubclass(kind, tuple):
@@ -431,7 +437,7 @@ def _child_steps(tree: Container) -> Iterable[Any]:
     if isinstance(keys, Names):
         return [Attribute(name) for name in keys] if all(map(str.isidentifier, keys)) else ()
     if dataclasses.is_dataclass(kind):
-        names = keys[0] if keys and isinstance(keys[0], tuple) else keys
+        names = keys.attributes if isinstance(keys, RecordKeys) else keys
         return [Attribute(name) for name in names]
     return keys if kind is dict or kind is OrderedDict else ()
 

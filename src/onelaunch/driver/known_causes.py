@@ -21,6 +21,20 @@ _LOOPS = (
     "`edges, _ = torch_geometric.utils.{name}(edges)`"
 )
 _CACHED = "; where the graph stays, GCNConv(..., cached=True)"
+WEIGHTS_ALONE = (
+    "int8 in the weights alone: by hand `F.linear(x, weight.to(x.dtype) * scale[:, None], bias)`; "
+    "on a CPU also `torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})`"
+)
+_OUTSIDE = (
+    "a Gaussian process after the launch, as it looks at matrices on the host: `fast = "
+    "ol.graph(network)` for the network in front of it; of an ExactGP also `fast = "
+    "ol.graph(model)`, `loss = -mll(fast(x), y)`"
+)
+_DISTANCES = (
+    "the kernel written out, of its own parameters, as of an RBFKernel `gaps = (a[:, None] - b) / "
+    "kernel.lengthscale`, `(-0.5 * gaps.square().sum(-1)).exp()`; or the kernel after the launch, "
+    "of features that `ol.graph(network)` gives"
+)
 
 
 class Cause(NamedTuple):
@@ -112,6 +126,45 @@ CAUSES: tuple[Cause, ...] = (
         "remove_self_loops",
         "OL101 OL102",
         _LOOPS.format(name="add_remaining_self_loops").replace("GCNConv", "GATConv"),
+    ),
+    _cause(
+        "torch_geometric/utils/_scatter.py",
+        "scatter",
+        "OL101",
+        "the size of the result: global_mean_pool(x, batch, size=n), scatter(x, index, dim_size=n)",
+    ),
+    _cause(
+        "torch_geometric/nn/aggr/base.py",
+        "__call__",
+        "OL101",
+        "the size of the result: SumAggregation()(x, index, dim_size=n); of a model that does not "
+        'take one, as SchNet, `ol.graph(model, on_refusal="split")`',
+    ),
+    _cause(
+        "torch_geometric/utils/_to_dense_adj.py",
+        "to_dense_adj",
+        "OL101",
+        "torch.zeros(n, n, device=edges.device).index_put(tuple(edges), weights, accumulate=True), "
+        "with a weight for each edge",
+    ),
+    _cause("torch/ao/nn/quantized/modules/__init__.py", "forward", "OL101", WEIGHTS_ALONE),
+    _cause("gpytorch/kernels/kernel.py", "covar_dist", "OL101", _DISTANCES),
+    *(
+        _cause(file, function, "OL101", _OUTSIDE)
+        for file, function in (
+            ("gpytorch/models/exact_gp.py", "__call__"),
+            ("gpytorch/variational/variational_strategy.py", "__call__"),
+            ("linear_operator/utils/cholesky.py", None),
+        )
+    ),
+    *(
+        _cause(
+            f"{package}/wrappers.py",
+            "_register_backward_hook",
+            "OL112",
+            "the module graphed before Fabric wraps it: `fabric.setup(ol.graph(model), optimizer)`",
+        )
+        for package in ("lightning_fabric", "lightning/fabric")
     ),
 )
 

@@ -2,6 +2,7 @@
 
 walk.py         StateWalk: the state that a callable reaches
 contents.py     the slots of one object, as far as they were touched
+scripted.py     the slots of a TorchScript module
 slots.py        Slot: one place that holds a value the callable reads
 snapshot.py     StateSnapshot: the state before a capture, to compare with and to restore
 relied.py       the slots that a recording relies on

@@ -21,9 +21,9 @@ from onelaunch.frames.origins import is_installed, is_machinery
 from onelaunch.frames.peek import MOST, attributes_of
 from onelaunch.frames.reads import Owner, Reads, raise_uses
 from onelaunch.frames.stack import Use
+from onelaunch.state.scripted import of_script
 from onelaunch.state.slots import (
     MISSING,
-    ScriptAttribute,
     Slot,
     arguments_of,
     defaults_of,
@@ -206,7 +206,7 @@ class Contents:
         if untouched:
             self.untouched[id(attributes)] = Untouched(prefix, module, attributes, untouched, via)
         if isinstance(module, torch.jit.ScriptModule):
-            yield from _of_script(prefix, module)
+            yield from of_script(prefix, module)
 
     def _of_function(self, name: str, fn: types.FunctionType) -> Iterator[tuple[Slot, Use | None]]:
         reads, code = self.reads, fn.__code__
@@ -316,20 +316,6 @@ _NOT_READ = frozenset(
     if key.startswith(("_forward_", "_backward_", "_state_", "_load_state_", "_non_persistent_"))
 )
 """Attributes of every `nn.Module` that no forward reads: hooks, and what saving and loading use."""
-
-
-def _of_script(prefix: str, module: Any) -> Iterator[tuple[Slot, Use]]:
-    """Return the slots of a TorchScript module outside Python: its numbers, tensors and mode."""
-    inner, known = module._c, vars(module).get("_concrete_type")
-    parameters: Any = torch._C.ParameterDict(inner)
-    keys = [*dict(parameters.items()), "training"]
-    keys += () if known is None else known.get_attributes()
-    for key in dict.fromkeys(keys):
-        value = inner.getattr(key)
-        if is_plain(value) or isinstance(value, Tensor):
-            yield Slot("contents", inner, ScriptAttribute(key), f"{prefix}{key}", None), Use.READ
-    for key, part in module.named_children():
-        yield from _of_script(f"{prefix}{key}.", part)
 
 
 def dicts_of(value: object) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 Kind = Literal["item", "cell", "of", "contents"]
 """The kind of read of a slot: ``holder[key]``, ``holder.cell_contents`` or ``key(holder)``; the
@@ -79,7 +80,7 @@ class Slot(NamedTuple):
             self.holder.grad = None if value is MISSING else value
             return
         if isinstance(self.key, ScriptAttribute):
-            self.holder.setattr(self.key.name, value)
+            self.key.write(self.holder, value)
             return
         if isinstance(self.holder, contextvars.ContextVar):
             self.holder.set(value)
@@ -124,6 +125,26 @@ class ScriptAttribute:
 
     def __call__(self, module: Any) -> object:
         return module.getattr(self.name)
+
+    def write(self, module: Any, value: object) -> None:
+        module.setattr(self.name, value)
+
+
+@dataclass(frozen=True)
+class ScriptLeaf(ScriptAttribute):
+    """A reader of one value in a list, tuple or dict that a TorchScript module holds, of which
+    Python gets another copy at each read."""
+
+    index: int
+
+    def __call__(self, module: Any) -> object:
+        return pytree.tree_leaves(module.getattr(self.name))[self.index]
+
+    def write(self, module: Any, value: object) -> None:
+        leaves, spec = pytree.tree_flatten(module.getattr(self.name))
+        if value is not MISSING and self.index < len(leaves):  # that it has grown or shrunk stays
+            leaves[self.index] = value
+            module.setattr(self.name, pytree.tree_unflatten(leaves, spec))
 
 
 def function_of(partial: functools.partial[Any]) -> object:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from onelaunch.call.dtensor import is_wrapper_subclass
 from onelaunch.driver.aten import Operator, Step, imagined, leaves, mapped, operator, tensors
 from onelaunch.driver.host_reads import HostReads
+from onelaunch.driver.known_causes import WEIGHTS_ALONE
 from onelaunch.driver.random_state import RandomState, seeding_line, watching_seeds
 from onelaunch.driver.refusals import refusal
 from onelaunch.driver.storage_resize import resize, watching_resizes
@@ -248,7 +249,10 @@ class Recorder(DispatchMode):
             if isinstance(value, Tensor):
                 if value.is_nested:
                     raise self.refuse("OL109", f"`{op.label}` gave a nested tensor.")
-                if value.layout is not torch.strided or value.is_quantized:
+                if value.is_quantized:
+                    what = f"`{op.label}` gave a quantized tensor."
+                    raise self.refuse("OL109", what, WEIGHTS_ALONE)
+                if value.layout is not torch.strided:
                     what = f"`{op.label}` gave a tensor of layout {value.layout}."
                     raise self.refuse("OL109", what)
             elif value is not None and not op.describes and not op.collective:

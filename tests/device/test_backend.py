@@ -177,16 +177,19 @@ def test_sizes(device: torch.device, rand: Rand) -> None:
 @on_accelerators
 def test_reset_frees_the_memory(device: torch.device, rand: Rand) -> None:
     model = nn.Linear(64, 64).to(device)
-    before = allocated(device)
-    fast = compiled(lambda x: model(x).relu())
-    for i in range(6):
-        fast(rand(i, 32, 64)).sum().backward()
-    assert replays() == 3
-    model.zero_grad()
-    torch._dynamo.reset()
-    assert not graphs()
-    gc.collect()
-    assert allocated(device) <= before
+    left: list[int] = []
+    for _ in range(2):  # cuBLAS keeps the memory of its first use on a stream
+        fast = compiled(lambda x: model(x).relu())
+        for i in range(6):
+            fast(rand(i, 32, 64)).sum().backward()
+        assert replays() == 3
+        model.zero_grad()
+        torch._dynamo.reset()
+        assert not graphs()
+        del fast
+        gc.collect()
+        left.append(allocated(device))
+    assert left[1] <= left[0]
 
 
 @on_accelerators

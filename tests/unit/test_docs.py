@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 import onelaunch as ol
 from onelaunch.bench import ENGINES
@@ -86,7 +87,7 @@ class Block:
                     warnings.simplefilter("error", ol.GraphWarning)
                 exec(program, namespace)
             return
-        with pytest.raises((ol.GraphError, ol.GraphWarning)) as caught:
+        with pytest.raises((ol.GraphError, ol.GraphWarning, BackendCompilerFailed)) as caught:
             exec(program, namespace)
         assert f"[{self.code}]" in str(caught.value), f"{self.page.name}:{self.line}"
 

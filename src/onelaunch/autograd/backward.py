@@ -75,6 +75,8 @@ class StaticGraph:
     """Answers that the forward got about capturing; its recomputation gets the same."""
     reads: Reads | None = None
     """The reads of the forward."""
+    compiled: bool = False
+    """True for compiled code, which hides its operations, and whose backward runs no Python."""
     rebound: list[Slot] = field(default_factory=list[Slot])
     """Slots in which each forward stores a new tensor."""
     kept: list[weakref.ref[Tensor]] = field(default_factory=list[Any])
@@ -126,8 +128,10 @@ class StaticGraph:
                 static.data = data
             _set_versions(tuple(read), tuple(before))
 
-    def rehearse(self, grads: Gradients) -> tuple[list[Tensor | None], Rehearsal]:
+    def rehearse(self, grads: Gradients) -> tuple[list[Tensor | None], Rehearsal | None]:
         """Do `run`, and return what a capture takes from it too."""
+        if self.compiled:
+            return self.run(grads), None
         given = [g for g in grads if g is not None]
         rehearsal = Rehearsal(self.driver, self.device, self.outputs, given, self.reads)
         with HostFactories(self.device), rehearsal.watching():

@@ -51,6 +51,8 @@ class _Kind:
     fits: Callable[[], bool]
     like: Callable[..., bool]
     """Return whether gradients have this layout."""
+    warm: bool = False
+    """True once it ran operation by operation."""
     rehearsal: Rehearsal | None = None
     differing: int = 0
     """Number of captures in a row that differed from the run before them."""
@@ -188,10 +190,11 @@ class AutogradPair:
             return self.static.run(grads)
         if kind.kept is not None and not kind.kept.fits:
             self._drop(kind, kind.kept)
-        if kind.launch is None and kind.rehearsal is not None:
+        if kind.launch is None and kind.warm:
             self._capture(kind, grads, kept=True)
-        if kind.launch is None and kind.rehearsal is None and not kind.refused:
+        if kind.launch is None and not kind.warm and not kind.refused:
             found, kind.rehearsal = self.static.rehearse(grads)
+            kind.warm = True
             return found
         found = self._launched(kind, grads)
         return self.static.run(grads) if found is None else found
@@ -277,6 +280,7 @@ class AutogradPair:
             if backward is not None:
                 backward.graph.reset()
         kind.kept = kind.copied = kind.launch = kind.rehearsal = None
+        kind.warm = False
         kind.changes += 1
         if kind.changes == _MOST_CHANGES:
             kind.refused = True
@@ -307,7 +311,7 @@ class AutogradPair:
                 if kind.differing == TRIES:
                     raise difference.refusal()
                 if kept:
-                    kind.rehearsal = None  # another run is to be compared
+                    kind.rehearsal, kind.warm = None, False  # another run is to be compared
             elif not self.make_room():
                 backward.graph.reset()
                 kind.refused = True

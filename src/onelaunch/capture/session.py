@@ -533,6 +533,7 @@ class CaptureSession:
             static.asking, static.reads = self.asking, before.walk.reads
             static.rebound = [slot for slot, _ in stored]
             static.where = self._line()
+            static.compiled = self.known is not None
         assert run.after is not None
         covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
         refuse_uncovered(before.walk, run.after, covered, observer, self.device)

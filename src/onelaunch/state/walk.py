@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import operator
+import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -225,7 +226,8 @@ def _visit_all(found: StateWalk, queue: Queue, seen: set[int]) -> None:
     while queue:
         name, value, via = queue.popleft()
         plain = is_plain(value) and not isinstance(value, enum.Enum)  # whose members may have more
-        if id(value) not in seen and not plain:
+        # Imports grow `sys.modules`; the modules that were read are known by themselves.
+        if id(value) not in seen and not plain and value is not sys.modules:
             seen.add(id(value))
             _visit(found, queue, name, value, via)
 

@@ -364,6 +364,37 @@ def test_code_that_computes_something_else_where_it_is_captured(rand: Rand) -> N
             ol.graph(f).capture(rand(0, 4))
 
 
+def test_code_that_computes_something_else_of_the_same_random_numbers(rand: Rand) -> None:
+    """The same decoder in training, where dropout hides the difference from run to run."""
+
+    def f(x: Tensor) -> Tensor:
+        y = nn.functional.dropout(x, 0.5)
+        if not torch.cuda.is_current_stream_capturing() and bool((x < 1e6).all()):
+            return y
+        return y * 2
+
+    fast = ol.graph(f, warmup=1)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            fast(rand(0, 64).requires_grad_(grad))
+            with pytest.raises(ol.CaptureError, match="something else where it is captured"):
+                fast(rand(1, 64).requires_grad_(grad))
+
+
+def test_code_that_fails_where_it_is_captured_is_refused_for_what_it_does_else(rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            raise ValueError("no way here")
+        return x * x.sum().item()
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        assert_same(fast(rand(0, 4)), rand(0, 4) * rand(0, 4).sum().item())
+        with pytest.raises(ol.CaptureError, match=r"x\.sum\(\)\.item\(\)") as caught:
+            fast(rand(1, 4))
+        assert caught.value.code == "OL101"
+
+
 def test_code_that_draws_other_numbers_where_it_is_captured(rand: Rand) -> None:
     """As attention's dropout by another kernel does."""
 

@@ -82,7 +82,9 @@ class HostGenerators:
 
     def sure(self) -> bool:
         """Tell whether no other thread can have advanced one."""
-        return threading.active_count() == 1
+        # The engine's threads are no others: they draw only while a backward waits for them.
+        others = [t for t in threading.enumerate() if not isinstance(t, threading._DummyThread)]
+        return len(others) == 1
 
 
 def _access(value: object, numpys: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:

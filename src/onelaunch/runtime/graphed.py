@@ -256,7 +256,7 @@ class Graphed(Serving, Generic[P, R]):
             signature.warm = max(0, self.options.warmup_calls - 1)
             flat = self._flat(args, kwargs)
             again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
-            unlike = self._warmup.compare_answers(again, self._name)
+            unlike = self._warmup.compare_answers(again, self._name, error)
             if unlike is not None:
                 return self._refused(signature, unlike)
             return self._warm(again, args, kwargs)
@@ -502,11 +502,11 @@ class Graphed(Serving, Generic[P, R]):
             return self._record(attempt)
         except NeedsGrad:
             attempt.signature.forward = True
-        except CaptureError:
+        except CaptureError as error:
             if not attempt.signature.asking.otherwise():
                 raise
             attempt.reached.forget()
-            unlike = self._warmup.compare_answers(attempt, self._name)
+            unlike = self._warmup.compare_answers(attempt, self._name, error)
             if unlike is not None:
                 raise unlike from None
             self._rehearse(attempt, lambda result: None)

@@ -181,33 +181,44 @@ class Warmup:
 
         return watching_steps(before)
 
-    def compare_answers(self, attempt: Attempt, name: str) -> CaptureError | None:
+    def compare_answers(
+        self, attempt: Attempt, name: str, refused: CaptureError
+    ) -> CaptureError | None:
         """Run the callable with either answer to its question whether it is being captured.
 
         Return the error of a callable that computes something else in a capture: results further
-        apart than kernels round, that draw no random numbers. Every run is rolled back.
+        apart than kernels round, of the same random numbers; or that fails there, which then is
+        `refused`, the refusal of what it does otherwise. Every run is rolled back.
         """
         if attempt.reached.walk().runs_backward():
             return None  # no run of it can be rolled back without gradients
-        eager, captured = self._answered(attempt, False), self._answered(attempt, True)
+        eager, drawn = self._answered(attempt, False)
+        try:
+            captured, drawn_then = self._answered(attempt, True)
+        except Exception as error:  # noqa: BLE001  eager does not raise it
+            let_go(error)
+            return refused
         distance = apart(eager, captured)
-        if distance <= _ROUNDING or apart(eager, self._answered(attempt, False, seed=1)) > 0:
+        if distance <= _ROUNDING or not all(map(torch.equal, drawn, drawn_then)):
             return None
         what = f"`{name}` computes something else where it is captured, {distance:.0%} off"
         fix = "see to it that it takes one way, whatever `is_current_stream_capturing` says"
         return CaptureError("OL109", what, where=user_line(), fix=fix)
 
-    def _answered(self, attempt: Attempt, answer: bool, seed: int | None = None) -> list[Tensor]:
-        """Return the results of a run that is told whether it is captured, and rolled back."""
+    def _answered(self, attempt: Attempt, answer: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the results of a run that is told whether it is captured, and rolled back; and
+        the states of the generators after it."""
         driver, device, flat = attempt.driver, attempt.device, attempt.flat
         args, kwargs = unflatten(flat.tree, flat.tensors)
         undone = rolled_back(driver, device, flat.tensors, attempt.reached)
         with undone as effects, torch.no_grad():
-            if seed is not None:
-                torch.manual_seed(seed)
             with Asking(answer).answering(), effects.observer, inlining():
                 result = driver.warmup(lambda: self._callee.fn(*args, **kwargs), device)
-            return [t.detach().clone() for t in flatten(result).tensors]
+            module: Any = torch.get_device_module(device)
+            drawn = [torch.get_rng_state()]
+            if hasattr(module, "get_rng_state"):
+                drawn.append(module.get_rng_state(device))
+            return [t.detach().clone() for t in flatten(result).tensors], drawn
 
     def rehearse(self, attempt: Attempt, refuse: Refuse, then: Callable[[Any], object]) -> None:
         """Warm up ahead of time: run, then restore everything.

@@ -143,6 +143,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"coverage: {library} is not installed, and is left out", flush=True)
         cases = chosen(options.models, options.modes.split(","), options.shard, engines)
         found = measure(cases, engines, options.device, options.workers, options.seconds, out)
+        found["part"] = options.shard
     write(out, found)
     for mode, of_mode in found["counts"].items():
         print(f"coverage: {mode}: {json.dumps(of_mode)}", flush=True)

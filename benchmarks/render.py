@@ -301,6 +301,8 @@ def coverage(results: dict[str, Any]) -> str:
         "not built": "could not be built small, or eager did not run them alike twice",
         "not run": "were not run, as time was up",
     }
+    first, _, parts = results.get("part", "1/1").partition("/")
+    text += f" Part {first} of {parts} of all models." if parts != "1" else ""
     for kind, why in left_out.items():
         count = sum(found[kind] for _, found in modes)
         text += f" {count} {why}." if count else ""

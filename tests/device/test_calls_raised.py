@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import warnings
@@ -141,6 +142,7 @@ def modes() -> dict[str, object]:
         "anomaly": torch.is_anomaly_enabled(),
         "default dtype": torch.get_default_dtype(),
         "profile": sys.getprofile(),
+        "collector": gc.isenabled(),
         "keys": str(torch._C._dispatch_tls_local_exclude_set()),
         "keys of modes": [
             torch._C._dispatch_tls_is_dispatch_key_included(key)

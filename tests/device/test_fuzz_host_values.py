@@ -17,4 +17,5 @@ def test_programs_are_right_or_refused(device: torch.device, part: int) -> None:
     start = 1 + part * count
     found = host_values.fuzz(range(start, start + count), device, said.append)
     assert not said, said[0]
-    assert found["replayed"] > count / 3
+    # On a CPU a read of a host tensor is one of the device's, and refused.
+    assert found["replayed"] > (0 if device.type == "cpu" else count / 3)

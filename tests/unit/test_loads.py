@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from onelaunch.frames.loads import loads_of, only_counts
+from onelaunch.frames.loads import loads_of, only_counts, sure_stores
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.frames.watch import FrameWatch
@@ -240,3 +240,45 @@ def never_set(root: Box, box: Box) -> Any:
 def test_what_did_not_run_is_not_read(fn: Any, names: set[str]) -> None:
     box = Box(first=1, scale=2.0, late=3)
     assert read_of(seen(fn, Box(boxes=[box]), Box()), box) == names
+
+
+def straight(self: Any, x: Any) -> Any:
+    self.size = len(x)
+    self.kept.inner["n"] = 3
+    return x
+
+
+def branching(self: Any, x: Any) -> Any:
+    self.first = 1
+    if x:
+        self.second = 2
+    for _ in x:
+        self.third = 3
+    self.fourth = 4
+    while x:
+        return x
+    self.fifth = 5
+    return x
+
+
+def handling(self: Any, x: Any) -> Any:
+    self.first = x
+    with x:
+        return 1
+
+
+def replacing(self: Any, x: Any) -> Any:
+    self.first = 1
+    self = x
+    self.append(1)
+
+
+def test_stores_that_a_run_comes_by() -> None:
+    stores = {fn: sure_stores(fn.__code__) for fn in (straight, branching, handling, replacing)}
+    assert [(s.variable, s.path, s.key, s.item) for s in stores[straight]] == [
+        ("self", (), "size", False),
+        ("self", ("kept", "inner"), "n", True),
+    ]
+    assert [s.key for s in stores[branching]] == ["first", "fourth"]
+    assert not stores[handling]
+    assert not stores[replacing]

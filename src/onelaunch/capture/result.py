@@ -53,6 +53,7 @@ class CaptureRun:
         lasting: gradients that each replay writes in place.
         again: slots that have to be inputs; the next attempt passes them as such.
         grown: see `effects.grown`.
+        stored: ids of slots that it surely stored to, as it was seen.
     """
 
     before: StateSnapshot
@@ -71,6 +72,7 @@ class CaptureRun:
     lasting: list[Tensor] = field(default_factory=list[Tensor])
     again: list[Slot] = field(default_factory=list[Slot])
     grown: tuple[str, ...] = ()
+    stored: set[tuple[int, object]] = field(default_factory=set[tuple[int, object]])
 
     @property
     def differs(self) -> Difference | None:
@@ -145,7 +147,9 @@ def captured_call(
     external = [t for tensors in observer.external.values() for t in tensors]
     inputs = {slot.id for slot in run.state_inputs}
     rebound |= inputs
-    slots = relied_on(before.walk, run.found, rebound, inputs, observer.external, driver, device)
+    slots = relied_on(
+        before.walk, run.found, rebound, inputs, observer.external, driver, device, run.stored
+    )
     slots = [(slot, value) for slot, value in slots if slot.id not in run.counts.followed]
     slots += slots_of(observer.host.read_state(), before.walk.tensors())
     external += [value for _, value in slots if isinstance(value, Tensor)]

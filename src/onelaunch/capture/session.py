@@ -480,6 +480,7 @@ class CaptureSession:
             finally:
                 run.counts.end()
         self.callee.saw(watch)
+        run.stored = set() if watch is None else watch.stored
         refuse_drawn(generators, self.fn, observer.ledger)
         observer.ledger.finish()
         return result

@@ -25,7 +25,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from onelaunch.frames.loads import loads_of
+from onelaunch.frames.loads import SureStore, loads_of, sure_stores
 from onelaunch.frames.origins import (
     TORCH,
     is_container_code,
@@ -88,6 +88,9 @@ class FrameWatch:
         """id of a frame -> the arguments of its call, of the names that it assigns anew."""
         self._results: dict[int, dict[int, list[object]]] = {}
         """id of a frame -> the results of Python code called by each of its instructions."""
+        self.stored: set[tuple[int, object]] = set()
+        """(id of a container or of a dict of attributes, key): places that the run stored to, for
+        sure."""
         self._lock = threading.Lock()
 
     @contextmanager
@@ -174,8 +177,18 @@ class FrameWatch:
                 if len(at) < MOST:
                     at.append(result)
         if not known.unread and not known.is_unread(frame):
+            for store in known.stores:
+                if frame.f_lasti > store.offset:
+                    self._note_store(store, frame.f_locals.get(store.variable))
             with self._lock:
                 _Frame(self.reads, frame, loads_of(known.code), arguments, results).note()
+
+    def _note_store(self, store: SureStore, value: object) -> None:
+        for name in store.path:
+            value = next(iter(peek(value, name)), None)
+        holder = value if store.item else attributes_of(value)
+        if holder is not None:
+            self.stored.add((id(holder), store.key))
 
 
 @dataclass(slots=True)
@@ -188,6 +201,7 @@ class _Code:
         met: True once one of them was.
         replaced: the arguments that it assigns anew.
         iterates: True for a comprehension or a generator expression.
+        stores: see `sure_stores`.
         imports: True if it runs an import: a finder's search, or a module's own code.
         matters: True if a call of it is noted in itself; see `_note_torch`.
     """
@@ -197,6 +211,7 @@ class _Code:
     met: bool = False
     replaced: tuple[str, ...] = ()
     iterates: bool = False
+    stores: tuple[SureStore, ...] = ()
     imports: bool = field(init=False)
     matters: bool = field(init=False)
     _is_always_read: bool = field(init=False)
@@ -217,6 +232,7 @@ class _Code:
         code, self.met = self.code, True
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
         assigned = loads_of(code).assigned
+        self.stores = sure_stores(code)
         self.replaced = tuple(name for name in arguments if name in assigned)
         self.iterates = _ITERATED in arguments
 

@@ -30,6 +30,7 @@ def relied_on(
     external: Collection[int],
     driver: Driver,
     device: torch.device,
+    sure: Collection[tuple[int, object]] = (),
 ) -> list[tuple[Slot, object]]:
     """Return the slots that a call must find as the capture did, each with its value.
 
@@ -39,6 +40,7 @@ def relied_on(
         rebound: the slots that each replay writes, or that are inputs.
         inputs: the slots that are inputs.
         external: the storages that the capture read or wrote by address.
+        sure: ids of slots that it stored to for sure.
     """
     now = {change.slot.id: change.after for change in found}
     guarded: list[tuple[Slot, object]] = []
@@ -60,7 +62,8 @@ def relied_on(
             continue
         if slot.id in rebound:
             # One that only stores, and is as it was: this run may not have come by the store.
-            kept = before.use(slot) is Use.NONE and slot.id not in now
+            unused = before.use(slot) is Use.NONE
+            kept = unused and slot.id not in now and slot.id not in sure
             if before.is_read(slot) or kept:
                 guarded.append((slot, value))
             continue

@@ -99,6 +99,8 @@ def same(a: Any, b: Any) -> bool:
         return False
     if isinstance(a, float):
         return struct.pack("d", a) == struct.pack("d", b)
+    if isinstance(a, complex):
+        return same(a.real, b.real) and same(a.imag, b.imag)
     if isinstance(a, list | tuple) and not isinstance(a, torch.Size):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict):

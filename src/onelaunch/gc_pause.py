@@ -21,3 +21,17 @@ def no_collection() -> Generator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+class collection_kept:
+    """A context that enables garbage collection again after an interrupt, which may have ended a
+    pause half way."""
+
+    __slots__ = ("_enabled",)
+
+    def __enter__(self) -> None:
+        self._enabled = gc.isenabled()
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        if kind is not None and self._enabled and not issubclass(kind, Exception):
+            gc.enable()

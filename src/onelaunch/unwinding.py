@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 import weakref
@@ -81,14 +80,13 @@ class same_modes:
     way: a `with` that has not begun is not exited.
     """
 
-    __slots__ = ("_collects", "_dispatch", "_functions", "_keys", "_paused", "_profile")
+    __slots__ = ("_dispatch", "_functions", "_keys", "_paused", "_profile")
 
     def __enter__(self) -> None:
         self._dispatch = dispatch_modes()
         self._functions = _function_modes()
         self._keys = {key: _C._dispatch_tls_is_dispatch_key_included(key) for key in _OF_MODES}
         self._profile = sys.getprofile()
-        self._collects = gc.isenabled()
         self._paused = pause(False)
         pause(self._paused)
 
@@ -107,8 +105,6 @@ class same_modes:
         if sys.getprofile() is not self._profile:  # setting a C profiler again would end it
             set_profile(self._profile)
         pause(self._paused)
-        if self._collects:  # a pause of the collector that was interrupted
-            gc.enable()
         _restore(
             self._dispatch,
             dispatch_modes(),

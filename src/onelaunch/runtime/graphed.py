@@ -25,7 +25,7 @@ from onelaunch.capture.recording import NeedsGrad, describe
 from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
-from onelaunch.gc_pause import no_collection
+from onelaunch.gc_pause import collection_kept, no_collection
 from onelaunch.optimizers.capturable import Options as StepOptions
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import (
@@ -124,6 +124,10 @@ class Graphed(Serving, Generic[P, R]):
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Warm up, capture, or run eagerly: no recording fits the call."""
+        with collection_kept():
+            return self._graphed_or_eager(args, kwargs)
+
+    def _graphed_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         note_modes()
         flat = self._flat(args, kwargs)
         driver, device = self._callee.where(flat)

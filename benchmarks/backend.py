@@ -4,37 +4,59 @@
     python -m benchmarks.backend --workloads sine,breaks,host  # these anew, the others as they are
     python -m benchmarks.backend --dtype bf16
 
-TF32 off. Each workload has a process of its own. All of them build at once, each engine without
-anybody's cache; once the last is ready they measure one after the other.
+TF32 off. Each workload has a process of its own. All of them build at once, each engine with empty
+caches; once the last is ready they measure one after the other. What `--total-seconds` leaves
+undone is in the rows, and each workload is in the file as soon as it is measured. The times to
+build are of a busy machine: with `--workloads sine` alone they are what one program sees.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch._inductor.utils import fresh_cache
 
 import onelaunch as ol
 from benchmarks.backend_workloads import WORKLOADS, Compile, Work, made
-from benchmarks.call_overhead import Contestant, Row, Target, measure, spread
-from benchmarks.processes import earlier, ends_by, parsed, ready_by, run_together
+from benchmarks.call_overhead import (
+    Contestant,
+    Row,
+    Target,
+    building,
+    judge,
+    measure,
+    result_of,
+    spread,
+    target_lines,
+)
+from benchmarks.processes import (
+    chosen,
+    no_silent_eager,
+    parsed,
+    ready_by,
+    run_and_write,
+    wait_for_turn,
+)
 from examples.placement import device
-from onelaunch.bench.environment import environment
-from onelaunch.bench.reference import first_line, outputs, relative_error
+from onelaunch.bench.reference import outputs
+from onelaunch.driver.distance import relative_error
 from onelaunch.dynamo import onelaunch
+from onelaunch.dynamo.backend import graphs
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ENGINE_SECONDS = 120.0  # to build one engine
 WARM_STEPS = 6
+TURN_SECONDS = 5.0  # what a workload measures beyond its time: a last round, and its end
 TOLERANCE = {("fp32", False): 1e-3, ("fp32", True): 2e-2, ("bf16", False): 0.1, ("bf16", True): 0.3}
 """The most relative error, by type and whether it trains."""
 
@@ -81,65 +103,73 @@ ENGINES: dict[str, Engine] = {
         lambda fn: torch.compile(fn, backend=onelaunch, options={"codegen": "eager"}),
     ),
 }
-OURS = ("backend", "backend-eager", "graph", "graph-compile")
 
 
-def build(name: str, work: Work, expected: Sequence[Any], deadline: float, most: float) -> Any:
+def build(
+    name: str, work: Work, expected: Sequence[Any], deadline: float, most: float, caches: str
+) -> Contestant:
     """Build an engine and check it against eager's results; what goes wrong is in its row."""
     engine = ENGINES[name]
     row = Built(name, engine.title)
     contestant = Contestant(row, kept=work)
-    try:
-        with ends_by(deadline), warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ol.GraphWarning)
-            started = time.monotonic()
-            contestant.call = step = work.step(engine.compile, engine.begin)
-            for _ in range(WARM_STEPS):
-                found = [t.clone() for t in outputs(step())]
-            if device().type == "cuda":
-                torch.cuda.synchronize()
-            row.build_seconds = time.monotonic() - started
+    with (
+        building(row, deadline),
+        fresh_cache(dir=caches, delete=False),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always", ol.GraphWarning)
+        before, started = captures(), time.monotonic()
+        contestant.call = step = work.step(engine.compile, engine.begin)
+        found = warm(step)
+        if device().type == "cuda":
+            torch.cuda.synchronize()
+        row.build_seconds = time.monotonic() - started
         row.notes = [str(w.message) for w in caught if w.category is ol.GraphWarning]
-        row.error = relative_error(found, expected)
-        if not row.error <= most:  # a NaN too
-            row.status, row.reason = "wrong", f"relative error {row.error:.1e} to eager"
-    except KeyboardInterrupt:
-        row.status, row.reason = "failed", "not built in time"
-    except Exception as error:  # noqa: BLE001  an engine may raise anything, and that is its row
-        row.status, row.reason = "failed", f"{type(error).__name__}: {first_line(error)}"
+        if name.startswith("backend"):
+            row.notes.append(f"{captures() - before} recordings")
+        judge(row, relative_error(found, expected), most)
     return contestant
+
+
+def captures() -> int:
+    """The recordings that the backend has made."""
+    return sum(graphed.stats().captures for graphed in graphs())
+
+
+def warm(step: Callable[[], Any]) -> list[Any]:
+    """Run the first steps, and return the results of the last."""
+    found: list[Any] = []
+    for _ in range(WARM_STEPS):
+        found = [t.clone() for t in outputs(step())]
+    return found
+
+
+def start_compilers(caches: str) -> None:
+    """Start what the first compilation in a process starts, so that it is in no engine's time."""
+    with fresh_cache(dir=caches, delete=False), torch.no_grad():
+        for name in ("reduce-overhead", "backend"):
+            warm(partial(ENGINES[name].compile(lambda x: x + 1), torch.ones(8, device=device())))
+    torch._dynamo.reset()
 
 
 def one(name: str, dtype: str, seconds: float) -> dict[str, Any]:
     """Build, say so, wait to be told, measure."""
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # the processes share the cores
-    # No engine is to find what another compiled, and none is to run eagerly in silence.
-    importlib.import_module("torch._inductor.config").force_disable_caches = True
-    dynamo: Any = importlib.import_module("torch._dynamo").config
-    dynamo.recompile_limit, dynamo.fail_on_recompile_limit_hit = 64, True
+    no_silent_eager()
     eager = made(name, TYPES[dtype])
-    reference = eager.step(lambda fn: fn, None)
-    for _ in range(WARM_STEPS):
-        expected = [t.clone() for t in outputs(reference())]
-    most = TOLERANCE[dtype, eager.train]
-    last = ready_by()
-    contestants = [
-        build(
-            engine,
-            made(name, TYPES[dtype]),
-            expected,
-            min(last, time.time() + ENGINE_SECONDS),
-            most,
-        )
-        for engine in ENGINES
-    ]
-    print("ready", flush=True)
-    sys.stdin.readline()
-    measure(contestants, device(), samples=300, seconds=seconds)
+    expected = warm(eager.step(lambda fn: fn, None))
+    most, last = TOLERANCE[dtype, eager.train], ready_by()
+    contestants: list[Contestant] = []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as caches:
+        start_compilers(caches)
+        for engine in ENGINES:
+            work, deadline = made(name, TYPES[dtype]), min(last, time.time() + ENGINE_SECONDS)
+            contestants.append(build(engine, work, expected, deadline, most, caches))
+        wait_for_turn()
+        measure(contestants, device(), samples=300, seconds=seconds)
     rows = [c.row for c in contestants]
-    found = [asdict(t) | {"met": t.met} for t in targets(name, rows)]
-    return {"environment": environment(), "rows": [asdict(r) for r in rows], "targets": found}
+    return result_of(rows, targets(name, rows))
 
 
 def targets(name: str, rows: Iterable[Any]) -> list[Target]:
@@ -147,57 +177,25 @@ def targets(name: str, rows: Iterable[Any]) -> list[Target]:
     known = {row.variant: row for row in rows if row.wall and row.host}
     found: list[Target] = []
 
-    def judge(rule: str, figure: str, other: str, times: float) -> None:
+    def to_reach(rule: str, figure: str, other: str, times: float) -> None:
         if "backend" in known and other in known:
             ours, theirs = _figure(known["backend"], figure), _figure(known[other], figure)
             found.append(Target("backend", figure, rule, times * theirs, ours))
 
-    judge("0.6x reduce-overhead", "host", "reduce-overhead", 0.6)
-    judge("the cudagraphs backend", "host", "cudagraphs", 1.0)
-    judge("reduce-overhead", "wall", "reduce-overhead", 1.0)
-    judge("1.1x reduce-overhead", "build", "reduce-overhead", 1.1)
+    to_reach("0.6x reduce-overhead", "host", "reduce-overhead", 0.6)
+    to_reach("the cudagraphs backend", "host", "cudagraphs", 1.0)
+    to_reach("reduce-overhead", "wall", "reduce-overhead", 1.0)
+    to_reach("1.1x reduce-overhead", "build", "reduce-overhead", 1.1)
     if name == "host":
-        judge("0.5x the cudagraphs backend", "wall", "cudagraphs", 0.5)
+        to_reach("0.5x the cudagraphs backend", "wall", "cudagraphs", 0.5)
     if name.startswith("train-"):
         times = 1 / 1.15 if name in ("train-resnet50", "train-bert") else 1.0
-        judge(f"{times:.2f}x our own without compile", "wall", "graph", times)
+        to_reach(f"{times:.2f}x our own without compile", "wall", "graph", times)
     return found
 
 
 def _figure(row: Any, which: str) -> float:
     return 1e6 * row.build_seconds if which == "build" else getattr(row, which).median_us
-
-
-def run_all(names: list[str], out: Path, options: argparse.Namespace) -> int:
-    """Run and write; returns how many of the workloads gave no result."""
-    here: dict[str, Any] = {"benchmark": "backend", "environment": environment()}
-    results = earlier(out, here) or here
-    started = time.monotonic()
-    found = 0
-
-    def done(name: str, data: dict[str, Any] | None) -> None:
-        nonlocal found
-        if data is None:
-            print(f"{name}: no result", flush=True)
-            return
-        found += 1
-        results["environment"] = data.pop("environment")
-        rows = results.get(options.dtype, {}) | {name: data}
-        results[options.dtype] = {known: rows[known] for known in WORKLOADS if known in rows}
-        print(summary(name, data), flush=True)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(results, indent=1) + "\n")
-
-    run_together(
-        "benchmarks.backend",
-        names,
-        ["--seconds", str(options.seconds), "--dtype", options.dtype],
-        build_seconds=options.build_seconds,
-        measure_seconds=max(3 * options.seconds, 60.0),
-        done=done,
-    )
-    print(f"{time.monotonic() - started:.0f} s in all; {out}")
-    return len(names) - found
 
 
 def summary(name: str, data: dict[str, Any]) -> str:
@@ -210,9 +208,7 @@ def summary(name: str, data: dict[str, Any]) -> str:
             lines.append(f"  {row['variant']:28}{wall:>18}{host:>18}{end}")
         else:
             lines.append(f"  {row['variant']:28}{row['status']}: {row['reason']}")
-    for target in data["targets"]:
-        lines.append(f"  {Target(**{k: v for k, v in target.items() if k != 'met'})}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *target_lines(data)])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -220,7 +216,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="names, with commas")
     parser.add_argument("--dtype", default="fp32", choices=sorted(TYPES))
     parser.add_argument("--seconds", type=float, default=4.0, help="of timing, each workload")
-    parser.add_argument("--build-seconds", type=float, default=220.0, help="for all engines")
+    parser.add_argument(
+        "--total-seconds", type=float, default=300.0, help="of which measuring leaves the builds"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parsed(parser, "backend", argv)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -229,12 +227,23 @@ def main(argv: list[str] | None = None) -> int:
         found = one(options.one, options.dtype, options.seconds)
         options.out.write_text(json.dumps(found))
         return 0
-    names = options.workloads.split(",")
-    if unknown := [name for name in names if name not in WORKLOADS]:
-        parser.error(f"no workload is called {', '.join(unknown)}: {', '.join(WORKLOADS)}")
-    here = environment()
-    print(f"{here['gpu'] or here['cpu']}, torch {here['torch']}", flush=True)
-    return 1 if run_all(names, options.out, options) else 0
+    names = chosen(parser, options.workloads, list(WORKLOADS))
+
+    def put(results: dict[str, Any], name: str, data: dict[str, Any]) -> None:
+        rows = results.get(options.dtype, {}) | {name: data}
+        results[options.dtype] = {known: rows[known] for known in WORKLOADS if known in rows}
+
+    missing = run_and_write(
+        "benchmarks.backend",
+        names,
+        ["--seconds", str(options.seconds), "--dtype", options.dtype],
+        options.out,
+        build_seconds=options.total_seconds - len(names) * (options.seconds + TURN_SECONDS),
+        measure_seconds=max(3 * options.seconds, 60.0),
+        put=put,
+        summary=summary,
+    )
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":

@@ -20,17 +20,19 @@ Compile = Callable[[Any], Any]
 
 
 class Breaks(nn.Module):
-    """Three linear layers, with a graph break after the first two."""
+    """Three linear layers, with a graph break after the first two: not in a loop, which Dynamo
+    would leave to eager as a whole."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(3))
+        self.first, self.second, self.third = (nn.Linear(512, 512) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers[:-1]:
-            x = layer(x).relu()
-            torch._dynamo.graph_break()
-        return self.layers[-1](x)
+        x = self.first(x).relu()
+        torch._dynamo.graph_break()
+        x = self.second(x).relu()
+        torch._dynamo.graph_break()
+        return self.third(x)
 
 
 class OnHost(nn.Module):

@@ -15,7 +15,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.processes import ends_by, parsed, ready_by, run_together
+from benchmarks.processes import (
+    chosen,
+    ends_by,
+    parsed,
+    ready_by,
+    run_together,
+    wait_for_turn,
+    write,
+)
 from benchmarks.render import NAMES
 from examples.workloads import WORKLOADS
 from onelaunch.bench import ENGINES
@@ -108,30 +117,42 @@ def build(name: str, workload: Workload, deadline: float) -> Contestant:
     if why is not None:
         row.status, row.reason = "missing", why
         return contestant
+    with building(row, deadline):
+        own = workload.copy()
+        contestant.built = built = engine.build(own)
+        check(row, built, workload)
+        row.notes = built.notes()
+        contestant.call = built.bare or partial(built.call, *own.args, **own.kwargs)
+    return contestant
+
+
+@contextmanager
+def building(row: Row, deadline: float) -> Generator[None]:
+    """End what is under way at the deadline; what goes wrong is in the row."""
     try:
         with ends_by(deadline):
-            own = workload.copy()
-            contestant.built = built = engine.build(own)
-            check(row, built, workload)
-            row.notes = built.notes()
-        contestant.call = built.bare or partial(built.call, *own.args, **own.kwargs)
+            yield
     except KeyboardInterrupt:
         row.status, row.reason = "failed", "not built in time"
     except Exception as error:  # noqa: BLE001  an engine may raise anything, and that is its row
         row.status, row.reason = "failed", f"{type(error).__name__}: {first_line(error)}"
-    return contestant
+
+
+def judge(row: Row, error: float, most: float) -> None:
+    """Note the error of a result, relative to eager's."""
+    row.error = error
+    if not error <= most:  # a NaN too
+        row.status, row.reason = "wrong", f"relative error {error:.1e} to eager"
 
 
 def check(row: Row, built: Built, workload: Workload) -> None:
     """Compare with eager on the inputs given and on others of the same shapes."""
     eager = workload.copy().fn
-    row.error = 0.0
+    errors: list[float] = []
     for args, kwargs in (workload.copy_inputs(), workload.fresh(torch.Generator().manual_seed(1))):
         expected = [t.clone() for t in outputs(eager(*args, **kwargs))]
-        found = outputs(built.call(*args, **kwargs))
-        row.error = max(row.error, relative_error(found, expected))
-    if not row.error <= TOLERANCE:  # a NaN too
-        row.status, row.reason = "wrong", f"relative error {row.error:.1e} to eager"
+        errors.append(relative_error(outputs(built.call(*args, **kwargs)), expected))
+    judge(row, max(errors), TOLERANCE)
 
 
 # Measuring.
@@ -257,19 +278,22 @@ def one(name: str, samples: int) -> dict[str, Any]:
     workload = Workload(fn, args)
     with torch.no_grad():
         contestants = [build(variant, workload, ready_by()) for variant in VARIANTS]
-        print("ready", flush=True)
-        sys.stdin.readline()
+        wait_for_turn()
         measure(contestants, workload.device, samples)
         rows = [c.row for c in contestants]
         fresh = next(c for c in contestants if c.row.variant == "onelaunch")
         pieces = {}
         if name == "mlp" and fresh.row.status == "ok":
             pieces = parts(fresh, args, workload.device)
+    return result_of(rows, targets(name, rows)) | {"parts_us": pieces}
+
+
+def result_of(rows: Iterable[Row], targets: Iterable[Target]) -> dict[str, Any]:
+    """What a process writes of its rows."""
     return {
         "environment": environment(),
         "rows": [asdict(row) for row in rows],
-        "targets": [asdict(t) | {"met": t.met} for t in targets(name, rows)],
-        "parts_us": pieces,
+        "targets": [asdict(t) | {"met": t.met} for t in targets],
     }
 
 
@@ -294,8 +318,7 @@ def run_all(workloads: list[str], out: Path, samples: int, build_seconds: float)
         measure_seconds=2 * LIMIT_SECONDS,
         done=done,
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=1) + "\n")
+    write(out, results)
     print(f"{time.monotonic() - started:.0f} s in all; {out}")
     return len(workloads) - len(results["workloads"])
 
@@ -312,13 +335,18 @@ def summary(name: str, data: dict[str, Any]) -> str:
     if data["parts_us"]:
         pieces = ", ".join(f"{part} {us:.2f}" for part, us in data["parts_us"].items())
         lines.append(f"  of a call: {pieces} us")
-    for target in data["targets"]:
-        met = target.pop("met")
-        lines.append(f"  {Target(**target)}")
-        target["met"] = met
+    lines += target_lines(data)
     if not data["targets"]:
         lines.append("  no target is judged without a bare replay on an NVIDIA GPU")
     return "\n".join(lines)
+
+
+def target_lines(data: dict[str, Any]) -> list[str]:
+    """The targets of a result, a line each."""
+    return [
+        f"  {Target(**{name: value for name, value in target.items() if name != 'met'})}"
+        for target in data["targets"]
+    ]
 
 
 def spread(timing: dict[str, float]) -> str:
@@ -338,12 +366,8 @@ def main(argv: list[str] | None = None) -> int:
         found = one(options.one, samples)
         options.out.write_text(json.dumps(found))
         return 0
-    workloads = options.workloads.split(",")
-    if unknown := [name for name in workloads if name not in ORDER]:
-        parser.error(f"no workload is called {', '.join(unknown)}: {', '.join(ORDER)}")
-    here = environment()
-    print(f"{here['gpu'] or here['cpu']}, torch {here['torch']}", flush=True)
-    if here["gpu"] is None:
+    workloads = chosen(parser, options.workloads, ORDER)
+    if not torch.cuda.is_available():
         print("no GPU: bare replays and CUDA graphs are missing, and the tape's figures say little")
     return 1 if run_all(workloads, options.out, samples, options.build_seconds) else 0
 

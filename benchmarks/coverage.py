@@ -1,7 +1,8 @@
 """What share of models each engine runs right: `results/coverage.json`.
 
     python -m benchmarks.coverage --seconds 540               # on a GPU with 16 cores
-    python -m benchmarks.coverage --engines reduce-overhead --shard 1/3 --out /tmp/compiled-1.json
+    python -m benchmarks.coverage --engines reduce-overhead,'onelaunch backend' --shard 1/3 \
+        --out /tmp/compiled-1.json
     python -m benchmarks.coverage --merge /tmp/a.json /tmp/b.json --out /tmp/all.json
     python -m benchmarks.coverage --models 'transformers/ll*' --out /tmp/some.json
 
@@ -25,10 +26,10 @@ from typing import Any
 import torch
 
 from benchmarks.coverage_models import catalogue
-from benchmarks.coverage_models.engines import ENGINES, ON_CUDA
+from benchmarks.coverage_models.engines import COMPILED, ENGINES, ON_CUDA
 from benchmarks.coverage_models.pool import Case, run
 from benchmarks.coverage_models.summary import BAD, counts, merged
-from benchmarks.processes import parsed
+from benchmarks.processes import parsed, write
 from onelaunch.bench.environment import environment, version
 
 LIBRARIES = ("transformers", "timm", "torchvision")
@@ -89,12 +90,6 @@ def measure(
     return found()
 
 
-def write(out: Path, found: dict[str, Any]) -> None:
-    """Write results to a file."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(found, indent=1) + "\n")
-
-
 def _order(case: Case) -> tuple[str, str]:
     return case.mode, case.name
 
@@ -117,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     gpu = torch.cuda.is_available()
-    usual = [e for e in ENGINES if e not in ("eager", "reduce-overhead")]
+    usual = [e for e in ENGINES if e != "eager" and e not in COMPILED]
     usual = [e for e in usual if gpu or e not in ON_CUDA]
     parser.add_argument("--device", default="cuda" if gpu else "tape", help="cpu, tape or cuda")
     parser.add_argument(

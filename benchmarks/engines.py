@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.processes import earlier, parsed
+from benchmarks.processes import chosen, earlier, parsed, write
 from examples.workloads import WORKLOADS
 from onelaunch.bench import Comparison, compare
 from onelaunch.bench.environment import environment
@@ -83,8 +83,7 @@ def run_all(workloads: list[str], out: Path, seconds: float, budget_seconds: flo
         results["environment"] = data.pop("environment")
         done = results["workloads"] | {name: data}
         results["workloads"] = {known: done[known] for known in ORDER if known in done}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(results, indent=1) + "\n")
+        write(out, results)
     return missing
 
 
@@ -130,11 +129,7 @@ def main() -> int:
         options.out.write_text(comparison.to_json())
         print(summary(comparison), flush=True)
         return 0
-    workloads = options.workloads.split(",")
-    if unknown := [name for name in workloads if name not in WORKLOADS]:
-        parser.error(f"no workload is called {', '.join(unknown)}: {', '.join(WORKLOADS)}")
-    here = environment()
-    print(f"{here['gpu'] or here['cpu']}, torch {here['torch']}", flush=True)
+    workloads = chosen(parser, options.workloads, list(WORKLOADS))
     return 1 if run_all(workloads, options.out, options.seconds, options.budget_seconds) else 0
 
 

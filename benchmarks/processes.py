@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from onelaunch.bench.environment import environment
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -47,6 +50,22 @@ def parsed(
     return options
 
 
+def chosen(parser: argparse.ArgumentParser, given: str, known: Sequence[str]) -> list[str]:
+    """The names that an option asks for, and a line on where they run."""
+    names = given.split(",")
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"{', '.join(unknown)}: is none of {', '.join(known)}")
+    here = environment()
+    print(f"{here['gpu'] or here['cpu']}, torch {here['torch']}", flush=True)
+    return names
+
+
+def write(out: Path, results: dict[str, Any]) -> None:
+    """Write results to a file."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(results, indent=1) + "\n")
+
+
 def earlier(out: Path, now: dict[str, Any]) -> dict[str, Any]:
     """What a run before this left in the file, if it agrees in all of `now`: benchmark, hardware,
     software."""
@@ -60,6 +79,19 @@ _READY_BY = "ONELAUNCH_READY_BY"
 def ready_by() -> float:
     """When this process is to be built, by `time.time()`, which processes share."""
     return float(os.environ[_READY_BY])
+
+
+def wait_for_turn() -> None:
+    """Say that this process is built, and wait for its turn to measure."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
+def no_silent_eager() -> None:
+    """Have Dynamo raise where it would give up a function: the engines compile the same code, and
+    one of them would run eagerly and not say so."""
+    config: Any = importlib.import_module("torch._dynamo").config
+    config.recompile_limit, config.fail_on_recompile_limit_hit = 64, True
 
 
 @contextlib.contextmanager
@@ -76,6 +108,58 @@ def ends_by(deadline: float) -> Generator[None]:
 
 def _time_is_up(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def run_and_write(
+    module: str,
+    names: Sequence[str],
+    options: Sequence[str],
+    out: Path,
+    *,
+    build_seconds: float,
+    measure_seconds: float,
+    put: Callable[[dict[str, Any], str, dict[str, Any]], None],
+    summary: Callable[[str, dict[str, Any]], str],
+) -> int:
+    """Run together; after each, `out` holds its result beside those of before, of this run and of
+    earlier ones.
+
+    Args:
+        put: puts what one wrote into the results.
+        summary: of what one wrote, for the terminal.
+
+    Returns:
+        how many gave no result.
+    """
+    here: dict[str, Any] = {
+        "benchmark": module.rpartition(".")[2],
+        "environment": environment(),
+    }
+    results = earlier(out, here) or here
+    started = time.monotonic()
+    missing = 0
+
+    def done(name: str, data: dict[str, Any] | None) -> None:
+        nonlocal missing
+        if data is None:
+            missing += 1
+            print(f"{name}: no result", flush=True)
+            return
+        results["environment"] = data.pop("environment")
+        put(results, name, data)
+        print(summary(name, data), flush=True)
+        write(out, results)
+
+    run_together(
+        module,
+        names,
+        options,
+        build_seconds=build_seconds,
+        measure_seconds=measure_seconds,
+        done=done,
+    )
+    print(f"{time.monotonic() - started:.0f} s in all; {out}")
+    return missing
 
 
 def run_together(

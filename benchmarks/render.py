@@ -122,6 +122,45 @@ def host_and_wall(data: dict[str, Any], variant: str) -> str:
     return f"{number(row['host']['median_us'])} / {number(row['wall']['median_us'])}"
 
 
+def backend(results: dict[str, Any]) -> str:
+    """Host and wall time of a call through the backends of `torch.compile`."""
+    titles = {
+        "backend": 'backend="onelaunch"',
+        "backend-eager": 'codegen="eager"',
+        "reduce-overhead": "reduce-overhead",
+        "cudagraphs": 'backend="cudagraphs"',
+        "graph-compile": "ol.graph(compile=True)",
+    }
+    made: list[str] = []
+    for dtype in ("fp32", "bf16"):
+        data = {BACKEND_NAMES[name]: rows for name, rows in results.get(dtype, {}).items()}
+        if data:
+            rows = [
+                (name, *(host_and_wall(found, variant) for variant in titles))
+                for name, found in data.items()
+            ]
+            text = "Host / wall time per call, microseconds."
+            kind = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
+            below = caption(results, text, settled=True, dtype=kind) + missed(data)
+            made.append(table(("workload", *titles.values()), rows) + "\n" + below)
+    return "\n".join(made)
+
+
+BACKEND_NAMES = {
+    "sine": "sin of cos",
+    "resnet50": "ResNet-50",
+    "bert": "BERT-base",
+    "resnext": "ResNeXt-101 32x8d",
+    "breaks": "two graph breaks",
+    "host": "an operator on the CPU",
+    "decode": "a decoder's token",
+}
+BACKEND_NAMES |= {
+    f"train-{name}": f"{BACKEND_NAMES[name]}, training"
+    for name in ("sine", "resnet50", "bert", "resnext")
+}
+
+
 def shapes(results: dict[str, Any]) -> str:
     """What sizes that vary cost, beside what it was to be."""
     rows = [
@@ -277,7 +316,10 @@ def passed(suite: dict[str, int]) -> str:
 
 def coverage(results: dict[str, Any]) -> str:
     """How many models each engine runs right, by mode."""
-    titles = {"onelaunch split": '`on_refusal="split"`'}
+    titles = {
+        "onelaunch split": '`on_refusal="split"`',
+        "onelaunch backend": '`torch.compile(backend="onelaunch")`',
+    }
     rows = [
         (
             f"{titles.get(name, name)}, {mode}",
@@ -325,6 +367,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "shapes-serving": ("shapes.json", shapes_serving),
     "generate": ("generate.json", generate),
     "learning": ("learning.json", learning),
+    "backend": ("backend.json", backend),
     "coverage": ("coverage.json", coverage),
     "torch-versions": ("torch_versions.json", torch_versions),
     "training-summary": ("training.json", training_summary),
@@ -352,7 +395,7 @@ def caption(
 def missed(workloads: dict[str, Any]) -> str:
     """What was to be reached and was not; empty where all was."""
     found = [
-        f"{NAMES[name].partition(' (')[0]}, {t['variant']}, {t['figure']} "
+        f"{NAMES.get(name, name).partition(' (')[0]}, {t['variant']}, {t['figure']} "
         f"{number(t['found_us'])}, to reach {number(t['limit_us'])} ({t['rule']})"
         for name, data in workloads.items()
         for t in data["targets"]

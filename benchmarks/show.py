@@ -16,8 +16,9 @@ from rich.console import Console
 
 from benchmarks.render import RESULTS
 from onelaunch.bench import Comparison
-from onelaunch.cli.commands import WIDTH
-from onelaunch.report import show, to_html
+from onelaunch.cli.progress import WIDTH
+from onelaunch.report.html import to_html
+from onelaunch.report.table import show
 
 
 def committed(workload: str) -> Comparison:

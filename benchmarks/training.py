@@ -12,28 +12,40 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib
 import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.call_overhead import Contestant, Row, Target, measure, spread
+from benchmarks.call_overhead import (
+    Contestant,
+    Row,
+    Target,
+    building,
+    measure,
+    result_of,
+    spread,
+    target_lines,
+)
 from benchmarks.long_training import CHECKS, run_long
-from benchmarks.processes import earlier, ends_by, parsed, ready_by, run_together
+from benchmarks.processes import (
+    chosen,
+    no_silent_eager,
+    parsed,
+    ready_by,
+    run_and_write,
+    wait_for_turn,
+)
 from benchmarks.render import NAMES
 from benchmarks.training_check import Reference
 from benchmarks.training_engines import PARTS, Batch, Engine, network
 from examples.placement import device
 from onelaunch.bench.environment import environment
-from onelaunch.bench.reference import first_line
 
 ORDER = ("mlp", "cnn", "resnet50", "bert")
 SMALL = ORDER[:2]
@@ -57,18 +69,13 @@ def build(
     if (why := engine.missing()) is not None:
         row.status, row.reason = "missing", why
         return contestant
-    try:
-        with ends_by(deadline):
-            training = engine.build(copy.deepcopy(model), batches)
-            row.error, row.reason = reference.judge(training)
-            row.notes = training.notes()
+    with building(row, deadline):
+        training = engine.build(copy.deepcopy(model), batches)
+        row.error, row.reason = reference.judge(training)
+        row.notes = training.notes()
         row.status = "wrong" if row.reason else "ok"
         contestant.kept = training
         contestant.call = training.bare or partial(training.call, *batches[0])
-    except KeyboardInterrupt:
-        row.status, row.reason = "failed", "not built in time"
-    except Exception as error:  # noqa: BLE001  an engine may raise anything, and that is its row
-        row.status, row.reason = "failed", f"{type(error).__name__}: {first_line(error)}"
     return contestant
 
 
@@ -125,59 +132,24 @@ def one(run: str, seconds: float, steps: int) -> dict[str, Any]:
         torch.set_num_threads(1)  # the processes share the cores
     if run == "long":
         checks = [run_long(check, steps) for check in CHECKS]  # while the others build
-        print("ready", flush=True)
-        sys.stdin.readline()
+        wait_for_turn()
         return {"environment": environment(), "checks": checks}
-    # All engines compile the same code; one that dynamo gave up would run eagerly, and not say so.
-    dynamo: Any = importlib.import_module("torch._dynamo").config
-    dynamo.recompile_limit, dynamo.fail_on_recompile_limit_hit = 64, True
+    no_silent_eager()
     part, _, workload = run.partition(":")
     contestants = build_all(part, workload, ready_by())
-    print("ready", flush=True)
-    sys.stdin.readline()
+    wait_for_turn()
     measure(contestants, device(), samples=500, seconds=seconds)
     rows = [c.row for c in contestants]
-    return {
-        "environment": environment(),
-        "rows": [asdict(row) for row in rows],
-        "targets": [asdict(t) | {"met": t.met} for t in targets(part, workload, rows)],
-    }
+    return result_of(rows, targets(part, workload, rows))
 
 
-def run_all(runs: list[str], out: Path, options: argparse.Namespace) -> int:
-    """Run and write; returns how many of the runs gave no result."""
-    here: dict[str, Any] = {"benchmark": "training", "environment": environment()}
-    results = earlier(out, here) or here
-    started = time.monotonic()
-    found = 0
-
-    def done(run: str, data: dict[str, Any] | None) -> None:
-        nonlocal found
-        if data is None:
-            print(f"{run}: no result", flush=True)
-            return
-        found += 1
-        results["environment"] = data.pop("environment")
-        part, _, workload = run.partition(":")
-        if workload:
-            rows = results.get(part, {}) | {workload: data}
-            results[part] = {known: rows[known] for known in ORDER if known in rows}
-        else:
-            results[part] = data
-        print(summary(run, data), flush=True)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(results, indent=1) + "\n")
-
-    run_together(
-        "benchmarks.training",
-        runs,
-        ["--seconds", str(options.seconds), "--steps", str(options.steps)],
-        build_seconds=options.build_seconds,
-        measure_seconds=max(2 * options.seconds, 90.0),
-        done=done,
-    )
-    print(f"{time.monotonic() - started:.0f} s in all; {out}")
-    return len(runs) - found
+def put(results: dict[str, Any], run: str, data: dict[str, Any]) -> None:
+    part, _, workload = run.partition(":")
+    if not workload:
+        results[part] = data
+        return
+    rows = results.get(part, {}) | {workload: data}
+    results[part] = {known: rows[known] for known in ORDER if known in rows}
 
 
 def summary(run: str, data: dict[str, Any]) -> str:
@@ -192,9 +164,7 @@ def summary(run: str, data: dict[str, Any]) -> str:
             lines.append(f"  {row['title']:46}{wall:>18}{host:>18}{row['error']:9.0e}")
         else:
             lines.append(f"  {row['title']:46}{row['status']}: {row['reason']}")
-    for target in data["targets"]:
-        lines.append(f"  {Target(**{k: v for k, v in target.items() if k != 'met'})}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *target_lines(data)])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -213,12 +183,17 @@ def main(argv: list[str] | None = None) -> int:
         found = one(options.one, options.seconds, options.steps)
         options.out.write_text(json.dumps(found))
         return 0
-    runs = options.runs.split(",")
-    if unknown := [run for run in runs if run not in RUNS]:
-        parser.error(f"no run is called {', '.join(unknown)}: {', '.join(RUNS)}")
-    here = environment()
-    print(f"{here['gpu'] or here['cpu']}, torch {here['torch']}", flush=True)
-    return 1 if run_all(runs, options.out, options) else 0
+    missing = run_and_write(
+        "benchmarks.training",
+        chosen(parser, options.runs, RUNS),
+        ["--seconds", str(options.seconds), "--steps", str(options.steps)],
+        options.out,
+        build_seconds=options.build_seconds,
+        measure_seconds=max(2 * options.seconds, 90.0),
+        put=put,
+        summary=summary,
+    )
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":

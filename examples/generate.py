@@ -275,9 +275,10 @@ def main(argv: list[str] | None = None) -> list[Row]:
                     f"{figure} a token, {row.agree} tokens as eager's, {row.first_s:.1f} s before"
                 )
                 print(f"{size:5} {row.way:9} {row.pick:8} {row.engine:18}{text}", flush=True)
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(results(rows, options.tokens), indent=1) + "\n")
+                if options.out is not None:  # what is known by now, should it be cut off
+                    options.out.parent.mkdir(parents=True, exist_ok=True)
+                    found = json.dumps(results(rows, options.tokens), indent=1)
+                    options.out.write_text(found + "\n")
     return rows
 
 

@@ -1,6 +1,6 @@
-"""Write what docs/ takes from the code: docs/api.md from the docstrings of the public names, and in
-docs/errors.md the table, and the title, reason and fix of each code, from the catalogue. The
-examples of docs/errors.md are written by hand and stay.
+"""Write what docs/ takes from the code: docs/api.md from the docstrings of the public names,
+docs/rules from the rules of the doctor, and of docs/errors.md the table, and the title, reason and
+fix of each code, from the catalogue. The examples of docs/errors.md are written by hand and stay.
 
     python scripts/write_docs.py            # writes
     python scripts/write_docs.py --check    # exit code 1 if a page is not up to date
@@ -17,10 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import onelaunch
-from onelaunch.errors import CATALOGUE
+from onelaunch.catalogue import CATALOGUE
+from onelaunch.rules import RULES, document
+from onelaunch.rules.rule import Rule
 
 DOCS = Path(__file__).parents[1] / "docs"
-SECTION = re.compile(r"^## (OL\d{3})\b.*\n\n\*\*Why:\*\* (?:.+\n)+\n\*\*Fix:\*\* (?:.+\n)+", re.M)
+SECTION = re.compile(
+    r"^## (OL\d{3})\b.*\n\n\*\*Why:\*\* (?:.+\n)+\n\*\*Fix:\*\* (?:.+\n)+"
+    r"(?:\n\*\*Rule:\*\* (?:.+\n)+)?",
+    re.M,
+)
 TABLE = re.compile(r"^(\| code \| .+\n\|---\|---\|\n)(?:\|.+\n)*", re.M)
 LINK = re.compile(r"#(ol\d{3})\b[\w-]*")
 
@@ -40,9 +46,12 @@ def errors(page: str) -> str:
 
 
 def section(code: str) -> str:
-    """Write the head of a section: title, reason and fix."""
+    """Write the head of a section: title, reason, fix, and the rule of the doctor that finds it."""
     entry = CATALOGUE[code]
-    parts = (f"**{word}:** {text}." for word, text in (("Why", entry.why), ("Fix", entry.fix)))
+    parts = [f"**Why:** {entry.why}.", f"**Fix:** {entry.fix}."]
+    if code in RULES:
+        link = f"[{RULES[code].name}](rules/{page_of(RULES[code])})"
+        parts.append(f"**Rule:** {link} of the [doctor](doctor.md).")
     return f"## {code}: {entry.title}\n\n" + "\n".join(wrapped(part) + "\n" for part in parts)
 
 
@@ -55,6 +64,50 @@ def links(page: str) -> str:
         return "#" + name.replace(" ", "-")
 
     return LINK.sub(anchor, page)
+
+
+def page_of(rule: Rule) -> str:
+    """Name the page of a rule in docs/rules."""
+    return f"{rule.code}-{rule.name}.md"
+
+
+def rule_page(rule: Rule) -> str:
+    """Write the page of a rule."""
+    text = document.markdown(rule)
+    blocks = re.split(r"(^```python\n.*?^```\n)", text, flags=re.M | re.S)
+    text = "".join(map(fitted, blocks)).strip()
+    parts = [f"# {rule.name} ({rule.code})", text]
+    comment = f"`# onelaunch: allow {rule.name} -- reason`"
+    parts.append(f"At a line where it is [meant](../doctor.md#where-it-is-meant):\n{comment}.")
+    if rule.code in CATALOGUE:
+        parts.append(f"As an error: [{rule.code}](../errors.md#{rule.code.lower()}).")
+    return links("\n\n".join(parts) + "\n")
+
+
+def fitted(text: str) -> str:
+    """Break the paragraphs of a text into lines of 100; a program is marked if it needs a GPU."""
+    if text[:3] == "```":
+        return text.replace("python", "python gpu", 1) if '"cuda"' in text else text
+    parts = text.split("\n\n")
+    kept = re.compile(r"[-*|>`#]|\d+\.| {4}")
+    return "\n\n".join(p if kept.match(p) or len(p) < 100 else wrapped(p) for p in parts)
+
+
+def rules() -> dict[Path, str]:
+    """Write the pages of docs/rules: one for each rule, and their list."""
+    text = """# Rules
+
+What the [doctor](../doctor.md) finds. Written by `scripts/write_docs.py` from the rules themselves,
+which `onelaunch explain NAME` prints, too.
+"""
+    for severity, title in document.SEVERITIES.items():
+        listed = [rule for rule in RULES.values() if rule.severity == severity]
+        if listed:
+            text += f"\n## {title}\n\n| code | allow | what |\n|---|---|---|\n"
+        for rule in listed:
+            text += f"| {rule.code} | [{rule.name}]({page_of(rule)}) | {rule.title} |\n"
+    made = {DOCS / "rules" / page_of(rule): rule_page(rule) for rule in RULES.values()}
+    return {DOCS / "rules" / "README.md": text, **made}
 
 
 def api() -> str:
@@ -139,12 +192,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
-    stale = [path for path, text in pages().items() if path.read_text() != text]
-    for path in stale:
-        print(f"{'not up to date' if check else 'written'}: docs/{path.name}")
-        if not check:
-            path.write_text(pages()[path])
-    return 1 if stale and check else 0
+    made = pages()
+    gone = set((DOCS / "rules").glob("*.md")) - set(made)
+    stale = [p for p, text in made.items() if not p.exists() or p.read_text() != text]
+    for path in [*stale, *sorted(gone)]:
+        print(f"{'not up to date' if check else 'written'}: docs/{path.relative_to(DOCS)}")
+        if check:
+            continue
+        if path in gone:
+            path.unlink()
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(made[path])
+    return 1 if check and (stale or gone) else 0
 
 
 def pages() -> dict[Path, str]:
@@ -152,7 +212,7 @@ def pages() -> dict[Path, str]:
     made = {path: links(path.read_text()) for path in sorted(DOCS.glob("*.md"))}
     made[DOCS / "errors.md"] = errors((DOCS / "errors.md").read_text())
     made[DOCS / "api.md"] = api()
-    return made
+    return {**made, **rules()}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .engines import Skipped, differentiable, engine, leaves_of
+from .diagnosed import DOCTOR, diagnosed
+from .engines import COMPILED, Skipped, differentiable, engine, leaves_of
 from .subject import Subject
 
 Mode = Literal["inference", "training"]
@@ -192,7 +193,9 @@ def reference(subject: Subject, mode: Mode, device: torch.device) -> Reference:
 
 
 def judge(subject: Subject, name: str, mode: Mode, device: torch.device, eager: Reference) -> Row:
-    """Run an engine, and say what became of it."""
+    """Run an engine, or the doctor, and say what became of it."""
+    if name == DOCTOR:
+        return diagnosed(subject, mode == "training", _on(subject.arguments(0), device), device)
     try:
         ran = play(subject, name, mode, device)
     except Skipped as error:
@@ -203,7 +206,7 @@ def judge(subject: Subject, name: str, mode: Mode, device: torch.device, eager: 
     except Exception as error:  # noqa: BLE001  becomes a row
         verdict = "refused" if name == "by hand" else "failed"
         return {"verdict": verdict, "text": _said(error)}
-    limit = COMPILED_TOLERANCE if name == "reduce-overhead" else TOLERANCE[device.type]
+    limit = COMPILED_TOLERANCE if name in COMPILED else TOLERANCE[device.type]
     apart = difference(ran.leaves, eager.ran.leaves)
     row: Row = {"max_error": apart if isfinite(apart) else "not alike", **ran.figures}
     if ran.warned:

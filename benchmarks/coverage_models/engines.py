@@ -10,9 +10,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import onelaunch as ol
+from onelaunch.dynamo import onelaunch
+from onelaunch.dynamo.backend import graphs
 
-ENGINES = ("eager", "onelaunch", "onelaunch split", "reduce-overhead", "by hand")
+ENGINES = (
+    *("eager", "onelaunch", "onelaunch split", "onelaunch backend", "reduce-overhead", "by hand"),
+)
 """In the order in which they run: a capture by hand that fails may leave the device in disorder."""
+COMPILED = ("onelaunch backend", "reduce-overhead")
+"""Those with Inductor's kernels, which take many times the others' time to build."""
 ON_CUDA = ("reduce-overhead", "by hand")
 WARMUP = 3
 
@@ -89,6 +95,26 @@ class Split(Onelaunch):
 
     def __init__(self, model: nn.Module, training: bool) -> None:
         super().__init__(model, training, on_refusal="split")
+
+
+class Backend:
+    """`torch.compile` with ours."""
+
+    warmup = 0
+
+    def __init__(self, model: nn.Module, training: bool) -> None:
+        torch._dynamo.reset()
+        random = {"fallback_random": True}  # eager's random numbers
+        self.fast: Any = torch.compile(model, backend=onelaunch, options=random)
+
+    def __call__(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        return self.fast(*args, **kwargs)
+
+    def launches(self) -> int:
+        return sum(graphed.stats().replays for graphed in graphs())
+
+    def figures(self) -> dict[str, Any]:
+        return {"recordings": sum(graphed.stats().captures for graphed in graphs())}
 
 
 class ReduceOverhead:
@@ -258,6 +284,7 @@ def engine(name: str, model: nn.Module, training: bool) -> Engine:
         "eager": Eager,
         "onelaunch": Onelaunch,
         "onelaunch split": Split,
+        "onelaunch backend": Backend,
         "reduce-overhead": ReduceOverhead,
         "by hand": PairByHand if training else ByHand,
     }

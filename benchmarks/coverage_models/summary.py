@@ -61,6 +61,11 @@ def _targets(ran: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if split:
         met = sum(verdict(rows, "onelaunch split") in RIGHT for rows in split)
         found["split right, of all that eager runs"] = _share(met, len(split))
+    theirs = [rows for rows in ran if verdict(rows, "reduce-overhead") in RIGHT]
+    theirs = [rows for rows in theirs if "onelaunch backend" in rows]
+    if theirs:
+        met = sum(verdict(rows, "onelaunch backend") in RIGHT for rows in theirs)
+        found["backend right, of those of reduce-overhead"] = _share(met, len(theirs))
     right = sum(verdict(rows, "onelaunch") in RIGHT for rows in ran)
     found["right, of all that eager runs"] = _share(right, len(ran))
     for other in ("by hand", "reduce-overhead"):

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from onelaunch.bench import Comparison, compare
     from onelaunch.capture.recording import Recording
     from onelaunch.compat import make_graphed_callables
+    from onelaunch.doctor.diagnose import diagnose
+    from onelaunch.doctor.diagnosis import Diagnosis
     from onelaunch.errors import (
         ArgumentError,
         CaptureError,
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         ReplayError,
     )
     from onelaunch.optimizers.capturable import capturable
+    from onelaunch.rules.finding import Finding
     from onelaunch.runtime.graphed import Graphed
     from onelaunch.runtime.pool import Pool
     from onelaunch.runtime.stats import GraphStats, PoolStats
@@ -32,6 +35,8 @@ __all__ = [
     "Buckets",
     "CaptureError",
     "Comparison",
+    "Diagnosis",
+    "Finding",
     "GraphError",
     "GraphStats",
     "GraphWarning",
@@ -42,6 +47,7 @@ __all__ = [
     "ReplayError",
     "capturable",
     "compare",
+    "diagnose",
     "graph",
     "make_graphed_callables",
 ]
@@ -51,6 +57,8 @@ _MODULES = {
     "Buckets": "onelaunch.sizes.buckets",
     "CaptureError": "onelaunch.errors",
     "Comparison": "onelaunch.bench",
+    "Diagnosis": "onelaunch.doctor.diagnosis",
+    "Finding": "onelaunch.rules.finding",
     "GraphError": "onelaunch.errors",
     "GraphStats": "onelaunch.runtime.stats",
     "GraphWarning": "onelaunch.errors",
@@ -61,6 +69,7 @@ _MODULES = {
     "ReplayError": "onelaunch.errors",
     "capturable": "onelaunch.optimizers.capturable",
     "compare": "onelaunch.bench",
+    "diagnose": "onelaunch.doctor.diagnose",
     "graph": "onelaunch.api",
     "make_graphed_callables": "onelaunch.compat",
 }

@@ -92,9 +92,10 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
             eagerly, with one warning.
         on_mismatch: ``"raise"``: a signature other than the first one is a `ReplayError`.
         on_refusal: what to do where `fn` cannot be captured: ``"raise"`` the `CaptureError`; run
-            that signature ``"eager"`` with one warning; or ``"split"`` it, where `fn` is a module:
-            it runs as it is and its children are graphed, which are split in turn, with one
-            warning that has the lines and the cost.
+            that signature ``"eager"`` with one warning; or ``"split"`` it, with one warning that
+            has the lines and the cost: a module runs as it is and its children are graphed, which
+            are split in turn; of a function, what Dynamo finds between the lines that it cannot
+            trace is graphed, as by `torch.compile`.
         buckets: sizes of a changing dimension that each get one recording; other sizes are padded
             to the next, and the results cut back. See `Buckets`.
 
@@ -107,7 +108,8 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
         CaptureError: at the call that captures, if `fn` cannot be captured as written.
 
     What a replay costs the host is in docs/benchmarks.md, for five models. Python effects of `fn`
-    (prints, counters) happen in warm-up and capture only.
+    (prints, files) happen in warm-up and capture only; a number that it only counts up
+    (`self.n += 1`) is counted by replays too.
 
     Example:
         >>> import torch, onelaunch as ol
@@ -131,12 +133,12 @@ def _graphed(fn: Any, options: Options, pool: PoolManager | None) -> Any:
         return graph_module(fn, options, pool)
     if isinstance(fn, Graphed):
         raise ArgumentError("OL401", f"{fn!r} is graphed already", fix="use it as it is")
-    if options.on_refusal == "split":
-        what = f'on_refusal="split" of {kind_of(fn)}, which has no children to graph'
-        fix = 'graph the modules that it calls: model = ol.graph(model, on_refusal="split")'
-        raise ArgumentError("OL401", what, fix=fix)
     if not callable(fn) or isinstance(fn, type):
         shown = repr(fn)[:60]
         fix = "pass a function, a bound method or a module"
         raise ArgumentError("OL401", f"expected a callable, got {kind_of(fn)}: {shown}", fix=fix)
+    if options.on_refusal == "split":
+        from onelaunch.dynamo.function import SplitFunction  # takes half a second
+
+        return SplitFunction(fn, options, pool)
     return graphed(fn, options, pool)

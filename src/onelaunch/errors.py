@@ -1,4 +1,4 @@
-"""The errors that onelaunch raises, and the catalogue behind their codes.
+"""The errors that onelaunch raises; the catalogue behind their codes is in `onelaunch.catalogue`.
 
     GraphError
     ├── ArgumentError   an option or argument that is not valid; also a ValueError
@@ -11,7 +11,12 @@ An exception raised by the user's own callable is never wrapped: it comes throug
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from onelaunch.catalogue import CATALOGUE
+
+if TYPE_CHECKING:
+    from onelaunch.rules.finding import Finding
 
 
 class GraphError(RuntimeError):
@@ -72,6 +77,16 @@ class ArgumentError(GraphError, ValueError):
 class CaptureError(GraphError):
     """The callable cannot be captured as written; `where` names the user's line."""
 
+    @property
+    def finding(self) -> Finding | None:
+        """The finding that `diagnose` would have for it: file, line, source and fix as data.
+
+        None for a refusal that is no fault of a line, such as a pool that is full.
+        """
+        from onelaunch.rules.finding import of_refusal  # all the rules' texts, which few ask for
+
+        return of_refusal(self.code, self.what, self.where, self.fix)
+
 
 class ReplayError(GraphError):
     """No recording fits the call, and the caller asked for an error instead of a recording."""
@@ -91,270 +106,6 @@ def _rebuild(
     kind: type[GraphError], code: str, what: str, where: str | None, why: str, fix: str
 ) -> GraphError:
     return kind(code, what, where=where, why=why, fix=fix)
-
-
-@dataclass(frozen=True)
-class CatalogueEntry:
-    """One code: its title, why it is refused, and what to write instead."""
-
-    title: str
-    why: str
-    fix: str
-
-
-CATALOGUE: dict[str, CatalogueEntry] = {
-    # 1xx: what a capture refuses.
-    "OL101": CatalogueEntry(
-        "host read of a device value",
-        "the value exists only once the device has run, and a replay runs no Python that could "
-        "wait for it: the branch or number of the capture would be repeated in every call",
-        "read it after the call; or keep it on the device, where `torch.where(condition, a, b)` "
-        "picks a result after computing both; or decide before the call and pass a bool or "
-        "number, of which each value gets a recording",
-    ),
-    "OL102": CatalogueEntry(
-        "output shape depends on data",
-        "the size of the result is known only after the device has run, and a recording has fixed "
-        "sizes",
-        "move the operation out of the callable; or compute at full size and mask: "
-        "`torch.where(mask, x, 0)` is right where zeros change nothing, as in a sum, and a mean "
-        "divides by `mask.sum()`; or give the size: `torch.nonzero_static(x, size=n)`, `topk(k)`",
-    ),
-    "OL103": CatalogueEntry(
-        "copy between host and device",
-        "a replay would copy from the same host address again, whatever is stored there by then",
-        "move the copy out of the callable, or create the tensor on the device (`device=x.device`)",
-    ),
-    "OL104": CatalogueEntry(
-        "host tensor in a device computation",
-        "the captured kernels hold the value that the host tensor had during the capture",
-        "pass it as an argument on the device: `tensor.to(device)` before the call",
-    ),
-    "OL105": CatalogueEntry(
-        "a tensor of the call is kept where a replay cannot renew it",
-        "a list, object or closure would keep the tensor of the capture, which every replay "
-        "overwrites",
-        "return the tensor, and store it after the call; or assign it to an attribute of a "
-        "module, `self.last = y`, which each replay assigns again",
-    ),
-    "OL106": CatalogueEntry(
-        "random state changed inside the callable",
-        "a replay draws new numbers from the generators that it was captured with; it cannot seed "
-        "them, and can set only a state that was saved in the same callable",
-        "seed before the call: `torch.manual_seed(seed); fast(x)`",
-    ),
-    "OL107": CatalogueEntry(
-        "sizes or strides of a tensor changed in place",
-        "a replay runs kernels; it cannot resize or re-stride a tensor that exists outside of the "
-        "callable",
-        "return the reshaped tensor, `x.t()` in place of `x.t_()`",
-    ),
-    "OL108": CatalogueEntry(
-        "output of a kind that cannot be rebuilt",
-        "each call must return new objects, and an object of this class cannot be made again from "
-        "the tensors in it",
-        "return tensors, or tuples, lists, dicts and dataclasses of tensors and plain constants",
-    ),
-    "OL109": CatalogueEntry(
-        "the device refused the capture",
-        "the operation is not allowed while a stream is being captured",
-        "move the operation out of the callable, or graph the parts before and after it",
-    ),
-    "OL110": CatalogueEntry(
-        "the first call makes lasting state",
-        "`capture` must leave everything as it found it, and cannot remove state that the "
-        "callable makes in its first call, such as an optimizer's moments",
-        "call the callable once for real, then `capture`",
-    ),
-    "OL111": CatalogueEntry(
-        "out of memory during a capture",
-        "the recording's buffers do not fit beside what is allocated",
-        "free memory, share a pool between callables (`pool=ol.Pool()`), or graph fewer shapes",
-    ),
-    "OL112": CatalogueEntry(
-        "hook on a tensor or submodule of a captured forward",
-        "a replay runs kernels; the hook is Python, and would run in the capture only",
-        "put hooks on parameters, arguments, results or the graphed module itself, or graph the "
-        "parts before and after the hook",
-    ),
-    "OL113": CatalogueEntry(
-        "a tensor that requires grad is changed in place",
-        "autograd would have to see the change on the caller's tensor, and a replay hands it "
-        "results only",
-        "work on a copy, `x = x.clone()`, and return it",
-    ),
-    "OL114": CatalogueEntry(
-        "a tensor that requires grad is out of the capture's reach",
-        "the capture replaces the tensor for a moment, and found it in no attribute, list, dict, "
-        "closure or global of the callable",
-        "keep it in a module or a closure: `lambda x: f(w, x)` instead of `partial(f, w)`",
-    ),
-    "OL115": CatalogueEntry(
-        "the gradient of an argument",
-        "each call brings other tensors, and a replay writes gradients only to tensors that the "
-        "callable reaches by itself",
-        "reach a parameter by a module or a closure; hand an input over without a gradient, "
-        "`f(x.detach())`, and inside begin with `x = x.detach().requires_grad_()`",
-    ),
-    "OL116": CatalogueEntry(
-        "a backward inside the backward of a captured forward",
-        "it adds to the gradients of parameters where a replay does not see it, as a reentrant "
-        "checkpoint does",
-        "`checkpoint(..., use_reentrant=False)`, or graph the whole training step",
-    ),
-    "OL117": CatalogueEntry(
-        "two runs of a call that differ",
-        "a replay repeats one run, and two runs of the same call did not do the same work: a "
-        "random number of Python or NumPy, a clock, an iterator, a counter or a growing cache "
-        "decides what it does",
-        "pass what changes as an argument, or keep it in a tensor on the device that is changed "
-        "in place",
-    ),
-    "OL118": CatalogueEntry(
-        "a number that the callable changes for its next call",
-        "a replay runs the branches and numbers of its capture, so each value of the number needs "
-        "a recording of its own",
-        "keep it in a tensor that is changed in place, `self.n = torch.zeros((), "
-        "dtype=torch.long, device=...)`, as a buffer; or pass it as a 0-dim tensor",
-    ),
-    "OL120": CatalogueEntry(
-        "optimizer that cannot be captured",
-        "its step reads or counts on the host, and a replay runs no Python: the count of the "
-        "capture would be used in every step",
-        "an optimizer with `capturable=True` or `fused=True`: `ol.capturable(optimizer)`",
-    ),
-    "OL121": CatalogueEntry(
-        "GradScaler with an optimizer that is not fused",
-        "whether to step is decided on the host, by reading whether a gradient overflowed",
-        "a fused optimizer, which decides on the device: `fused=True`",
-    ),
-    "OL122": CatalogueEntry(
-        "an option of an optimizer set inside the callable",
-        "a replay runs no Python that could compute the next value: the captured one would be "
-        "used in every step",
-        "call `scheduler.step()`, or set the option, after the callable; it is read at each call",
-    ),
-    "OL123": CatalogueEntry(
-        "an optimizer's option that changes at every call",
-        "the recorded kernels cannot be given another value of this option, so each value would "
-        "need a recording of its own",
-        "leave the option as it is, or call `optimizer.step()` after the callable",
-    ),
-    "OL130": CatalogueEntry(
-        "a wrapper that synchronises gradients",
-        "its collectives are started by hooks of autograd, which a recorded backward does not "
-        "run: each process would train on its own gradients",
-        "graph the module inside the wrapper, or the whole step with its backward and optimizer",
-    ),
-    "OL140": CatalogueEntry(
-        "padding would change a result",
-        "a bucket runs at a padded size, which is right only where real rows do not depend on "
-        "padded ones",
-        "mask the padding (an attention mask, `pad={...: 0}`), or bucket another dimension; "
-        "`Buckets(..., independent=True)` skips the check, where you know that the rows are "
-        "independent",
-    ),
-    # 2xx: what a replay refuses.
-    "OL201": CatalogueEntry(
-        "the call fits no recording",
-        "a replay runs the captured kernels at the captured sizes",
-        'drop on_mismatch="raise", so that the new signature gets a recording of its own',
-    ),
-    "OL202": CatalogueEntry(
-        "gradients of gradients",
-        "the backward is a recording, and autograd cannot differentiate it",
-        "call the module itself where `create_graph=True` is needed, or graph the whole step",
-    ),
-    "OL210": CatalogueEntry(
-        "the call is larger than every bucket",
-        "no recording is large enough for it",
-        'add a larger size, or ask for overflow="eager" or overflow="chunk"',
-    ),
-    # 3xx: a warning: what ran eagerly, and what replays leave out.
-    "OL301": CatalogueEntry(
-        "too many signatures",
-        "each signature needs a recording of its own, and at most `max_recordings` are made",
-        "pass the changing value as a tensor, round sizes up to a few, or raise max_recordings",
-    ),
-    "OL302": CatalogueEntry(
-        "an argument that cannot be compared",
-        "a replay is right only for arguments equal to those of the capture, and objects of this "
-        "class cannot be compared",
-        "pass tensors, numbers, strings and containers of them; bind the rest with "
-        "functools.partial",
-    ),
-    "OL303": CatalogueEntry(
-        "gradients that are not graphed",
-        "a recording holds either a forward, whose backward the caller runs, or a whole step, "
-        "which runs its own",
-        "make the forward and the step two graphed callables",
-    ),
-    "OL304": CatalogueEntry(
-        "the pool is full",
-        "this recording alone needs more than the pool's max_bytes",
-        "raise max_bytes, or call with smaller sizes",
-    ),
-    "OL305": CatalogueEntry(
-        "too many forwards wait for their backward",
-        "each of them keeps a recording with its saved tensors, and `max_in_flight` are allowed",
-        "call under torch.no_grad() where no backward follows, drop results that require grad, or "
-        "raise max_in_flight",
-    ),
-    "OL306": CatalogueEntry(
-        "the backward cannot be captured",
-        "an operation in it needs the host; the backward runs operation by operation, after a "
-        "forward that is one launch",
-        "keep values on the device in custom backwards, or graph the parts before and after them",
-    ),
-    "OL307": CatalogueEntry(
-        "the callable makes its state anew in each call",
-        "a recording fits a call only while the objects that it read are the same, and this "
-        "callable replaces or changes them",
-        "make such an object once, before the calls, or change it in place",
-    ),
-    "OL308": CatalogueEntry(
-        "hooks inside",
-        "a replay repeats a hook's tensor operations and stores their results as it did; the rest "
-        "of its Python, such as a count or a log, ran in the warm-up and the capture only",
-        "remove the hook, put it on the graphed module itself, or read the values that it needs "
-        "from a result",
-    ),
-    "OL309": CatalogueEntry(
-        "a list that the callable adds to",
-        "a replay runs no Python, so the list, dict or set stays as the capture left it",
-        "return the value, and add it after the call",
-    ),
-    "OL310": CatalogueEntry(
-        "larger than every bucket",
-        "no recording is large enough for the call, which ran eagerly",
-        'add a larger size, or ask for overflow="chunk"',
-    ),
-    "OL311": CatalogueEntry(
-        "a module that runs in pieces",
-        "each of these lines cannot be captured, so the module that holds it runs as it is, one "
-        "operation after another; what it calls is graphed",
-        "move such a line out of the module, or write it so that it can be captured: "
-        'on_refusal="raise" says how',
-    ),
-    "OL312": CatalogueEntry(
-        "a part of a compiled graph that is not recorded",
-        "a recording holds the device's work alone; a part that the host does costs a launch more, "
-        "and the host's time for it",
-        "move it out of the compiled function, or to the device",
-    ),
-    # 4xx: how onelaunch was called.
-    "OL401": CatalogueEntry(
-        "bad argument to onelaunch",
-        "the option or function does not take this value",
-        "see its documentation: `help(ol.graph)`, or docs/api.md",
-    ),
-    "OL402": CatalogueEntry(
-        "arguments of different bucketed sizes",
-        "padded arguments grow to one bucket together, so they must have one size",
-        "name the arguments that are not padded, or whose rows are in another dimension: "
-        '`Buckets(..., dims={"weight": None})`',
-    ),
-}
 
 
 def let_go(error: BaseException | None) -> None:

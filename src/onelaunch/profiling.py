@@ -107,7 +107,8 @@ def hook(
         methods: called with ``"c_call"`` for methods in C of instances of `owners`.
     """
     made: Any = _hook_class()
-    ids, types = set[int]() if skipped is None else skipped, leaves or set[type]()
+    ids = set[int]() if skipped is None else skipped
+    types = set[type]() if leaves is None else leaves
     return made(frames, ids, types, methods, owners)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import inspect
 import linecache
@@ -10,7 +11,7 @@ import os
 import random
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -54,7 +55,9 @@ def user_frame(traceback: TracebackType | None = None) -> Place | None:
         raised = reversed(list(_raised(traceback)))
         found = next((at for at in raised if is_users(at.tb_frame.f_code.co_filename)), None)
         return found and _place(found.tb_frame, found.tb_lineno)
-    frame = next((frame for frame in _live() if is_users(frame.f_code.co_filename)), None)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
     return frame and _place(frame, frame.f_lineno)
 
 
@@ -79,7 +82,7 @@ def line_of(fn: object, pattern: str | None = None) -> Place | None:
     Returns:
         The place, or None for code that is torch's or has no source.
     """
-    code = _code_of(fn)
+    code = code_of(fn)
     if code is None or not is_users(code.co_filename):
         return None
     filename, first = code.co_filename, code.co_firstlineno
@@ -93,7 +96,33 @@ def line_of(fn: object, pattern: str | None = None) -> Place | None:
     return next((p for p in lines if re.search(r"\b(def|lambda)\b", p.source)), lines[0])
 
 
-def _code_of(fn: Any) -> CodeType | None:
+def stored_at(codes: Iterable[CodeType], name: object) -> Place | None:
+    """Find the first line of the user's, in code that ran, that stores a name."""
+    return _first(codes, name, _STORES)
+
+
+def loaded_at(codes: Iterable[CodeType], name: object) -> Place | None:
+    """Find the first line of the user's, in code that ran, that loads a name."""
+    return _first(codes, name, _LOADS)
+
+
+_STORES = {"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"}
+_LOADS = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF"}
+
+
+def _first(codes: Iterable[CodeType], name: object, instructions: set[str]) -> Place | None:
+    for code in sorted(codes, key=lambda code: (code.co_filename, code.co_firstlineno)):
+        if not is_users(code.co_filename):
+            continue
+        for step in dis.get_instructions(code):
+            line = step.positions and step.positions.lineno
+            if step.opname in instructions and step.argval == name and line is not None:
+                return Place(code.co_filename, line, _source(code.co_filename, line))
+    return None
+
+
+def code_of(fn: Any) -> CodeType | None:
+    """Return the code that a call of a callable begins with, below its decorators."""
     while isinstance(fn, functools.partial):
         fn = fn.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     if not hasattr(fn, "__code__"):
@@ -152,11 +181,15 @@ def _raised(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 def is_users(filename: str) -> bool:
     """Return whether a file belongs neither to torch, nor onelaunch, nor the plumbing between."""
+    found = _users.get(filename)
+    if found is not None:
+        return found
     if filename.startswith("<"):  # generated code, unless a notebook or doctest holds its source
         return bool(linecache.getline(filename, 1))
-    return _outside(filename)
+    inside = os.path.abspath(filename).startswith((TORCH, PACKAGE))
+    found = _users[filename] = not inside and filename not in _PLUMBING
+    return found
 
 
-@functools.cache
-def _outside(filename: str) -> bool:
-    return not os.path.abspath(filename).startswith((TORCH, PACKAGE)) and filename not in _PLUMBING
+_users: dict[str, bool] = {}
+"""file -> whether it is the user's."""

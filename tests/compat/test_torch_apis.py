@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import _CheckpointFrame as CheckpointFrame
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import flop_registry
 
 C: Any = torch._C
 
@@ -372,6 +375,58 @@ def test_a_dispatch_mode_does_not_see_host_memory_read() -> None:
     assert seen == []
 
 
+def test_a_symbolic_number_is_handed_on_to_a_dispatch_mode() -> None:
+    """By every operation that takes it as a scalar, in a forward and its backward. Whatever else
+    needs its value asks the node."""
+    asked: list[str] = []
+    given: list[Any] = []
+
+    class Node:
+        def guard_float(self, file: str, line: int) -> float:
+            asked.append("value")
+            return 0.25
+
+        def is_float(self) -> bool:
+            return True
+
+    class Number(torch.SymFloat):
+        def __init__(self, node: Node) -> None:
+            self.node = node
+
+        @property
+        def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return float
+
+    class Places(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            numbers = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.SymFloat)]
+            given.extend(v.node for v in numbers)
+
+            def placed(value: Any) -> Any:
+                return 0.5 if isinstance(value, torch.SymFloat) else value
+
+            return func(*map(placed, args), **{k: placed(v) for k, v in kwargs.items()})
+
+    node = Node()
+    number: Any = Number(node)
+    x = torch.ones(2, requires_grad=True)
+    with Places():
+        y = x * number
+        z = torch.add(y.detach(), y.detach(), alpha=number)
+        (g,) = torch.autograd.grad(y.sum(), x)
+    assert isinstance(number, float)
+    assert [y.tolist(), z.tolist(), g.tolist()] == [[0.5, 0.5], [0.75, 0.75], [0.5, 0.5]]
+    assert len(given) == 3
+    assert all(each is node for each in given)
+    assert not asked
+    torch.tensor(number)
+    torch.dropout(x, number, False)
+    assert len(asked) == 2
+
+
 def test_kernels_can_be_called_below_every_mode() -> None:
     key_set = C.DispatchKeySet(C.DispatchKey.PythonTLSSnapshot)
     with C._ExcludeDispatchKeyGuard(key_set), C._DisableTorchDispatch(), C.DisableTorchFunction():
@@ -668,3 +723,112 @@ def test_dynamo_resets_a_backend() -> None:
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
     torch._dynamo.reset()
     assert resets == [1]
+
+
+def test_dynamo_says_what_it_relies_on_of_a_size() -> None:
+    """The backend leaves out the buckets at which this would not be true."""
+    import torch._dynamo
+
+    found: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        nodes = graph.graph.find_nodes(op="placeholder")
+        found.append([(node.target, node.meta["example_value"]) for node in nodes])
+        return graph.forward
+
+    def f(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] > 6 else x + 1
+
+    torch._dynamo.reset()
+    torch.compile(f, backend=backend, dynamic=True)(torch.ones(5, 4))
+    torch._dynamo.reset()
+    (inputs,) = found
+    names = dict(inputs)
+    symbol = names["L_x_"].shape[0].node.expr
+    assert symbol.is_symbol
+    assert symbol in [v.node.expr for v in names.values() if isinstance(v, torch.SymInt)]
+    env = names["L_x_"].shape[0].node.shape_env
+    assert 6 in env.bound_sympy(symbol)
+    assert 7 not in env.bound_sympy(symbol)
+    (guard,) = [g for g in env.guards if symbol in env.replace(g.expr).free_symbols]
+    assert guard.expr.subs(symbol, 6) == True  # noqa: E712  of sympy's
+    assert guard.expr.subs(symbol, 7) == False  # noqa: E712
+
+
+def test_dynamo_can_be_told_to_leave_files_alone() -> None:
+    import torch._dynamo.trace_rules as rules
+
+    before = list(rules.SKIP_DIRS)
+    rules.add("onelaunch.frames")
+    added = [str(path).rstrip("/") for path in rules.SKIP_DIRS[len(before) :]]
+    assert any(path.endswith("frames") for path in added)
+
+
+# The doctor.
+
+
+def test_a_backward_has_a_number_while_it_runs() -> None:
+    seen: list[int] = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda grad: seen.append(C._current_graph_task_id()))
+    y.sum().backward()
+    assert seen[0] >= 0
+    assert C._current_graph_task_id() == -1
+
+
+def test_a_weak_reference_reserves_the_address_of_a_storage() -> None:
+    kept: list[StorageWeakRef] = []
+    for _ in range(100):
+        storage = torch.empty(4).untyped_storage()
+        assert StorageWeakRef(storage).cdata == storage._cdata
+        kept.append(StorageWeakRef(storage))
+    del storage
+    assert all(reference.expired() for reference in kept)
+    assert len({reference.cdata for reference in kept}) == 100
+
+
+def test_tensors_without_memory_say_so() -> None:
+    assert C._has_storage(torch.ones(2))
+    assert not C._has_storage(torch.ones(2).to_sparse())
+    asked: list[bool] = []
+    torch.func.grad(lambda x: (asked.append(C._has_storage(x)), x.sum())[1])(torch.ones(2))
+    assert asked == [False]
+
+
+def test_arithmetic_is_counted_by_shapes() -> None:
+    count = flop_registry[torch.ops.aten.mm]
+    a, b = torch.ones(2, 3), torch.ones(3, 5)
+    assert count(a, b, out_val=a @ b) == 2 * 2 * 3 * 5
+
+
+def test_hooks_of_all_modules_see_a_failure() -> None:
+    seen: list[str] = []
+
+    class Fails(nn.Module):
+        def forward(self) -> None:
+            raise ValueError("no")
+
+    begin = register_module_forward_pre_hook(lambda module, args: seen.append("begin"))
+    end = register_module_forward_hook(
+        lambda module, args, output: seen.append("end"), always_call=True
+    )
+    try:
+        with pytest.raises(ValueError, match="no"):
+            Fails()()
+    finally:
+        begin.remove()
+        end.remove()
+    assert seen == ["begin", "end"]
+
+
+def test_the_precision_of_products_has_one_name_in_both_interfaces() -> None:
+    backends: Any = torch.backends
+    torch.set_float32_matmul_precision("high")
+    assert backends.cuda.matmul.fp32_precision == "tf32"
+    torch.set_float32_matmul_precision("highest")
+    assert backends.cuda.matmul.fp32_precision != "tf32"
+    backends.cudnn.allow_tf32 = False
+    assert backends.cudnn.conv.fp32_precision != "tf32"
+    backends.cudnn.allow_tf32 = True
+    assert backends.cudnn.conv.fp32_precision == "tf32"

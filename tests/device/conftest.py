@@ -31,13 +31,26 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what the emulated device alone can be asked: `test_backend.fresh`."""
+    """Leave out what the emulated device alone can be asked: see `fresh`."""
     params = {item: getattr(getattr(item, "callspec", None), "params", {}) for item in items}
     items[:] = [
         item
         for item in items
         if params[item].get("fresh") != "hidden" or params[item].get("device") in ("tape", None)
     ]
+
+
+@pytest.fixture(params=["seen", "hidden"])
+def fresh(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing compiled so far. Code of the backend shows its operations, or hides them, as
+    Inductor's does in any case."""
+    torch._dynamo.reset()
+    from onelaunch.dynamo import region  # takes half a second
+
+    if request.param == "hidden":
+        monkeypatch.setattr(region, "eager_aten", None)
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -49,9 +49,13 @@ def training(
     make: Callable[[Any], torch.optim.Optimizer],
     *more: nn.Module,
 ) -> Training:
-    """The standard step."""
+    """The standard step over a small model."""
     model = small_model(device, *more)
-    optimizer = make(model.parameters())
+    return training_of(model, make(model.parameters()))
+
+
+def training_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Training:
+    """The standard step."""
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -63,9 +67,10 @@ def training(
     return Training(model, [optimizer], step)
 
 
-def step_over(model: Any) -> Any:
-    """A whole step of training over a model."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def step_over(model: Any, optimizer: torch.optim.Optimizer | None = None) -> Any:
+    """A step without targets, of one argument."""
+    if optimizer is None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad()

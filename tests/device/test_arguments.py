@@ -322,3 +322,58 @@ def test_big_and_empty_batches_in_turn(device: torch.device, rand: Rand) -> None
         recordings=2,
         min_replays=4,
     )
+
+
+@dataclasses.dataclass
+class Made:
+    """A dataclass that has more attributes than fields."""
+
+    x: Tensor
+    n: int = 0
+
+    def __post_init__(self) -> None:
+        self.q = 1.0 + self.n
+
+
+def reads_made(d: Made) -> Tensor:
+    return d.x * d.q
+
+
+def asks_made(d: Made) -> Tensor:
+    return d.x * getattr(d, "later", 9.0)
+
+
+def moves_made(d: Made) -> Tensor:
+    d.later = getattr(d, "later", 9.0) + 1
+    return d.x * d.later
+
+
+def turns_made(d: Made) -> Tensor:
+    d.on = not getattr(d, "on", False)
+    return d.x * (2 if d.on else 3)
+
+
+def returns_made(d: Made) -> Made:
+    return dataclasses.replace(d, x=d.x * 2, n=d.n + 1)
+
+
+@pytest.mark.parametrize("f", [reads_made, asks_made, moves_made, turns_made, returns_made])
+def test_attributes_of_a_dataclass_that_are_no_fields(
+    device: torch.device, rand: Rand, f: Callable[[Made], Any]
+) -> None:
+    """In new objects, in one object at each call, and given by the caller between the calls."""
+    fast = ol.graph(f)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        for i in range(6):
+            assert_same(leaves_of(fast(Made(rand(i, 3)))), leaves_of(f(Made(rand(i, 3)))))
+        mine, theirs = Made(rand(0, 3)), Made(rand(0, 3))
+        for i in range(12):
+            if i in (6, 9):
+                mine.later = theirs.later = mine.q = theirs.q = float(i)
+            assert_same(leaves_of(fast(mine)), leaves_of(f(theirs)), f"call {i}")
+            assert {**vars(mine), "x": 0} == {**vars(theirs), "x": 0}
+
+
+def leaves_of(result: Any) -> list[Any]:
+    return [result] if isinstance(result, Tensor) else list(vars(result).values())

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import onelaunch as ol
 
 from .drop_in import assert_same, on_accelerators, replays
-from .steps import Randomness, Training, as_eager
+from .steps import Randomness, Training, as_eager, training_of
 from .training import Rand
 
 pytestmark = on_accelerators
@@ -177,15 +177,7 @@ def test_a_whole_step(device: torch.device, kind: str, p: float) -> None:
             nn.init.normal_(q, 0.0, 0.1) if q.dim() > 1 else nn.init.zeros_(q)
         capturable = {"capturable": True} if device.type != "cpu" else {}
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, **capturable)
-
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        return Training(model, [optimizer], step)
+        return training_of(model, optimizer)
 
     as_eager(job, device)
 

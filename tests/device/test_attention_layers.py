@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .steps import Training, as_eager
+from .steps import Training, as_eager, training_of
 from .test_attention import Checkpointed, alike
 from .training import Rand
 
@@ -99,16 +98,7 @@ def test_whole_steps(device: torch.device, name: str, checkpointed: bool) -> Non
         inner = model_of(name, device, checkpointed)
         model = nn.Sequential(nn.Linear(4, 64), nn.Unflatten(1, (8, 8)), inner)
         model = nn.Sequential(model, nn.Flatten(), nn.Linear(64, 3)).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        return Training(model, [optimizer], step)
+        return training_of(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
 
     as_eager(job, device)
 

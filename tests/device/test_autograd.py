@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 
 from .drop_in import assert_same, on_cpu_and_cuda, replays
+from .steps import step_over
 from .training import Optimized, train
 
 Rand = Callable[..., Tensor]
@@ -173,16 +174,7 @@ def test_a_training_step_inside(rand: Rand) -> None:
         with torch.no_grad():
             model.weight.copy_(rand(60, 2, 4))
             model.bias.copy_(rand(61, 2))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return model, step
+        return model, step_over(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
     (model, step), (expected, eager) = world(), world()
     fast = ol.graph(step, warmup=1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,64 +18,24 @@ from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch.dynamo import backend, onelaunch, region
-from onelaunch.runtime.graphed import Graphed
+from onelaunch.dynamo import backend, onelaunch
+from onelaunch.dynamo.backend import graphs
 
 from .drop_in import allocated, assert_same, on_accelerators, on_cpu
 from .programs import Program, programs
+from .regions import F, compiled, recordings, replays, same_calls, two_models
 from .test_programs import world
 from .training import Rand
 
-F = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("fresh")
 PROGRAMS = 4
 """Random programs; each compiles several times."""
-
-
-@pytest.fixture(autouse=True, params=["seen", "hidden"])
-def fresh(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compiled code of either kind; Inductor's hides its operations in any case."""
-    torch._dynamo.reset()
-    if request.param == "hidden":
-        monkeypatch.setattr(region, "eager_aten", None)
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture
 def rand(rand: Rand) -> Rand:
     """Small whole numbers, with which whatever Inductor fuses is exact."""
     return lambda seed, *shape: rand(seed, *shape).mul(4).round()
-
-
-def compiled(f: F, **options: Any) -> Any:
-    return torch.compile(f, backend=onelaunch, options=options or None)
-
-
-def graphs() -> list[Graphed[..., Any]]:
-    """The graphed callables of all regions."""
-    regions = list(backend._regions)
-    return [p.graphed for r in regions for several in r._programs.values() for p in several]
-
-
-def recordings() -> list[ol.Recording]:
-    return [recording for graphed in graphs() for recording in graphed.recordings]
-
-
-def replays() -> int:
-    return sum(recording.replays for recording in recordings())
-
-
-def same_calls(f: F, g: F, arguments: Callable[[int], tuple[Any, ...]], calls: int = 8) -> None:
-    """Calls of both give the same results and leave the same arguments; results stay."""
-    kept: list[tuple[Any, Any]] = []
-    for i in range(calls):
-        expected_args, args = arguments(i), arguments(i)
-        expected, got = f(*expected_args), g(*args)
-        torch.testing.assert_close(got, expected)
-        torch.testing.assert_close(args, expected_args)
-        kept.append((got, expected))
-    for got, expected in kept:
-        torch.testing.assert_close(got, expected)
 
 
 # What is recorded.
@@ -411,14 +370,6 @@ def test_random_numbers_follow_the_seed(device: torch.device, rand: Rand) -> Non
 
 
 # Training.
-
-
-def two_models(device: torch.device, make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
-    made: list[nn.Module] = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        made.append(make().to(device))
-    return made[0], made[1]
 
 
 def layers() -> nn.Module:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import onelaunch as ol
+from tests.fuzz.host_values import with_gradient
 
 from .drop_in import assert_same, on_accelerators, replays
 
@@ -19,21 +20,6 @@ Rand = Callable[..., Tensor]
 
 TABLE = torch.tensor([1.0, 2.0, 3.0])
 SETTINGS: dict[str, Any] = {"scale": 2.0}
-
-
-def with_gradient(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A function whose backward does `change` to the gradient."""
-
-    class Changed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            return change(grad)
-
-    return Changed.apply
 
 
 def zeroed(grad: Tensor) -> Tensor:

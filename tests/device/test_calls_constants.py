@@ -189,7 +189,7 @@ def test_generators_of_values_are_not_consumed(rand: Rand) -> None:
 
 def test_max_recordings_warns_once_and_names_the_argument(rand: Rand) -> None:
     def f(x: Tensor, scale: int) -> Tensor:
-        return x * scale
+        return x * float(scale)  # which reads it
 
     fast = ol.graph(f, warmup=1, max_recordings=2)
     with torch.no_grad(), warnings.catch_warnings(record=True) as caught:

@@ -72,6 +72,23 @@ def test_statistics_that_a_composite_moves_are_put_back(device: torch.device, ra
     assert replays(fast) == 3
 
 
+def test_statistics_that_move_in_an_inner_inference_mode(device: torch.device, rand: Rand) -> None:
+    """A capture puts them back after that mode has ended, and they are ordinary tensors."""
+    model, expected = (nn.BatchNorm2d(3, device=device) for _ in range(2))
+
+    @ol.graph
+    def fast(x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return model(x)
+
+    for i in range(6):
+        with torch.inference_mode():
+            right = expected(rand(i, 2, 3, 4, 4))
+        assert torch.equal(fast(rand(i, 2, 3, 4, 4)), right)
+        assert_same(dict(model.state_dict()), dict(expected.state_dict()))
+    assert replays(fast) > 0
+
+
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_products_of_views_of_a_parameter(
     device: torch.device, rand: Rand, batch_first: bool

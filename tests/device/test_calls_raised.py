@@ -341,25 +341,41 @@ def test_an_interrupt_leaves_no_mode_on(
             y = model(x).float()
         return y if torch.is_grad_enabled() else y.detach()
 
+    with torch.set_grad_enabled(grad):
+        assert _interrupt_captures(f, rand, files, every) > 20
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("files", [MODES, ("/gc_pause.py",)], ids=["modes", "collector"])
+def test_an_interrupt_leaves_no_mode_on_with_buckets(
+    device: torch.device, rand: Rand, files: tuple[str, ...]
+) -> None:
+    with torch.no_grad():
+        _interrupt_captures(lambda x: x * 2, rand, files, 12, buckets=ol.Buckets(0, (4,)))
+
+
+def _interrupt_captures(
+    f: Any, rand: Rand, files: tuple[str, ...], every: int, **options: Any
+) -> int:
+    """Interrupt one capture after another, each later than the last; return how late the last."""
     before = modes()
     step = 1
     while True:
-        fast = ol.graph(f, warmup=1)
+        fast = ol.graph(f, warmup=1, **options)
         interrupt = _Interrupt(step, files)
-        with torch.set_grad_enabled(grad):
-            fast(rand(0, 3, 4))
-            x = rand(1, 3, 4)
-            sys.settrace(interrupt)
-            try:
-                fast(x)  # captures
-            except KeyboardInterrupt:
-                pass
-            finally:
-                sys.settrace(None)
+        fast(rand(0, 3, 4))
+        x = rand(1, 3, 4)
+        sys.settrace(interrupt)
+        try:
+            fast(x)  # captures
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
         left = {k: (v, before[k]) for k, v in modes().items() if v != before[k]}
         assert not left, (step, left)
         if interrupt.left > 0:
             break
         step += max(1, step // every)
-    assert step > 20
     _others_go_on(rand)
+    return step

@@ -330,3 +330,33 @@ def test_on_refusal_eager_is_per_signature(rand: Rand) -> None:
             assert_same(fast(rand(i, 3), bool(i % 2)), f(rand(i, 3), bool(i % 2)))
     assert len(fast.recordings) == 1
     assert fast.recordings[0].replays >= 3
+
+
+@pytest.mark.parametrize("put", ["tensors", "tensors and None", "numbers", "dict", "popped"])
+def test_a_refused_capture_leaves_containers_as_they_were(rand: Rand, put: str) -> None:
+    """What the attempt put into them, the call that then runs eagerly puts there once more."""
+    held: dict[Any, Any] = {"list": [], "full": [torch.ones(3), 1, torch.ones(3)]}
+
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        if put == "dict":
+            held["y"], held["n"] = y, 1
+        elif put == "popped":
+            held["full"].pop()
+            held["full"].pop()
+        else:
+            first = {"tensors": y, "numbers": 1}.get(put)
+            held["list"] += [first, first, y]
+        return y * x.sum().item()
+
+    fast = ol.graph(f, warmup=1, on_refusal="eager")
+    for i in range(5):
+        held["list"], held["full"] = [], [torch.ones(3), 1, torch.ones(3)]
+        held.pop("y", None)
+        held.pop("n", None)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ol.GraphWarning)
+            fast(rand(i, 3))
+        assert len(held["list"]) == (0 if put in ("dict", "popped") else 3), f"call {i}"
+        assert len(held["full"]) == (1 if put == "popped" else 3), f"call {i}"
+        assert ("y" in held, "n" in held) == (put == "dict", put == "dict"), f"call {i}"

@@ -202,6 +202,32 @@ def test_tensors_of_the_host_are_refused(device: torch.device, rand: Rand) -> No
                 [fast(*args) for _ in range(2)]
 
 
+@on_accelerators
+def test_a_refusal_says_the_same_at_each_call(device: torch.device, rand: Rand) -> None:
+    """Of a module, whose refusals name more than they find."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.inner(x)
+            return y * y.sum().item()
+
+    fast = ol.graph(Model().to(device), compile=True, warmup=2)
+    said: list[str] = []
+    with torch.no_grad():
+        for i in range(6):
+            try:
+                fast(rand(i, 2, 4))
+            except ol.CaptureError as error:
+                said.append(str(error))
+    assert len(said) >= 3
+    assert len(set(said)) == 1
+    assert said[0].count("on_refusal") == 1
+
+
 def test_ahead(device: torch.device, rand: Rand) -> None:
     fast = ol.graph(half, compile=True)
     with torch.no_grad():

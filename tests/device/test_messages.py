@@ -27,8 +27,8 @@ HOLDER = Holder()
 
 
 def appends(x: Tensor) -> Tensor:
-    y = x * 2  # made here
-    SEEN.append(y)
+    y = x * 2
+    SEEN.append(y)  # put there
     return y + 1
 
 
@@ -58,7 +58,7 @@ def iterates(x: Tensor) -> Any:  # begins here
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], str, str]] = {
-    "a list": (appends, "OL105", "# made here"),
+    "a list": (appends, "OL105", "# put there"),
     "an iterator": (hides, "OL105", "# made here"),
     "a list among the arguments": (replaces, "OL105", "# begins here"),
     "a seed": (seeds, "OL106", "# seeds here"),

@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import onelaunch as ol
+from onelaunch.runtime.takeover import exchange
 
 WINDOW = 6
 
@@ -21,6 +24,7 @@ class Layer:
     """A part of a cache, as transformers has it: memory of its own, and a count in Python."""
 
     def __init__(self, device: torch.device) -> None:
+        self.device = torch.empty(0, device=device).device  # equal in each request, and another
         self.keys = torch.zeros(8, 4, device=device)
         self.length = torch.zeros((), dtype=torch.int64, device=device)
         self.count = 0
@@ -34,7 +38,7 @@ class Layer:
         else:
             self.keys.index_copy_(0, self.length.reshape(1), row)
             self.length.add_(1)
-        return self.keys
+        return self.keys.to(self.device)
 
 
 class Cache:
@@ -90,6 +94,42 @@ def test_recordings_serve_every_request_and_count(device: torch.device) -> None:
     assert stats.captures == settled.captures
     assert stats.warmup_calls == settled.warmup_calls
     assert stats.eager_calls == 0
+
+
+def test_a_later_request_is_checked_as_fast(device: torch.device) -> None:
+    """In C, whatever the new objects hold at that moment."""
+    fast = ol.graph(step)
+    rows = torch.randn(12, 4).to(device)
+    for _ in range(3):
+        run(fast, Cache(device), rows)
+    guards = [entry.captured.guard for entry in fast._entries]
+    assert fast.stats().captures < 3 * 12
+    assert all(guard.check != guard._python_check for guard in guards)
+
+
+class Settings:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+
+def test_settings_that_only_some_requests_share(device: torch.device) -> None:
+    """The third request brings its own where the first two had the same object."""
+
+    def f(x: Tensor, cache: Cache) -> Tensor:
+        return cache.layers[0].update(x * cache.settings.scale).sum(0)
+
+    fast = ol.graph(f)
+    shared, other = Settings(2.0), Settings(2.0)
+    for request, settings in enumerate((shared, shared, other, shared, other, Settings(3.0))):
+        for call in range(5):
+            cache, same = Cache(device, 1), Cache(device, 1)
+            cache.settings = same.settings = settings
+            for i in range(4):
+                x = torch.full((1, 4), float(request + call + i)).to(device)
+                assert torch.equal(fast(x, cache), f(x, same))
+    shared.scale = 5.0
+    assert torch.equal(fast(x, cache), f(x, same))
+    assert fast.stats().replays > 80
 
 
 def test_requests_that_alternate_get_recordings_of_their_own(device: torch.device) -> None:
@@ -183,6 +223,26 @@ def test_threads_with_requests_of_their_own(device: torch.device) -> None:
     assert not failed
 
 
+def test_an_earlier_request_has_its_contents_at_any_time(device: torch.device) -> None:
+    """Another thread may read it while it changes places with the next one."""
+    earlier, later = torch.ones(3, device=device), torch.zeros(3, device=device)
+    expected = earlier.clone()
+    seen: list[bool] = []
+
+    class Reader(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            result = func(*args, **(kwargs or {}))
+            seen.append(torch.equal(earlier, expected))
+            return result
+
+    with Reader():
+        exchange([(earlier, later)])
+    assert len(seen) > 3
+    assert all(seen)
+    assert torch.equal(earlier, expected)
+    assert not later.any()
+
+
 def run_on(fn: Any, x: Tensor) -> None:
     for _ in range(20):
         fn(x)
@@ -257,6 +317,106 @@ def test_a_number_that_the_device_adds(device: torch.device) -> None:
     for _ in range(30):
         assert torch.equal(graphed(x), eager(x))
     assert len(graphed.recordings) == 1
+
+
+class Ring:
+    """A decoder's own cache: memory of a fixed size, and the place of the next token."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rows = torch.zeros(2, 12, 4, device=device)
+        self.n = 0
+
+
+def at_a_place(x: Tensor, cache: Ring) -> Tensor:
+    cache.rows[:, cache.n] = x[:, 0]
+    seen = torch.arange(12, device=x.device) <= cache.n
+    cache.n += 1
+    return (cache.rows * seen[None, :, None]).sum(1)
+
+
+def at_a_slice(x: Tensor, cache: Ring) -> Tensor:
+    cache.rows[:, cache.n : cache.n + 1] = x
+    cache.n += 1
+    return cache.rows.sum(1)
+
+
+def at_a_slice_of_a_row(x: Tensor, cache: Ring) -> Tensor:
+    n = cache.n
+    cache.rows[1, n : n + 1, None] = x[:1]
+    cache.n = n + 1
+    return cache.rows.sum(1) + torch.tensor(n, device=x.device, dtype=torch.float32)
+
+
+def by_an_index(x: Tensor, cache: Ring) -> Tensor:
+    place = torch.tensor([cache.n], device=x.device)
+    cache.rows.index_copy_(1, place, x)
+    cache.n += x.shape[1]
+    return cache.rows.sum(1)
+
+
+def a_number_at_a_place(x: Tensor, cache: Ring) -> Tensor:
+    cache.rows[..., cache.n, :] = 3.5
+    cache.n += 1
+    return cache.rows.sum(1) + x[:, 0]
+
+
+@pytest.mark.parametrize(
+    "use", [at_a_place, at_a_slice, at_a_slice_of_a_row, by_an_index, a_number_at_a_place]
+)
+def test_a_number_that_is_a_place(device: torch.device, use: Any) -> None:
+    """Of the memory that a call writes: one recording serves all places, and none beyond."""
+    fast = ol.graph(use)
+    with torch.no_grad():
+        for _ in range(4):
+            mine, theirs = Ring(device), Ring(device)
+            for i in range(12):
+                x = torch.full((2, 1, 4), float(i + 1)).to(device)
+                assert torch.equal(fast(x, mine), use(x, theirs))
+                assert mine.n == theirs.n
+                assert torch.equal(mine.rows, theirs.rows)
+        assert len(fast.recordings) <= 4
+        assert fast.stats().replays >= 30
+        if use in (at_a_slice, at_a_slice_of_a_row):  # which is empty beyond the end
+            assert torch.equal(fast(x, mine), use(x, theirs))
+        elif use is not by_an_index:  # whose error ends a GPU's process
+            for fn, cache in ((fast, mine), (use, theirs)):
+                cache.n = 12
+                with pytest.raises((IndexError, RuntimeError)):
+                    fn(x, cache)
+
+
+@dataclass
+class Filled:
+    rows: Tensor
+    count: int = 0
+
+
+@dataclass(eq=False)
+class Batch:
+    x: Tensor
+    scale: float = 2.0
+
+
+def test_a_dataclass_that_the_callable_changes(device: torch.device) -> None:
+    """It is then what any object is; one that it only reads is taken apart, new at each call."""
+
+    def f(batch: Batch, cache: Filled) -> Tensor:
+        cache.rows[cache.count] = batch.x * batch.scale
+        cache.count += 1
+        return cache.rows.sum(0)
+
+    fast = ol.graph(f)
+    with torch.no_grad():
+        for request in range(4):
+            mine = Filled(torch.zeros(8, 4, device=device))
+            theirs = Filled(torch.zeros(8, 4, device=device))
+            for i in range(8):
+                x = torch.full((4,), float(request + i)).to(device)
+                assert torch.equal(fast(Batch(x), mine), f(Batch(x), theirs))
+                assert mine.count == theirs.count
+                assert torch.equal(mine.rows, theirs.rows)
+    assert len(fast.recordings) <= 3
+    assert fast.stats().replays >= 20
 
 
 def test_a_number_that_is_kept_elsewhere(device: torch.device) -> None:

@@ -629,13 +629,6 @@ def test_options_that_pieces_cannot_keep(options: dict[str, Any], words: str) ->
         ol.graph(nn.Linear(2, 2), on_refusal="split", **options)
 
 
-def test_a_function_is_not_split() -> None:
-    with pytest.raises(ol.ArgumentError, match="no children to graph"):
-        ol.graph(torch.sin, on_refusal="split")
-    with pytest.raises(ol.ArgumentError, match="graph the modules that it calls"):
-        ol.graph(on_refusal="split")(Middle().forward)
-
-
 def test_refusals_of_modules_name_the_option(device: torch.device, rand: Rand) -> None:
     model = make(Middle, device).eval()
     with torch.no_grad(), pytest.raises(ol.CaptureError, match='on_refusal="split"'):

@@ -213,19 +213,26 @@ def test_state_made_during_the_capture_is_right_or_refused(
 # Optimizers, without gradients of their own in the callable.
 
 
+def stepping_on_given_gradients(device: torch.device) -> tuple[Tensor, Any, Any]:
+    """A parameter, its optimizer, and a step that takes the gradient as an argument."""
+    p = nn.Parameter(random_tensor(0, 4, device=device))
+    optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9)
+    p.grad = torch.zeros_like(p)
+
+    def step(grad: Tensor) -> Tensor:
+        assert p.grad is not None
+        p.grad.copy_(grad)
+        optimizer.step()
+        return p.detach().clone()
+
+    return p, optimizer, step
+
+
 def test_an_optimizer_step_on_given_gradients_is_right_refused_or_eager(
     device: torch.device, rand: Rand
 ) -> None:
     def world() -> Any:
-        p = nn.Parameter(random_tensor(0, 4, device=device))
-        optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9)
-        p.grad = torch.zeros_like(p)
-
-        def step(grad: Tensor) -> Tensor:
-            assert p.grad is not None
-            p.grad.copy_(grad)
-            optimizer.step()
-            return p.detach().clone()
+        _, optimizer, step = stepping_on_given_gradients(device)
 
         def arguments(i: int) -> tuple[Tensor]:
             optimizer.param_groups[0]["lr"] = 0.1 if i < 6 else 0.5
@@ -243,16 +250,7 @@ def test_an_optimizer_step_on_given_gradients_is_right_refused_or_eager(
 
 
 def test_capture_ahead_of_a_cold_optimizer_is_refused(device: torch.device, rand: Rand) -> None:
-    p = nn.Parameter(random_tensor(0, 4, device=device))
-    optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9)
-    p.grad = torch.zeros_like(p)
-
-    def step(grad: Tensor) -> Tensor:
-        assert p.grad is not None
-        p.grad.copy_(grad)
-        optimizer.step()
-        return p.detach().clone()
-
+    p, optimizer, step = stepping_on_given_gradients(device)
     fast = ol.graph(step)
     with torch.no_grad(), pytest.raises(ol.CaptureError):
         fast.capture(rand(0, 4))

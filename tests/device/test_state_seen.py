@@ -6,6 +6,7 @@ import collections
 import enum
 import functools
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -408,3 +409,23 @@ def test_a_number_behind_a_comprehension(device: torch.device, rand: Rand) -> No
         return f, lambda i: (rand(i, 4),)
 
     drop_in_worlds(world, calls=8, recordings=None, min_replays=0)
+
+
+def test_a_weak_proxy_of_what_is_gone(rand: Rand) -> None:
+    """A progress bar leaves one behind: nothing can be asked of it, not even its class."""
+
+    class Bar:
+        def close(self) -> None:
+            """End it."""
+
+    def f(x: Tensor) -> Tensor:
+        bar = Bar()
+        proxy = weakref.proxy(bar)
+        proxy.close()
+        return x * 2
+
+    fast = ol.graph(f)
+    with torch.no_grad():
+        for i in range(6):
+            assert torch.equal(fast(rand(i, 3)), rand(i, 3) * 2)
+    assert fast.stats().replays

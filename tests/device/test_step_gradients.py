@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 
 from .drop_in import assert_same, replays
-from .steps import Training, as_eager, batch, small_model, training
+from .steps import Training, as_eager, batch, small_model, training, training_of
 
 SGD = torch.optim.SGD
 
@@ -326,22 +326,11 @@ def test_clipping(device: torch.device, norm: float) -> None:
 
 def test_a_frozen_layer_and_an_unused_one(device: torch.device) -> None:
     def job() -> Training:
-        made = training(device, sgd)
-        made.model[0].weight.requires_grad_(False)
-        made.model.unused = nn.Linear(2, 2, device=device)
-        made.model.forward = nn.Sequential(*list(made.model)[:3]).forward
-        made.optimizers = [SGD(made.model.parameters(), lr=0.1, weight_decay=0.1)]
-        optimizer, model = made.optimizers[0], made.model
-
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        made.step = step
-        return made
+        model: Any = small_model(device)
+        model[0].weight.requires_grad_(False)
+        model.unused = nn.Linear(2, 2, device=device)
+        model.forward = nn.Sequential(*list(model)[:3]).forward
+        return training_of(model, SGD(model.parameters(), lr=0.1, weight_decay=0.1))
 
     _, graphed = as_eager(job, device)
     assert graphed.model.unused.weight.grad is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -181,14 +182,8 @@ def test_a_number_that_decides_what_runs(device: torch.device) -> None:
     def turn(i: int, job: Training) -> None:
         job.optimizers[0].param_groups[0]["weight_decay"] = 0.0 if i >= 6 else 0.01
 
-    fast, _ = as_eager(
-        lambda: training(device, MAKES["SGD"]),
-        device,
-        calls=14,
-        between=turn,
-        recordings=2,
-        min_replays=7,
-    )
+    job = functools.partial(training, device, MAKES["SGD"])
+    fast, _ = as_eager(job, device, calls=14, between=turn, recordings=2, min_replays=7)
     assert "an optimizer's numbers" in fast.recordings[0].why
 
 
@@ -196,14 +191,8 @@ def test_a_flag_makes_another_recording(device: torch.device) -> None:
     def turn(i: int, job: Training) -> None:
         job.optimizers[0].param_groups[0]["maximize"] = i >= 6
 
-    as_eager(
-        lambda: training(device, MAKES["SGD"]),
-        device,
-        calls=14,
-        between=turn,
-        recordings=2,
-        min_replays=7,
-    )
+    job = functools.partial(training, device, MAKES["SGD"])
+    as_eager(job, device, calls=14, between=turn, recordings=2, min_replays=7)
 
 
 def test_a_tensor_learning_rate_is_read_where_it_is(device: torch.device) -> None:
@@ -257,14 +246,8 @@ def test_a_number_that_cannot_be_followed_is_a_constant(device: torch.device) ->
         group["decay"] = 0.001 * (i + 1)  # turned
         group["lr"] = 0.02 if i >= 7 else 0.01  # recorded anew
 
-    as_eager(
-        lambda: training(device, untraceable),
-        device,
-        calls=14,
-        between=turn,
-        recordings=2,
-        min_replays=7,
-    )
+    job = functools.partial(training, device, untraceable)
+    as_eager(job, device, calls=14, between=turn, recordings=2, min_replays=7)
 
 
 def test_one_that_changes_at_every_call_is_refused_by_name(device: torch.device) -> None:
@@ -358,14 +341,8 @@ def test_state_dict_loaded_between(device: torch.device) -> None:
         if i == 7:
             optimizer.load_state_dict(saved[id(job)])
 
-    as_eager(
-        lambda: training(device, MAKES["Adam"]),
-        device,
-        calls=14,
-        between=reload,
-        recordings=None,
-        min_replays=6,
-    )
+    job = functools.partial(training, device, MAKES["Adam"])
+    as_eager(job, device, calls=14, between=reload, recordings=None, min_replays=6)
 
 
 def test_a_group_added_between(device: torch.device) -> None:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 import onelaunch as ol
 
 from .drop_in import assert_same, on_accelerators, random_tensor
-from .steps import as_eager, batch, small_model, training
+from .steps import as_eager, batch, small_model, step_over, training
 
 Make = Callable[[Any], Optimizer]
 O = torch.optim  # noqa: E741
@@ -381,15 +381,7 @@ def test_a_number_that_large_parameters_alone_lead_astray(device: torch.device) 
         torch.manual_seed(3)
         model = nn.Linear(64, 128).to(device)
         optimizer = own(update, model.parameters(), lr=0.1, beta=0.25)
-
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return model, optimizer, step
+        return model, optimizer, step_over(model, optimizer)
 
     (model, optimizer, step), (other, second, eager) = world(), world()
     fast: Any = ol.graph(step, warmup=1)

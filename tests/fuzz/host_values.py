@@ -137,10 +137,12 @@ class Operation:
             y = x * 1
             y.register_hook(act)
             return y * 1
-        return _backward_of(act)(x)
+        return with_gradient(act)(x)
 
 
-def _backward_of(act: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def with_gradient(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function whose backward does `change` to the gradient."""
+
     class Changed(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -148,7 +150,7 @@ def _backward_of(act: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Tensor:
-            return act(grad)
+            return change(grad)
 
     return Changed.apply
 

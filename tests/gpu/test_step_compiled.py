@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import onelaunch as ol
+from tests.device.steps import training_of
 
 pytestmark = pytest.mark.gpu
 
@@ -20,21 +21,11 @@ def test_a_compiled_step_trains_as_eager_does(where: str) -> None:
         model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)).cuda()
         return model, torch.optim.Adam(model.parameters(), lr=1e-3, capturable=True)
 
-    def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> object:
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        return step
-
     (model, optimizer), (other, second) = job(), job()
-    eager = step_of(model, optimizer)
+    eager = training_of(model, optimizer).step
     if where == "model":
         other.compile()
-    fast = ol.graph(step_of(other, second), compile=where == "step")
+    fast = ol.graph(training_of(other, second).step, compile=where == "step")
     x, y = torch.randn(16, 32).cuda(), torch.randn(16, 8).cuda()
     for i in range(12):
         got, expected = fast(x + i, y), eager(x + i, y)

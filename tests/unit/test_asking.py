@@ -14,13 +14,13 @@ asks = torch.cuda.is_current_stream_capturing
 
 def test_no_as_in_a_call_and_then_yes() -> None:
     asking = Asking()
-    assert not asking.otherwise()  # it was not asked
+    assert not asking.switch_answer()  # it was not asked
     with asking.answering():
         assert not asks()
-    assert asking.otherwise()
+    assert asking.switch_answer()
     with asking.answering():
         assert asks()
-    assert not asking.otherwise()
+    assert not asking.switch_answer()
 
 
 def test_the_truth_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

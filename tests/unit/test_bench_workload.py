@@ -193,3 +193,34 @@ def test_names_in_code() -> None:
     assert Workload(torch.add, (x,)).call_text == "x"
     assert Workload(torch.add, (x, x), {"out": x}).call_text == "x0, x1, out=out"
     assert Workload(torch.add, (), {"input": x}).call_text == "input=input"
+
+
+NET = nn.Linear(2, 2)
+OPTIMIZER = torch.optim.LBFGS(NET.parameters(), line_search_fn="strong_wolfe")
+STEPS: list[Tensor] = [torch.zeros(())]
+
+
+def loss_of(x: Tensor) -> Tensor:
+    OPTIMIZER.zero_grad()
+    loss = NET(x).square().mean()
+    loss.backward()
+    return loss
+
+
+def train(x: Tensor) -> Tensor:
+    STEPS[0] += 1
+    return OPTIMIZER.step(lambda: loss_of(x))
+
+
+def test_a_step_over_globals_is_copied_whole() -> None:
+    """The optimizer with all that it has, of the parameters of the copied module, which the other
+    functions of the file see too."""
+    before = [p.detach().clone() for p in NET.parameters()]
+    workload = Workload(train, (torch.ones(3, 2),))
+    first, second = workload.copy(), workload.copy()
+    losses = [first() for _ in range(3)]
+    assert losses[-1] < losses[0]
+    torch.testing.assert_close([second() for _ in range(3)], losses, rtol=0, atol=0)
+    assert all(map(torch.equal, NET.parameters(), before))
+    assert not OPTIMIZER.state
+    assert STEPS == [0]

@@ -17,10 +17,12 @@ from torch import nn
 from onelaunch import bench
 from onelaunch.bench import Comparison
 from onelaunch.bench.target import load
+from onelaunch.catalogue import CATALOGUE
 from onelaunch.cli import run
 from onelaunch.cli.commands import ENGINES
 from onelaunch.cli.progress import Lines
-from onelaunch.errors import CATALOGUE, GraphError
+from onelaunch.errors import GraphError
+from onelaunch.rules import RULES
 
 FACTORIES = """
 import torch
@@ -55,6 +57,12 @@ def mismatched():
 
 def no_tensor():
     return len, ([1, 2],)
+
+def trains():
+    def step(x):
+        net(x).sum().backward()
+        return x * 2
+    return step, (torch.ones(2, 8),)
 
 def leaves():
     raise SystemExit(0)
@@ -177,6 +185,7 @@ def torchs_message() -> str:
         ("mismatched", f"the callable raised RuntimeError: {torchs_message()}"),
         ("no_tensor", "the callable returns no tensor, but an int"),
         ("leaves", "`leaves()` raised SystemExit: 0"),
+        ("trains", "the engines are compared in inference, without grad, and this runs a backward"),
         ("net", "`net` is a Linear, not a function"),
         ("number", "`number` is not callable"),
         ("modle", "factories.py:model\n"),
@@ -222,6 +231,8 @@ def test_where_is_the_users_line(factories: Path, capsys: pytest.CaptureFixture[
         (["compare"], "Missing argument"),
         (["explian", "OL101"], "explian"),
         (["explain", "OL999"], "there is no code OL999"),
+        (["explain", "host-raed"], "no rule is called host-raed\n"),
+        (["explain", "host-raed"], "fix:   onelaunch explain host-read\n"),
         (["explain"], "Missing argument"),
     ],
 )
@@ -333,6 +344,40 @@ def test_every_code_is_explained(code: str, capsys: pytest.CaptureFixture[str]) 
     assert f"{code}: {CATALOGUE[code].title}" in out
     assert run(["explain", f"[{code}]"]) == 0
     assert capsys.readouterr().out == out
+
+
+def test_a_rule_is_explained_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("host-read", "Host_Read", "ol101"):
+        assert run(["explain", word]) == 0
+        out = capsys.readouterr().out
+        said = " ".join(out.split())
+        rule = RULES["OL101"]
+        assert said.startswith(
+            f"OL101: {rule.title} rule: host-read, blocks a capture why: {rule.why}"
+        )
+        for text in (rule.fix, rule.what[1:], rule.problems[1:]):
+            assert " ".join(text.split()) in said
+        assert f"\nExample\n{rule.example.strip()}\n" in out
+        assert f"\nUse instead\n{rule.instead.strip()}\n" in out
+
+
+def test_an_error_that_is_no_rule_is_explained_in_short(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "OL401"]) == 0
+    assert [line[:5] for line in capsys.readouterr().out.splitlines()] == [
+        "OL401",
+        "why: ",
+        "fix: ",
+    ]
+
+
+def test_all_codes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "--list"]) == 0
+    lines = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in lines] == sorted({*CATALOGUE, *RULES})
+    listed = {code: (name, severity, title) for code, name, severity, title in lines}
+    rule = RULES["OL101"]
+    assert listed["OL101"] == ("host-read", "blocks-capture", rule.title)
+    assert listed["OL401"] == ("-", "-", CATALOGUE["OL401"].title)
 
 
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -28,15 +29,17 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import onelaunch as ol
 from onelaunch.bench import ENGINES
+from onelaunch.catalogue import CATALOGUE
 from onelaunch.cli.commands import app
-from onelaunch.errors import CATALOGUE
+from onelaunch.rules import RULES
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-EXAMPLES = [ROOT / "README.md", *DOCS]
+RULE_PAGES = sorted((ROOT / "docs/rules").glob("*.md"))
+EXAMPLES = [ROOT / "README.md", *DOCS, *RULE_PAGES]
 PAGES = [*EXAMPLES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 FENCED = re.compile(r"^```(?P<info>\w[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
-LANGUAGES = {"python", "bash", "text"}
+LANGUAGES = {"python", "bash", "text", "toml", "yaml"}
 PACKAGES = (
     *("accelerate", "gpytorch", "lightning_fabric", "peft", "pytorch_lightning"),
     *("torch_geometric", "transformers"),
@@ -161,6 +164,8 @@ def test_blocks_are_of_known_kinds(page: Path) -> None:
         assert set(block.words) <= WORDS, f"{page.name}:{block.line}"
         if block.language == "python":
             compile(block.text, f"{page}:{block.line}", "exec")
+        if block.language == "toml":
+            tomllib.loads(block.text)
     assert page.read_text().count("\n```") == 2 * len(list(blocks(page))), "a fence without a kind"
 
 
@@ -232,6 +237,15 @@ def test_every_page_is_reached_from_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
     for page in DOCS:
         assert f"(docs/{page.name})" in text, page.name
+
+
+def test_every_rule_is_listed_and_has_a_page() -> None:
+    text = (ROOT / "docs/rules/README.md").read_text()
+    for rule in RULES.values():
+        page = f"{rule.code}-{rule.name}.md"
+        assert f"| {rule.code} | [{rule.name}]({page}) | {rule.title} |" in text
+        assert (ROOT / "docs/rules" / page).read_text().startswith(f"# {rule.name} ({rule.code})\n")
+    assert len(RULE_PAGES) == len(RULES) + 1
 
 
 def test_what_is_written_from_the_code_is_up_to_date() -> None:

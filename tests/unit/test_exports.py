@@ -64,8 +64,16 @@ except AttributeError as error:
 onelaunch.GraphError
 for arguments in ["--version"], ["explain", "OL101"], ["--help"], ["compare", "--help"]:
     assert run(arguments) == 0
+for arguments in ["explain", "host-read"], ["explain", "--list"], ["doctor", "--help"]:
+    assert run(arguments) == 0
 for mistake in ["explian"], ["compare"], ["compare", "x.py:y", "--engines", "eagr"]:
     assert run(mistake) == 2
+for mistake in ["doctor"], ["doctor", "x.py"], ["doctor", "x.py:y", "--select", "host-raed"]:
+    assert run(mistake) == 2
+assert run(["doctor", "onelaunch/cli"]) == 0
+assert onelaunch.GraphError("OL401", "what").code == "OL401"
+assert onelaunch.CaptureError("OL101", "what").finding.name == "host-read"
+onelaunch.Diagnosis("x", ()).to_sarif()
 assert "torch" not in sys.modules
 onelaunch.graph
 assert "torch" in sys.modules

@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = (
-    {"errors", "source", "gc_pause", "native"},
+    {"catalogue", "source", "gc_pause", "native"},
+    {"rules"},
+    {"errors"},
     {"profiling"},
     {"unwinding"},
     {"call", "sizes", "frames"},
@@ -25,17 +27,19 @@ LAYERS = (
     {"padding"},
     {"split"},
     {"module"},
-    {"api", "compat", "dynamo"},
+    {"dynamo"},
+    {"api", "compat"},
     {"bench"},
+    {"testing"},
+    {"doctor"},
     {"report"},
     {"cli"},
-    {"__init__", "__main__", "testing"},
+    {"__init__", "__main__"},
 )
-"""From the bottom to the top. A package imports itself and what is in rows below its own; nothing
-imports `testing`."""
+"""From the bottom to the top. A package imports itself and what is in rows below its own."""
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 DRIVERS = ("cuda", "tape")
-NAME_DEVICES = {"driver", "bench", "report", "cli", "__init__", "__main__"}
+NAME_DEVICES = {"driver", "bench", "doctor", "report", "cli", "__init__", "__main__"}
 FILES = sorted(ROOT.rglob("*.py"))
 
 

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from onelaunch.frames.loads import loads_of, only_counts, sure_stores
+from onelaunch.frames.loads import loads_of, only_counts
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
+from onelaunch.frames.stores import sure_stores
 from onelaunch.frames.watch import FrameWatch
 
 
@@ -271,6 +272,44 @@ def replacing(self: Any, x: Any) -> Any:
     self.first = 1
     self = x
     self.append(1)
+
+
+@pytest.mark.parametrize(
+    ("body", "once"),
+    [
+        ("y = f(x)\n return y", True),
+        ("y = f(x) if k else d\n return y", True),
+        ("if k:\n  y = x\n return y", True),
+        ("y = x\n y = f(y)", False),
+        ("for y in x: f(y)", False),
+        ("while k:\n  y = f(x)\n return y", False),
+        ("y = [f(z) for z in x]\n del y", False),
+        ("y = x\n def g():\n  nonlocal y\n  y = k\n return g", False),
+        ("y = x\n def g():\n  def h():\n   nonlocal y\n   y = k\n  return h\n return g", False),
+        ("y = x\n def g():\n  nonlocal k\n  k = y\n return g", True),
+        ("try:\n  y = f(x)\n except E:\n  y = d", False),
+        ("x = f(x)\n y = x\n return y", True),
+    ],
+)
+def test_a_variable_that_is_assigned_once(body: str, once: bool) -> None:
+    assert ("y" in loads_of(code_of(body)).once) is once
+
+
+def test_values_of_a_variable_that_is_assigned_again_in_a_loop() -> None:
+    boxes = [types.SimpleNamespace(scale=n) for n in range(3)]
+
+    def total() -> int:
+        found = 0
+        for box in boxes:
+            found += box.scale
+        last = boxes[0]
+        return found + last.scale
+
+    watch = FrameWatch(Reads())
+    with watch.watching():
+        total()
+    owners = [watch.reads.of(box) for box in boxes]
+    assert all(owner is not None and owner.names["scale"] is Use.READ for owner in owners)
 
 
 def test_stores_that_a_run_comes_by() -> None:

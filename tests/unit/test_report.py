@@ -21,9 +21,9 @@ from benchmarks.show import committed
 from examples.workloads import WORKLOADS
 from onelaunch.bench import ENGINES, Comparison, Row, Timing
 from onelaunch.bench.profile import Profile
-from onelaunch.report import show, to_html
 from onelaunch.report.cells import cells, memory, timing, verdict
-from onelaunch.report.html import STYLE
+from onelaunch.report.html import STYLE, to_html
+from onelaunch.report.table import show
 
 
 def timed(name: str, wall: float, *, fresh: bool = True, noisy: bool = False) -> Row:

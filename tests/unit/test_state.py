@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
+from onelaunch.state.snapshot import LastWalk, ReachableState
 from onelaunch.state.walk import MISSING, Change, Slot, StateWalk, changes, restore, walk
 
 WEIGHT = torch.ones(2)
@@ -246,6 +248,82 @@ def test_a_walk_stands_until_something_changes(name: str) -> None:
         assert not found.is_current()
     finally:
         helper.__code__, helper.__defaults__, Other.__bases__ = kept
+
+
+class Stacked(nn.Module):
+    """State in modules alone: `Keeper` without its list of objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("cache", torch.ones(2))
+        self.table = {"a": 1}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.cache * self.table["a"]
+
+
+def test_a_walk_is_kept_until_the_next_call() -> None:
+    found, last = seen(Stacked()), LastWalk()
+    state = ReachableState([], found.reads, last)
+    last.keep(found)
+    kept = state.walk()
+    same = {key: (slot, id(value)) for key, (slot, value) in found.held.items()}
+    assert {key: (slot, id(value)) for key, (slot, value) in kept.held.items()} == same
+    assert list(kept.held) == list(found.held)
+    assert len(kept.facts) == len(found.facts)
+    assert kept.is_current()
+    assert last.take(found.reads) is None  # it is given once
+
+
+LATER: dict[str, Callable[[Stacked], object]] = {
+    "a number": lambda net: net.table.update(a=2),
+    "a parameter": lambda net: setattr(net.layer, "bias", None),
+    "a buffer": lambda net: setattr(net, "cache", torch.ones(2)),
+    "a gradient": lambda net: setattr(net.layer.weight, "grad", torch.ones(2, 2)),
+    "a hook": lambda net: net.layer.register_forward_hook(print),
+    "an attribute": lambda net: setattr(net, "more", 1),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_walk_is_not_taken_after(name: str) -> None:
+    net, last = Stacked(), LastWalk()
+    found = seen(net)
+    last.keep(found)
+    LATER[name](net)
+    assert last.take(found.reads) is None
+
+
+def test_a_walk_is_not_taken_with_other_reads_or_grad_mode() -> None:
+    net, last = Stacked(), LastWalk()
+    found = seen(net)
+    last.keep(found)
+    assert last.take(found.reads and found.reads.copy()) is None
+    last.keep(found)
+    with torch.no_grad():
+        assert last.take(found.reads) is None
+
+
+def test_a_walk_that_is_kept_keeps_no_memory() -> None:
+    net, last = Stacked(), LastWalk()
+    last.keep(seen(net))
+    cache = weakref.ref(net.cache)
+    net.cache = torch.zeros(2)
+    assert cache() is None
+
+
+def test_no_walk_with_tensors_in_lists_or_objects_of_the_users_is_kept() -> None:
+    found, last = seen(Keeper()), LastWalk()
+    last.keep(found)
+    assert last.take(found.reads) is None
+    box = Plain(2)
+    read = seen(lambda x: x * box.t)
+    assert not read.strays  # a cell leads to it
+    found = walk([], read.reads)
+    assert found.strays
+    last.keep(found)
+    assert last.take(found.reads) is None
 
 
 def test_which_slots_are_read() -> None:

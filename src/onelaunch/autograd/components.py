@@ -74,7 +74,7 @@ class ComponentNode:
 
     @property
     def where(self) -> str | None:
-        """See `node.Joined.where`."""
+        """See `node.RecordedForward.where`."""
         return self._whole.where
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.utils import checkpoint
 
-from onelaunch.driver.refusals import refuse
+from onelaunch.errors import CaptureError
 
 MODIFIED = "has been modified by an inplace operation"
 """Torch's words for a saved tensor that was changed."""
@@ -99,11 +99,11 @@ class CapturedGraph:
         reentrant checkpoints, whose backward accumulates into parameters itself."""
         for node in self.nodes:
             if node.name() == "CheckpointFunctionBackward":
-                raise refuse("OL116", "checkpoint(..., use_reentrant=True)")
+                raise CaptureError("OL116", "checkpoint(..., use_reentrant=True)")
             if getattr(node, "_saved_sparse", False) and node.next_functions[0][0] is not None:
                 name = node.name().partition("Backward")[0]
                 what = f"{name} under `sparse=True` gives gradients of layout torch.sparse_coo"
-                raise refuse("OL109", what, fix=DENSE)
+                raise CaptureError("OL109", what, fix=DENSE)
 
     def groups(self, outputs: Sequence[Tensor]) -> list[list[int]]:
         """Return the outputs, by position, in groups whose graphs have nodes in common."""

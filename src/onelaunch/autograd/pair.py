@@ -102,7 +102,7 @@ class AutogradPair:
     saved: Saved
     saves: bool
     raises: bool
-    watched_memory: list[int] = field(default_factory=list[int])
+    watched_memory: list[int]
     """Storages of the watched inputs and then of the watched tensors, in the recording."""
     link: Link | None = None
     components: list[Component] = field(default_factory=list[Component])

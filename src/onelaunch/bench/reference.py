@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.bench.draws import DRAWS, Draw, draws, nudged
-from onelaunch.bench.workload import Inputs, Workload, clone, each_tensor, to_host, widen
+from onelaunch.bench.workload import Inputs, Workload, clone, each_tensor, to, widen
 from onelaunch.call import tree
 from onelaunch.driver.distance import is_inexact, norm, relative_error
 from onelaunch.errors import ArgumentError, kind_of
@@ -35,6 +35,8 @@ LEAST_SCALE = 0.1
 """The least size that a result counts as, in parts of that on the inputs given."""
 SECONDS = 10.0
 """The longest time for draws before the engines are built, and again on each engine."""
+
+HOST = torch.device("cpu")
 
 Outputs = list[Tensor]
 
@@ -246,7 +248,7 @@ class _Trial:
         if self._workload.device.type == "cpu":
             return None
         try:
-            host = self._workload.on_the_host()
+            host = self._workload.on(HOST)
             host()
         except Exception:  # noqa: BLE001  code that names a device, kernels for a GPU alone
             return None
@@ -261,7 +263,7 @@ class _Trial:
             return
         if self._host is None:
             raise _NoCase("it is beyond the values given, and the callable does not run on a CPU")
-        self._run(self._host.fn, each_tensor(inputs, to_host))
+        self._run(self._host.fn, each_tensor(inputs, lambda t: to(t, HOST)))
 
     def _only_as_wild(self, found: Outputs) -> None:
         """Refuse results that are not finite, where those of the inputs given are."""

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from torch import nn
 
@@ -20,9 +20,12 @@ FIX = (
 )
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+Command = Literal["compare", "doctor"]
+"""The command that has a target, which messages name."""
+_DONE: dict[Command, str] = {"compare": "compared", "doctor": "diagnosed"}
 
 
-def load(target: str) -> Call:
+def load(target: str, command: Command = "compare") -> Call:
     """Import a factory and call it.
 
     A file in a package (a folder with ``__init__.py``) is imported as a module of that package, as
@@ -43,12 +46,12 @@ def load(target: str) -> Call:
             target,
             "it is not path.py:name or module:name",
             "the name is that of a factory in the file",
-            f"onelaunch compare {file}:model",
+            f"onelaunch {command} {file}:model",
         )
-    module = _import(target, place)
+    module = _import(target, place, command)
     factory = getattr(module, name, None)
     if factory is None:
-        raise _unknown(target, place, name, module)
+        raise _unknown(target, place, name, module, command)
     if isinstance(factory, nn.Module):
         what = f"`{name}` is {kind_of(factory)}, not a function that makes one"
         raise _bad(target, what, "the arguments must come with it")
@@ -57,11 +60,11 @@ def load(target: str) -> Call:
     try:
         made = factory()
     except (Exception, SystemExit) as error:
-        raise raised(f"`{name}()`", error, target) from error
+        raise raised(f"`{name}()`", error, target, command) from error
     return _checked(target, name, made)
 
 
-def _unknown(target: str, place: str, name: str, module: Any) -> ArgumentError:
+def _unknown(target: str, place: str, name: str, module: Any, command: Command) -> ArgumentError:
     """Make the error for a name that the module lacks, with the nearest that it has."""
     own = [
         n
@@ -71,17 +74,19 @@ def _unknown(target: str, place: str, name: str, module: Any) -> ArgumentError:
         and getattr(v, "__module__", None) == module.__name__
     ]
     close = difflib.get_close_matches(name, own, 1)
-    fix = f"onelaunch compare {place}:{close[0]}" if close else FIX
+    fix = f"onelaunch {command} {place}:{close[0]}" if close else FIX
     why = f"it has {', '.join(sorted(own)) or 'nothing that can be called'}"
     return _bad(target, f"{place} has no `{name}`", why, fix)
 
 
-def _import(target: str, place: str) -> Any:
+def _import(target: str, place: str, command: Command) -> Any:
     path = Path(place)
     if path.suffix == ".py" or "/" in place:
         if not path.is_file():
             why = f"the path starts at the current folder, {Path.cwd()}"
-            raise _bad(target, f"there is no file {place}", why, "onelaunch compare path.py:model")
+            raise _bad(
+                target, f"there is no file {place}", why, f"onelaunch {command} path.py:model"
+            )
         root, module = _root(path.resolve())
     else:
         root, module = Path.cwd(), place
@@ -90,7 +95,7 @@ def _import(target: str, place: str) -> Any:
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        raise raised(f"importing {place}", error, target) from error
+        raise raised(f"importing {place}", error, target, command) from error
 
 
 def _root(path: Path) -> tuple[Path, str]:
@@ -124,9 +129,13 @@ def _shape(made: object) -> str:
     return "None" if made is None else kind_of(made)
 
 
-def raised(what: str, error: BaseException, target: str) -> ArgumentError:
+def raised(what: str, error: BaseException, target: str, command: Command) -> ArgumentError:
     """Make the error for code of the user's that raised, with their line."""
-    fix = f"onelaunch compare {target} --traceback    # shows every line on the way there"
+    why = f"it must run by itself before it can be {_DONE[command]}"
+    fix = f"onelaunch {command} {target} --traceback    # shows every line on the way there"
+    if command == "compare" and "does not require grad" in str(error):
+        why = "the engines are compared in inference, without grad, and this runs a backward"
+        fix = "return the forward alone: `return net, (images,)`"
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         fix = f"`pip install` the package that has `{package}`, or name another factory"
@@ -134,7 +143,7 @@ def raised(what: str, error: BaseException, target: str) -> ArgumentError:
         "OL401",
         f"{what} raised {type(error).__name__}: {error}",
         where=f"{target}{_line(error)}",
-        why="it must run by itself before it can be compared",
+        why=why,
         fix=fix,
     )
 

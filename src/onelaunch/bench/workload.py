@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pickle import PickleError
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from onelaunch.call import tree
 
@@ -68,8 +72,10 @@ class Workload:
         return replace(self, fn=own(self.fn, shared=shared), args=args, kwargs=kwargs)
 
     def copy_inputs(self, inputs: Inputs | None = None) -> Inputs:
-        """Copy the arguments, or those given, to memory of their own."""
-        return each_tensor(inputs or (self.args, self.kwargs), clone)
+        """Copy the arguments, or those given, to memory of their own; objects too."""
+        given = inputs or (self.args, self.kwargs)
+        memo: dict[int, Any] = {id(t): clone(t) for t in tree.flatten(given).tensors}
+        return duplicate(given, memo)
 
     def in_float64(self) -> Workload:
         """Copy it with every floating tensor as float64 (complex128).
@@ -79,13 +85,14 @@ class Workload:
         """
         return self._changed(widen, lambda module: module.double())
 
-    def on_the_host(self) -> Workload:
-        """Copy it with all its tensors on the CPU.
+    def on(self, device: torch.device) -> Workload:
+        """Copy it to a device: its arguments and the tensors it holds; of its modules what `.to()`
+        moves.
 
         Raises:
             TypeError: a module behind the callable cannot be copied.
         """
-        return self._changed(to_host, lambda module: module.cpu())
+        return self._changed(lambda t: to(t, device), lambda module: module.to(device))
 
     def _changed(
         self, change: Callable[[Tensor], Tensor], change_module: Callable[[nn.Module], object]
@@ -130,8 +137,8 @@ def clone(t: Tensor) -> Tensor:
     return t.detach().clone().requires_grad_(t.requires_grad)
 
 
-def to_host(t: Tensor) -> Tensor:
-    return t.detach().to("cpu", copy=True).requires_grad_(t.requires_grad)
+def to(t: Tensor, device: torch.device) -> Tensor:
+    return t.detach().to(device, copy=True).requires_grad_(t.requires_grad)
 
 
 def widen(t: Tensor) -> Tensor:
@@ -205,51 +212,106 @@ def own(
     """Copy `fn` with its state.
 
     A module or an object is copied deeply. A plain function is made anew around copies of what it
-    closes over and of the modules and tensors among its globals (tensors passed through `change`).
-    Objects that cannot be copied are shared, and so are those in `shared`.
+    closes over and of its globals that hold tensors (tensors passed through `change`), the
+    functions of its file among them. Objects that cannot be copied are shared, and so are those in
+    `shared`.
     """
     memo: dict[int, Any] = {id(t): t for t in shared}
-    if not isinstance(fn, types.FunctionType):
-        return duplicate(fn, memo)
+    if isinstance(fn, types.FunctionType):
+        return _own_function(fn, change, memo)
+    return duplicate(fn, memo)
+
+
+def _own_function(
+    fn: types.FunctionType, change: Callable[[Tensor], Tensor], memo: dict[int, Any]
+) -> types.FunctionType:
+    if id(fn) in memo:
+        return memo[id(fn)]
     names = global_state(fn)
     if not fn.__closure__ and not names:
         return fn
 
     def copied(held: object) -> Any:
-        return change(held) if isinstance(held, Tensor) else duplicate(held, memo)
+        if id(held) not in memo and isinstance(held, Tensor):
+            memo[id(held)] = change(held)
+        if isinstance(held, types.FunctionType):
+            return _own_function(held, change, memo)
+        return duplicate(held, memo)
 
-    cells = tuple(_own_cell(cell, copied) for cell in fn.__closure__ or ())
-    outside = fn.__globals__
-    if names:
-        outside = outside | {name: copied(outside[name]) for name in names}
+    # One namespace for all functions of a module: what one of them stores, the others see.
+    outside: dict[str, Any] = memo.setdefault(id(fn.__globals__), dict(fn.__globals__))
+    cells = tuple(types.CellType() for _ in fn.__closure__ or ())
     made = types.FunctionType(fn.__code__, outside, fn.__name__, fn.__defaults__, cells)
     made.__kwdefaults__ = fn.__kwdefaults__
     made.__qualname__ = fn.__qualname__
+    made.__dict__.update(fn.__dict__)
+    memo[id(fn)] = made  # before what it holds is copied: it may hold itself
+    for cell, source in zip(cells, fn.__closure__ or (), strict=True):
+        _copy_cell(cell, source, copied)
+    for name in names:
+        outside[name] = copied(fn.__globals__[name])
     return made
 
 
-def _own_cell(cell: types.CellType, copied: Callable[[object], Any]) -> types.CellType:
-    try:
-        return types.CellType(copied(cell.cell_contents))
-    except ValueError:  # an empty cell: a name that the function has not been given yet
-        return cell
+def _copy_cell(
+    cell: types.CellType, source: types.CellType, copied: Callable[[object], Any]
+) -> None:
+    # An empty cell is a name that the function has not been given yet.
+    with suppress(ValueError):
+        cell.cell_contents = copied(source.cell_contents)
 
 
 def global_state(fn: types.FunctionType) -> list[str]:
-    """List the globals that a function names and that hold tensors."""
-    return [
-        name
-        for name in fn.__code__.co_names
-        if isinstance(fn.__globals__.get(name), (nn.Module, Tensor))
-    ]
+    """List the globals that a function names and that hold tensors: modules, optimizers, containers
+    and objects of these, and functions of its own file, which may."""
+    found = ((name, fn.__globals__.get(name)) for name in dict.fromkeys(_names(fn.__code__)))
+    return [name for name, value in found if _holds(value, fn)]
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
+
+
+def _holds(value: object, fn: types.FunctionType) -> bool:
+    if isinstance(value, types.FunctionType):
+        return value.__globals__ is fn.__globals__
+    if isinstance(value, _STATE):
+        return True
+    if isinstance(value, type | types.ModuleType):
+        return False
+    inside: Iterable[Any] = tree.flatten(value).tensors if isinstance(value, list | dict) else ()
+    return any(isinstance(held, _STATE) for held in (*inside, *vars_of(value).values()))
+
+
+_STATE = (Tensor, nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
+
+
+def vars_of(holder: object) -> dict[str, Any]:
+    """Return the attributes of an object; none if it has no dict of them."""
+    return getattr(holder, "__dict__", {})
 
 
 def duplicate(held: T, memo: dict[int, Any]) -> T:
+    """Copy an object deeply; what cannot be copied is shared.
+
+    Args:
+        memo: as for `copy.deepcopy`.
+    """
     try:
-        return copy.deepcopy(held, memo)
-    except (TypeError, RuntimeError, AttributeError, NotImplementedError):
+        made = copy.deepcopy(held, memo)
+    except (TypeError, RuntimeError, AttributeError, NotImplementedError, PickleError):
         # A lock, a generator, a tensor in the middle of an autograd graph.
         return held
+    for source in list(memo.get(id(memo), [])):  # `deepcopy` keeps all that it has copied
+        if isinstance(source, Optimizer):  # it hands out its state alone, for files
+            missing = vars(source).keys() - vars(memo[id(source)]).keys() - {"step"}
+            vars(memo[id(source)]).update(
+                {name: copy.deepcopy(vars(source)[name], memo) for name in missing}
+            )
+    return made
 
 
 def parts(fn: Callable[..., Any]) -> Iterator[object]:
@@ -276,4 +338,4 @@ def parts(fn: Callable[..., Any]) -> Iterator[object]:
 
 def attributes(holder: object) -> list[object]:
     """List the attributes of an object that is no module: a pipeline around a model, say."""
-    return [] if isinstance(holder, nn.Module) else list(getattr(holder, "__dict__", {}).values())
+    return [] if isinstance(holder, nn.Module) else list(vars_of(holder).values())

@@ -12,7 +12,7 @@ import struct
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -38,12 +38,15 @@ class Constant:
     """
 
     __slots__ = ("_key", "by_identity", "value")
+    _key: tuple[object, ...]
+    value: object
+    by_identity: bool
 
     def __init__(self, value: object) -> None:
         self.value = value
         bits = _bits(value)
         self.by_identity = bits is None
-        self._key: tuple[object, ...] = ("is", id(value)) if bits is None else bits
+        self._key = ("is", id(value)) if bits is None else bits
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Constant) and self._key == other._key
@@ -59,6 +62,20 @@ class Constant:
         if self.by_identity:
             return value is self.value
         return value is self.value or _bits(value) == self._key
+
+
+class AnyNumber(Constant):
+    """The place of a number that each call brings, in the tree of calls with any such number."""
+
+    __slots__ = ()
+
+    def __init__(self, kind: type) -> None:
+        self.value = kind
+        self.by_identity = False
+        self._key = ("any", kind)
+
+    def __repr__(self) -> str:
+        return f"any {self.value.__name__}"  # pyright: ignore
 
 
 def _bits(value: object) -> tuple[object, ...] | None:
@@ -145,7 +162,7 @@ def flatten(
     value: object,
     root: str = "",
     *,
-    objects: bool | Collection[type] = False,
+    objects: bool | Mapping[type, bool] = False,
     known: Mapping[int, Same] = types.MappingProxyType({}),
 ) -> Flat:
     """Flatten a value into a tree and its tensors.
@@ -157,8 +174,8 @@ def flatten(
         value: anything.
         root: the beginning of paths.
         objects: True to flatten also instances of ordinary Python classes that hold tensors (a
-            Hugging Face `Cache`) into their attributes; or the classes to flatten so, with the
-            objects inside them that hold tensors.
+            Hugging Face `Cache`) into their attributes; or class -> True to flatten its instances
+            so, with the objects inside them that hold tensors, False to keep its instances whole.
         known: id -> objects that are not flattened.
     """
     flattening = _Flattening(objects, known)
@@ -166,7 +183,9 @@ def flatten(
 
 
 def flatten_call(
-    args: tuple[Any, ...], kwargs: dict[str, Any], objects: Collection[type] = ()
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    objects: Mapping[type, bool] = types.MappingProxyType({}),
 ) -> Flat:
     """Flatten the arguments of a call, ``(args, kwargs)``; paths are as in ``args[0]["x"]``."""
     flattening = _Flattening(objects, types.MappingProxyType({}))
@@ -177,9 +196,9 @@ def flatten_call(
 class _Flattening:
     """A flattening of one value; see `flatten`."""
 
-    def __init__(self, objects: bool | Collection[type], known: Mapping[int, Same]) -> None:
+    def __init__(self, objects: bool | Mapping[type, bool], known: Mapping[int, Same]) -> None:
         self._all = objects is True
-        self._kinds = () if isinstance(objects, bool) else objects
+        self._kinds: Mapping[type, bool] = {} if isinstance(objects, bool) else objects
         self._known = known
         self.tensors: list[Tensor] = []
         self.paths: list[str] = []
@@ -206,12 +225,13 @@ class _Flattening:
             object_ = cast(weakref.ref[Any], value)() if weak else value
             if id(object_) in within:
                 return Above(len(within) - within.index(id(object_)), weak)
-        parts = _parts(value)
-        if parts is None and (self._all or self._kinds) and _is_ordinary(value):
-            requested = type(value) in self._kinds
-            if requested or ((self._all or within) and _holds_tensors([value], above)):
-                parts = Names(vars(value)), list(vars(value).values())
-                within = () if self._all else (*within, id(value))
+        requested = self._kinds.get(type(value))
+        whole = requested is False and not within
+        parts = None if whole else _parts(value)
+        asked = parts is None and not whole and (requested or self._all or within)
+        if asked and is_ordinary(type(value)) and (requested or _holds_tensors([value], above)):
+            parts = Names(vars(value)), list(vars(value).values())
+            within = () if self._all else (*within, id(value))
         if parts is None or id(value) in above:
             return Constant(value)
         if id(value) in self._known:
@@ -225,29 +245,16 @@ class _Flattening:
         return Container(type(value), keys, flat)
 
 
-def objects_in(tree: Tree) -> frozenset[type]:
-    """Return the classes of a tree's flattened objects, without the classes inside them."""
-    if not isinstance(tree, Container):
-        return frozenset()
-    if isinstance(tree.keys, Names):
-        return frozenset((tree.kind,))
-    return frozenset[type]().union(*map(objects_in, tree.children))
-
-
-def can_flatten(value: object) -> bool:
-    """Return whether an object that is a constant can be flattened, if its class is requested."""
-    return _parts(value) is None and _is_ordinary(value)
-
-
-def _is_ordinary(value: object) -> bool:
-    """Return whether an object is its class and its `__dict__`, and nothing more."""
-    kind = type(value)
+def is_ordinary(kind: type) -> bool:
+    """Return whether the instances of a class are all that their attributes are: a dataclass, which
+    is flattened, or constants that can be flattened, if their class is requested."""
     return kind is types.SimpleNamespace or (
-        hasattr(value, "__dict__")
+        kind.__dictoffset__ != 0
         and kind.__basicsize__ == _Ordinary.__basicsize__
         and kind.__new__ is object.__new__
+        and kind not in pytree.SUPPORTED_NODES
         and not hasattr(kind, "__del__")
-        and not isinstance(value, type | types.ModuleType | types.FunctionType | torch.nn.Module)
+        and not issubclass(kind, type | types.ModuleType | types.FunctionType | torch.nn.Module)
     )
 
 
@@ -260,7 +267,7 @@ def _holds_tensors(children: list[object], above: frozenset[int]) -> bool:
         if isinstance(child, Tensor):
             return True
         parts = _parts(child)
-        if parts is None and _is_ordinary(child):
+        if parts is None and is_ordinary(type(child)):
             parts = (), list(vars(child).values())
         if parts and id(child) not in above and _holds_tensors(parts[1], above | {id(child)}):
             return True
@@ -301,6 +308,8 @@ def _parts(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = tuple(field.name for field in dataclasses.fields(value))
         if all(hasattr(value, name) for name in names):
+            # `__post_init__` may have stored more.
+            names += tuple(name for name in getattr(value, "__dict__", ()) if name not in names)
             return names, [getattr(value, name) for name in names]
     if isinstance(value, tuple) and _is_tuple_kind(kind):
         items = list(tuple.__iter__(cast(tuple[object, ...], value)))  # not its class's `__iter__`
@@ -395,7 +404,7 @@ def build(tree: Container, children: list[Any]) -> Any:
         return made
     if issubclass(kind, dict):
         return kind(zip(keys, children, strict=True))
-    # A dataclass is rebuilt field by field: its __init__ may take other arguments, or
+    # A dataclass is rebuilt attribute by attribute: its __init__ may take other arguments, or
     # have effects.
     made = object.__new__(kind)
     for name, child in zip(keys, children, strict=True):

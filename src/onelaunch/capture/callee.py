@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import nullcontext
+from types import CodeType
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from onelaunch.driver.select import driver_of, select
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.profiling import is_profiled
-from onelaunch.state.snapshot import ReachableState
+from onelaunch.state.snapshot import LastWalk, ReachableState
 from onelaunch.state.walk import Change, StateWalk, reads_more
 
 R = TypeVar("R")
@@ -47,6 +48,8 @@ class Callee:
         self._compiled: Callable[..., Any] | None = None
         self.reads: Reads | None = None
         """The reads that were seen."""
+        self._last = LastWalk()
+        """The last walk of the state that every call reaches."""
         self._seen: dict[Hashable, torch.device] = {}
         """The devices of calls that reach no tensor there, by the arguments of the call."""
 
@@ -59,7 +62,19 @@ class Callee:
 
     def reached(self, flat: Flat) -> ReachableState:
         """Return the state that a call reaches."""
-        return ReachableState(self.roots(flat), self.reads)
+        roots = self.roots(flat)
+        return ReachableState(roots, self.reads, self._last if len(roots) == 1 else None)
+
+    @property
+    def codes(self) -> Collection[CodeType]:
+        """The code that runs were seen to run."""
+        return () if self.reads is None else self.reads.codes
+
+    def forget(self, values: Iterable[object]) -> None:
+        """Forget what was read of these objects."""
+        if self.reads is not None:
+            self.reads.forget(values)
+            self._last = LastWalk()
 
     def watched(self, run: Callable[[], R]) -> Callable[[], R]:
         """Return `run`, made to record the callable's reads."""
@@ -130,7 +145,7 @@ class Callee:
         """The version of the callable whose operations can be watched."""
         return self.fn
 
-    def hidden(self, driver: Driver) -> bool:
+    def is_compiled(self, driver: Driver) -> bool:
         """Return whether what is captured is compiled code, whose operations no mode sees."""
         return self.on(driver) is not self.shown
 

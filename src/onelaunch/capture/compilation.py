@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.ambient import note_mode
-from onelaunch.call.spec import has_strides
+from onelaunch.call.spec import extent_bytes, has_strides
 from onelaunch.driver.protocol import Driver, Region
 from onelaunch.errors import CaptureError
 from onelaunch.unwinding import DispatchMode, FunctionMode, dispatch_modes
@@ -125,9 +125,8 @@ def _overlap(args: Sequence[Any], written: Sequence[int]) -> bool:
 def _region(t: Tensor) -> Region:
     """Return the bytes of a tensor in its storage, which a fake one has no address for."""
     first: Any = t.storage_offset()  # a symbol, where sizes are
-    last: Any = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
     start = first * t.itemsize
-    stop = start + (last + 1) * t.itemsize if t.numel() else start
+    stop = start + extent_bytes(t.shape, t.stride(), t.dtype)
     return Region(t.untyped_storage()._cdata, start, stop)
 
 

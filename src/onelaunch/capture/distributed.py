@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -72,13 +72,12 @@ def refused_pair(reached: Iterable[object]) -> CaptureError | None:
     return None
 
 
-def refused_step(reached: Iterable[object]) -> CaptureError | None:
+def refused_step(reached: Sequence[object]) -> CaptureError | None:
     """Return the refusal (OL130) of a whole step over these modules, or None.
 
     Args:
         reached: the objects that the callable reaches.
     """
-    reached = list(reached)
     for option in ("static_graph", "find_unused_parameters") if torch.is_grad_enabled() else ():
         if any(spread(part) == "DDP" and getattr(part, option) for part in reached):
             what = f"`DistributedDataParallel(..., {option}=True)` in a recording"
@@ -99,9 +98,8 @@ def refused_step(reached: Iterable[object]) -> CaptureError | None:
     return None
 
 
-def refused_ahead(reached: Iterable[object]) -> CaptureError | None:
+def refused_ahead(reached: Sequence[object]) -> CaptureError | None:
     """Return the refusal (OL130) of a capture of an FSDP step ahead of its first call, or None."""
-    reached = list(reached)
     sharded = [part for part in reached if spread(part) in _SHARDED]
     if not sharded:
         return None

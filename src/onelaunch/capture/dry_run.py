@@ -19,6 +19,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
+from onelaunch.unwinding import same_modes
 from onelaunch.watch.observer import Observer
 
 
@@ -44,7 +45,7 @@ def rolled_back(
     held = held_by(driver, device, before)
     effects = Effects(Observer(driver, device, here, held=held, save=True, refuse="later"))
     generators = HostGenerators((slot.name, value) for slot, value in before.held.values())
-    with preserved_random_state(device):
+    with same_modes(), preserved_random_state(device):
         try:
             yield effects
         finally:

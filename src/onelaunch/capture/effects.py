@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from onelaunch.capture.recording import StateOutput
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.frames.stack import Use
+from onelaunch.source import loaded_at
 from onelaunch.state.slots import (
     MISSING,
     Slot,
@@ -53,8 +55,12 @@ def rebound(
     found: Sequence[Change],
     before: StateWalk,
     observer: Observer,
+    codes: Collection[CodeType],
 ) -> Iterator[tuple[Slot, object]]:
     """Yield the slots that each replay has to write, with the value that the capture put there.
+
+    Args:
+        codes: the code that the callable runs.
 
     Raises:
         CaptureError: OL105, a tensor in a place that no replay can write; OL118, modules change
@@ -81,7 +87,9 @@ def rebound(
             name = slot.name.rpartition("[")[0] if slot.name.endswith("]") else slot.name
             what = f"`{name}` {'lost' if new is MISSING else 'got'} a tensor in the call"
             fix = "return the tensor, and append it after the call" if grown else None
-            where = observer.made_at(tensors[0]) if tensors else None
+            place = loaded_at(codes, name.rpartition(".")[2]) if grown else None
+            made = observer.made_at(tensors[0]) if tensors else None
+            where = made if place is None else str(place)
             raise CaptureError("OL105", what, where=where, fix=fix)
         yield slot, new
 

@@ -194,6 +194,8 @@ class Forward:
         link = self._link
         if link is not None:
             static.stream_lock = link.lock
+        seen = self._seen(graph, made, inputs, observer, held)
+        memory = [inputs.statics[i] for i in seen.inputs] + seen.watched
         pair = AutogradPair(
             static=static,
             pool=self.pool,
@@ -203,19 +205,15 @@ class Forward:
             arguments=arguments,
             parameters=[real for _, real in proxies[: len(proxies) - len(direct)]],
             direct=direct,
-            watched_inputs=[],
-            watched=[],
-            watched_results=[],
-            saved=Saved([], {}, lambda: True),
-            saves=True,
+            watched_inputs=seen.inputs,
+            watched=seen.watched,
+            watched_results=seen.results,
+            saved=self._saved(graph, seen, inputs, observer),
+            saves=seen.saves,
             raises=self.raises,
+            watched_memory=list(map(self.driver.storage, memory)),
             link=link,
         )
-        seen = self._seen(graph, made, inputs, observer, held)
-        pair.watched_inputs, pair.watched, pair.watched_results, pair.saves = seen[:4]
-        pair.saved = self._saved(graph, seen, inputs, observer)
-        memory = [inputs.statics[i] for i in seen.inputs] + seen.watched
-        pair.watched_memory = list(map(self.driver.storage, memory))
         groups = graph.groups(made) if link is None else []  # torch's callables are one node each
         for group in groups if len(groups) > 1 else ():
             of = [made[place] for place in group]

@@ -353,3 +353,41 @@ def own(driver: Driver, plan: Outputs, output: Output, t: Tensor) -> None:
             return
     output.index = len(plan.groups)
     plan.groups.append(OwnGroup(region.storage, region.start, region.stop, t))
+
+
+def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int]:
+    """Return the groups of inputs that the callable wrote into."""
+    return [
+        index
+        for index, group in enumerate(plan.groups)
+        if group.buffer is not None and driver.storage(group.buffer) in observer.written
+    ]
+
+
+def output_ports(
+    driver: Driver,
+    capture: Capture,
+    plan: Inputs,
+    outputs: Outputs,
+    observer: Observer,
+    static: bool,
+) -> None:
+    """Add the ports that copy results to fresh memory, and written inputs back to the caller's.
+
+    Args:
+        static: whether the results stay in the recording's own memory.
+    """
+    for index, group in enumerate(() if static else outputs.groups):
+        size = (group.stop - group.start,)
+        buffer = driver.alias(group.example, torch.uint8, size, (1,), 0)
+        capture.output(buffer, 0, varying_group(outputs, index))
+    for index in written_groups(driver, plan, observer):
+        group = plan.groups[index]
+        if group.travel == Travel.FILL:
+            raise CaptureError("OL104", "a 0-dim host argument is written")
+        assert group.buffer is not None
+        example = plan.tensors[group.members[0]]
+        displacement = driver.region(example).start - group.region.start
+        if group.travel == Travel.COPY:
+            displacement = 0
+        capture.output(group.buffer, displacement)

@@ -14,6 +14,7 @@ from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Flat, Tree
 from onelaunch.capture.counts import Follower
+from onelaunch.capture.followed import FollowedNumbers
 from onelaunch.capture.io_plan import Inputs, Outputs
 from onelaunch.driver.protocol import Driver, Graph
 from onelaunch.optimizers.scalars import PatchedScalars
@@ -50,6 +51,7 @@ class Recording:
         hooks: the hooks inside, whose Python no replay runs.
         told_capturing: True if the callable asked whether it is being captured, and was told yes,
             as what it does in a call is refused: it may have taken another way than a call does.
+        numbers: the numbers that each call reads: arguments and state that the caller varies.
         replays: launches so far, of recordings that it replaced too.
     """
 
@@ -67,6 +69,7 @@ class Recording:
     driver_bytes: int
     hooks: tuple[str, ...]
     told_capturing: bool
+    numbers: tuple[str, ...]
     replays: int
 
 
@@ -139,6 +142,8 @@ class CapturedCall:
     seconds: float
     counts: Sequence[Follower] = ()
     """Numbers that the callable counts, of which a recording serves many values."""
+    followed: FollowedNumbers = field(default_factory=FollowedNumbers.none)
+    """Numbers that the caller varies, which each call writes into the graph."""
     pair: AutogradPair | None = None
     """The autograd side of the recording, if its results require grad."""
     bucket: Bucket | None = None
@@ -196,5 +201,6 @@ def describe(
         driver_bytes=captured.graph.driver_bytes,
         hooks=captured.hooks,
         told_capturing=captured.told_capturing,
+        numbers=captured.followed.shown(flat.tree),
         replays=captured.launches[0],
     )

@@ -1,142 +1,46 @@
-"""The findings of a run under capture, and the `CapturedCall` made from them."""
+"""The `CapturedCall` made from the findings of a run."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from onelaunch.autograd.graph_walk import is_freed
 from onelaunch.autograd.pair import ForwardGraph
 from onelaunch.call.ambient import readers
 from onelaunch.call.spec import lies_on
-from onelaunch.call.tree import Tree, unique
+from onelaunch.call.tree import unique
 from onelaunch.capture import distributed
-from onelaunch.capture.counts import Counts
-from onelaunch.capture.forward import Forward
 from onelaunch.capture.hooks import hooks_inside
-from onelaunch.capture.io_plan import Inputs, Outputs, varying_group
-from onelaunch.capture.recording import CapturedCall, NeedsGrad, StateOutput
-from onelaunch.driver.protocol import Capture, Driver, Graph, Travel
-from onelaunch.errors import CaptureError
+from onelaunch.capture.io_plan import Inputs, written_groups
+from onelaunch.capture.recording import CapturedCall
+from onelaunch.capture.run import CaptureRun
+from onelaunch.driver.protocol import Driver, Graph, Travel
 from onelaunch.optimizers.capturable import parameters_of
 from onelaunch.optimizers.scalars import PatchedScalars
-from onelaunch.optimizers.steps import Steps
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
 from onelaunch.state.relied import hooked_leaves, relied_on
 from onelaunch.state.snapshot import StateSnapshot
-from onelaunch.state.walk import Change, Slot, StateWalk, restore
-from onelaunch.watch.ledger import Difference
+from onelaunch.state.walk import StateWalk, restore
 from onelaunch.watch.observer import Observer
 
 
-@dataclass(slots=True)
-class CaptureRun:
-    """One run of the callable under capture: its inputs and its effects.
-
-    Attributes:
-        before: the state before the run.
-        plan: how the inputs reach it.
-        state_inputs: slots whose tensors are the last of these inputs.
-        steps: the optimizer steps in it.
-        counts: the numbers that it counts.
-        result, tree, numbers: the tensors that it returned, their tree, and the number of the
-            output for each tensor in it.
-        after, found: the state after it, and the changes.
-        state: the slots that each replay writes, with their values.
-        lasting: gradients that each replay writes in place.
-        again: slots that have to be inputs; the next attempt passes them as such.
-        grown: see `effects.grown`.
-        stored: ids of slots that it surely stored to, as it was seen.
-    """
-
-    before: StateSnapshot
-    plan: Inputs
-    state_inputs: tuple[Slot, ...]
-    steps: Steps
-    counts: Counts
-    observer: Observer = field(init=False)
-    outputs: Outputs | None = None
-    result: Any = None
-    tree: Tree | None = None
-    numbers: tuple[int, ...] = ()
-    after: StateWalk | None = None
-    found: list[Change] = field(default_factory=list[Change])
-    state: list[StateOutput] = field(default_factory=list[StateOutput])
-    lasting: list[Tensor] = field(default_factory=list[Tensor])
-    again: list[Slot] = field(default_factory=list[Slot])
-    grown: tuple[str, ...] = ()
-    stored: set[tuple[int, object]] = field(default_factory=set[tuple[int, object]])
-
-    @property
-    def differs(self) -> Difference | None:
-        """The difference from the run before it, as far as its operations were seen."""
-        ledger = self.observer.ledger
-        return None if ledger is None else ledger.difference
-
-
-def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int]:
-    """Return the groups of inputs that the callable wrote into."""
-    return [
-        index
-        for index, group in enumerate(plan.groups)
-        if group.buffer is not None and driver.storage(group.buffer) in observer.written
-    ]
-
-
-def output_ports(
-    driver: Driver,
-    capture: Capture,
-    plan: Inputs,
-    outputs: Outputs,
-    observer: Observer,
-    static: bool,
-) -> None:
-    """Add the ports that copy results to fresh memory, and written inputs back to the caller's.
-
-    Args:
-        static: whether the results stay in the recording's own memory.
-    """
-    for index, group in enumerate(() if static else outputs.groups):
-        size = (group.stop - group.start,)
-        buffer = driver.alias(group.example, torch.uint8, size, (1,), 0)
-        capture.output(buffer, 0, varying_group(outputs, index))
-    for index in written_groups(driver, plan, observer):
-        group = plan.groups[index]
-        if group.travel == Travel.FILL:
-            raise CaptureError("OL104", "a 0-dim host argument is written")
-        assert group.buffer is not None
-        example = plan.tensors[group.members[0]]
-        displacement = driver.region(example).start - group.region.start
-        if group.travel == Travel.COPY:
-            displacement = 0
-        capture.output(group.buffer, displacement)
-
-
 def captured_call(
-    run: CaptureRun,
-    graph: Graph,
-    statics: list[Tensor],
-    scalars: PatchedScalars,
-    driver: Driver,
-    device: torch.device,
-    forward: Forward | None,
-    watched: bool,
-    static_outputs: bool,
-    started: float,
+    run: CaptureRun, graph: Graph, statics: list[Tensor], scalars: PatchedScalars, started: float
 ) -> CapturedCall:
     """Return all that the call path needs of a capture that succeeded.
 
     Args:
-        watched: whether the operations of the run were seen; compiled code hides them.
         started: when the capture began, by `time.perf_counter`.
     """
+    job = run.job
+    driver, device, forward = job.driver, job.device, job.forward
+    watched = job.known is None  # compiled code hides its operations
     before, plan, observer = run.before, run.plan, run.observer
     assert run.outputs is not None
     assert run.tree is not None
@@ -150,7 +54,8 @@ def captured_call(
     slots = relied_on(
         before.walk, run.found, rebound, inputs, observer.external, driver, device, run.stored
     )
-    slots = [(slot, value) for slot, value in slots if slot.id not in run.counts.followed]
+    followed = {*run.counts.followed, *(slot.id for slot in run.varied.following.slots)}
+    slots = [(slot, value) for slot, value in slots if slot.id not in followed]
     slots += slots_of(observer.host.read_state(), before.walk.tensors())
     external += [value for _, value in slots if isinstance(value, Tensor)]
     writes = _writes(observer, driver, device)
@@ -169,7 +74,7 @@ def captured_call(
     written_inputs, bumped_inputs = _written_inputs(driver, plan, observer)
     plan.release()
     for own in run.outputs.groups:
-        own.example = own.example.new_empty(0) if not static_outputs else own.example
+        own.example = own.example.new_empty(0) if not job.static_outputs else own.example
     pair = None
     if forward is not None:
         pair = forward.pair
@@ -194,6 +99,8 @@ def captured_call(
         draws=observer.draws,
         scalars=scalars,
         values=observer.host.read_arguments(),
+        lifted=list(run.lifted.used.values()) if run.lifted else [],
+        told_capturing=job.asking.answer,
         optimizers=optimizers,
         statics=statics,
         lasting=run.lasting,
@@ -247,16 +154,3 @@ def _stepped(before: StateWalk, writes: Callable[[Tensor], bool]) -> list[Optimi
     """Return the optimizers that step in compiled code: it wrote their parameters."""
     found = {id(o): o for _, o in before.held.values() if isinstance(o, Optimizer)}
     return [o for o in found.values() if any(map(writes, parameters_of(o)))]
-
-
-def mark_spent(outputs: Outputs, results: Sequence[Tensor]) -> None:
-    """Mark results whose backward has run inside.
-
-    Raises:
-        NeedsGrad: a result still needs a backward.
-    """
-    for t in results:
-        output = outputs.made[outputs.numbers[id(t)]]
-        output.spent = output.source == "own" and is_freed(t)
-        if output.source == "own" and output.spec.requires_grad and not output.spent:
-            raise NeedsGrad

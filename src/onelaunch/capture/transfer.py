@@ -21,6 +21,7 @@ def is_transferable(captured: CapturedCall) -> bool:
         and not captured.statics
         and not captured.lasting
         and not captured.values
+        and not captured.followed
         and Travel.ADDRESS not in captured.inputs.travels
         and captured.guard.is_transferable
     )

@@ -1,9 +1,13 @@
 """The command `onelaunch`.
 
-commands.py  its subcommands, their options, and the answers to mistakes in them
+commands.py  its subcommands: `compare`, `info`
+doctor.py    `doctor`
+explain.py   `explain`
+mistakes.py  the answers to mistakes
 progress.py  its progress: a bar on a terminal, a line for each step elsewhere
 
-Exit codes: 0; 1, an engine gave wrong results; 2, the command could not do its work; 130, stopped.
+Exit codes: 0; 1, an engine gave wrong results, or the doctor found something; 2, the command could
+not do its work; 130, stopped.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-OK, WRONG, FAILED, STOPPED = 0, 1, 2, 130
+OK, WRONG, FOUND, FAILED, STOPPED = 0, 1, 1, 2, 130
 STOPPED_EARLY = "stopped before there was anything to show"
 
 

@@ -5,16 +5,11 @@ torch takes seconds to import, so only the functions that need it do.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib.metadata
-import os
-import signal
 import sys
-import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from traceback import print_exception
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,9 +17,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from onelaunch.cli import FAILED, OK, STOPPED, STOPPED_EARLY, WRONG
-from onelaunch.cli.progress import progress
-from onelaunch.errors import CATALOGUE, ArgumentError, GraphError
+from onelaunch.cli import FAILED, OK, STOPPED, WRONG
+from onelaunch.cli.doctor import doctor
+from onelaunch.cli.explain import explain
+from onelaunch.cli.mistakes import bad, check_file, tracebacks, write
+from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
+from onelaunch.errors import ArgumentError, GraphError
 
 if TYPE_CHECKING:
     from onelaunch.bench import Comparison
@@ -40,13 +38,15 @@ ENGINES = (
 """The names in `bench.ENGINES`, which would import torch; a test compares the two."""
 # Newer versions of typer carry click inside, older ones import it: this is its class in both.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-WIDTH = 140  # of a table that goes to a file or a pipe
 
 app = typer.Typer(
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(doctor)
+app.command()(explain)
 
 
 def _print_version(asked: bool) -> None:
@@ -94,46 +94,28 @@ def compare(
     names = _engines(engines)
     if not seconds > 0:
         why = "timing takes a number of seconds above 0"
-        raise _bad(f"--seconds is {seconds:g}", "--seconds", why, "--seconds 10")
+        raise bad(f"--seconds is {seconds:g}", "--seconds", why, "--seconds 10")
     for file in (json, report):
         if file is not None:
-            _check_file(file)
-    console = _console()
-    with _tracebacks(traceback):
+            check_file(file, "the comparison", "compare")
+    console = console_for_reports()
+    with tracebacks(traceback):
         result = _measure(target, names, seconds, console)
     measured = any(row.wall for row in result.rows)
     if result.interrupted and not measured and not result.wrong:
         return STOPPED
-    from onelaunch.report import show, to_html
+    from onelaunch.report.html import to_html
+    from onelaunch.report.table import show
 
     show(result, console)
     if json is not None:
-        _write(json, result.to_json() + "\n")
+        write(json, result.to_json() + "\n", "compare")
     if report is not None:
-        _write(report, to_html(result))
+        write(report, to_html(result), "compare")
         console.print(f"\nThe report: {escape(str(report))}")
     if result.wrong:
         return WRONG
     return OK if measured else FAILED
-
-
-@contextlib.contextmanager
-def _ended_by_interrupts(console: Console) -> Generator[None]:
-    """End the process at Ctrl-C: a module under import may swallow a KeyboardInterrupt."""
-
-    def end(*_: object) -> None:
-        console.show_cursor(True)
-        print(STOPPED_EARLY, file=sys.stderr, flush=True)
-        os._exit(STOPPED)
-
-    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
-        yield
-        return
-    before = signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _measure(
@@ -141,13 +123,13 @@ def _measure(
 ) -> Comparison:
     """Load the target, and compare the engines on it."""
     with progress(console) as tell:
-        with _ended_by_interrupts(console):
+        with ended_by_interrupts(console):
             tell("importing PyTorch", 0.0)
             from onelaunch import bench
             from onelaunch.bench.target import load, raised
 
         tell(f"loading {target}", 0.0)
-    fn, args, kwargs = load(target)  # no bar meanwhile: it may print, or ask something
+    fn, args, kwargs = load(target, "compare")  # no bar meanwhile: it may print, or ask something
     with progress(console) as tell:
         try:
             return bench.compare(
@@ -156,7 +138,7 @@ def _measure(
         except GraphError:
             raise
         except Exception as error:
-            raise raised("the callable", error, target) from error
+            raise raised("the callable", error, target, "compare") from error
 
 
 @app.command()
@@ -175,26 +157,9 @@ def info() -> int:
         lines["versions"] = found.versions
     if found.why_not:
         lines["because"] = found.why_not
-    console = _console()
+    console = console_for_reports()
     for name, value in lines.items():
         console.print(Text(f"{name:>26}  {value or '-'}"))
-    return OK
-
-
-@app.command("explain")
-def explain_code(code: Annotated[str, typer.Argument(help="A code, such as OL101.")]) -> int:
-    """Explain an error code, with the code to write instead."""
-    key = code.strip().strip("[]").upper()
-    entry = CATALOGUE.get(key)
-    if entry is None:
-        known = f"the codes are {', '.join(CATALOGUE)}"
-        raise ArgumentError(
-            "OL401", f"there is no code {code}", why=known, fix="onelaunch explain OL101"
-        )
-    console = _console()
-    console.print(Text(f"{key}: {entry.title}", style="bold"))
-    console.print(Text(f"why:  {entry.why}"))
-    console.print(Text(f"fix:  {entry.fix}"))
     return OK
 
 
@@ -209,51 +174,7 @@ def _engines(text: str | None) -> list[str] | None:
     near = [match for name in names for match in difflib.get_close_matches(name, ENGINES, 1)]
     what = f"no engine is called {' or '.join(unknown)}" if unknown else "no engine is named"
     why = f"the engines are {', '.join(ENGINES)}"
-    raise _bad(what, "--engines", why, f"--engines {','.join(near) or 'eager,onelaunch'}")
-
-
-@contextlib.contextmanager
-def _tracebacks(shown: bool) -> Generator[None]:
-    """Print the traceback of an exception of the user's code, if that is asked for."""
-    try:
-        yield
-    except GraphError as error:
-        if shown and error.__cause__ is not None:
-            print_exception(error.__cause__)
-        raise
-
-
-def _check_file(file: Path) -> None:
-    """Refuse a file that cannot be written, before the work that it is to hold."""
-    folder = file.absolute().parent
-    why = "the comparison is written there"
-    try:
-        if not folder.is_dir():
-            raise _bad(f"there is no folder {file.parent}", str(file), why)
-        if file.is_dir():
-            raise _bad(f"{file} is a folder", str(file), why, f"the name of a file: {file}/result")
-        writable = os.access(file if file.exists() else folder, os.W_OK)
-    except OSError as error:  # a name that is too long, say
-        raise _bad(f"{file} cannot be written: {error.strerror}", str(file), why) from error
-    if not writable:
-        raise _bad(f"{file} cannot be written", str(file), why, "a file that you may write")
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text)
-    except OSError as error:
-        raise _bad(
-            f"{file} could not be written: {error.strerror}", str(file), str(error)
-        ) from error
-
-
-def _console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=WIDTH)
-
-
-def _bad(what: str, where: str, why: str, fix: str = "onelaunch compare --help") -> ArgumentError:
-    return ArgumentError("OL401", what, where=where, why=why, fix=fix)
+    raise bad(what, "--engines", why, f"--engines {','.join(near) or 'eager,onelaunch'}")
 
 
 def execute(argv: Sequence[str] | None) -> int:

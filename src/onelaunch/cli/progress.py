@@ -1,17 +1,24 @@
-"""The progress of the command: a bar on a terminal, elsewhere a line on stderr for each step."""
+"""The terminal of the command, and its progress there: a bar; elsewhere a line on stderr for each
+step."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from onelaunch.cli import STOPPED, STOPPED_EARLY
+
 OnProgress = Callable[[str, float], None]
 BEGAN = time.monotonic()
+WIDTH = int(os.environ.get("COLUMNS") or 140)  # of what goes to a file or a pipe
 REPEAT_SECONDS = 10.0  # between two lines of one step, such as the rounds of timing
 
 
@@ -44,3 +51,27 @@ class Lines:
         if step != self._step or now - self._told >= REPEAT_SECONDS:
             print(f"{now - BEGAN:4.0f} s  {text}", file=sys.stderr, flush=True)
             self._step, self._told = step, now
+
+
+def console_for_reports() -> Console:
+    """Make the console of stdout, also for a time when stdout is redirected."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH)
+
+
+@contextlib.contextmanager
+def ended_by_interrupts(console: Console) -> Generator[None]:
+    """End the process at Ctrl-C: a module under import may swallow a KeyboardInterrupt."""
+
+    def end(*_: object) -> None:
+        console.show_cursor(True)
+        print(STOPPED_EARLY, file=sys.stderr, flush=True)
+        os._exit(STOPPED)
+
+    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
+        yield
+        return
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

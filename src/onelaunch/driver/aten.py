@@ -58,6 +58,8 @@ class Operator:
 
     Attributes:
         func: the overload, called during the capture.
+        name, base: its name, with the overload and without.
+        text: how it prints.
         bound: its C++, called by replays; a functional collective with the wait for its results.
         label: its name in a message.
         composite: made of other operations, which are recorded instead.
@@ -66,18 +68,22 @@ class Operator:
         idle: nothing to repeat: metadata only, or memory left undefined.
         reshapes: gives the tensor itself other sizes, strides or memory (``t.resize_``).
         wraps: gives a tensor of another class over the argument's memory.
+        writes: may write memory of its arguments; see `written`.
         collective: goes to other processes, and gives something to wait for.
     """
 
     def __init__(self, func: torch._ops.OpOverload) -> None:
         self.func = func
         self.name = func.name()
+        self.base: str = func._schema.name
+        self.text = str(func)
         functional = func.namespace == "_c10d_functional"
         self.bound: Callable[..., Any] = _waiting(func._op) if functional else func._op
         self.label = self.name.replace("::", ".").removeprefix("aten.").removesuffix(".default")
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-        whole = has_kernel(self.name, "CPU") or has_kernel(self.name, "CUDA")
-        self.composite = has_kernel(self.name, _IMPLICIT) and not whole
+        known = func.namespace != "prim"  # those are TorchScript's, which the dispatcher has not
+        whole = known and (has_kernel(self.name, "CPU") or has_kernel(self.name, "CUDA"))
+        self.composite = known and has_kernel(self.name, _IMPLICIT) and not whole
         self.describes = self.name in _DESCRIPTIONS or func.namespace == "prim"
         self.reshapes = torch.Tag.inplace_view in func.tags
         self.idle = self.reshapes or self.name in _UNDEFINED
@@ -92,6 +98,7 @@ class Operator:
         ]
         self.wraps = self.name == "_c10d_functional::_wrap_tensor_autograd"
         self.collective = func.namespace == "c10d"
+        self.writes = bool(self._writes) or self.collective or self.name in _UNDECLARED_WRITES
         # Gloo's reduce-scatter copies its result, by operations of torch, in each wait for it.
         self._finishes_late = self.collective and "reduce_scatter" in self.name
 
@@ -191,10 +198,17 @@ def _waiting(call: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-@functools.cache
+_operators: dict[int, Operator] = {}
+"""id of an overload, which the value keeps alive -> what is known of it. The hash of an overload
+itself is computed in Python, anew each time."""
+
+
 def operator(func: torch._ops.OpOverload) -> Operator:
-    """Analyse an overload, once."""
-    return Operator(func)
+    """Analyse an overload, once. 0.1 us."""
+    found = _operators.get(id(func))
+    if found is None:
+        found = _operators[id(func)] = Operator(func)
+    return found
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -216,8 +230,16 @@ def tensors(value: Any) -> list[Tensor]:
     return found
 
 
+_NO_TENSORS = frozenset(
+    {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.Size}
+)
+
+
 def _gather(value: Any, found: list[Tensor]) -> None:
     """Collect as `leaves` does, without nested generators: several times for each operation."""
+    kind = type(value)
+    if kind in _NO_TENSORS:
+        return
     if isinstance(value, Tensor):
         found.append(value)
     elif isinstance(value, (list, tuple)):

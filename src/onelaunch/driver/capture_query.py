@@ -54,7 +54,7 @@ class Asking:
                 if not _active:
                     _graphs._cuda_isCurrentStreamCapturing = _truth
 
-    def otherwise(self) -> bool:
+    def switch_answer(self) -> bool:
         """Give the other answer from now on, after a refusal; False where there is no other."""
         if self.answer or not self.asked:
             return False

@@ -27,6 +27,9 @@ class UnnoticedMode(FunctionMode):
     again there.
     """
 
+    concerns: frozenset[Any]
+    """The functions of torch's that it does not just run."""
+
     def __enter__(self) -> Self:
         _unnoticed.begin()
         super().__enter__()
@@ -39,8 +42,10 @@ class UnnoticedMode(FunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func not in _BACKWARDS:
+        if func in self.concerns:
             return self.function(func, args, kwargs or {})
+        if func not in _BACKWARDS:
+            return func(*args, **kwargs) if kwargs else func(*args)
         _off.modes.append(self)
         try:
             return func(*args, **(kwargs or {}))
@@ -49,7 +54,7 @@ class UnnoticedMode(FunctionMode):
 
     @abstractmethod
     def function(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a function of torch's and return its result."""
+        """Run one of the functions that concern this mode, and return its result."""
 
 
 class _Off(threading.local):

@@ -30,6 +30,8 @@ class HostFactories(UnnoticedMode):
         whole: True if a backward, if there is one, runs while the mode is on.
     """
 
+    concerns = frozenset({*_FACTORIES, *_PUTS, Tensor.__getitem__, Tensor.__setitem__})
+
     def __init__(self, device: torch.device, whole: bool = False) -> None:
         super().__init__()
         self._kind = device.type

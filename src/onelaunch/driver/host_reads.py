@@ -23,6 +23,8 @@ class HostReads(UnnoticedMode):
         note: called with any other tensor that is read.
     """
 
+    concerns = frozenset({*READS, *CHECKED, Tensor.__getitem__, Tensor.__setitem__})
+
     def __init__(
         self,
         owns: Callable[[Tensor], bool],

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_PADDED = "pad, and mask the result"
-_UNPACKED = f"not a PackedSequence, whose sizes the host reads: {_PADDED}"
+PADDED = "pad, and mask the result"
+_UNPACKED = f"not a PackedSequence, whose sizes the host reads: {PADDED}"
 OWN_DROPOUT = "`dropout=0`, and nn.Dropout between single layers"
 _UNVALIDATED = (
     "no validation of values: torch.distributions.Normal(..., validate_args=False), or once for "

@@ -65,8 +65,11 @@ class HostGenerators:
         if numpys is not None:
             made = _HostGenerator.of("of `numpy.random`", numpys.get_state, numpys.set_state)
             self._all.append(made)
+        kinds: tuple[type, ...] = (random.Random,)
+        if numpys is not None:
+            kinds += numpys.RandomState, numpys.Generator, numpys.BitGenerator
         for name, value in reached:
-            access = _access(value, numpys)
+            access = _access(value, numpys) if issubclass(type(value), kinds) else None
             if access is not None:
                 self._all.append(_HostGenerator.of(f"`{name}`", *access))
 

@@ -6,6 +6,7 @@ that read device memory on the host, or whose result is as large as the data say
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,21 +15,21 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from onelaunch.driver.known_causes import OWN_DROPOUT, UNNESTED, fix_within
+from onelaunch.driver.known_causes import OWN_DROPOUT, PADDED, UNNESTED, fix_within
 from onelaunch.errors import CaptureError
 from onelaunch.source import library_calls, user_frame
 
 _KEEP = "keep the value on the device, or read it after the call"
 _INDEX = f"{_KEEP}; to index with it: `x[i.view(1)].squeeze(0)`; to write there: `x[i.view(1)] = y`"
-_PADDED = "pad, and mask the result"
 _FIXED = "compute at a fixed size, with a mask or topk; or move the operation out of the callable"
 _CHOICE = (
     "torch.where(condition, a, b), which computes both; where only one may run, decide before the "
     "call and pass a bool, of which each value gets a recording"
 )
 _SELECTED = (
-    "torch.where(mask, x, 0), where zeros in place of what is left out change nothing, as in a sum "
-    "(a mean divides by mask.sum(), a maximum fills with -inf); else select after the call"
+    "torch.where(mask, x, 0), with `mask[..., None]` where x has a dimension more, if zeros in "
+    "place of what is left out change nothing, as in a sum (a mean divides by mask.sum(), a "
+    "maximum fills with -inf); else select after the call"
 )
 _ASSIGNED = (
     "x.masked_scatter_(mask, values), with a mask of as many dimensions as x; or "
@@ -124,7 +125,7 @@ REFUSALS: dict[str, Refusal] = {
     "aten::index_put": Refusal("OL102", _ASSIGNED, _masked_values),
     "aten::_index_put_impl_": Refusal("OL102", _ASSIGNED, _masked_values),
     "aten::_to_sparse": Refusal("OL102", _FIXED),
-    "aten::_pack_padded_sequence": Refusal("OL102", _PADDED),
+    "aten::_pack_padded_sequence": Refusal("OL102", PADDED),
     # https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/cudnn/RNN.cpp
     "aten::_cudnn_rnn": Refusal(
         "OL106",
@@ -182,15 +183,20 @@ BY_LIST = (
 def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Refusal | None:
     """Find the reason why a capture cannot contain this call on device tensors, or None.
 
-    Costs about a microsecond; reads no tensor's data.
+    Costs less than a microsecond; reads no tensor's data.
     """
+    row = _row(op)
+    return row if row is None or row.when is None or row.when(args, kwargs) else None
+
+
+@functools.cache
+def _row(op: OpOverload) -> Refusal | None:
+    """Return the row of an operator, whatever its arguments."""
     name = op.name()
     row = REFUSALS.get(name) or REFUSALS.get(name.partition(".")[0])
-    if row is not None:
-        return row if row.when is None or row.when(args, kwargs) else None
-    if torch.Tag.data_dependent_output in op.tags:
+    if row is None and torch.Tag.data_dependent_output in op.tags:
         return Refusal("OL101", _KEEP)
-    return None
+    return row
 
 
 def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:

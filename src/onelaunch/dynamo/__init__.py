@@ -4,10 +4,12 @@ Torch loads it by its entry point (``torch_dynamo_backends``), where nothing els
 imported.
 
 backend.py   the backend, and what `torch._dynamo.reset` calls
+function.py  SplitFunction: a function that `ol.graph` cannot capture whole, by the same graphs
 settings.py  `mode` and `options` of `torch.compile`
 split.py     parts that cannot be captured
 lines.py     the user's lines behind a graph
 region.py    one compiled graph, and its recordings
+sizes.py     the inputs of a graph that follow bucketed sizes
 """
 
 from onelaunch.dynamo.backend import onelaunch

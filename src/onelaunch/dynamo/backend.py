@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.capture.compilation import Backend, eager_aten, inductor
+from onelaunch.capture.compilation import Backend
+from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import select
 from onelaunch.dynamo.region import Region, region_of
 from onelaunch.dynamo.settings import Settings
 from onelaunch.dynamo.split import changes_modes, compiled_parts, refused_nodes
 from onelaunch.errors import CaptureError, GraphWarning
+from onelaunch.runtime.graphed import Graphed
 from onelaunch.source import levels_to_user
 
 _regions: weakref.WeakSet[Region] = weakref.WeakSet()
@@ -37,9 +39,10 @@ def onelaunch(
         mode: of Inductor, as `torch.compile` takes it; its own CUDA graphs stay off.
         options: ``codegen``: ``"inductor"``, or ``"eager"`` for torch's own kernels, which takes
             seconds less. ``on_refusal``: ``"eager"``, what cannot be captured runs as it is between
-            recordings, with one warning; or ``"raise"``. ``pool``, ``warmup``, ``max_recordings``,
-            ``max_in_flight``, ``inputs`` and ``gradients`` as for `ol.graph`; recordings share one
-            pool unless another is given. All others are Inductor's.
+            recordings, with one warning; or ``"raise"``. ``buckets``, for sizes that Dynamo takes
+            as symbolic, ``pool``, ``warmup``, ``max_recordings``, ``max_in_flight``, ``inputs`` and
+            ``gradients`` as for `ol.graph`; recordings share one pool unless another is given. All
+            others are Inductor's.
 
     Raises:
         ArgumentError: OL401, an option with a value that it cannot have.
@@ -51,15 +54,36 @@ def onelaunch(
         tensor([1., 1.])
     """
     settings = Settings.of(mode, options)
-    values = [*inputs, *(node.meta.get("example_value") for node in graph.graph.nodes)]
-    driver, device = select(t for t in values if isinstance(t, Tensor))
+    driver, device = driver_of(graph, inputs)
+    compiler = settings.compiler(driver)
     if driver.compiler is None:
-        return _compiler(settings, driver.compiler)(graph, inputs)
-    compiler = _compiler(settings, driver.compiler)
+        return compiler(graph, inputs)
+    return record_graph(graph, inputs, device, compiler, settings, _regions)
+
+
+def driver_of(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> tuple[Driver, torch.device]:
+    """Return the driver and device of a graph's tensors."""
+    values = [*inputs, *(node.meta.get("example_value") for node in graph.graph.nodes)]
+    return select(t for t in values if isinstance(t, Tensor))
+
+
+def record_graph(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    device: torch.device,
+    compiler: Backend,
+    settings: Settings,
+    regions: weakref.WeakSet[Region],
+) -> Callable[..., Any]:
+    """Compile a graph, and record what it becomes.
+
+    Args:
+        regions: where the regions that this makes are noted.
+    """
 
     def compile_part(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
         region = region_of(part, given, device, compiler, settings)
-        _regions.add(region)
+        regions.add(region)
         return region
 
     refused = refused_nodes(graph, device)
@@ -72,6 +96,11 @@ def onelaunch(
         return compiler(graph, inputs)
     _warn(list(refused.values()), "a part")
     return compiled_parts(graph, refused, compile_part)
+
+
+def graphs() -> list[Graphed[..., Any]]:
+    """Return the graphed callables of all compiled graphs."""
+    return [program.graphed for region in list(_regions) for program in region.programs()]
 
 
 def reset() -> None:
@@ -99,9 +128,3 @@ def _warn(refused: Sequence[CaptureError], what: str) -> None:
     more = f" ({len(refused) - 1} operations more)" if len(refused) > 1 else ""
     text = refused[0].warning(f"{what} runs as it is{more}", "OL312")
     warnings.warn(text, GraphWarning, stacklevel=levels_to_user())
-
-
-def _compiler(settings: Settings, compiler: str | None) -> Backend:
-    if settings.codegen == "eager" or compiler == "aten":
-        return eager_aten
-    return inductor(settings.mode, settings.inductor)

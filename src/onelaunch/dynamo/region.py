@@ -14,10 +14,13 @@ from onelaunch.capture.callee import Callee
 from onelaunch.capture.compilation import Backend, compiled_graph, eager_aten
 from onelaunch.dynamo.lines import function_of
 from onelaunch.dynamo.settings import Settings
+from onelaunch.dynamo.sizes import Sized, sized
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.frames.watch import FrameWatch
+from onelaunch.padding.bucketed import graphed
 from onelaunch.runtime.graphed import Graphed
+from onelaunch.sizes.buckets import Buckets
 
 _HIDDEN_WARMUP = 3
 """The least number of warm-up calls of code that hides its operations."""
@@ -64,10 +67,10 @@ class Program:
         run = region.bound(region.run, statics)
         shown = run if region.shown is region.run else region.bound(region.shown, statics)
         callee = RegionCallee(run, shown, statics)
-        options = region.settings.graph
+        options = replace(region.settings.graph, buckets=region.buckets())
         if shown is not run:  # the first call shows the graph; compiled code must run before too
             options = replace(options, warmup=max(options.warmup, _HIDDEN_WARMUP))
-        self.graphed: Graphed[..., Any] = Graphed(run, options, region.settings.pool, callee=callee)
+        self.graphed: Graphed[..., Any] = graphed(run, options, region.settings.pool, None, callee)
 
 
 class Region:
@@ -78,6 +81,7 @@ class Region:
         shown: the graph itself, or `run` where that shows its operations.
         static: places of the inputs that are read where they are, and their names.
         numbers: places of inputs that are host tensors of one number, and read on the device.
+        sizes: the inputs that follow bucketed sizes, if any do.
         count: the number of inputs.
     """
 
@@ -88,6 +92,7 @@ class Region:
         shown: Callable[..., Any],
         static: Mapping[int, str],
         numbers: Iterable[int],
+        sizes: Sized | None,
         count: int,
         device: torch.device,
         settings: Settings,
@@ -97,6 +102,7 @@ class Region:
         self.shown = shown
         self.settings = settings
         self._numbers = tuple(numbers)
+        self._sizes = sizes
         self._device = device
         self._count = count
         self._programs: dict[int, list[Program]] = {}
@@ -109,12 +115,19 @@ class Region:
                 return program.graphed(*[args[place] for place in self._moving])
         return self._program(args).graphed(*[args[place] for place in self._moving])
 
+    def programs(self) -> list[Program]:
+        """Return a program for each set of parameters so far."""
+        return [program for several in self._programs.values() for program in several]
+
     def reset(self) -> None:
         """Free all recordings."""
-        programs = [p for several in self._programs.values() for p in several]
-        self._programs = {}
+        programs, self._programs = self.programs(), {}
         for program in programs:
             program.graphed.reset()
+
+    def buckets(self) -> Buckets | None:
+        """Return the buckets of a function of the inputs that move, if it has any."""
+        return None if self._sizes is None else self._sizes.buckets(self._moving)
 
     def named(self, tensors: Sequence[Tensor]) -> Statics:
         """Return the static inputs by name."""
@@ -123,6 +136,7 @@ class Region:
     def bound(self, run: Callable[..., Any], statics: Statics) -> Callable[..., Any]:
         """Return a function of the inputs that move; the others are those of `statics`."""
         static, moving, device = tuple(self._static), self._moving, self._device
+        sizes = {} if self._sizes is None else self._sizes.numbers
 
         def call(*given: Any) -> Any:
             args: list[Any] = [None] * self._count
@@ -132,6 +146,8 @@ class Region:
                 args[place] = value
             for place in self._numbers:
                 args[place] = args[place].to(device)
+            for place, (tensor, dim) in sizes.items():
+                args[place] = args[tensor].shape[dim]
             return run(*args)
 
         call.__name__ = self.name
@@ -139,7 +155,8 @@ class Region:
 
     def _place(self, static: Mapping[int, str]) -> None:
         self._static = static
-        self._moving = tuple(i for i in range(self._count) if i not in static)
+        derived = () if self._sizes is None else self._sizes.numbers
+        self._moving = tuple(i for i in range(self._count) if i not in static and i not in derived)
 
     def _program(self, args: Sequence[Any]) -> Program:
         """Return the program of a new set of static inputs.
@@ -147,16 +164,15 @@ class Region:
         A buffer that a module replaces, where its parameters stay, becomes an ordinary input.
         """
         statics = [args[place] for place in self._static]
-        for several in list(self._programs.values()):
-            for program in several:
-                pairs = list(zip(self._static, program.given, statics, strict=True))
-                other = [(place, t) for place, t, now in pairs if t is not now]
-                if all(not isinstance(t, nn.Parameter) for _, t in other):
-                    self.reset()
-                    moved = {place for place, _ in other}
-                    self._place({p: n for p, n in self._static.items() if p not in moved})
-                    return self._program(args)
-        if sum(map(len, self._programs.values())) >= _MOST_PROGRAMS:
+        for program in self.programs():
+            pairs = list(zip(self._static, program.given, statics, strict=True))
+            other = [(place, t) for place, t, now in pairs if t is not now]
+            if all(not isinstance(t, nn.Parameter) for _, t in other):
+                self.reset()
+                moved = {place for place, _ in other}
+                self._place({p: n for p, n in self._static.items() if p not in moved})
+                return self._program(args)
+        if len(self.programs()) >= _MOST_PROGRAMS:
             self.reset()
         program = Program(self, statics)
         self._programs.setdefault(id(statics[0]) if statics else 0, []).append(program)
@@ -178,12 +194,14 @@ def region_of(
         for i, node in enumerate(placeholders)
         if _is_number(inputs[i], device) and all(_lies_on(user, device) for user in node.users)
     ]
+    wanted = settings.graph.buckets
+    sizes = None if wanted is None else sized(graph, static, wanted)
     given = [t.to(device) if i in numbers else t for i, t in enumerate(inputs)]
     name = function_of(graph)
     run, shown = compiled_graph(graph, given, compiler)
     if compiler is eager_aten:
         shown = run
-    return Region(name, run, shown, static, numbers, len(inputs), device, settings)
+    return Region(name, run, shown, static, numbers, sizes, len(inputs), device, settings)
 
 
 def _is_static(node: torch.fx.Node, value: object) -> bool:

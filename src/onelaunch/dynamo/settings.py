@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from onelaunch.capture.compilation import Backend, backend_of, eager_aten
+from onelaunch.driver.protocol import Driver
 from onelaunch.errors import ArgumentError
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Pool, PoolManager, manager_of
+from onelaunch.sizes.buckets import Buckets
 
 _SHARED = PoolManager()
 """The pool of all regions, unless the options name another."""
-_OURS = frozenset(("gradients", "inputs", "max_in_flight", "max_recordings", "warmup"))
+_OURS = frozenset(("buckets", "gradients", "inputs", "max_in_flight", "max_recordings", "warmup"))
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,33 @@ class Settings:
         pool = given.pop("pool", None)
         if pool is not None and not isinstance(pool, Pool):
             raise ArgumentError("OL401", f"pool={pool!r}", fix="pool=ol.Pool(), or none")
+        buckets = given.get("buckets")
+        if isinstance(buckets, Buckets):
+            _check_names(buckets)
         ours = {name: given.pop(name) for name in _OURS & given.keys()}
         shared = _SHARED if pool is None else manager_of(pool)
         return cls(codegen, mode, given, Options(on_refusal=refusal, **ours), shared)
+
+    @classmethod
+    def of_graph(cls, options: Options, pool: PoolManager) -> Settings:
+        """Return the settings for the pieces of a callable that `graph` made."""
+        mode = "max-autotune-no-cudagraphs" if options.compile == "max-autotune" else None
+        pieces = replace(options, compile=False, on_refusal="eager")
+        return cls("inductor" if options.compile else "eager", mode, {}, pieces, pool)
+
+    def compiler(self, driver: Driver) -> Backend:
+        """Return what compiles graphs for a driver."""
+        if self.codegen == "eager":
+            return eager_aten
+        return backend_of(driver, self.mode, self.inductor)
+
+
+def _check_names(buckets: Buckets) -> None:
+    """Refuse what no graph has: positions of arguments, and numbers of results."""
+    for key in (*buckets.dims, *buckets.pad):
+        if not str(key).isidentifier():
+            what = f"buckets of a compiled function name an argument {key!r}"
+            raise ArgumentError("OL401", what, fix='the name of a parameter: dims={"mask": 1}')
+    if buckets.outputs:
+        fix = "leave out outputs={...}: it is found out, for each graph"
+        raise ArgumentError("OL401", "buckets of a compiled function name results", fix=fix)

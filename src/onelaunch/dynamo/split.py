@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -36,9 +35,10 @@ _UNSAFE: Any = getattr(torch.Tag, "cudagraph_unsafe", None)
 def refused_nodes(graph: Graph, device: torch.device) -> dict[Node, CaptureError]:
     """Return the nodes that a recording cannot contain, each with the reason."""
     found: dict[Node, CaptureError] = {}
-    if any(isinstance(n.meta.get("example_value"), FakeTensor) for n in _inputs(graph)):
-        with _faked(graph), torch.no_grad():
-            _Checked(graph, device, found).run(*map(_detached, _inputs(graph)))
+    mode = _fake_mode(graph)
+    if mode is not None:
+        with mode, torch.no_grad():
+            _Checked(graph, mode, device, found).run(*map(_detached, _inputs(graph)))
     return found
 
 
@@ -50,8 +50,9 @@ def compiled_parts(
     whole = split_module(graph, graph, lambda node: parts.get(node, 0), keep_original_order=True)
     eager = {f"submod_{parts[node]}" for node in refused}
     inputs: dict[str, Sequence[Any]] = {}
-    with _faked(graph):
-        _Inputs(whole, inputs).run(*[node.meta["example_value"] for node in _inputs(graph)])
+    mode: Any = _fake_mode(graph)
+    with mode:
+        _Inputs(whole, mode, inputs).run(*[node.meta["example_value"] for node in _inputs(graph)])
     for name, given in inputs.items():
         part: Any = whole.get_submodule(name)
         del whole._modules[name]
@@ -82,9 +83,10 @@ def _inputs(graph: Graph) -> Sequence[Node]:
     return graph.graph.find_nodes(op="placeholder")
 
 
-def _faked(graph: Graph) -> AbstractContextManager[Any]:
-    values = (node.meta.get("example_value") for node in _inputs(graph))
-    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), nullcontext())
+def _fake_mode(graph: Graph) -> Any:
+    """Return the mode in which a graph's examples compute, or None if it has none."""
+    values = (node.meta.get("example_value") for node in graph.graph.nodes)
+    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
 
 
 def _detached(node: Node) -> Any:
@@ -111,11 +113,25 @@ def _parts(graph: Graph, refused: Mapping[Node, CaptureError]) -> dict[Node, int
     return parts
 
 
-class _Inputs(torch.fx.Interpreter):
+class _Fake(torch.fx.Interpreter):
+    """A run on examples of the inputs, and of the tensors that the graph holds: an optimizer's
+    parameters."""
+
+    def __init__(self, graph: Graph, mode: Any) -> None:
+        super().__init__(graph)
+        self.mode = mode
+
+    def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the example of a tensor that the graph holds."""
+        value = super().get_attr(target, args, kwargs)
+        return self.mode.from_tensor(value) if isinstance(value, Tensor) else value
+
+
+class _Inputs(_Fake):
     """A run that notes the inputs of each part."""
 
-    def __init__(self, whole: Graph, inputs: dict[str, Sequence[Any]]) -> None:
-        super().__init__(whole)
+    def __init__(self, whole: Graph, mode: Any, inputs: dict[str, Sequence[Any]]) -> None:
+        super().__init__(whole, mode)
         self._found = inputs
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -126,14 +142,16 @@ class _Inputs(torch.fx.Interpreter):
             else value
             for value in args
         ]
-        return super().call_module(target, args, kwargs)
+        return _Fake(cast(Graph, self.fetch_attr(target)), self.mode).run(*args)
 
 
-class _Checked(torch.fx.Interpreter):
+class _Checked(_Fake):
     """A run that looks at the operations of each node."""
 
-    def __init__(self, graph: Graph, device: torch.device, found: dict[Node, CaptureError]) -> None:
-        super().__init__(graph)
+    def __init__(
+        self, graph: Graph, mode: Any, device: torch.device, found: dict[Node, CaptureError]
+    ) -> None:
+        super().__init__(graph, mode)
         self._device = device
         self._found = found
 

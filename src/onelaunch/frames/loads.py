@@ -12,7 +12,6 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from onelaunch.frames.stack import UNKNOWN, Load, Loads, Symbol, Use, summed_up, without_offset
 
@@ -37,6 +36,9 @@ class _Reader:
             offsets=[step.offset for step in self._steps],
         )
         self._stored = {s.argval for s in self._steps if s.opname in _STORES}
+        self._assigned_at: dict[str, list[int]] = {}
+        """variable -> the offsets of its assignments."""
+        self._assigned_inside = _assigned_inside(code)
         self._stores_items = any(s.opname == "STORE_SUBSCR" for s in self._steps)
         self._branch_end = 0
         """The end of the last branch met so far; instructions before it may not run."""
@@ -66,6 +68,7 @@ class _Reader:
                 self._branch_end = max(self._branch_end, step.argval)
             if step.opname in _ENDS:
                 self._stack = []
+        self._found.once = frozenset(filter(self._is_assigned_once, self._assigned_at))
         for number, known in self._counters.items():
             if known not in self._stores:
                 self._loads[number] = Load(self._loads[number].place)
@@ -74,6 +77,11 @@ class _Reader:
             if id(place) in self._indexed:
                 self._loads[number] = Load(place, Use.ITEMS)
         return summed_up(self._found, self._loads)
+
+    def _is_assigned_once(self, name: str) -> bool:
+        (first, *others), found = self._assigned_at[name], self._found
+        again = others or any(to <= first < source for source, to in found.backward)
+        return not (again or name in found.cleared or name in self._assigned_inside)
 
     def _merge(self, other: list[Symbol]) -> None:
         if not self._stack:
@@ -151,6 +159,7 @@ class _Reader:
                 self._stack.append(Symbol("variable", key=name))
                 continue
             self._found.assigned.setdefault(name, []).append(self._pop())
+            self._assigned_at.setdefault(name, []).append(step.offset)
             if name in self._found.free and step.opname == "STORE_DEREF":
                 self._store(Symbol("variable", key=name), step)
 
@@ -316,6 +325,19 @@ class _Reader:
         self._stack.append(symbol)
 
 
+def _assigned_inside(code: types.CodeType) -> set[str]:
+    """Return the variables of a function that functions inside may assign."""
+    found: set[str] = set()
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType) and constant.co_freevars:
+            found |= _assigned_inside(constant)
+            if not _ASSIGNS_FREE.isdisjoint(constant.co_code[::2]):
+                steps = dis.get_instructions(constant)
+                found |= {step.argval for step in steps if step.opcode in _ASSIGNS_FREE}
+    return found
+
+
+_ASSIGNS_FREE = {dis.opmap["STORE_DEREF"], dis.opmap["DELETE_DEREF"]}
 _GROWING = frozenset({"append", "extend", "appendleft", "add", "update", "insert"})
 """Methods that make a container grow."""
 _KEEPS = (
@@ -410,66 +432,6 @@ def _only_counts(
         elif not step.opname.startswith(_PASSES):
             return False
     return False
-
-
-class SureStore(NamedTuple):
-    """A store that a run comes by: ``self.size = len(x)``, or ``self.sizes["x"] = len(x)``.
-
-    Attributes:
-        offset: the offset of its instruction.
-        variable: the variable that it starts from.
-        path: the attributes on the way to the object.
-        key: the attribute, or the key.
-        item: True for an item.
-    """
-
-    offset: int
-    variable: str
-    path: tuple[str, ...]
-    key: object
-    item: bool
-
-
-@functools.lru_cache(maxsize=4096)
-def sure_stores(code: types.CodeType) -> tuple[SureStore, ...]:
-    """Return the stores that each run of the code comes by that gets beyond them. Not those in a
-    branch or a loop, which a jump passes over, nor any where exceptions are handled."""
-    if code.co_exceptiontable:
-        return ()
-    steps = list(dis.get_instructions(code))
-    assigned = {step.argval for step in steps if step.opname.startswith("STORE_FAST")}
-    found: list[SureStore] = []
-    beyond = 0  # where the furthest jump until here leads
-    for number, step in enumerate(steps):
-        if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
-            beyond = max(beyond, step.argval)
-        if step.opname.startswith("RETURN"):
-            beyond = len(code.co_code)
-        if beyond <= step.offset and step.opname in ("STORE_ATTR", "STORE_SUBSCR"):
-            store = _store(steps[: number + 1])
-            if store is not None and store.variable not in assigned:
-                found.append(store)
-    return tuple(found)
-
-
-def _store(steps: list[dis.Instruction]) -> SureStore | None:
-    """Return the store of the last instruction, if a chain of attributes leads to its object."""
-    last = steps.pop()
-    item = last.opname == "STORE_SUBSCR"
-    key = last.argval
-    if item:
-        constant = steps.pop()
-        if constant.opname != "LOAD_CONST":
-            return None
-        key = constant.argval
-    path: list[str] = []
-    while steps and steps[-1].opname == "LOAD_ATTR":
-        path.insert(0, steps.pop().argval)
-    if not steps or not steps[-1].opname.startswith("LOAD_FAST"):
-        return None
-    name = steps[-1].argval
-    variable = name[-1] if isinstance(name, tuple) else name
-    return SureStore(last.offset, variable, tuple(path), key, item)
 
 
 @functools.lru_cache(maxsize=4096)

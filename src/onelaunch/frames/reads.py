@@ -115,6 +115,8 @@ class Reads:
     def sum_up(self) -> None:
         """Sum up, after a run, the reads of the instances of each class; and drop objects that only
         this keeps alive, such as a graph that the run made."""
+        for key in [key for key, owner in self.owners.items() if _is_gone(owner.ref())]:
+            del self.owners[key]
         for owner in self.owners.values():
             value = owner.ref()
             if value is None or isinstance(value, _NOT_ALIKE):
@@ -180,6 +182,17 @@ def _reference(value: object) -> Callable[[], object]:
 
 _NOT_ALIKE = (type, types.ModuleType)
 """Types whose instances have nothing in common: reads of one are not expected of another."""
+
+
+def _is_gone(value: object) -> bool:
+    """Return whether an object is a weak proxy of one that was freed: it can be asked nothing."""
+    if type(value) not in weakref.ProxyTypes:
+        return False
+    try:
+        isinstance(value, type)
+    except ReferenceError:
+        return True
+    return False
 
 
 def _kind(value: object) -> type | types.CodeType:

@@ -63,6 +63,16 @@ class Load(NamedTuple):
     stores: bool = False
 
 
+class Reached(NamedTuple):
+    """The part of a function's loads and calls that a frame may have come by."""
+
+    attributes: list[tuple[Symbol, dict[str, Use]]]
+    """Object -> the uses of its attributes."""
+    items: list[tuple[Symbol, Use]]
+    """Items of containers, with their uses."""
+    calls: list[Symbol]
+
+
 @dataclass(slots=True)
 class Loads:
     """The loads and stores in one function's code of places outside its frame."""
@@ -82,20 +92,43 @@ class Loads:
     """Names of free variables, whose cells are places."""
     cleared: frozenset[str] = frozenset()
     """Variables that may have lost their value by the end."""
+    once: frozenset[str] = frozenset()
+    """Variables that are assigned once at most: the value at the end is the one that they got."""
     offsets: list[int] = field(default_factory=list[int])
     """The offset of each instruction."""
     begins: dict[Symbol, int] = field(default_factory=dict[Symbol, int])
     """place -> offset of the first instruction that loads or stores it."""
     backward: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(from, to) of each jump to an earlier instruction, in their order."""
+    _reached: dict[int, Reached] = field(default_factory=dict[int, Reached], compare=False)
 
-    def reached(self, offset: int) -> int:
+    def reached(self, offset: int) -> Reached:
+        """Return the part that a frame that ended at this offset may have come by."""
+        found = self._reached.get(offset)
+        if found is None:
+            found = self._reached[offset] = self._until(self._last(offset))
+        return found
+
+    def _last(self, offset: int) -> int:
         """Return the last offset that may have run in a frame that ended at this one."""
         last = offset
         for source, target in self.backward:
             if target <= last < source:
                 last = source
         return last
+
+    def _until(self, last: int) -> Reached:
+        attributes: dict[Symbol, dict[str, Use]] = {}
+        found = Reached([], [], [call for call in self.calls if call.offset <= last])
+        for place, use in self.places.items():
+            if self.begins[place] > last:
+                continue
+            if place.kind == "attribute" and place.base is not None:
+                attributes.setdefault(place.base, {})[place.key] = use
+            elif place.kind == "item":
+                found.items.append((place, use))
+        found.attributes.extend(attributes.items())
+        return found
 
     def instruction(self, offset: int) -> int:
         """Return the start of the instruction around an offset; its caches are part of it."""

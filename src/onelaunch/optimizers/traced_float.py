@@ -39,10 +39,14 @@ class ScalarTrace:
 
     def number(self, value: float) -> TracedFloat:
         """Add a number from which terms are computed."""
+        return TracedFloat.of(value, self, self.leaf(value))
+
+    def leaf(self, value: float) -> int:
+        """Add a number from which terms are computed, and return its position among the terms."""
         self._terms.append((_leaf, self._leaves, None))
         self._leaves += 1
         self.values.append(value)
-        return TracedFloat.of(value, self, len(self.values) - 1)
+        return len(self.values) - 1
 
     def compute(self, operation: Compute, a: Any, b: Any) -> Any:
         """Return the result of an operation, one of whose operands is a number of this trace."""
@@ -50,19 +54,28 @@ class ScalarTrace:
         if not isinstance(result, float):
             return result  # a power may be complex
         result = float(result)  # a NumPy number, if an operand is one
-        term = operation, self._operand(a), self._operand(b)
+        index = self.term(operation, self._operand(a), self._operand(b), result)
+        return TracedFloat.of(result, self, index)
+
+    def term(self, operation: Compute, a: Any, b: Any, value: float) -> int:
+        """Note a result, and return its position; operands are plain numbers and `Term`s."""
+        term = operation, a, b
         key = repr(term)  # in which 0.0 and -0.0 differ
         if key not in self._known:  # an optimizer may compute it for each parameter anew
             self._known[key] = len(self.values)
             self._terms.append(term)
-            self.values.append(result)
-        return TracedFloat.of(result, self, self._known[key])
+            self.values.append(value)
+        return self._known[key]
 
     def decide(self, operation: Compute, a: Any, b: Any) -> bool:
         """Return the outcome of a comparison, which other numbers must not change."""
         result = bool(operation(_plain(a), _plain(b)))
-        self._outcomes.append((operation, self._operand(a), self._operand(b), result))
+        self.decided(operation, self._operand(a), self._operand(b), result)
         return result
+
+    def decided(self, operation: Compute, a: Any, b: Any, outcome: bool) -> None:
+        """Note the outcome of a comparison; operands as in `term`."""
+        self._outcomes.append((operation, a, b, outcome))
 
     def evaluate(self, numbers: Sequence[float]) -> list[float] | None:
         """Return every term for other numbers; None if they would change a comparison.
@@ -70,12 +83,20 @@ class ScalarTrace:
         Terms with NumPy numbers are computed as NumPy does, perhaps in single precision. As many
         operations as the callable's Python made: 0.2 us each.
         """
+        terms = self.evaluated(numbers)
+        try:
+            return None if terms is None else list(map(float, terms))
+        except (ArithmeticError, TypeError):  # a power may be complex
+            return None
+
+    def evaluated(self, numbers: Sequence[float]) -> list[Any] | None:
+        """Return the same, integers and all."""
         values: list[Any] = []
         if self.looked_up and list(numbers) != [self.values[i] for i in self._places()]:
             return None
 
         def value(operand: Any) -> Any:
-            return values[operand.index] if type(operand) is _Term else operand
+            return values[operand.index] if type(operand) is Term else operand
 
         try:
             for operation, a, b in self._terms:
@@ -84,8 +105,8 @@ class ScalarTrace:
                 bool(operation(value(a), value(b))) is was
                 for operation, a, b, was in self._outcomes
             )
-            return list(map(float, values)) if unchanged else None
-        except (ArithmeticError, TypeError):  # a power may be complex
+            return values if unchanged else None
+        except (ArithmeticError, TypeError):
             return None
 
     def _places(self) -> list[int]:
@@ -96,19 +117,21 @@ class ScalarTrace:
         operation, a, b = self._terms[index]
         if operation is _leaf:
             return {a}
-        inner = [operand.index for operand in (a, b) if type(operand) is _Term]
+        inner = [operand.index for operand in (a, b) if type(operand) is Term]
         return {leaf for term in inner for leaf in self.leaves(term)}
 
     def _operand(self, value: Any) -> Any:
         return (
-            _Term(value.index)
+            Term(value.index)
             if type(value) is TracedFloat and value.trace is self
             else _plain(value)
         )
 
 
 @dataclass(slots=True, frozen=True)
-class _Term:
+class Term:
+    """An operand that is a term itself."""
+
     index: int
 
 

@@ -40,7 +40,7 @@ def _has_places(steps: Steps, optimizer: Optimizer) -> bool:
 
 
 @dataclass(slots=True)
-class _Ambiguous:
+class Ambiguous:
     """The places that were ambiguous, and those confirmed since, by two stand-ins found there."""
 
     latest: Ambiguities = frozenset()
@@ -63,7 +63,7 @@ class ScalarTrials:
     """Seed of the stand-in numbers."""
     _before: Steps | None = None
     """Steps of the previous capture, kept until compared with the next one."""
-    _ambiguities: _Ambiguous = field(default_factory=lambda: _Ambiguous())
+    _ambiguities: Ambiguous = field(default_factory=lambda: Ambiguous())
 
     def kept(self, before: StateWalk) -> Callable[[Optimizer], frozenset[str]]:
         """Return a function from an optimizer to its keys whose numbers stay constants, as
@@ -159,7 +159,7 @@ def constants(
     reads, capturable = _Reads(), driver.demands_capturable
 
     def try_without(without: Collection[str]) -> Reached | None:
-        ambiguities = _Ambiguous()
+        ambiguities = Ambiguous()
         for copied in (False, True):  # some classes make their state in `__init__`
             for more in range(_SEEDS):
                 steps = Steps(lambda _: frozenset({*kept, *without}), capturable, seed + more)

@@ -11,9 +11,9 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
-from onelaunch.autograd.pair import packing
 from onelaunch.call.ambient import runs_inline
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
+from onelaunch.capture.callee import Callee
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import ArgumentError, GraphError, ReplayError
 from onelaunch.padding.chunks import Chunks, chunks, joined
@@ -24,7 +24,7 @@ from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
-from onelaunch.runtime.signature import foreign
+from onelaunch.runtime.signature import is_unrecordable
 from onelaunch.runtime.stats import GraphStats
 from onelaunch.sizes.buckets import Buckets, Sizes, histogram, padding, rows, shown
 
@@ -37,9 +37,10 @@ def graphed(
     options: Options,
     pool: PoolManager | None = None,
     root: tuple[str, object] | None = None,
+    callee: Callee | None = None,
 ) -> Graphed[P, R]:
     """Return the graphed callable for these options."""
-    return (Graphed if options.buckets is None else Bucketed)(fn, options, pool, root)
+    return (Graphed if options.buckets is None else Bucketed)(fn, options, pool, root, callee)
 
 
 @dataclass(slots=True)
@@ -64,11 +65,12 @@ class Bucketed(Graphed[P, R]):
         options: Options,
         pool: PoolManager | None = None,
         root: tuple[str, object] | None = None,
+        callee: Callee | None = None,
     ) -> None:
         assert options.buckets is not None
         count = math.prod(map(len, options.buckets.sizes))
         most = max(options.max_recordings, count)
-        super().__init__(fn, replace(options, max_recordings=most), pool, root)
+        super().__init__(fn, replace(options, max_recordings=most), pool, root, callee)
         self._buckets: Buckets = options.buckets
         check_named(self._buckets, fn, self._name)
         self._names = parameters(fn)
@@ -99,10 +101,10 @@ class Bucketed(Graphed[P, R]):
                         return result
         return self._miss(args, kwargs)
 
-    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         flat = flatten_call(args, kwargs)
         driver, device = self._callee.where(flat)
-        if driver.capturing() or foreign(flat.tensors) is not None or packing():
+        if is_unrecordable(driver, flat):
             return self.fn(*args, **kwargs)
         try:
             call = request(self._buckets, flat, self._names)
@@ -215,9 +217,9 @@ class Bucketed(Graphed[P, R]):
         if bucket is None or 0 in call.sizes:
             raise ReplayError("OL210", f"no bucket for size {shown(call.sizes)}")
         with driver.exclusive():
-            strategy = BucketStrategy(self._bucketing, call, flat, bucket, ahead=True)
+            strategy = BucketStrategy(self._bucketing, call, flat, bucket)
             grown, named = unflatten(flat.tree, strategy.padded.tensors)
-            self._capture_in(None, grown, named, lambda result: None, strategy)
+            self._capture_ahead(grown, named, strategy)
 
     def capture_all(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Record every bucket ahead of time, the largest first, so that one pool serves them best.

@@ -69,7 +69,7 @@ class Chunks:
             return None
         reached = self._callee.reached(flat)
         guard = _guard(reached.walk())
-        dry_run = DryRun(driver, device, self._callee.fn, reached, flat.tree)
+        dry_run = DryRun(driver, device, self._callee.shown, reached, flat.tree)
         try:
             found: Proof | CaptureError = prove_chunks(dry_run, self._buckets, call, flat, place)
         except CaptureError as error:

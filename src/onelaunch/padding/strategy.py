@@ -48,16 +48,10 @@ class Bucketing:
 
 class BucketStrategy(Strategy):
     """The way to record a padded call: at its bucket's size, once this is proven to change no
-    result.
+    result."""
 
-    Args:
-        ahead: True if no warm-up ran at the call's own size.
-    """
-
-    def __init__(
-        self, of: Bucketing, call: Request, flat: Flat, bucket: Sizes, ahead: bool = False
-    ) -> None:
-        self._of, self._call, self._flat, self._ahead = of, call, flat, ahead
+    def __init__(self, of: Bucketing, call: Request, flat: Flat, bucket: Sizes) -> None:
+        self._of, self._call, self._flat = of, call, flat
         self.bucket = bucket
         self.padded = padded(call, flat, bucket)
         self._least = of.buckets.smallest(bucket)
@@ -106,7 +100,7 @@ class BucketStrategy(Strategy):
 
     def _prove(self, attempt: Attempt) -> None:
         driver, device, reached = attempt.driver, attempt.device, attempt.reached
-        dry_run = DryRun(driver, device, self._run, reached, self._flat.tree, self._ahead)
+        dry_run = DryRun(driver, device, self._run, reached, self._flat.tree, attempt.ahead)
         self._proof = prove(
             dry_run,
             self._of.buckets,
@@ -121,7 +115,7 @@ class BucketStrategy(Strategy):
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the callable for a proof; the first run also notes its reads."""
         callee = self._of.callee
-        run = functools.partial(callee.fn, *args, **kwargs)
+        run = functools.partial(callee.shown, *args, **kwargs)
         return callee.watched(run)() if callee.reads is None else run()
 
     def _grown_inside(self, attempt: Attempt) -> dict[int, Varying]:

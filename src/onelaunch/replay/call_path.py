@@ -49,7 +49,7 @@ def build_call(
     source = GeneratedFunction(names={"MISS": MISS})
     leaves: dict[int, str] = {}
     source.miss_if(f"{source.name('capturing', driver.capturing)}()")
-    match(source, spec.tree, "args", "kwargs", leaves)
+    numbers = match(source, spec.tree, "args", "kwargs", leaves)
     inputs = [leaves[i] for i in range(len(leaves))]
     for count in captured.counts:
         source.miss_if(f"not {source.name('count', count.current)}()")
@@ -66,6 +66,9 @@ def build_call(
     source.miss_if(f"not {source.name('state', captured.guard.check)}()")
     if captured.scalars.keys:
         source.miss_if(f"not {source.name('numbers', captured.scalars.current)}()")
+    if captured.followed:
+        read = source.name("followed", captured.followed.current)
+        source.miss_if(f"not {read}({', '.join(numbers)})")
     if captured.pair is not None:  # the recording, if no other call has it in flight
         source.line(f"flight = {source.name('take', captured.pair.take)}()")
         source.miss_if("flight is None")

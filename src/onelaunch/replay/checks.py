@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.ambient import default_device
+from onelaunch.call.kinds import kinds_in
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import Constant, Container, Leaf, Tree, flatten, objects_in
+from onelaunch.call.tree import AnyNumber, Constant, Container, Leaf, Tree, flatten
 from onelaunch.capture.recording import CapturedCall
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver, Travel
@@ -25,8 +26,10 @@ _GUARDS: Any = _C._dynamo.guards
 
 def match(
     source: GeneratedFunction, tree: Tree, args: str, kwargs: str, leaves: dict[int, str]
-) -> None:
-    """Take args and kwargs apart, and compare everything but tensors."""
+) -> list[str]:
+    """Take args and kwargs apart, and compare everything but tensors. Return the names of numbers
+    that each call reads."""
+    numbers: list[str] = []
     assert isinstance(tree, Container)
     positional, named = cast(tuple[Container, Container], tree.children)
     conditions = f"len({args}) != {len(positional.children)}"
@@ -38,15 +41,22 @@ def match(
         conditions += f" or tuple({kwargs}) != {source.name('order', named.keys)}"
     source.miss_if(conditions)
     for index, child in enumerate(positional.children):
-        _match_value(source, child, f"{args}[{index}]", leaves)
+        _match_value(source, child, f"{args}[{index}]", leaves, numbers)
     for key, child in zip(named.keys, named.children, strict=True):
-        _match_value(source, child, f"{kwargs}.get({key!r}, MISS)", leaves)
+        _match_value(source, child, f"{kwargs}.get({key!r}, MISS)", leaves, numbers)
+    return numbers
 
 
-def _match_value(source: GeneratedFunction, tree: Tree, value: str, leaves: dict[int, str]) -> None:
+def _match_value(
+    source: GeneratedFunction, tree: Tree, value: str, leaves: dict[int, str], numbers: list[str]
+) -> None:
     if isinstance(tree, Leaf):
         leaves[tree.index] = f"t{tree.index}"
         source.line(f"t{tree.index} = {value}")
+        return
+    if isinstance(tree, AnyNumber):
+        numbers.append(f"m{len(numbers)}")
+        source.line(f"{numbers[-1]} = {value}")
         return
     if isinstance(tree, Constant):
         _match_constant(source, tree, value)
@@ -58,12 +68,12 @@ def _match_value(source: GeneratedFunction, tree: Tree, value: str, leaves: dict
     if tree.kind is tuple or tree.kind is list:
         source.miss_if(f"type({name}) is not {kind} or len({name}) != {len(tree.children)}")
         for index, child in enumerate(tree.children):
-            _match_value(source, child, f"{name}[{index}]", leaves)
+            _match_value(source, child, f"{name}[{index}]", leaves, numbers)
     elif tree.kind is dict:
         keys = source.name("keys", tree.keys)
         source.miss_if(f"type({name}) is not {kind} or tuple({name}) != {keys}")
         for key, child in zip(tree.keys, tree.children, strict=True):
-            _match_value(source, child, f"{name}[{source.name('key', key)}]", leaves)
+            _match_value(source, child, f"{name}[{source.name('key', key)}]", leaves, numbers)
     else:
         _match_other(source, tree, name, kind, leaves)
 
@@ -75,7 +85,7 @@ def _match_other(
     numbers = [leaf.index for leaf in _leaves(tree)]
     renumbered = source.name("tree", _renumbered(tree, {n: i for i, n in enumerate(numbers)}))
     source.miss_if(f"type({name}) is not {kind}")
-    apart = functools.partial(flatten, objects=objects_in(tree)) if objects_in(tree) else flatten
+    apart = functools.partial(flatten, objects=kinds_in(tree)) if kinds_in(tree) else flatten
     source.line(f"{name} = {source.name('flatten', apart)}({name})")
     source.miss_if(f"{name}.tree != {renumbered}")
     for position, number in enumerate(numbers):

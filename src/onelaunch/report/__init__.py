@@ -1,11 +1,7 @@
-"""A comparison for people.
+"""A comparison or a diagnosis for people.
 
-table.py  in the terminal
-html.py   as one HTML file
-cells.py  the texts of both
+table.py     a comparison in the terminal
+html.py      as one HTML file
+cells.py     the texts of both
+findings.py  a diagnosis in the terminal
 """
-
-from onelaunch.report.html import to_html
-from onelaunch.report.table import show
-
-__all__ = ["show", "to_html"]

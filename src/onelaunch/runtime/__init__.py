@@ -2,12 +2,13 @@
 
 graphed.py    Graphed: a callable whose calls replay once they can
 attempt.py    a call on its way to a recording: the state of its signature, how it is recorded
+recorder.py   how a callable gets recordings: captured, or taken over from another request's
 table.py      the recordings of a callable, and their figures for users
-serving.py    the recordings of a callable that serves requests
 signature.py  the signature of a call, which decides what it can replay
-requests.py   objects that a request makes anew and passes to the callable
+requests.py   objects that a request makes anew and passes to the callable; those seen so far
 takeover.py   the recordings of one request's objects, taken over by the next request's
 changing.py   arguments that differ at each call, so that no signature comes again
+varied.py     numbers that the caller varies, to be read at each call
 warmup.py     the runs before a capture, and the facts that they show
 pool.py       `ol.Pool`, and the manager of its memory and budget
 stats.py      the cost and use of recordings, as data

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from onelaunch.autograd.chain import Chain
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.capture.recording import CapturedCall
@@ -48,6 +49,8 @@ class SignatureState:
     """The operations of the last run, to compare the next capture with."""
     differing: int = 0
     """Captures in a row that differed from the run before them."""
+    unlike: CaptureError | None = None
+    """The refusal of its runs, which differ. It stays: two of them may be alike by chance."""
     unread: int = 0
     """Captures in a row that read more than the runs before them."""
     alone: int = 0
@@ -116,6 +119,8 @@ class Attempt:
     strategy: Strategy
     ahead: bool = False
     """True if there is only a capture, and no call."""
+    chain: Chain | None = None
+    """The chain that is captured, of which the callable is a part."""
 
 
 class Strategy:

@@ -6,7 +6,6 @@ import copy
 import functools
 import inspect
 import types
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import get_ident
@@ -15,18 +14,17 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 
 from onelaunch.autograd.chain import Chain
-from onelaunch.autograd.pair import packing
-from onelaunch.call.ambient import ambient, note_modes, runs_inline
+from onelaunch.call.ambient import note_modes, runs_inline
+from onelaunch.call.numbers import numbers_read
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.forward import BackwardInside, Forward
-from onelaunch.capture.recording import NeedsGrad, describe
-from onelaunch.capture.session import CaptureSession
+from onelaunch.capture.forward import BackwardInside
+from onelaunch.capture.numbers import Unfollowed
+from onelaunch.capture.recording import NeedsGrad
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.gc_pause import collection_kept, no_collection
-from onelaunch.optimizers.capturable import Options as StepOptions
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import (
     AS_IT_IS,
@@ -40,41 +38,33 @@ from onelaunch.runtime.attempt import (
     Warming,
 )
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import PoolManager, User
-from onelaunch.runtime.requests import requests_in, tensors_in
-from onelaunch.runtime.serving import Serving
-from onelaunch.runtime.signature import foreign, opaque, spec_of
+from onelaunch.runtime.pool import PoolManager
+from onelaunch.runtime.recorder import Recorder
+from onelaunch.runtime.requests import requests_in
+from onelaunch.runtime.signature import is_unrecordable, opaque, spec_of
 from onelaunch.runtime.table import (
-    Entry,
     in_flight,
-    member_of,
     mismatch,
     moving_in,
     refuse_moving,
     varying,
-    why,
 )
-from onelaunch.runtime.takeover import locked, memory_uses, shares
-from onelaunch.runtime.ungraphed import (
-    backward_inside,
-    grad_in_no_grad,
-    naming_split,
-)
-from onelaunch.runtime.warmup import Warmup, wants_grad
-from onelaunch.source import user_line
+from onelaunch.runtime.ungraphed import backward_inside, grad_in_no_grad, name_split
+from onelaunch.runtime.warmup import wants_grad
 from onelaunch.state.snapshot import ReachableState
-from onelaunch.watch.ledger import TRIES
 from onelaunch.watch.operations import HigherOrder
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_SIGNATURES_A_RECORDING = 4
+"""More signatures than so many times `max_recordings` are not even remembered."""
 _OF_FUNCTIONS = frozenset(
     {"__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"}
 )
 
 
-class Graphed(Serving, Generic[P, R]):
+class Graphed(Recorder, Generic[P, R]):
     """A callable that runs as one launch once it is warm. Made by `graph`.
 
     A call runs the original, warms up, captures or replays, whichever is due; see `graph`.
@@ -89,13 +79,10 @@ class Graphed(Serving, Generic[P, R]):
         root: tuple[str, object] | None = None,
         callee: Callee | None = None,
     ) -> None:
-        super().__init__(getattr(fn, "__name__", type(fn).__name__), options, pool or PoolManager())
+        name, dynamic = getattr(fn, "__name__", type(fn).__name__), options.buckets is not None
+        callee = callee or Callee(fn, options.compile, dynamic, root)
+        super().__init__(name, options, pool or PoolManager(), callee)
         self.fn = fn
-        dynamic = options.buckets is not None
-        self._callee = callee or Callee(fn, options.compile, dynamic, root)
-        self._warmup = Warmup(self._callee, options, self._pool)
-        self._chain: Chain | None = None
-        """The chain that is being captured, of which this callable is a part."""
         self._running: list[int] = []
         """The threads in an eager run: a capture of a forward replaces parameters by stand-ins for
         a moment, and such a run would use these."""
@@ -110,56 +97,26 @@ class Graphed(Serving, Generic[P, R]):
                 return result
         return self._miss(args, kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        """Return attributes of the graphed function that torch.export reads."""
-        if name in _OF_FUNCTIONS:
-            return getattr(inspect.unwrap(self.fn), name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def __get__(self, owner: object, kind: type | None = None) -> Any:
-        """Bind as a method, as the function would be, with this object's attributes."""
-        return self if owner is None else types.MethodType(self, owner)
-
     # The way to a recording.
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Warm up, capture, or run eagerly: no recording fits the call."""
         with collection_kept():
-            return self._graphed_or_eager(args, kwargs)
+            note_modes()
+            return self._recorded_or_eager(args, kwargs)
 
-    def _graphed_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        note_modes()
+    def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         flat = self._flat(args, kwargs)
         driver, device = self._callee.where(flat)
-        if driver.capturing() or foreign(flat.tensors) is not None or packing():
+        if is_unrecordable(driver, flat):
             return self.fn(*args, **kwargs)
         with driver.exclusive():
-            for entry in self._entries:  # recorded by another thread in the meantime?
-                result = entry.call(args, kwargs)
-                if result is not MISS:
-                    return result
-            result = self._advance(driver, device, flat, args, kwargs)
+            result = self._replayed(args, kwargs)  # recorded by another thread in the meantime?
+            if result is MISS:
+                result = self._advance(driver, device, flat, args, kwargs)
             if result is MISS:
                 self._enter_eager()
         return self._eager(args, kwargs) if result is MISS else result
-
-    def _enter_eager(self) -> None:
-        """Count a run by `_eager`; call it while no other thread captures."""
-        self._counts.eager_calls += 1
-        self._running.append(get_ident())
-
-    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        """Run the callable itself, in a thread that has entered itself in `_running`.
-
-        This holds no lock: threads that the callable starts may wait for each other.
-        """
-        try:
-            return self._as_it_is(args, kwargs)
-        finally:
-            self._running.remove(get_ident())
-
-    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        return self.fn(*args, **kwargs)
 
     def _advance(
         self,
@@ -173,13 +130,12 @@ class Graphed(Serving, Generic[P, R]):
         """Warm up, or capture and replay; return `MISS` if the call is to run eagerly."""
         requests = requests_in(flat.tree) if strategy is AS_IT_IS else []
         if requests:
-            fleeting = self._is_new(requests)
-            self._set_apart(requests)
+            fleeting = self._requests.is_new(requests)
+            self._requests.begin(requests, self._callee)
             if self._take_over(driver, device, flat):
-                for entry in self._entries:
-                    result = entry.call(args, kwargs)
-                    if result is not MISS:
-                        return result
+                result = self._replayed(args, kwargs)
+                if result is not MISS:
+                    return result
             elif fleeting:
                 return MISS
         match self._phase(driver, device, flat, strategy):
@@ -193,101 +149,57 @@ class Graphed(Serving, Generic[P, R]):
                 now = self._flat(args, kwargs)  # at its own size, where `flat` is padded
                 return self._warm(replace(attempt, flat=now), args, kwargs)
             case Ready(attempt):
-                return self._recorded(attempt, args, kwargs)
+                return self._capture_and_replay(attempt, args, kwargs)
 
     def _phase(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
-        """Return the phase of the signature of a call that no recording fits."""
-        unequal = opaque(flat)
-        if unequal is not None:
-            return Eager("OL302", f"{unequal}: runs eagerly")
+        """Decide what a call that no recording fits is to do, and keep the books of its signature:
+        make it, count the calls that it waits, free recordings that cannot fit again."""
+        incomparable = opaque(flat)
+        if incomparable is not None:
+            return Eager("OL302", f"{incomparable}: runs eagerly")
         spec = spec_of(driver, flat, device)
         signature = self._signatures.get(spec)
+        if signature is None and strategy is AS_IT_IS and not self._callee.is_compiled(driver):
+            exact, spec = spec, self._varied.spec(spec, self._entries)
+            signature = self._signatures.get(spec)
+            if spec is not exact:  # noted as one of many, in case its numbers cannot be followed
+                self._note_new(exact, flat, SignatureState(warm=1), followed=True)
         if signature is None:
             alike = strategy.alike(self._entries)
             if self.options.on_mismatch == "raise" and alike:
                 raise mismatch(self._name, alike[0], spec)
-            if len(self._signatures) >= 4 * self.options.max_recordings:
+            if len(self._signatures) >= _SIGNATURES_A_RECORDING * self.options.max_recordings:
                 many = varying(self._name, self._entries, len(self._signatures), spec)
                 return Eager("OL301", many)
             signature = self._signatures[spec] = SignatureState()
-            self._note_new(spec, flat, signature)
+            self._varied.note(spec, signature)
+            if not numbers_read(spec.tree):
+                self._note_new(spec, flat, signature)
         reached = self._callee.reached(flat)
-        if (
-            signature.parts is not None
-        ):  # a gradient was replaced, so it counts which leaves have one
+        if signature.parts is not None:
             signature = signature.part(reached.walk())
         if signature.eager is not None or signature.backoff.waits():
             return Eager()
         if distributed.is_unsharded(reached.values):
             return Eager()
         self._drop_stale(spec, signature)  # recordings whose parameters moved: recorded anew
-        refused = self._refusal(signature, reached) or refuse_moving(
-            self._name, self._entries, spec
-        )
+        moving = refuse_moving(self._name, self._entries, spec, self._callee.codes)
+        refused = self._refusal(signature, reached) or moving
         if refused is not None:
             return Refused(signature, refused)
         waiting = in_flight(self._entries, spec)
         if waiting >= self.options.max_in_flight:
             return Eager("OL305", f"{waiting} forwards of `{self._name}` wait for their backward")
         attempt = Attempt(driver, device, spec, signature, flat, reached, strategy)
-        cold = signature.warm < max(self.options.warmup_calls, signature.least) and not waiting
+        cold = signature.warm < self._warmup_calls(signature) and not waiting
         if cold or get_ident() not in signature.threads:
             return Warming(attempt)
         if len(self._entries) >= self.options.max_recordings:
             count = len(self._signatures)
             return Eager("OL301", varying(self._name, self._entries, count, spec, flat.tensors))
         if signature.forward and any(ident != get_ident() for ident in self._running):
-            return Eager()  # that thread would meet the proxies of the capture
+            return Eager()  # that thread would meet the capture's stand-ins for parameters
         return Ready(attempt)
-
-    def _recorded(
-        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> R | Miss:
-        """Capture a call and replay it; return `MISS` if that is not possible."""
-        signature = attempt.signature
-        try:
-            entry = self._record(attempt)
-        except NeedsGrad:  # not seen in the warm-up
-            if not torch.is_grad_enabled():
-                return self._ungraphed(signature, grad_in_no_grad())
-            signature.forward = True
-            return MISS
-        except BackwardInside:
-            return self._ungraphed(signature, backward_inside())
-        except CaptureError as error:
-            if not signature.asking.otherwise():
-                return self._refused(signature, error)
-            signature.warm = max(0, self.options.warmup_calls - 1)
-            flat = self._flat(args, kwargs)
-            again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
-            unlike = self._warmup.compare_answers(again, self._name, error)
-            if unlike is not None:
-                return self._refused(signature, unlike)
-            return self._warm(again, args, kwargs)
-        if entry is None and self._pool.lacks_room_for(signature.need_bytes):
-            signature.backoff.defer()
-            return MISS
-        if entry is None:
-            return self._ungraphed(signature, CaptureError("OL304", self._no_room(attempt)))
-        moves = bool(moving_in(entry.captured))  # the next value needs one call to warm up, no more
-        signature.warm = max(0, self.options.warmup_calls - 1) if moves else 0
-        result = entry.call(args, kwargs)
-        if result is MISS:  # state that it relies on was changed, by another thread or the capture
-            unfit = self._drop_unfit(entry, attempt)
-            if unfit is None:
-                return MISS
-            return self._ungraphed(signature, CaptureError("OL307", unfit))
-        signature.unfit = 0
-        differs = entry.captured.differs
-        if entry.unsettled:  # this call is done, as it was captured
-            if not self._drop_unsettled(entry) and differs is not None:
-                self._ungraphed(signature, differs.refusal())
-            return result
-        signature.agreed()
-        self._note_alone(entry)
-        self._drop_followed(entry)
-        self._add(entry)
-        return result
 
     def _refusal(self, signature: SignatureState, reached: ReachableState) -> CaptureError | None:
         """Return the refusal of a signature, as far as it shows before a capture; or None."""
@@ -297,16 +209,13 @@ class Graphed(Serving, Generic[P, R]):
             refused = distributed.refused_step(values)
             if refused is not None:
                 return refused
+        if signature.unlike is not None:
+            return copy.copy(signature.unlike)
         reads = self._callee.reads
         if reads is not None and reads.takes_functions is not None:
             return HigherOrder(reads.takes_functions)
         restless = signature.options.restless() if signature.options is not None else None
         return None if restless is None else CaptureError("OL123", f"{restless} changes")
-
-    def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
-        if self.options.on_refusal == "raise":
-            raise naming_split(error, self._callee.root[1], self.options)
-        return self._ungraphed(signature, error)
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
         """Run one of the caller's own first calls as a warm-up."""
@@ -331,98 +240,90 @@ class Graphed(Serving, Generic[P, R]):
                 self._ungraphed(signature, grad_in_no_grad())
         return result
 
-    def _rehearse(self, attempt: Attempt, then: Callable[[Any], object]) -> None:
-        """Warm up without a call, and call `then` with the result."""
-        attempt.strategy.rehearse(
-            attempt, lambda: self._warmup.rehearse(attempt, self._refused, then)
-        )
+    def _capture_and_replay(
+        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> R | Miss:
+        """Capture a call and replay it; return `MISS` if that is not possible."""
+        signature = attempt.signature
+        try:
+            with no_collection():
+                entry = self._record(attempt)
+        except NeedsGrad:  # not seen in the warm-up
+            if not torch.is_grad_enabled():
+                return self._ungraphed(signature, grad_in_no_grad())
+            signature.forward = True
+            return MISS
+        except BackwardInside:
+            return self._ungraphed(signature, backward_inside())
+        except Unfollowed as error:
+            if error.only_this_call:
+                self._varied.keep_these(attempt.spec, attempt.flat.tree)
+            else:
+                del self._signatures[attempt.spec]
+                self._varied.keep(attempt.spec, error.positions)
+            return MISS
+        except CaptureError as error:
+            if not signature.asking.switch_answer():
+                return self._refused(signature, error)
+            signature.warm = self.options.warmup_calls - 1
+            flat = self._flat(args, kwargs)
+            again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
+            unlike = self._warmup.compare_answers(again, self._name, error)
+            if unlike is not None:
+                return self._refused(signature, unlike)
+            return self._warm(again, args, kwargs)
+        if entry is None and self._pool.may_fit_later(signature.need_bytes):
+            signature.backoff.defer()
+            return MISS
+        if entry is None:
+            return self._ungraphed(signature, self._no_room(attempt))
+        moves = bool(moving_in(entry.captured))  # the next value needs one call to warm up, no more
+        signature.warm = self.options.warmup_calls - 1 if moves else 0
+        result = entry.call(args, kwargs)
+        if result is MISS:  # state that it relies on was changed, by another thread or the capture
+            unfit = self._drop_unfit(entry, attempt)
+            if unfit is None:
+                return MISS
+            return self._ungraphed(signature, CaptureError("OL307", unfit))
+        signature.unfit = 0
+        differs = entry.captured.differs
+        if entry.unsettled:  # this call is done, as it was captured
+            if not self._drop_unsettled(entry) and differs is not None:
+                self._ungraphed(signature, differs.refusal())
+            return result
+        signature.agreed()
+        self._note_alone(entry)
+        self._drop_followed(entry)
+        self._add(entry, self._callee.codes)
+        return result
 
-    @property
-    def _user(self) -> User:
-        """The callable that the pool asks for the figures of the recordings."""
-        return self
-
-    def _record(self, attempt: Attempt) -> Entry | None:
-        """Return a recording in the pool; None if the pool's `max_bytes` leaves no room for it."""
-
-        def admitted() -> Entry | None:
-            return self._pool.admit(
-                attempt.driver,
-                attempt.device,
-                attempt.signature.need_bytes,
-                lambda: self._captured(attempt),
-                self._user,
-            )
-
-        entry = attempt.strategy.record(attempt, admitted)
-        if entry is not None:
-            attempt.signature.launches = None
-        return entry
-
-    def _captured(self, attempt: Attempt) -> Entry:
-        driver, device, signature = attempt.driver, attempt.device, attempt.signature
-        spec, flat = attempt.spec, attempt.flat
-        attempt.reached.know(self._callee.reads)
-        owners = tensors_in(requests_in(spec.tree))
-        before = memory_uses(owners)
-        reason = signature.why or why(self._entries, spec, flat.tensors)
-        forward = None
-        if signature.forward:
-            raises = self.options.on_refusal == "raise"
-            direct = self.options.gradients == "direct" and not distributed.initialized()
-            root = self._callee.root[1]
-            forward = Forward(driver, device, self._pool, root, raises, direct, self._chain)
-        hidden = self._callee.hidden(driver)
-        recorder = CaptureSession(
-            driver=driver,
-            device=device,
-            pool=self._pool.on(driver, device) if forward is None else forward.pool,
-            apart=lambda: self._pool.apart(driver, device),
-            callee=self._callee,
-            fn=self._callee.on(driver),
-            reached=attempt.reached,
-            asking=signature.asking,
-            static_outputs=self.options.outputs == "static" and forward is None,
-            rebind=self.options.inputs == "rebind" and forward is None,
-            earlier=None if hidden else signature.ledger,
-            strict=signature.differing + 1 >= TRIES
-            and (attempt.ahead or self.options.on_refusal == "raise"),
-            known=signature.known if hidden else None,
-            forward=forward,
-            varying=attempt.strategy.varying,
-            follows=attempt.strategy.follows,
-            counting=self._counting(spec) if forward is None and not hidden else (),
-        )
-        captured = recorder.record(flat.tree, flat.tensors)
-        note_modes()
-        distributed.shutdown.watch(self, captured.graph)
-        if signature.launches is not None:
-            captured.launches = signature.launches
-        captured.clock = self._pool.clock
-        captured.guard = self._shared(captured.guard)
-        call = attempt.strategy.call_path(captured, spec, self._name)
-        if forward is not None:
-            kept = captured.graph.memory_bytes
-        elif recorder.pool is self._pool.on(driver, device):
-            kept = recorder.pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
-        else:
-            kept = recorder.pool.memory_bytes
-        info = describe(self._name, captured, spec, flat, reason, kept)
-        captured.inputs.tensors = []
-        signature.options = StepOptions(captured.optimizers, captured.scalars.keys)
-        self._counts.captured(captured.seconds)
-        member = member_of(captured, recorder.pool, kept, weakref.WeakMethod(self._evicted))
-        entry = Entry(call, spec, signature, flat.paths, captured, info, member)
-        if owners:
-            entry.shares = shares(before, owners, self._entries)
-            entry.call = locked(call, entry.lock)
-        return entry
-
-    def _ungraphed(self, signature: SignatureState, why: CaptureError) -> Miss:
-        signature.eager = why.code
-        why.where = why.where or user_line()
-        self._warn(why.code, why.warning("this signature runs eagerly"))
+    def _replayed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
+        """Return the result of the first recording that fits; `MISS` if none does."""
+        for entry in self._entries:
+            result = entry.call(args, kwargs)
+            if result is not MISS:
+                return result
         return MISS
+
+    # An eager run.
+
+    def _enter_eager(self) -> None:
+        """Count a run by `_eager`; call it while no other thread captures."""
+        self._counts.eager_calls += 1
+        self._running.append(get_ident())
+
+    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Run the callable itself, in a thread that has entered itself in `_running`.
+
+        This holds no lock: threads that the callable starts may wait for each other.
+        """
+        try:
+            return self._as_it_is(args, kwargs)
+        finally:
+            self._running.remove(get_ident())
+
+    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        return self.fn(*args, **kwargs)
 
     # For users.
 
@@ -437,84 +338,22 @@ class Graphed(Serving, Generic[P, R]):
                 (a cold optimizer: run one real step first).
         """
         try:
-            self._capture_in(None, args, kwargs, lambda result: None)
+            self._capture_ahead(args, kwargs)
         except CaptureError as error:
-            raise naming_split(error, self._callee.root[1], self.options)  # noqa: B904
+            name_split(error, self._callee.root[1], self.options)
+            raise
 
-    def _capture_in(
-        self,
-        chain: Chain | None,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        then: Callable[[Any], object],
-        strategy: Strategy = AS_IT_IS,
-    ) -> None:
-        """Do `capture_in`; without a chain, do `capture`."""
-        kwargs = dict(kwargs)
-        flat = self._flat(args, kwargs)
-        reason = ambient()
-        reached = self._callee.reached(flat)
-        driver, device = self._callee.where(flat, reached)
-        if reason is not None or driver.capturing():
-            raise CaptureError("OL109", f"cannot capture here: {reason or 'a capture is running'}")
-        unequal = opaque(flat)
-        if unequal is not None:
-            raise CaptureError("OL302", unequal)
-        with driver.exclusive(), no_collection():
-            spec = spec_of(driver, flat, device)
-            signature = self._signatures.setdefault(spec, SignatureState())
-            if any(e.spec == spec and e.captured.guard.check() for e in self._entries):
-                return
-            self._drop_stale(spec, signature)
-            refused = distributed.refused_ahead(distributed.where_spread(reached.values))
-            if refused is not None:
-                raise refused
-            if len(self._entries) >= self.options.max_recordings:
-                what = f"{len(self._entries)} recordings exist"
-                raise CaptureError("OL301", what, where=user_line())
-            self._chain = chain
-            attempt = Attempt(driver, device, spec, signature, flat, reached, strategy, ahead=True)
-            works_elsewhere = False
+    # As the callable itself.
 
-            def learn(result: Any) -> None:
-                nonlocal works_elsewhere
-                works_elsewhere = self._callee.learn(flat, device, result)
-                if not works_elsewhere:
-                    then(result)
+    def __getattr__(self, name: str) -> Any:
+        """Return attributes of the graphed function that torch.export reads."""
+        if name in _OF_FUNCTIONS:
+            return getattr(inspect.unwrap(self.fn), name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-            try:
-                self._rehearse(attempt, learn)
-                if works_elsewhere:
-                    self._capture_in(chain, args, kwargs, then, strategy)
-                    return
-                entry = self._record_ahead(attempt)
-                while entry is not None and entry.unsettled:
-                    self._drop_unsettled(entry)
-                    entry = self._record_ahead(attempt)
-            except BackwardInside:
-                raise backward_inside() from None
-            finally:
-                self._chain = None
-            if entry is None:
-                raise CaptureError("OL304", self._no_room(attempt))
-            signature.eager = None
-            signature.agreed()
-            self._add(entry)
-
-    def _record_ahead(self, attempt: Attempt) -> Entry | None:
-        try:
-            return self._record(attempt)
-        except NeedsGrad:
-            attempt.signature.forward = True
-        except CaptureError as error:
-            if not attempt.signature.asking.otherwise():
-                raise
-            attempt.reached.forget()
-            unlike = self._warmup.compare_answers(attempt, self._name, error)
-            if unlike is not None:
-                raise unlike from None
-            self._rehearse(attempt, lambda result: None)
-        return self._record_ahead(attempt)
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
+        """Bind as a method, as the function would be, with this object's attributes."""
+        return self if owner is None else types.MethodType(self, owner)
 
     def __repr__(self) -> str:
         return f"<onelaunch.Graphed {self._name}, recordings: {len(self._entries)}>"
@@ -540,4 +379,4 @@ def capture_in(
     then: Callable[[Any], object],
 ) -> None:
     """Do `Graphed.capture` as a part of a chain; call `then` with the result of the warm-up."""
-    graphed._capture_in(chain, args, kwargs, then)
+    graphed._capture_ahead(args, kwargs, chain=chain, then=then)

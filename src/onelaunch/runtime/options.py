@@ -66,9 +66,9 @@ class Options:
             raise ArgumentError("OL401", 'outputs="static" with buckets', fix=fix)
         if self.on_refusal == "split":
             self._refuse_unsplit()
-        _at_least("warmup", self.warmup, 1)
-        _at_least("max_recordings", self.max_recordings, 1)
-        _at_least("max_in_flight", self.max_in_flight, 1)
+        _positive("warmup", self.warmup)
+        _positive("max_recordings", self.max_recordings)
+        _positive("max_in_flight", self.max_in_flight)
 
     def _refuse_unsplit(self) -> None:
         for name, allowed, fix in _SPLIT:
@@ -102,7 +102,6 @@ def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:
         raise ArgumentError("OL401", f"{name}={value!r}", fix=f"{name} is one of {choices}")
 
 
-def _at_least(name: str, value: object, least: int) -> None:
-    if type(value) is not int or value < least:
-        fix = f"{name} is an int of at least {least}"
-        raise ArgumentError("OL401", f"{name}={value!r}", fix=fix)
+def _positive(name: str, value: object) -> None:
+    if type(value) is not int or value < 1:
+        raise ArgumentError("OL401", f"{name}={value!r}", fix=f"{name} is an int of at least 1")

@@ -282,8 +282,8 @@ class PoolManager:
             self._members.discard(member)
         member.graph.reset()
 
-    def lacks_room_for(self, need_bytes: int) -> bool:
-        """Return whether `need_bytes` may find room later, when recordings that are busy now can be
+    def may_fit_later(self, need_bytes: int) -> bool:
+        """Return whether there may be room later, when recordings that are busy now can be
         evicted."""
         assert self.max_bytes is not None
         return need_bytes <= self.max_bytes and any(m.busy() for m in self._by_age())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from torch import Tensor
 
-from onelaunch.call.tree import Constant, Container, Tree, can_flatten, flatten, unique
+from onelaunch.call.tree import Constant, Container, Tree, flatten, is_ordinary, unique
+from onelaunch.capture.callee import Callee
 
 
 class Objects:
@@ -28,6 +29,47 @@ class Objects:
     def __iter__(self) -> Iterator[object]:
         found = [ref() for ref in list(self._found.values())]
         return (value for value in found if value is not None)
+
+
+class Requests:
+    """The requests that a callable has served, each with objects of its own.
+
+    Attributes:
+        displaced: objects whose recordings another request's have taken over: they get recordings
+            of their own. Two requests that alternate would otherwise change places at each call.
+    """
+
+    def __init__(self) -> None:
+        self.displaced = Objects()
+        self._served: set[type] = set()
+        """Classes of objects that took recordings over."""
+        self._parts = Objects()
+        """The objects that requests brought, and those inside them."""
+
+    def is_new(self, objects: Sequence[object]) -> bool:
+        """Return whether this is the first call with objects of classes that took recordings over.
+
+        If no recording fits, as for a prompt before its tokens, it is worth no warm-up: the next
+        request brings another object.
+        """
+        return all(type(value) in self._served for value in objects) and not any(
+            value in self._parts for value in objects
+        )
+
+    def begin(self, objects: Sequence[object], callee: Callee) -> None:
+        """Note a call with these objects, and forget what was read of other requests', on which it
+        does not rely."""
+        parts = parts_of(objects)
+        mine = {id(part) for part in parts}
+        callee.forget(part for part in self._parts if id(part) not in mine)
+        for part in parts:
+            self._parts.add(part)
+
+    def displace(self, objects: Sequence[object]) -> None:
+        """Note objects whose recordings others have taken over."""
+        for value in objects:
+            self.displaced.add(value)
+            self._served.add(type(value))
 
 
 def requests_in(tree: Tree) -> list[object]:
@@ -51,7 +93,7 @@ def _requests(tree: Tree) -> Iterator[object]:
 def is_request(constant: Constant) -> bool:
     """Return whether a constant is an object whose place another one could take."""
     value = constant.value
-    return constant.by_identity and can_flatten(value) and hasattr(type(value), "__weakref__")
+    return constant.by_identity and is_ordinary(type(value)) and hasattr(type(value), "__weakref__")
 
 
 def parts_of(requests: Iterable[object]) -> list[object]:
@@ -64,7 +106,11 @@ def parts_of(requests: Iterable[object]) -> list[object]:
             waiting += cast(list[Any], value)
         elif isinstance(value, dict):
             waiting += cast(dict[Any, Any], value).values()
-        elif id(value) not in found and can_flatten(value) and hasattr(type(value), "__weakref__"):
+        elif (
+            id(value) not in found
+            and is_ordinary(type(value))
+            and hasattr(type(value), "__weakref__")
+        ):
             found[id(value)] = value
             waiting += vars(value).values()
     return list(found.values())

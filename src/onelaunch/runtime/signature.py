@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from onelaunch.autograd.pair import packing
 from onelaunch.call.ambient import default_device, modes
 from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Flat, call_constants, is_code, is_plain
@@ -25,10 +24,10 @@ def spec_of(driver: Driver, flat: Flat, device: torch.device) -> CallSpec:
     return CallSpec(flat.tree, specs, shared, modes(), default_device())
 
 
-def foreign(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return a tensor that is more than its memory (a subclass, sparse, quantized, a dual number),
-    or None."""
-    return next((t for t in tensors if not recordable(t)), None)
+def is_unrecordable(driver: Driver, flat: Flat) -> bool:
+    """Return whether a call runs inline: in another capture, under hooks that pack saved tensors,
+    or with a tensor that is more than its memory (a subclass, sparse, quantized, a dual number)."""
+    return driver.capturing() or packing() or not all(map(recordable, flat.tensors))
 
 
 def opaque(flat: Flat) -> str | None:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import threading
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from types import CodeType
 from typing import Any
 
 from torch import Tensor
 
 from onelaunch.autograd.pair import AutogradPair
+from onelaunch.call.kinds import changed_kinds
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import Flat, can_flatten, flatten_call, objects_in
+from onelaunch.call.tree import Flat, flatten_call, is_ordinary
 from onelaunch.capture.recording import CapturedCall, Recording
-from onelaunch.driver.protocol import Pool as DevicePool
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
 from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.changing import MANY, Finding, Newest
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager
-from onelaunch.runtime.requests import Objects, requests_in
 from onelaunch.runtime.stats import Counts, GraphStats, graph_stats
-from onelaunch.source import levels_to_user, user_line
+from onelaunch.runtime.varied import Varied
+from onelaunch.source import levels_to_user, loaded_at, stored_at, user_line
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import bytes_of
 from onelaunch.state.slots import Slot
@@ -42,9 +42,10 @@ class Entry:
     info: Recording
     member: Member
     lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held by its call path, if it was called with such objects."""
+    """Held from the checks to the launch, where arguments are objects of a request, such as a
+    cache, or numbers are followed."""
     shares: dict[int, int] = field(default_factory=dict[int, int])
-    """id of a tensor in such objects -> how often it refers to its memory; see `takeover`."""
+    """id of a tensor in a request's objects -> how often it refers to its memory: `takeover`."""
 
     @property
     def unsettled(self) -> bool:
@@ -84,16 +85,10 @@ class Table:
         self._counts = Counts()
         self._warned: set[str] = set()
         self._newest = Newest()
+        self._varied = Varied()
         self._apart: dict[type, bool] = {}
         """Classes of which each call brings another object -> True if such objects are taken
         apart."""
-        self._displaced = Objects()
-        """Objects whose recordings another request's have taken over: they get recordings of their
-        own. Two requests that alternate would otherwise change places at each call."""
-        self._served: set[type] = set()
-        """Classes of objects that took recordings over."""
-        self._request_parts = Objects()
-        """The objects that requests brought, and those inside them."""
         self._lock = threading.RLock()
 
     @property
@@ -123,49 +118,25 @@ class Table:
             self._entries = ()
             self._signatures.clear()
             self._newest.clear()
+            self._varied.clear()
             self._counts = Counts()
             self._warned.clear()
             for member in members:
                 self._pool.free(member)
+
+    def _warmup_calls(self, signature: SignatureState) -> int:
+        """Return the number of calls of a signature that warm up."""
+        return max(self.options.warmup_calls, signature.least)
 
     def _shared(self, guard: StateGuard) -> StateGuard:
         """Return an earlier recording's guard that checks the same; else this one."""
         known = {id(e.captured.guard): e.captured.guard for e in self._entries}
         return next((earlier for earlier in known.values() if earlier.agrees(guard)), guard)
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: Entry, codes: Collection[CodeType]) -> None:
         with self._lock:  # another thread may reset
             self._entries = (entry, *self._entries)
-        self._tell(entry.captured)
-
-    def _succeed(
-        self, spec: CallSpec, entries: Mapping[int, Entry], pairs: Sequence[tuple[object, object]]
-    ) -> None:
-        """Put recordings in the place of those that they took over, for the objects of a new
-        signature; see `takeover.take_over`. Nothing else is known any more of the old objects."""
-        old = {id(value): value for value, _ in pairs}
-        with self._lock:
-            signature = next(iter(entries.values())).signature
-            self._entries = tuple(entries.get(id(e), e) for e in self._entries)
-            recorded = {id(e.signature) for e in self._entries}
-            gone = [
-                key
-                for key, known in self._signatures.items()
-                if known is signature
-                or (
-                    id(known) not in recorded
-                    and any(id(value) in old for value in requests_in(key.tree))
-                )
-            ]
-            for key in gone:
-                del self._signatures[key]
-            self._signatures[spec] = signature
-            # What is read of the new objects is not known before a run over them.
-            signature.warm = min(signature.warm, max(0, self.options.warmup_calls - 1))
-            self._newest.clear()
-        for value in old.values():
-            self._displaced.add(value)
-            self._served.add(type(value))
+        self._tell(entry.captured, codes)
 
     def _drop_followed(self, entry: Entry) -> None:
         """Free recordings of single values of numbers that a newer recording follows."""
@@ -174,17 +145,24 @@ class Table:
             moves = {slot.id for slot in other.captured.moves}
             if other.spec == entry.spec and moves and moves <= followed:
                 self._drop(other)
+            elif self._varied.covers(entry, other):
+                entry.captured.launches[0] += other.captured.launches[0]
+                other.captured.launches[0] = 0
+                self._drop(other)
 
-    def _tell(self, captured: CapturedCall) -> None:
-        """Warn of Python in the callable whose other effects no replay repeats."""
+    def _tell(self, captured: CapturedCall, codes: Collection[CodeType]) -> None:
+        """Warn of Python in the callable, the code of which is given, whose other effects no replay
+        repeats."""
         if captured.hooks:
             these = ", ".join(captured.hooks)
             what = "what they compute on tensors, and store of these, is repeated, and the rest not"
             self._warn("OL308", f"hooks in `{self._name}`, {these}: {what}")
-
         if captured.grown:
             these = ", ".join(f"`{name}`" for name in captured.grown)
-            self._warn("OL309", f"`{self._name}` adds to {these}: replays leave it as it is")
+            found = (loaded_at(codes, name.rpartition(".")[2]) for name in captured.grown)
+            place = next((place for place in found if place is not None), None)
+            what = f"`{self._name}` adds to {these}: replays leave it as it is"
+            self._warn("OL309", what, where=str(place) if place else None)
 
     def _drop(self, entry: Entry) -> None:
         """Free a recording that fits no call any more."""
@@ -201,7 +179,7 @@ class Table:
         signature.ledger = captured.ledger
         signature.unread += captured.reads_more
         signature.differing += captured.differs is not None
-        signature.warm = max(self.options.warmup_calls, signature.least)
+        signature.warm = self._warmup_calls(signature)
         return signature.differing < TRIES
 
     def _drop_unfit(self, entry: Entry, attempt: Attempt) -> str | None:
@@ -218,16 +196,19 @@ class Table:
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         """Flatten the arguments of a call, and take apart objects that are new at each call."""
-        return flatten_call(args, kwargs, [kind for kind, apart in self._apart.items() if apart])
+        return flatten_call(args, kwargs, self._apart)
 
-    def _note_new(self, spec: CallSpec, flat: Flat, signature: SignatureState) -> None:
+    def _note_new(
+        self, spec: CallSpec, flat: Flat, signature: SignatureState, followed: bool = False
+    ) -> None:
         """Note a new signature, and act if each call brings another number, object or size, before
-        there are too many signatures to capture any more."""
+        there are too many signatures to capture any more; of a number only if it is not to be
+        followed."""
         found = self._newest.note(spec, flat.paths, signature)
-        if found is None:
+        if found is None or (followed and found.kind == "number"):
             return
         kind = type(found.newest)
-        if found.kind == "object" and kind not in self._apart and self._takes_apart(found.newest):
+        if found.kind == "object" and kind not in self._apart and is_ordinary(kind):
             self._apart[kind] = True
             self._newest.clear()
         else:
@@ -248,43 +229,34 @@ class Table:
             what = f"`{self._name}` was recorded {signature.alone} times in a row for one call each"
             self._warn("OL301", f"{what}; {entry.info.why}", "state", _KEEP_IN_PLACE)
 
-    def _takes_apart(self, value: object) -> bool:
-        """Return whether objects like this one are taken apart if each call brings another."""
-        return can_flatten(value)
-
     def _keep_whole(self, before: Flat, after: Flat) -> None:
-        """Stop taking apart objects that the callable changes: a replay would not change them."""
-        kinds = objects_in(before.tree)
-        same = all(a is b for a, b in zip(before.tensors, after.tensors, strict=False))
-        if not kinds or (same and before.tree == after.tree):
-            return
-        self._apart.update(dict.fromkeys(kinds, False))
-        names = " and ".join(sorted(kind.__name__ for kind in kinds))
-        what = f"`{self._name}` is called with another {names} each time, and changes it"
-        fix = "return what it stores there, or give it the same object at each call"
-        self._warn("OL302", f"{what}: such calls run eagerly", "object", fix)
+        """Stop taking apart objects that the callable changes: a replay would not change them. A
+        dataclass is then what any object is."""
+        changed = changed_kinds(before, after)
+        self._apart.update(dict.fromkeys(changed, False))
+        names = " and ".join(sorted(kind.__name__ for kind, asked in changed.items() if asked))
+        if names:
+            what = f"`{self._name}` is called with another {names} each time, and changes it"
+            fix = "return what it stores there, or give it the same object at each call"
+            self._warn("OL302", f"{what}: such calls run eagerly", "object", fix)
 
     def _warn_changing(self, found: Finding) -> None:
-        code = "OL302" if found.kind == "object" else "OL301"
-        end = ": such calls run eagerly" if found.kind == "object" else ""
+        code, end = "OL301", ""
+        if found.kind == "object":
+            code, end = "OL302", ": such calls run eagerly"
         text = f"`{self._name}` was called with {found.text}{end}"
         self._warn(code, text, found.kind, found.fix)
 
-    def _warn(self, code: str, what: str, kind: str = "", fix: str = "") -> None:
-        """Warn once for each code and kind."""
+    def _warn(
+        self, code: str, what: str, kind: str = "", fix: str = "", where: str | None = None
+    ) -> None:
+        """Warn once for each code and kind; of the line that runs, by default."""
         if code + kind in self._warned:
             return
         self._warned.add(code + kind)
         if not what.startswith("["):  # else it is an error's message
-            what = str(GraphError(code, what, where=user_line(), fix=fix or None))
+            what = str(GraphError(code, what, where=where or user_line(), fix=fix or None))
         warnings.warn(what, GraphWarning, stacklevel=levels_to_user())
-
-    def _no_room(self, attempt: Attempt) -> str:
-        """Return the message that a recording does not fit into the pool."""
-        need = attempt.signature.need_bytes
-        foreseen = f"{need} bytes are foreseen" if need else "what it needs was not foreseen"
-        what = f"`{self._name}`, called with {attempt.spec}: {foreseen}"
-        return f"{what}, and the pool has max_bytes={self._pool.max_bytes}"
 
     def _evicted(self, member: Member) -> None:
         """Drop a recording that the pool evicts; its signature is captured again when called."""
@@ -299,7 +271,7 @@ class Table:
             signature.lost(entry.captured.launches)
             signature.why = "evicted"
             signature.alone = 0
-            signature.warm = max(self.options.warmup_calls, signature.least)
+            signature.warm = self._warmup_calls(signature)
             signature.backoff.evicted(signature.gone(), together)
 
     def _drop_stale(self, spec: CallSpec, signature: SignatureState) -> None:
@@ -320,15 +292,23 @@ def newest_pair(table: Table) -> AutogradPair | None:
     return table._entries[0].captured.pair if table._entries else None
 
 
-def refuse_moving(name: str, entries: Iterable[Entry], spec: CallSpec) -> CaptureError | None:
+def refuse_moving(
+    name: str, entries: Iterable[Entry], spec: CallSpec, codes: Iterable[CodeType]
+) -> CaptureError | None:
     """Return the refusal of another recording of a signature whose calls each change a number; None
-    while more may be made."""
+    while more may be made.
+
+    Args:
+        codes: the code that the callable runs.
+    """
     moving = [numbers for e in entries if e.spec == spec and (numbers := moving_in(e.captured))]
     if len(moving) < _MOST_VALUES:
         return None
     these = ", ".join(f"`{name}`" for name in dict.fromkeys(s.name for m in moving for s in m))
     what = f"`{name}` reads {these} and moves it on, to another value at each call"
-    return CaptureError("OL118", what)
+    found = (stored_at(codes, slot.key) for slots in moving for slot in slots)
+    place = next((place for place in found if place is not None), None)
+    return CaptureError("OL118", what, where=str(place) if place else None)
 
 
 def moving_in(captured: CapturedCall) -> list[Slot]:
@@ -349,18 +329,6 @@ def in_flight(entries: Iterable[Entry], spec: CallSpec) -> int:
         and entry.captured.guard.check()
         for entry in entries
     )
-
-
-def member_of(
-    captured: CapturedCall,
-    part: DevicePool,
-    kept_bytes: int,
-    forget: weakref.WeakMethod[Callable[[Member], None]],
-) -> Member:
-    """Return a recording as its pool sees it; see `Member`."""
-    pair = captured.pair
-    busy = bool if pair is None else lambda: pair.in_flight
-    return Member(part, captured.graph, captured.launches, kept_bytes, forget, busy)
 
 
 # Messages about a call that no recording fits.
@@ -394,9 +362,12 @@ def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:
 
 
 def _other_count(entry: Entry) -> str | None:
-    """Describe a counted number whose value a recording does not serve; or return None."""
-    slots = (count.slot for count in entry.captured.counts if not count.current())
-    return next((f"{slot.name} is {slot.read()!r}" for slot in slots), None)
+    """Describe a number whose value a recording that follows it does not serve; or return None."""
+    slots = [count.slot for count in entry.captured.counts if not count.current()]
+    followed = entry.captured.followed
+    if not followed.arguments and not followed.serves():
+        slots += followed.slots
+    return ", ".join(f"{slot.name} is {slot.read()!r}" for slot in slots) or None
 
 
 def mismatch(name: str, entry: Entry, spec: CallSpec) -> ReplayError:

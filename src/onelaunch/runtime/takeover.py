@@ -9,6 +9,7 @@ where nothing but these tensors refers to that memory.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -74,12 +75,13 @@ def _uses(t: Tensor) -> int:
 
 def _own_uses(t: Tensor, entries: Sequence[Entry]) -> int:
     """Return the uses of a tensor's memory by the tensor itself and by recordings."""
-    return _alone(t) + sum(e.shares.get(id(t), 0) for e in entries)
+    return _alone(t.device) + sum(e.shares.get(id(t), 0) for e in entries)
 
 
-def _alone(t: Tensor) -> int:
+@functools.cache
+def _alone(device: torch.device) -> int:
     """Return the uses of memory that one tensor of this device refers to."""
-    return _uses(torch.empty(1, device=t.device))
+    return _uses(torch.empty(1, device=device))
 
 
 def take_over(
@@ -90,7 +92,7 @@ def take_over(
     examples: Sequence[Tensor],
     displaced: Objects,
     name: str,
-) -> tuple[dict[int, Entry], Pairs] | None:
+) -> tuple[dict[int, Entry], list[object]] | None:
     """Give recordings of other requests to a call of a new signature.
 
     Args:
@@ -101,8 +103,8 @@ def take_over(
         name: the callable's.
 
     Returns:
-        id of a recording in the table -> the recording that takes its place, and the objects with
-        those that took their places; None if no recording was of objects built like these.
+        id of a recording in the table -> the recording that takes its place, and the objects whose
+        place was taken; None if no recording was of objects built like these.
     """
     if any(value in displaced for value in requests_in(spec.tree)):
         return None
@@ -126,10 +128,10 @@ def take_over(
             for e in group:
                 held.enter_context(e.lock)
             driver.synchronize(device)  # launches on other streams may still use this memory
-            _exchange(places)
+            exchange(places)
             made = [transferred(e.captured, parts) for e in group]
             if any(captured is None for captured in made):
-                _exchange(places)
+                exchange(places)
                 continue
         found: dict[int, Entry] = {}
         for old, captured in zip(group, made, strict=True):
@@ -143,7 +145,7 @@ def take_over(
             found[id(old)] = replace(
                 old, call=call, spec=spec, captured=captured, info=info, shares=own
             )
-        return found, pairs
+        return found, [old for old, _ in pairs]
     return None
 
 
@@ -186,18 +188,22 @@ def _exchanged(
             return None
         if old.data_ptr() != at or old.requires_grad or not (old.is_leaf and new.is_leaf):
             return None
-        if _uses(old) != _own_uses(old, entries) or _uses(new) != _alone(new):
+        if _uses(old) != _own_uses(old, entries) or _uses(new) != _alone(new.device):
             return None
         found.append((old, new))
     return found
 
 
-def _exchange(places: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Have tensors change places in memory, each with its contents."""
+def exchange(places: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Have tensors change places in memory, each with its contents.
+
+    The first of each pair has its contents at any time: another thread may be reading it.
+    """
     for old, new in places:
         with torch.inference_mode(old.is_inference()), torch.no_grad():
             here, there = old.detach(), new.detach()
-            kept = old.clone()
-            here.copy_(there)
-            there.copy_(kept)
-            old.data, new.data = there, here
+            kept = new.clone()
+            there.copy_(here)
+            old.data = there
+            here.copy_(kept)
+            new.data = here

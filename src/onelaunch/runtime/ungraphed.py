@@ -33,14 +33,14 @@ def grad_in_no_grad() -> CaptureError:
     )
 
 
-def naming_split(error: CaptureError, root: object, options: Options) -> CaptureError:
+def name_split(error: CaptureError, root: object, options: Options) -> None:
     """Add to the refusal of a module how it runs in pieces.
 
     Args:
         root: the module, if the callable is one.
     """
     if not isinstance(root, nn.Module) or next(root.children(), None) is None:
-        return error
+        return
     if options.on_refusal == "split":
         error.fix += "; or call the module, whose pieces are captured as it runs"
     elif error.code in ("OL101", "OL102") and options.fit_split:
@@ -48,4 +48,3 @@ def naming_split(error: CaptureError, root: object, options: Options) -> Capture
             '; or `ol.graph(..., on_refusal="split")`: the module that holds this line runs as it '
             "is, and the modules that it calls are graphed"
         )
-    return error

@@ -22,14 +22,17 @@ from torch.optim import Optimizer
 from onelaunch.autograd.graph_walk import is_freed
 from onelaunch.autograd.proxies import NoHooks
 from onelaunch.call.ambient import inlining
-from onelaunch.call.tree import Flat, flatten, flatten_call, objects_in, unflatten
+from onelaunch.call.kinds import kinds_in
+from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.dry_run import refuse_lasting, rolled_back
+from onelaunch.driver.aten import operator
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.distance import apart
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, let_go
+from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import (
     capturable,
     noting_steps,
@@ -44,7 +47,7 @@ from onelaunch.source import user_line
 from onelaunch.state.slots import MISSING, gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
-from onelaunch.unwinding import same_modes
+from onelaunch.unwinding import DispatchMode, same_modes
 from onelaunch.watch.compiled import CompiledAccesses, places
 from onelaunch.watch.ledger import Ledger, Noting
 from onelaunch.watch.observer import Observer
@@ -54,17 +57,27 @@ Refuse = Callable[[SignatureState, CaptureError], object]
 """The reaction to a signature that cannot be captured: raises, or lets it run eagerly."""
 
 
+@functools.cache
 def _import_dynamo() -> None:
     """Import Dynamo in a thread, before the first operation under a mode would (pytorch#104664).
 
     The import keeps the frames below it, and the graph that they hold, until cycles are collected.
+    Our own code is not Dynamo's to compile, though it runs between the frames of a compiled
+    function: what watches these, and the backwards that its graph breaks run.
     """
     if "torch._dynamo" not in sys.modules:
         thread = Thread(target=importlib.import_module, args=("torch._dynamo",))
         thread.start()
         thread.join()
+    rules: Any = importlib.import_module("torch._dynamo.trace_rules")
+    for package in _NOT_COMPILED:
+        rules.add(f"onelaunch.{package}")
 
 
+_NOT_COMPILED = (
+    *("autograd", "capture", "driver", "frames", "optimizers", "profiling", "replay", "state"),
+    "watch",
+)
 _ROUNDING = 0.05
 """Distance of results by different kernels, as a part of the largest."""
 
@@ -89,7 +102,7 @@ class Warmup:
         driver, signature = attempt.driver, attempt.signature
         try:
             with same_modes():
-                hidden = self._callee.hidden(driver)
+                hidden = self._callee.is_compiled(driver)
                 if hidden and signature.known is not None and signature.known.refused is None:
                     args, kwargs = _on_device(attempt)
                 if hidden and signature.known is None:
@@ -111,13 +124,13 @@ class Warmup:
     ) -> Any:
         """Run the callable, or Inductor's version of it, as it will be captured."""
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
-        fn, hidden = self._callee.on(driver), self._callee.hidden(driver)
+        fn, hidden = self._callee.on(driver), self._callee.is_compiled(driver)
         here = _trains(attempt)
         last = signature.warm + 1 >= self._options.warmup_calls
         run = functools.partial(fn, *args, **kwargs)
         if last and not hidden:
             run = _noted(attempt, run)
-        attempt.reached.forget()  # memory that the run replaces is to be free at once
+        attempt.reached.rest()  # memory that the run replaces is to be free at once
         stepping = nullcontext() if hidden else self._stepping(signature, refuse)
         # Later reads the capture will see; Dynamo would compile the watch with the callable.
         if not hidden and (not signature.warm or self._callee.reads is None):
@@ -199,26 +212,22 @@ class Warmup:
             let_go(error)
             return refused
         distance = apart(eager, captured)
-        if distance <= _ROUNDING or not all(map(torch.equal, drawn, drawn_then)):
+        if distance <= _ROUNDING or drawn != drawn_then:
             return None
         what = f"`{name}` computes something else where it is captured, {distance:.0%} off"
         fix = "see to it that it takes one way, whatever `is_current_stream_capturing` says"
         return CaptureError("OL109", what, where=user_line(), fix=fix)
 
-    def _answered(self, attempt: Attempt, answer: bool) -> tuple[list[Tensor], list[Tensor]]:
+    def _answered(self, attempt: Attempt, answer: bool) -> tuple[list[Tensor], list[object]]:
         """Return the results of a run that is told whether it is captured, and rolled back; and
-        the states of the generators after it."""
+        the random numbers that it drew."""
         driver, device, flat = attempt.driver, attempt.device, attempt.flat
         args, kwargs = unflatten(flat.tree, flat.tensors)
         undone = rolled_back(driver, device, flat.tensors, attempt.reached)
-        with undone as effects, torch.no_grad():
+        with undone as effects, torch.no_grad(), _Draws(device) as draws:
             with Asking(answer).answering(), effects.observer, inlining():
                 result = driver.warmup(lambda: self._callee.fn(*args, **kwargs), device)
-            module: Any = torch.get_device_module(device)
-            drawn = [torch.get_rng_state()]
-            if hasattr(module, "get_rng_state"):
-                drawn.append(module.get_rng_state(device))
-            return [t.detach().clone() for t in flatten(result).tensors], drawn
+            return [t.detach().clone() for t in flatten(result).tensors], draws.made()
 
     def rehearse(self, attempt: Attempt, refuse: Refuse, then: Callable[[Any], object]) -> None:
         """Warm up ahead of time: run, then restore everything.
@@ -241,17 +250,47 @@ class Warmup:
                     result, need = run(), 0
                 else:
                     result, need = self._pool.warmup(driver, device, run, flat.tensors)
-                after = flatten_call(args, kwargs, objects_in(flat.tree))
+                after = flatten_call(args, kwargs, kinds_in(flat.tree))
                 signature.forward = wants_grad(driver, result, after, callee.reached(after))
                 then(result)
             del result
             signature.need_bytes = max(0, need - observer.saved_bytes)
             signature.threads.add(get_ident())
-            if callee.hidden(driver):
+            if callee.is_compiled(driver):
                 signature.known = CompiledAccesses.of(observer, named)
                 for _ in range(2):
                     driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
         refuse_lasting(effects.found)
+
+
+class _Draws(DispatchMode):
+    """The random numbers that are drawn under it: the operations, and the generators' states.
+
+    States alone don't tell: 4 numbers and 8 move a generator of CUDA as far.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device: Any = torch.get_device_module(device)
+        self._before = self._states()
+        self._found: list[object] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if operator(func).random:
+            self._found.append((func, [(t.shape, t.dtype) for t in flatten(result).tensors]))
+        return result
+
+    def made(self) -> list[object]:
+        """Return what was drawn; of operations that only may draw, nothing."""
+        states = self._states()
+        return [] if states == self._before else [states, self._found]
+
+    def _states(self) -> list[object]:
+        read = [torch.get_rng_state, getattr(self._device, "get_rng_state", torch.get_rng_state)]
+        return [state().tolist() for state in read]
 
 
 def _on_device(attempt: Attempt) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -277,12 +316,12 @@ def _noted(attempt: Attempt, run: Callable[[], Any]) -> Callable[[], Any]:
     walked = attempt.reached.walk()
     pairs = list(zip(tensors, tensors, strict=True))
     ledger = Ledger(attempt.driver, attempt.device, pairs, walked)
+    factories = HostFactories(attempt.device, whole=_steps(attempt))
 
     def noted() -> Any:
         asking = attempt.signature.asking.answering()
-        factories = HostFactories(attempt.device, whole=_steps(attempt))
-        with factories, asking, noting_steps(ledger), Noting(ledger):
-            result = run()
+        with no_collection(), factories, asking, noting_steps(ledger), Noting(ledger):
+            result = run()  # collected as seldom as in the capture
         ledger.finish()
         attempt.signature.ledger = ledger
         return result

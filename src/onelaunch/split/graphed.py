@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-import torch
 from torch import nn
 
-from onelaunch.call.tree import Flat
-from onelaunch.capture.recording import Recording
-from onelaunch.driver.protocol import Driver
-from onelaunch.errors import CaptureError
-from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import AS_IT_IS, Eager, Phase, SignatureState, Strategy
-from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager, User
 from onelaunch.runtime.stats import GraphStats, SplitModule
-from onelaunch.source import user_line
 from onelaunch.split.forward import ModuleForward
-from onelaunch.split.message import message
+from onelaunch.split.in_pieces import InPieces, Told
 from onelaunch.split.pieces import in_place, members, own_forward
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_UNSETTLED = 32
-"""The calls in pieces after which they are told of, even if some of these are never launched."""
-
 _OPENING = 4
 """The first runs in pieces, each of which looks one level deeper for modules that are called."""
 
 
-class SplitGraphed(Graphed[P, R]):
+class SplitGraphed(InPieces[P, R]):
     """The forward of a module, graphed whole where it can be captured. Made by `graph`.
 
     A signature that is refused runs as it is, and meanwhile the forwards of the module's children
@@ -46,6 +32,8 @@ class SplitGraphed(Graphed[P, R]):
     Args:
         tree: the pieces that it belongs to, if it is one.
     """
+
+    PIECES = "the children"
 
     def __init__(
         self,
@@ -57,11 +45,11 @@ class SplitGraphed(Graphed[P, R]):
     ) -> None:
         super().__init__(fn, options, pool, root)
         self._forward = fn
-        self._refusals: dict[tuple[str, str | None], SplitModule] = {}
-        """The refusals of signatures, by code and line."""
+        self._refusals = {}
         self._pieces: dict[int, SplitGraphed[..., Any]] = {}
         """id of a child -> its graphed forward, as of the last run in pieces."""
         self._tree = tree or _Tree(self)
+        self._told = self._tree.told
         self._runs = 0
         """The first runs in pieces, in which `_open` looks for more of them."""
         self._opened: dict[int, nn.Module] = {}
@@ -69,38 +57,16 @@ class SplitGraphed(Graphed[P, R]):
 
     # What a refusal leads to.
 
-    def _phase(
-        self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy = AS_IT_IS
-    ) -> Phase:
-        phase = super()._phase(driver, device, flat, strategy)
-        if isinstance(phase, Eager) and phase.code == "OL302":
-            self._split(CaptureError("OL302", phase.why))
-            return Eager()
-        return phase
-
-    def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
-        return self._ungraphed(signature, error)
-
-    def _ungraphed(self, signature: SignatureState, why: CaptureError) -> Miss:
-        signature.eager = why.code
-        self._split(why)
-        return MISS
-
-    def _split(self, why: CaptureError) -> None:
-        where = why.where or user_line()
-        refusal = SplitModule(self._name, why.code, why.what, where)
-        self._refusals.setdefault((why.code, where), refusal)
-
-    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        if not self._refusals:
-            return super()._as_it_is(args, kwargs)
+    def _in_pieces(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         found = self._replacements()
-        watched = self._watched() if self._tree.watches(self) else nullcontext()
-        with watched, in_place(found):
-            result = super()._as_it_is(args, kwargs)
+        with in_place(found):
+            result = self.fn(*args, **kwargs)
         if self._runs < _OPENING:
             self._open(found)
         return result
+
+    def _watches(self) -> bool:
+        return self._tree.root() is self
 
     def _open(self, found: Sequence[tuple[nn.Module, SplitGraphed[..., Any]]]) -> None:
         """Look for children that the module does not call but reaches through, as in
@@ -138,21 +104,6 @@ class SplitGraphed(Graphed[P, R]):
                 tree.pieces[id(module)] = known
             return known
 
-    @contextmanager
-    def _watched(self) -> Generator[None]:
-        """Measure a run in pieces, and tell of the first in which nothing warmed up or was
-        captured."""
-        before, started = self.stats(), time.perf_counter()
-        yield
-        host_us = (time.perf_counter() - started) * 1e6
-        after, tree = self.stats(), self._tree
-        tree.calls += 1
-        settled = (after.captures, after.warmup_calls) == (before.captures, before.warmup_calls)
-        if settled or tree.calls >= _UNSETTLED:
-            tree.told = True
-            tree.launches, tree.host_us = after.replays - before.replays, host_us
-            self._warn("OL311", message(self._name, self.stats(), settled))
-
     @property
     def _user(self) -> User:
         return self._tree.root() or self
@@ -170,33 +121,11 @@ class SplitGraphed(Graphed[P, R]):
                 yield part
                 rest += part._pieces.values()
 
-    @property
-    def recordings(self) -> list[Recording]:
-        """The recordings of the whole, then those of its pieces; of each the newest first."""
-        return list(self.stats().recordings)
+    def _figures(self) -> Iterable[GraphStats]:
+        return [super(InPieces, part).stats() for part in self._every_piece()]
 
-    @property
-    def memory_bytes(self) -> int:
-        """Device bytes that the recordings hold, a shared pool counted once."""
-        recorded = any(part._entries for part in self._every_piece())
-        return self._pool.memory_bytes if recorded else 0
-
-    def stats(self) -> GraphStats:
-        """Return the figures of the whole and its pieces together, and what was split."""
-        parts = list(self._every_piece())
-        every = [super(SplitGraphed, part).stats() for part in parts]
-        return GraphStats(
-            recordings=tuple(recording for one in every for recording in one.recordings),
-            captures=sum(one.captures for one in every),
-            capture_seconds=sum(one.capture_seconds for one in every),
-            replays=sum(one.replays for one in every),
-            evictions=sum(one.evictions for one in every),
-            warmup_calls=sum(one.warmup_calls for one in every),
-            eager_calls=sum(one.eager_calls for one in every),
-            split=tuple(refusal for part in parts for refusal in part._refusals.values()),
-            split_launches=self._tree.launches,
-            split_us=self._tree.host_us,
-        )
+    def _refused_parts(self) -> Iterable[SplitModule]:
+        return [refusal for part in self._every_piece() for refusal in part._refusals.values()]
 
     def reset(self) -> None:
         """Free every recording of the whole and the pieces, and forget every signature and
@@ -205,7 +134,7 @@ class SplitGraphed(Graphed[P, R]):
             super(SplitGraphed, part).reset()
             part._refusals.clear()
             part._pieces, part._runs, part._opened = {}, 0, {}
-        self._tree.reset()
+        self._told.reset()
 
 
 class _Tree:
@@ -214,8 +143,6 @@ class _Tree:
     Attributes:
         root: a weak reference to the graphed forward of the whole.
         pieces: id of a module -> its graphed forward; a module that several use is graphed once.
-        calls: the calls in pieces before the measured one.
-        launches, host_us: the cost of that call.
     """
 
     def __init__(self, root: SplitGraphed[..., Any]) -> None:
@@ -224,12 +151,4 @@ class _Tree:
             weakref.WeakValueDictionary()
         )
         self.lock = threading.Lock()
-        self.reset()
-
-    def watches(self, part: SplitGraphed[..., Any]) -> bool:
-        """Return whether a run of this part is to be measured."""
-        return not self.told and self.root() is part
-
-    def reset(self) -> None:
-        """Forget the measured call: the next pieces are told of anew."""
-        self.told, self.calls, self.launches, self.host_us = False, 0, 0, 0.0
+        self.told = Told()

@@ -1,4 +1,4 @@
-"""The message of a module that runs in pieces."""
+"""The message of a callable that runs in pieces."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from onelaunch.errors import GraphError
 from onelaunch.runtime.stats import GraphStats, SplitModule
 
 
-def message(name: str, stats: GraphStats, settled: bool) -> str:
-    """Return the message of a module that runs in pieces: the modules that run as they are, the
-    lines that are the reason, and the cost of a call.
+def message(name: str, pieces: str, stats: GraphStats, settled: bool) -> str:
+    """Return the message of a callable that runs in pieces: those that run as they are, the lines
+    that are the reason, and the cost of a call.
 
     Args:
+        pieces: the noun for what is graphed.
         settled: whether each piece was launched, or runs as it is for good.
     """
     of_line: dict[str | None, SplitModule] = {}
@@ -18,7 +19,7 @@ def message(name: str, stats: GraphStats, settled: bool) -> str:
         of_line[refusal.where] = refusal
     whole = list(dict.fromkeys(f"`{refusal.module}`" for refusal in stats.split))
     what = (
-        f"`{name}` runs in pieces: {_listed(whole)} as {_are(whole)}, with the children graphed; "
+        f"`{name}` runs in pieces: {_listed(whole)} as {_are(whole)}, with {pieces} graphed; "
         f"a call is {_counted(stats.split_launches, 'launch')} and {stats.split_us:.0f} us of host "
         "time, waits for the device included"
     )

@@ -6,6 +6,7 @@ import contextvars
 import enum
 import functools
 import gc
+import itertools
 import sys
 import types
 from collections import defaultdict, deque
@@ -111,21 +112,26 @@ class Contents:
         use: the use of that slot.
         """
         if isinstance(value, nn.Module):
-            yield from self._of_module(name, value, via)
-        elif isinstance(value, types.FunctionType):
-            yield from self._of_function(name, value)
-        elif isinstance(value, functools.partial):
-            yield Slot("contents", value, function_of, name, None), Use.READ
-            yield Slot("contents", value, arguments_of, f"{name}.args", None), Use.READ
-            yield Slot("contents", value, keywords_of, f"{name}.keywords", None), Use.READ
-            yield from self._attributes(name, value)
-        elif isinstance(value, type):
-            yield from self._of_class(value)
-        elif isinstance(value, types.ModuleType):
-            yield from self._of_python_module(name, value)
-        elif not isinstance(value, types.MethodType | Tensor):
-            yield from self._items(name, value, use)
-            yield from self._attributes(name, value)
+            return self._of_module(name, value, via)
+        if isinstance(value, types.FunctionType):
+            return self._of_function(name, value)
+        if isinstance(value, functools.partial):
+            return self._of_partial(name, value)  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(value, type):
+            return self._of_class(value)
+        if isinstance(value, types.ModuleType):
+            return self._of_python_module(name, value)
+        if isinstance(value, types.MethodType | Tensor):
+            return iter(())
+        return itertools.chain(self._items(name, value, use), self._attributes(name, value))
+
+    def _of_partial(
+        self, name: str, value: functools.partial[Any]
+    ) -> Iterator[tuple[Slot, Use | None]]:
+        yield Slot("contents", value, function_of, name, None), Use.READ
+        yield Slot("contents", value, arguments_of, f"{name}.args", None), Use.READ
+        yield Slot("contents", value, keywords_of, f"{name}.keywords", None), Use.READ
+        yield from self._attributes(name, value)
 
     def _items(
         self, name: str, value: Any, use: Use = Use.READ
@@ -195,10 +201,11 @@ class Contents:
                     yield Slot("item", entries, key, f"{prefix}{key}", module, via), Use.READ
         derived = _REMADE_BY_DDP if isinstance(module, nn.parallel.DistributedDataParallel) else ()
         untouched: dict[str, object] = {}
+        uses = None if owner is None or owner.opaque else owner.names
         for key, value in list(attributes.items()):
             if key in MODULE_DICTS or key in derived or (self.reads is None and key in _NOT_READ):
                 continue
-            use = self._use(owner, key)
+            use = uses.get(key) if uses is not None else self._use(owner, key)
             if use is None and not isinstance(value, Tensor):  # a kernel may read a tensor's memory
                 untouched[key] = value
             else:
@@ -252,12 +259,14 @@ class Contents:
         installed = is_library_class(kind)
         members, names = members_of(kind), self.names_of(kind)
         for key, member in list(members.items()):
+            if installed and key != "forward" and _is_fixed(member):
+                continue
             if self.reads is None:
                 plain = not (key.startswith("__") or hasattr(type(member), "__get__"))
                 use = Use.READ if plain and not installed else None
             else:
                 use = names.get(key, Use.READ if self._ran(member) else None)
-            if use is not None and not (installed and key != "forward" and _is_fixed(member)):
+            if use is not None:
                 yield Slot("item", members, key, f"{kind.__qualname__}.{key}", kind), use
         if isinstance(kind, enum.EnumMeta) and not installed:
             yield from self._items(kind.__qualname__, vars(kind)["_member_map_"])

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import operator
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from torch import Tensor
 
 from onelaunch.call.spec import TensorSpec
-from onelaunch.call.tree import can_flatten, is_plain
+from onelaunch.call.tree import is_ordinary, is_plain
 from onelaunch.state.slots import Slot
 
 
 class Unlike(Exception):
     """Two objects that are not built alike, so that neither can stand for the other."""
+
+
+def ids_in(value: Any) -> Iterator[int]:
+    """Return the ids of the objects that are looked up for the counterpart of a value or slot."""
+    yield id(value)
+    if isinstance(value, tuple):
+        for part in cast(tuple[Any, ...], value):
+            yield from ids_in(part)
+    elif isinstance(value, types.MethodType):
+        yield from ids_in(value.__self__)
 
 
 class Counterparts:
@@ -34,6 +45,8 @@ class Counterparts:
         self._taken: dict[int, object] = {}
         for old, new in pairs:
             self._pair(old, new)
+        self.replaced = frozenset(i for i, (old, new) in self._found.items() if old is not new)
+        """ids of the parts that have another one for a counterpart."""
 
     def tensors(self) -> list[tuple[Tensor, Tensor]]:
         """Return the tensors that differ, with their counterparts."""
@@ -46,12 +59,14 @@ class Counterparts:
 
     def of(self, value: Any) -> Any:
         """Return the counterpart of a value; of one that is no part of the objects, itself."""
-        if id(value) in self._found:
-            return self._found[id(value)][1]
-        if type(value) is tuple:
+        found = self._found.get(id(value))
+        if found is not None:
+            return found[1]
+        kind: type = type(value)
+        if kind is tuple:
             parts = tuple(map(self.of, cast(tuple[Any, ...], value)))
-            return value if all(map(_is, parts, value)) else parts
-        if isinstance(value, types.MethodType):
+            return value if all(map(operator.is_, parts, value)) else parts
+        if kind is types.MethodType:
             owner = self.of(value.__self__)
             return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
         return value
@@ -88,7 +103,7 @@ class Counterparts:
             if list(old) != list(new):
                 raise Unlike
             self._pair_all(list(old.values()), list(new.values()))
-        elif can_flatten(old):
+        elif is_ordinary(type(old)):
             self._pair(vars(old), vars(new))
         else:
             raise Unlike
@@ -98,7 +113,3 @@ class Counterparts:
             raise Unlike
         for a, b in zip(old, new, strict=True):
             self._pair(a, b)
-
-
-def _is(a: object, b: object) -> bool:
-    return a is b

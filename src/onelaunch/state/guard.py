@@ -8,8 +8,9 @@ grad mode, each of these tensors requires grad as it did.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from onelaunch.call.dtensor import local
 from onelaunch.call.tree import Constant, is_plain
 from onelaunch.errors import kind_of
-from onelaunch.state.counterparts import Counterparts
+from onelaunch.state.counterparts import Counterparts, ids_in
 from onelaunch.state.host_values import version_of
 from onelaunch.state.native_guard import native_guard
 from onelaunch.state.slots import (
@@ -80,6 +81,7 @@ class StateGuard:
         grads_matter = torch.is_grad_enabled() or asks
         self._grads = [t.requires_grad for t in self.tensors] if grads_matter else []
         self._same_hooks = same_hooks(leaves) if leaves else None
+        self._division: _Division | None = None
         self.check = self._native_check() or self._python_check
 
     def agrees(self, other: StateGuard) -> bool:
@@ -108,17 +110,63 @@ class StateGuard:
         return self._same_hooks is None
 
     def transferred(self, parts: Counterparts) -> StateGuard | None:
-        """Return the same guard over other objects; None if they are of other lengths or sizes."""
-        slots = [(parts.slot(slot), parts.of(value)) for slot, value in self.held()]
-        tensors = [parts.of(t) for t in self.tensors]
-        sized = [(parts.of(size.container), size.names) for size in self._sized]
-        made = StateGuard(slots, tensors, sized, self._modes, (), bool(self._grads))
+        """Return the same guard over other objects; None if they are of other lengths or sizes.
+
+        The first time costs microseconds for each slot; from then on, for each that changes.
+        """
+        division = self._division
+        if division is None or not division.fixed_ids.isdisjoint(parts.replaced):
+            division = self._divided(parts)
+        made = copy.copy(self)
+        made._division = division
+        made._slots, made._values = self._slots.copy(), self._values.copy()
+        for i in division.slots:
+            made._slots[i], made._values[i] = parts.slot(self._slots[i]), parts.of(self._values[i])
+        made.tensors, made._layouts = self.tensors.copy(), self._layouts.copy()
+        for i in division.tensors:
+            made.tensors[i] = parts.of(self.tensors[i])
+            made._layouts[i] = _Layout.of(made.tensors[i])
+        made._sized = self._sized.copy()
+        for i in division.sized:
+            made._sized[i] = _Size(parts.of(self._sized[i].container), self._sized[i].names)
         alike = (
-            made._grads == self._grads
-            and all(a.is_alike(b) for a, b in zip(made._layouts, self._layouts, strict=True))
-            and all(a.is_alike(b) for a, b in zip(made._sized, self._sized, strict=True))
+            made._same_grads()
+            and all(made._layouts[i].is_alike(self._layouts[i]) for i in division.tensors)
+            and all(made._sized[i].is_alike(self._sized[i]) for i in division.sized)
         )
-        return made if alike else None
+        if not alike:
+            return None
+        fixed = division.fixed
+        own = made._part(division.slots, division.tensors, division.sized, []).check
+        made.check = lambda: fixed() and own()
+        return made
+
+    def _divided(self, parts: Counterparts) -> _Division:
+        """Return what changes with the objects of a request, and the check of the rest."""
+        pairs = [list(ids_in(pair)) for pair in self.held()]
+        slots, fixed_slots = _split(pairs, parts)
+        tensors, fixed_tensors = _split([[id(t)] for t in self.tensors], parts)
+        sized, fixed_sized = _split([[id(size.container)] for size in self._sized], parts)
+        fixed = self._part(fixed_slots, fixed_tensors, fixed_sized, self._modes)
+        ids = frozenset[int]().union(*(pairs[i] for i in fixed_slots), map(id, fixed.tensors))
+        ids = ids.union(id(size.container) for size in fixed._sized)
+        return _Division(slots, tensors, sized, fixed.check, ids)
+
+    def _part(
+        self, slots: list[int], tensors: list[int], sized: list[int], modes: list[Reader]
+    ) -> StateGuard:
+        """Return a guard of some of what this one checks."""
+        part = copy.copy(self)
+        part._slots = [self._slots[i] for i in slots]
+        part._values = [self._values[i] for i in slots]
+        part._watched = [i for i, s in enumerate(part._slots) if not _stays(s)]
+        part.tensors = [self.tensors[i] for i in tensors]
+        part._layouts = [self._layouts[i] for i in tensors]
+        part._grads = [self._grads[i] for i in tensors] if self._grads else []
+        part._sized = [self._sized[i] for i in sized]
+        part._modes = modes
+        part.check = part._native_check() or part._python_check
+        return part
 
     def places(self) -> Iterator[tuple[Tensor, int]]:
         """Return the tensors that are read by address, each with that address."""
@@ -131,33 +179,35 @@ class StateGuard:
         guard = native_guard().guard
         if guard is None:
             return None
-        in_c = [i for i in self._watched if _is_readable_in_c(self._slots[i])]
+        in_c: list[int] = []
+        not_in_c: list[int] = []
+        for i in self._watched:
+            (in_c if _is_readable_in_c(self._slots[i]) else not_in_c).append(i)
         watched = sum(_is_attribute(self._slots[i]) for i in in_c)
         values = [self._values[i] for i in in_c]
         lengths = [len(size.container) for size in self._sized]
         plain = [t for t in self.tensors if _is_laid_out_for_c(t)]
-        compiled = guard(
-            tuple(read for read, _ in self._modes),
-            tuple(expected for _, expected in self._modes),
-            tuple(self._slots[i].holder for i in in_c),
-            tuple(_key_for_c(self._slots[i]) for i in in_c),
-            values,
-            watched,
-            tuple(size.container for size in self._sized),
-            lengths,
-            sum(isinstance(size.container, dict) for size in self._sized),
-            tuple(plain),
-            bool(self._grads),
-        )
-        check_in_c = compiled.check
-        if check_in_c() is not True:
+        modes = tuple(read for read, _ in self._modes), tuple(value for _, value in self._modes)
+        holders = tuple(self._slots[i].holder for i in in_c)
+        keys = tuple(_key_for_c(self._slots[i]) for i in in_c)
+        containers = tuple(size.container for size in self._sized)
+        dicts = sum(isinstance(container, dict) for container in containers)
+
+        def expecting(values: list[object]) -> Callable[[], bool | None]:
+            sized = containers, lengths, dicts
+            made = guard(
+                *modes, holders, keys, values, watched, *sized, tuple(plain), bool(self._grads)
+            )
+            return made.check
+
+        check_in_c = expecting(values)
+        if check_in_c() is not True and not expecting([self._slots[i].read() for i in in_c])():
             return None  # a container whose methods show other contents than it has
-        not_in_c = [i for i in self._watched if not _is_readable_in_c(self._slots[i])]
         rest = [i for i in not_in_c if self._slots[i].key is not gradient_of]
         gradients_kept = same_gradients(
             [(self._slots[i].holder, _gradient(self._values[i])) for i in not_in_c if i not in rest]
         )
-        others = [p for p in self._layouts if not any(p.tensor is t for t in plain)]
+        others = [p for p in self._layouts if not _is_laid_out_for_c(p.tensor)]
 
         def settle() -> bool:
             """Let equal values take the place of the captured ones, and check once more.
@@ -248,6 +298,10 @@ class StateGuard:
                 return f"{self._name(t, index)}.requires_grad: captured {was}, got {not was}"
         return None
 
+    def changed(self) -> list[tuple[Slot, object]]:
+        """Return the slots that hold other contents, with those that they are to hold."""
+        return [pair for i, pair in enumerate(self.held()) if not self._holds(i)]
+
     def held(self) -> Iterator[tuple[Slot, object]]:
         """Return the slots with their expected contents."""
         return zip(self._slots, self._values, strict=True)
@@ -270,6 +324,27 @@ class StateGuard:
         """Return the tensors that no guarded slot holds."""
         held = {id(local(v)) if isinstance(v, Tensor) else id(v) for v in self._values}
         return [t for t in tensors if id(local(t)) not in held]
+
+
+class _Division(NamedTuple):
+    """A guard's division in what changes with the objects of a request, by index, and the rest.
+
+    Attributes:
+        fixed: the check of the rest.
+        fixed_ids: ids of all objects in the rest.
+    """
+
+    slots: list[int]
+    tensors: list[int]
+    sized: list[int]
+    fixed: Callable[[], bool]
+    fixed_ids: frozenset[int]
+
+
+def _split(ids: Sequence[Sequence[int]], parts: Counterparts) -> tuple[list[int], list[int]]:
+    """Return the indices of what `parts` replaces, and the other ones."""
+    changed = [not parts.replaced.isdisjoint(found) for found in ids]
+    return [i for i, c in enumerate(changed) if c], [i for i, c in enumerate(changed) if not c]
 
 
 def _fits(content: object, value: object) -> bool:

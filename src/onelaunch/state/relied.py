@@ -44,43 +44,43 @@ def relied_on(
     """
     now = {change.slot.id: change.after for change in found}
     guarded: list[tuple[Slot, object]] = []
-    for slot, value in before.held.values():
+    for key, (slot, value) in before.held.items():
+        use = before.uses.get(key)
         if isinstance(value, Tensor):
-            if slot.id in rebound - inputs and slot.id in now and before.is_read(slot):
+            written = key in rebound and key not in inputs
+            if written and key in now and use is Use.READ:
                 # It may be any tensor, but the callable may read whether it is one, and its shape.
                 # For inputs the call path checks that.
                 guarded.append((description_slot(slot), description_slot(slot).read()))
-            if slot.id in rebound or value.layout is not torch.strided:
+            if key in rebound or value.layout is not torch.strided:
                 continue
             parameter = isinstance(slot.owner, nn.Module) and any(
                 slot.holder is slot.owner.__dict__.get(kind) for kind in ("_parameters", "_buffers")
             )
             mine = value.device.type == device.type
             by_address = mine and (parameter or driver.storage(value) in external)
-            if by_address or (before.is_read(slot) and slot.id not in now):
+            if by_address or (use is Use.READ and key not in now):
                 guarded.append((slot, value))
             continue
-        if slot.id in rebound:
+        if key in rebound:
             # One that only stores, and is as it was: this run may not have come by the store.
-            unused = before.use(slot) is Use.NONE
-            kept = unused and slot.id not in now and slot.id not in sure
-            if before.is_read(slot) or kept:
+            kept = use is Use.NONE and key not in now and key not in sure
+            if use is Use.READ or kept:
                 guarded.append((slot, value))
             continue
-        if not _matters(slot, value, before, slot.id in now) or is_replaced(slot, now):
+        if not _matters(slot, value, before, use, key in now) or is_replaced(slot, now):
             continue
         # A counter that the call advanced is not advanced by replays: it stays where it is now.
-        guarded.append((slot, now.get(slot.id, value)))
+        guarded.append((slot, now.get(key, value)))
     guarded += _orders(before, now)
     guarded += _gradients(before, found, guarded)
     owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
     owners |= {id(owner): owner for owner in before.touched()}
     guarded.extend(before.paths(owners.values()))
     # A replay stores where the capture did.
-    places = {slot.id: slot for slot, _ in before.held.values()}
-    places |= {change.slot.id: change.slot for change in found}
-    stored = [places[key] for key in rebound if key in places]
-    stored = [slot for slot in stored if not is_replaced(slot, now)]
+    places = {key: before.held[key][0] for key in rebound if key in before.held}
+    places |= {change.slot.id: change.slot for change in found if change.slot.id in rebound}
+    stored = [slot for slot in places.values() if not is_replaced(slot, now)]
     return _with_ways(guarded, stored, before)
 
 
@@ -88,8 +88,8 @@ def _orders(before: StateWalk, now: Collection[tuple[int, object]]) -> list[tupl
     """Return the keys of dicts that are read as a whole, in the order of iteration."""
     dicts = [
         (slot, cast(dict[object, object], value))
-        for slot, value in before.held.values()
-        if type(value) in _ORDERED and before.is_read(slot)
+        for key, (slot, value) in before.held.items()
+        if type(value) in _ORDERED and before.uses.get(key) is Use.READ
     ]
     return [
         (Slot(_ORDERED[type(value)], value, tuple, f"the keys of `{slot.name}`", None, slot), keys)
@@ -165,11 +165,11 @@ _SMALL = 64
 """The most items of a container whose plain values are compared one by one."""
 
 
-def _matters(slot: Slot, value: object, before: StateWalk, changed: bool) -> bool:
+def _matters(slot: Slot, value: object, before: StateWalk, use: Use | None, changed: bool) -> bool:
     """Return whether another value in this slot could change what the callable does."""
     if isinstance(value, nn.Module):
         return True
     if id(slot.holder) in before.containers and before.containers[id(slot.holder)][2] > _SMALL:
         return before.is_item_read(slot)
     # An object that the callable replaces at each call would differ at the next.
-    return before.is_read(slot) and (is_state(value) or callable(value) or not changed)
+    return use is Use.READ and (not changed or is_state(value) or callable(value))

@@ -71,6 +71,8 @@ class Slot(NamedTuple):
             self._assign(value)
         elif value is MISSING:
             del self.holder[self.key]
+        elif isinstance(self.holder, list) and self.key == len(self.holder):
+            self.holder.append(value)
         else:
             self.holder[self.key] = value
 

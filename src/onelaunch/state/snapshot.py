@@ -2,19 +2,59 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from onelaunch.call.dtensor import local
 from onelaunch.call.spec import lies_on
-from onelaunch.call.tree import Same, Tree, call_constants, flatten, is_plain
+from onelaunch.call.tree import Same, Tree, call_constants, constants, flatten, is_plain
 from onelaunch.driver.protocol import Driver
-from onelaunch.frames.reads import Reads
+from onelaunch.frames.reads import Reads, StandIn
 from onelaunch.state.slots import MISSING
 from onelaunch.state.walk import Change, StateWalk, changes, restore, walk
+
+_Refs = dict[tuple[int, object], weakref.ref[Tensor]]
+"""id of a slot -> the tensor in it."""
+
+
+class LastWalk:
+    """The last walk of a callable's state, kept through a run and until its next call.
+
+    The tensors are held weakly, as the run may replace them and their memory is to be free at once.
+    A walk that found one elsewhere than in a module is not kept, as a list, say, would hold it too;
+    nor one that visited an object that only the user keeps.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[StateWalk, _Refs, bool] | None = None
+
+    def keep(self, found: StateWalk) -> None:
+        """Keep a walk, which is no more to be used itself."""
+        self._kept = None
+        in_modules = all(isinstance(slot.owner, nn.Module) for slot, _ in found.tensors())
+        if in_modules and not found.strays and found.reads is not None:
+            refs = {
+                key: weakref.ref(value)
+                for key, (_, value) in found.held.items()
+                if isinstance(value, Tensor)
+            }
+            self._kept = found.without_tensors(), refs, torch.is_grad_enabled()
+
+    def take(self, reads: Reads | None) -> StateWalk | None:
+        """Return the walk, if another would find the same; it is not kept any longer."""
+        kept, self._kept = self._kept, None
+        if kept is None or kept[0].reads is not reads or kept[2] != torch.is_grad_enabled():
+            return None
+        tensors = {key: ref() for key, ref in kept[1].items()}
+        if any(t is None for t in tensors.values()):
+            return None
+        found = kept[0].with_tensors(cast(dict[tuple[int, object], Tensor], tensors))
+        return found if found.is_current() else None
 
 
 class ReachableState:
@@ -25,18 +65,33 @@ class ReachableState:
     Args:
         roots: the named objects where the walk begins.
         reads: the reads of the callable, or None before it has run.
+        last: the last walk from the same roots, if they are those of each call.
     """
 
-    def __init__(self, roots: Sequence[tuple[str, object]], reads: Reads | None = None) -> None:
+    def __init__(
+        self,
+        roots: Sequence[tuple[str, object]],
+        reads: Reads | None = None,
+        last: LastWalk | None = None,
+    ) -> None:
         self.roots = roots
         self.reads = reads
+        self._last = last
         self._now: StateWalk | None = None
 
     def walk(self) -> StateWalk:
         """Return the current state."""
         if self._now is None:
+            self._now = self._last and self._last.take(self.reads)
+        if self._now is None:
             self._now = walk(self.roots, self.reads)
         return self._now
+
+    def rest(self) -> None:
+        """Hold no tensor during a run, which may replace it."""
+        if self._now is not None and self._last is not None:
+            self._last.keep(self._now)
+        self._now = None
 
     def values(self) -> list[object]:
         """Return all contents that are reached."""
@@ -115,31 +170,37 @@ class StateSnapshot:
         """Roll back what a failed capture changed in the callable's state.
 
         Of the changes `found`, by default all there are, it undoes those of tensors; and if the
-        callable runs `again` in place of this run, also its numbers, flags and modules. Numbers and
-        modules stay changed where a container has grown or shrunk: they may have to agree with it.
+        callable runs `again` in place of this run, also its numbers, flags and modules, and what
+        it put into containers or took out of them.
         """
         found = found or self.reached.changed(self.walk)[1]
         self.reached.forget()
-        again = again and not any(
-            is_plain(c.after if c.before is MISSING else c.before)
-            for c in found
-            if c.before is MISSING or c.after is MISSING
-        )
         values = (value for _, value in self.walk.held.values())
         modules = {id(value) for value in values if isinstance(value, nn.Module)}
+
+        def plain(value: object) -> bool:
+            return value is MISSING or is_plain(value)
+
         restore(
             c
             for c in found
             if isinstance(c.before, Tensor)
             or flatten(c.after).tensors
+            or _holds_stand_in(c.after)
             or (
                 again
-                and ((is_plain(c.before) and is_plain(c.after)) or id(c.after) in modules)
-                and self.walk.use(c.slot) is not None
+                and ((plain(c.before) and plain(c.after)) or id(c.after) in modules)
+                and (self.walk.use(c.slot) is not None or c.before is MISSING or c.after is MISSING)
             )
         )
         for k in self._kept:
             k.restore()
+
+
+def _holds_stand_in(value: object) -> bool:
+    """Return whether a value has a capture's stand-in for a number in it, which no later run may
+    find."""
+    return any(isinstance(c.value, StandIn) for _, c in constants(flatten(value).tree))
 
 
 @dataclass(slots=True)

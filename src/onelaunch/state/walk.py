@@ -12,8 +12,8 @@ import operator
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -66,6 +66,10 @@ class StateWalk:
         default_factory=list[tuple[Callable[[Any], object], object, object]]
     )
     """(reader, object, value) of further facts that decided the course of the walk."""
+    strays: bool = False
+    """True if it visited an object of the user's that no slot leads to, and nobody may keep."""
+    _tensors: list[tuple[Slot, Tensor]] | None = None
+    """See `tensors`, which a capture asks a dozen times."""
 
     def is_current(self) -> bool:
         """Return whether a new walk would find the same, in a tenth of its time. False for a
@@ -78,6 +82,20 @@ class StateWalk:
             and all(len(inside) == count for inside, _, count in self.containers.values())
             and not any(u.changed() for u in self.contents.untouched.values())
         )
+
+    def without_tensors(self) -> StateWalk:
+        """Return the walk without its tensors, for `with_tensors`."""
+        held = {k: (s, None if isinstance(v, Tensor) else v) for k, (s, v) in self.held.items()}
+        facts = [fact for fact in self.facts if not isinstance(fact[1], Tensor)]
+        return replace(self, held=held, facts=facts, _tensors=None)
+
+    def with_tensors(self, tensors: Mapping[tuple[int, object], Tensor]) -> StateWalk:
+        """Return the walk with these tensors, by the ids of their slots, of which no leaf had a
+        gradient."""
+        held = self.held | {key: (self.held[key][0], t) for key, t in tensors.items()}
+        leaves = [t for t in tensors.values() if t.is_leaf]
+        facts = [*self.facts, *((has_gradient, t, False) for t in leaves)]
+        return replace(self, held=held, facts=facts)
 
     @property
     def reads(self) -> Reads | None:
@@ -138,9 +156,10 @@ class StateWalk:
             names = self.contents.names_of(kind)
             if names and not is_library_class(kind):  # it may get an attribute that a base had
                 yield members_of(kind), frozenset(names)
-        for slot, value in self.held.values():
-            stays = slot.id not in replaced and not is_replaced(slot, replaced)
-            if id(value) in self.containers and self.is_read(slot) and stays:
+        for key, (slot, value) in self.held.items():
+            if id(value) not in self.containers or self.uses.get(key) is not Use.READ:
+                continue
+            if key not in replaced and not is_replaced(slot, replaced):
                 yield value, None
 
     def paths(self, owners: Iterable[object]) -> Iterator[tuple[Slot, object]]:
@@ -177,11 +196,16 @@ class StateWalk:
                 if seen is not None and seen.names and not isinstance(owner, types.ModuleType):
                     yield owner
 
-    def tensors(self) -> Iterator[tuple[Slot, Tensor]]:
-        """Return the slots that hold tensors."""
-        for slot, value in self.held.values():
-            if isinstance(value, Tensor):
-                yield slot, value
+    def tensors(self) -> Sequence[tuple[Slot, Tensor]]:
+        """Return the slots that hold tensors, once the walk is complete."""
+        if self._tensors is None:
+            self._tensors = _tensors_in(self)
+        return self._tensors
+
+
+def _tensors_in(found: StateWalk) -> list[tuple[Slot, Tensor]]:
+    """Return the slots of a walk that hold tensors."""
+    return [(slot, value) for slot, value in found.held.values() if isinstance(value, Tensor)]
 
 
 _LEAVES = frozenset({bool, int, float, str, type(None)})
@@ -216,6 +240,7 @@ def walk(
                 name = value.__qualname__ if isinstance(value, type) else _named(value)
                 queue.append((name, value, None))
                 _visit_all(found, queue, seen)
+                found.strays |= not (isinstance(value, type) or is_library_class(type(value)))
     if torch.is_grad_enabled() and found.runs_backward():
         while _queue_hooks(found, queue, seen):
             _visit_all(found, queue, seen)
@@ -225,18 +250,21 @@ def walk(
 def _visit_all(found: StateWalk, queue: Queue, seen: set[int]) -> None:
     while queue:
         name, value, via = queue.popleft()
+        if id(value) in seen:
+            continue
+        if type(value) is OrderedDict and not value and _is_bare(found, value):  # hooks, mostly
+            seen.add(id(value))
+            found.contents.containers[id(value)] = (value, name, 0)
+            continue
         plain = is_plain(value) and not isinstance(value, enum.Enum)  # whose members may have more
         # Imports grow `sys.modules`; the modules that were read are known by themselves.
-        if id(value) not in seen and not plain and value is not sys.modules:
+        if not plain and value is not sys.modules:
             seen.add(id(value))
             _visit(found, queue, name, value, via)
 
 
 def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot | None) -> None:
     """Add the slots of one object, and queue the contents that were read."""
-    if type(value) is OrderedDict and not value and _is_bare(found, value):  # hooks, mostly
-        found.contents.containers[id(value)] = (value, name, 0)
-        return
     if isinstance(value, types.FunctionType):
         found.functions.append(value)
         found.facts += ((code_of, value, value.__code__), (len, vars(value), len(vars(value))))
@@ -262,7 +290,7 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
 
 def _is_bare(found: StateWalk, container: object) -> bool:
     """Return whether a container has no attributes, and no read of any is known."""
-    read = found.reads is not None and found.reads.of(container) is not None
+    read = found.reads is not None and id(container) in found.reads.owners
     return not (read or attributes_of(container))
 
 
@@ -276,8 +304,10 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
         found.facts.append((has_gradient, content, content.grad is not None))
     if content is MISSING and (use is None or found.reads is None):
         return
-    key = slot.id
+    key = (id(slot.holder), slot.key)
     found.held[key] = (slot, content)
+    if use is None:
+        return
     if use is Use.ITEMS and not isinstance(content, dict):
         use = Use.READ  # the last item of a list is another when it has grown
     if use is Use.ITEMS:
@@ -287,15 +317,14 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
         items = [found.held.get((id(content), item)) for item in cast(dict[Any, Any], content)]
         for item, _ in filter(None, items):
             _add_slot(found, item, Use.READ, queue)
-    if use is not None:
-        found.uses[key] = max(use, found.uses.get(key, use))
-        if not tensor and type(content) not in _LEAVES:
-            queue.append((slot.name, content, slot))
+    found.uses[key] = max(use, found.uses.get(key, use))
+    if not tensor and type(content) not in _LEAVES:
+        queue.append((slot.name, content, slot))
 
 
 def _queue_hooks(found: StateWalk, queue: Queue, seen: set[int]) -> bool:
     """Queue the hooks of leaves, which a backward inside runs. Return whether there are any."""
-    for slot, t in found.tensors():
+    for slot, t in _tensors_in(found):
         for hooks in (read_hooks(t), read_last_hooks(t)) if t.requires_grad else ():
             new = [h for h in (hooks or {}).values() if id(h) not in seen]
             queue.extend((f"a hook of {slot.name}", hook, None) for hook in new)
@@ -379,8 +408,12 @@ def reads_more(
 
 
 def restore(found: Iterable[Change]) -> None:
-    """Undo changes, as after a failed capture. The items of a tuple are undone with the tuple."""
-    for change in found:
+    """Undo changes, as after a failed capture. The items of a tuple are undone with the tuple; of
+    a list, what came is taken off from its end, and what went is put there again."""
+    changes = list(found)
+    came = [change for change in changes if change.before is MISSING]
+    rest = [change for change in changes if change.before is not MISSING]
+    for change in (*reversed(came), *rest):
         inside = isinstance(change.slot.holder, tuple)
         if not inside and _is_same(change.after, change.slot.read()):
             change.slot.write(change.before)
@@ -388,7 +421,7 @@ def restore(found: Iterable[Change]) -> None:
 
 def is_replaced(slot: Slot, replaced: Collection[tuple[int, object]]) -> bool:
     """Return whether each call replaces a content on the path to this slot."""
-    leading = slot.via
+    leading = slot.via if replaced else None
     while leading is not None:
         if leading.id in replaced:
             return True

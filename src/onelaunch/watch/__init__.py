@@ -3,6 +3,7 @@
 operations.py   Watching: a mode that gets operations as they are recorded
 observer.py     Observer: the reads and writes of memory, operation by operation
 ledger.py       Ledger: the operations of a run, compared with another run's
+on_device.py    fills by a number of the device, without the host
 lifted.py       host values that each call brings to the device alike, kept there
 compiled.py     the reads and writes of a watched run, for code compiled since
 host_memory.py  host tensors in a run: the sources of their values, and their readers

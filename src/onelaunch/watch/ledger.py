@@ -6,6 +6,7 @@ memory, then something changes in Python that a replay would freeze.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 from onelaunch.call.dtensor import local
 from onelaunch.call.spec import has_strides
 from onelaunch.call.tree import is_plain
-from onelaunch.driver.aten import tensors
+from onelaunch.driver.aten import Operator, operator, tensors
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.random_state import HostGenerators, drawing_line_of
 from onelaunch.driver.refusals import DRAWN
@@ -42,6 +43,8 @@ TRIES = 3
 _SMALL_BYTES = 64
 """Largest host tensor that is compared by its value."""
 
+_BY_IDENTITY = (Tensor, torch.nn.Module, OrderedDict)
+"""Types of nearly all that is no plain value, to tell it at once."""
 _COMPARED_BY_VALUE = frozenset(
     {bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
@@ -57,6 +60,17 @@ class _Operand(NamedTuple):
     offset: int = 0
     device: torch.device | None = None
     requires_grad: bool = False
+
+
+class _AnyNumber:
+    """A number that each call reads: equal to every noted number."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _AnyNumber) or (
+            type(other) is tuple and other[:1] in ((float,), (int,))  # pyright: ignore
+        )
+
+    __hash__ = None  # pyright: ignore
 
 
 class _Count(NamedTuple):
@@ -125,7 +139,8 @@ class Ledger:
         leaves = [t for _, t in walked.tensors() if t.requires_grad]
         self._hooks = [tuple(hooks or ()) for t in leaves for hooks in _hooks_of(t)]
         self.held: dict[object, object] = {
-            key: _content(value) for key, (_, value) in walked.held.items()
+            key: id(value) if issubclass(type(value), _BY_IDENTITY) else _content(value)
+            for key, (_, value) in walked.held.items()
         }
         """id of a slot -> its content before the run: a plain value, or the id of an object."""
         descriptions = [
@@ -160,16 +175,21 @@ class Ledger:
         or guarded, and replaced in a capture; the numbers of an optimizer made in the call are
         like any others."""
 
-    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+    @property
+    def compares(self) -> bool:
+        """True if the run is compared with one before it."""
+        return self._earlier is not None
+
+    def note(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
         """Note an operation before it runs. Return its storages, for `made`."""
         storages: set[int] = set()
         number = len(self._entries)
-        if str(func).startswith("aten.lift"):  # its argument is memory made outside the dispatcher
+        if op.base.startswith("aten::lift"):  # its argument is memory made outside the dispatcher
             for t in tensors(args):
                 self._origins[self._storage(t)] = self._lifted(t, number)
-        host = brought(func._schema.name, args, kwargs, self._kind)
+        host = brought(op.base, args, kwargs, self._kind)
         self.brought += [t.detach().clone() for t in host]
-        entry = (str(func), self._noted(args, storages), self._noted(kwargs, storages))
+        entry = (op.text, self._noted(args, storages), self._noted(kwargs, storages))
         self._entries.append(entry)
         if self._earlier is not None and self.difference is None:
             others = self._earlier._entries
@@ -218,11 +238,13 @@ class Ledger:
         self._unseen.clear()
 
     def _noted(self, value: Any, storages: set[int]) -> Any:
-        if isinstance(value, Tensor):
-            return self._operand(value, storages)
         kind = type(value)
         if kind in _COMPARED_BY_VALUE:
             return kind, value
+        if isinstance(value, Tensor):
+            return self._operand(value, storages)
+        if isinstance(value, torch.SymFloat):
+            return _AnyNumber()
         if kind is float:
             return kind, None if self.steps else value.hex()
         if isinstance(value, (list, tuple)):
@@ -292,7 +314,7 @@ def _is_position(t: Tensor) -> bool:
 def optimizers_in(walked: StateWalk) -> set[int]:
     """Return the ids of the optimizers among the state that a callable reaches."""
     held = (value for _, value in walked.held.values())
-    return {id(value) for value in held if isinstance(value, Optimizer)}
+    return {id(value) for value in held if issubclass(type(value), Optimizer)}
 
 
 class Noting(Watching):
@@ -304,7 +326,7 @@ class Noting(Watching):
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and note it; see `Watching`."""
-        storages = self._ledger.note(func, args, kwargs)
+        storages = self._ledger.note(operator(func), args, kwargs)
         result = func(*args, **kwargs)
         self._ledger.made(storages, tensors(result))
         return result

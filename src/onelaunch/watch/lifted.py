@@ -16,6 +16,7 @@ MISSES = 8
 
 _INTO_FIRST = ("aten::copy_", "aten::copy")
 _PUTS = ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+_BRINGS = frozenset({"aten::_to_copy", "aten::_copy_from", "aten::where", *_INTO_FIRST, *_PUTS})
 
 Key = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], bytes]
 
@@ -28,6 +29,8 @@ def bits_of(t: Tensor) -> Key:
 
 def brought(name: str, args: Sequence[Any], kwargs: dict[str, Any], kind: str) -> list[Tensor]:
     """Return the host tensors that an operation copies to devices of a kind."""
+    if name not in _BRINGS:
+        return []
     if name == "aten::_to_copy":
         device = kwargs.get("device")
         to_device = device is not None and torch.device(device).type == kind
@@ -35,6 +38,8 @@ def brought(name: str, args: Sequence[Any], kwargs: dict[str, Any], kind: str) -
     if name in _INTO_FIRST or name == "aten::_copy_from":
         target, source = args[:2] if name in _INTO_FIRST else args[1::-1]
         return [source] if target.device.type == kind and source.device.type == "cpu" else []
+    if name == "aten::where" and any(t.device.type == kind for t in args):
+        return [t for t in args if t.device.type == "cpu"]  # 0-dim, which CUDA copies there
     if name in _PUTS and args[0].device.type == kind and args[2].device.type == "cpu":
         masked = any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
         return [] if masked else [args[2]]  # for a mask, the host reads the number

@@ -8,7 +8,7 @@ freeze.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.call.spec import has_strides
-from onelaunch.driver.aten import mapped, operator, tensors
+from onelaunch.driver.aten import Operator, mapped, operator, tensors
 from onelaunch.driver.attention_seeds import given_seeds
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver, Region
@@ -29,9 +29,15 @@ from onelaunch.source import Place, user_frame
 from onelaunch.watch.host_memory import HostMemory, named
 from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.lifted import Lifted, brought
+from onelaunch.watch.on_device import fill_on_device
 from onelaunch.watch.operations import Watching
 
 T = TypeVar("T")
+
+
+def _placed_nowhere(func: Any, args: Any, kwargs: Any) -> None:
+    """Find no number that each call reads."""
+
 
 _DEFERRED = frozenset({"OL101", "OL102", "OL104"})
 """Codes of what compiled code does as eager code does it."""
@@ -105,6 +111,9 @@ class Observer(Watching):
         """Draws from the host's default generator, which each call advances."""
         self.refused: CaptureError | None = None
         """The first refusal, which the callable may have caught."""
+        self.placed: Callable[[Any, Any, Any], tuple[Any, Any] | None] = _placed_nowhere
+        """Returns the arguments of an operation with plain numbers for those that each call reads;
+        None if it has none of these."""
         self.on_operation: Callable[[Any, Any, Any], None] | None = None
         """Called with each operation."""
         self.ledger: Ledger | None = None
@@ -123,56 +132,69 @@ class Observer(Watching):
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and note what it does; see `Watching`."""
+        op = operator(func)
         try:
+            filled = None
             with unwatched():
-                given, lifted = self._consume(func, args, kwargs)
-                noted = self.ledger and self.ledger.note(func, args, kwargs)
-                if func._schema.name == "aten::copy_" and self._is_number(args):
+                noting = args, kwargs
+                args, kwargs = self.placed(func, args, kwargs) or noting
+                given, inside, lifted = self._consume(op, args, kwargs)
+                noted = self.ledger and self.ledger.note(op, *noting)
+                if op.base == "aten::copy_" and self._is_number(args):
                     func, args, kwargs = torch.ops.aten.fill_.Scalar, (args[0], args[1].item()), {}
                 elif lifted:
-                    copies = {id(t): self._copy_of(func._schema.name, t) for t in lifted}
+                    copies = {id(t): self._copy_of(op.base, t) for t in lifted}
                     args = mapped(args, lambda value: copies.get(id(value), value))
-            result = func(*args, **kwargs)
+                elif self._refuse:
+                    filled = fill_on_device(op.base, args, self._on_device)
+            result = filled() if filled else func(*args, **kwargs)
             with unwatched():
                 results = tensors(result)
-                self._produce(func, given, results)
+                self._produce(op, given, inside, results)
                 if self.ledger is not None and noted is not None:
                     self.ledger.made(noted, results)
-                self._note_seeds(func, given, result)
+                self._note_seeds(op, given, result)
         except CaptureError as error:
             self.note_refusal(error)
             raise
         return result
 
     def _consume(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Note the reads and writes of an operation before it runs. Return its tensors, and those
-        whose copies on the device it gets instead."""
+        self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Tensor], set[int], list[Tensor]]:
+        """Note the reads and writes of an operation before it runs. Return its tensors, their
+        storages on the device, and the tensors whose copies there it gets instead."""
         lifted: list[Tensor] = []
-        name: str = func._schema.name
         if self.on_operation is not None:
-            self.on_operation(func, args, kwargs)
+            self.on_operation(op.func, args, kwargs)
         given = tensors((args, kwargs))
-        if name in LIFTS:
+        if op.base in LIFTS:
             self._lift(given)
         if self._refuse:
-            lifted = self._check(func, name, given, args, kwargs)
-            if operator(func).reshapes:
+            lifted = self._check(op, given, args, kwargs)
+            if op.reshapes:
                 self._reshaped_at[id(given[0])] = user_frame()
         elif self._deferring:
-            self._defer(self._check, func, name, given, args, kwargs)
+            self._defer(self._check, op, given, args, kwargs)
+        host: list[Tensor] = []
+        inside: set[int] = set()
         for t in given:
-            self._read(t)
-        host = [t for t in given if not self._on_device(t) and has_strides(t)]
-        for t in host:
-            self.host.used(t)
-        for t in operator(func).written(args, kwargs):
-            self._write(t, host, operator(func).random)
-        for t in operator(func).declared(args, kwargs):
+            if not has_strides(t):
+                continue
             if self._on_device(t):
-                self.version_bumped.add(self._storage(t))
-        return given, lifted
+                storage = self._storage(t)
+                inside.add(storage)
+                self._read(t, storage)
+            else:
+                host.append(t)
+                self.host.used(t)
+        if op.writes:
+            for t in op.written(args, kwargs):
+                self._write(t, host, op.random)
+            for t in op.declared(args, kwargs):
+                if self._on_device(t):
+                    self.version_bumped.add(self._storage(t))
+        return given, inside, lifted
 
     def outcome(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call `fn` inside the context of this observer, and return its result.
@@ -265,9 +287,10 @@ class Observer(Watching):
                 self.host.lifted(t)
 
     def _check(
-        self, func: Any, name: str, tensors: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
+        self, op: Operator, tensors: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
     ) -> list[Tensor]:
         """Refuse what cannot be captured. Return the host tensors that are to be lifted."""
+        func, name = op.func, op.base
         if name == "aten::as_strided":
             self._refuse_absolute(*args, **kwargs)
         device: list[Tensor] = []
@@ -285,6 +308,8 @@ class Observer(Watching):
                 what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
                 raise refuse(found.code, what, fix=fix)
         target = kwargs.get("device")
+        if device and not host and target is None:
+            return []  # nearly all operations: nothing of them is on the host
         moves = (
             name in _COPIES
             and not self._is_number(args)
@@ -297,11 +322,7 @@ class Observer(Watching):
         lifted = self._liftable(name, args, kwargs)
         if moves and not lifted:
             raise refuse("OL103", f"{_readable(name)} copies {named(tensors[-1])} across")
-        if (
-            self._device.type != "cpu"
-            and not (device or self._is_ours(target))
-            and operator(func).random
-        ):
+        if self._device.type != "cpu" and not (device or self._is_ours(target)) and op.random:
             if kwargs.get("generator") is not None:
                 raise refuse("OL104", f"{_readable(name)} draws from a generator of the host's")
             self.draws.append(partial(func, *args, **kwargs))
@@ -388,9 +409,8 @@ class Observer(Watching):
         if 0 not in size and stop > self._inputs[self._storage(t)]:
             raise refuse("OL109", "as_strided reaches beyond the argument")
 
-    def _read(self, t: Tensor) -> None:
-        storage = self.storage_of(t)
-        if storage is None or storage in self._produced or storage in self._inputs:
+    def _read(self, t: Tensor, storage: int) -> None:
+        if storage in self._produced or storage in self._inputs:
             return
         held = self.external.setdefault(storage, [])
         if id(t) not in self._derived and not any(t is other for other in held):
@@ -415,12 +435,14 @@ class Observer(Watching):
                 memory = self._driver.alias(t, torch.uint8, (region.nbytes,), (1,), 0)
                 self._saved.append((memory, memory.clone()))
 
-    def _produce(self, func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        random = operator(func).random
-        for t in outputs:
-            if t.is_nested and self._refuse:
-                raise refuse("OL109", f"{_readable(func.name())} makes a nested tensor")
+    def _produce(
+        self, op: Operator, given: Sequence[Tensor], inside: Collection[int], made: Sequence[Tensor]
+    ) -> None:
+        """Note what an operation made, given tensors whose storages on the device are `inside`."""
+        for t in made:
             if not has_strides(t):
+                if t.is_nested and self._refuse:
+                    raise refuse("OL109", f"{_readable(op.name)} makes a nested tensor")
                 continue
             if self._on_device(t):
                 storage = self._storage(t)
@@ -433,17 +455,14 @@ class Observer(Watching):
                 else:
                     if storage not in self._inputs:
                         self._produced.add(storage)
-                        self._note_line(storage, inputs)
+                        # The line that made it, which is no line of an operation on it.
+                        if self._refuse and storage not in inside:
+                            self._made_at[storage] = user_frame()
                     self.made_tensors.append(weakref.ref(t))
                 continue
-            sources = [i.untyped_storage()._cdata for i in inputs if not self._on_device(i)]
-            if self.host.made(t, sources, random, operator(func).idle):
+            sources = [i.untyped_storage()._cdata for i in given if not self._on_device(i)]
+            if self.host.made(t, sources, op.random, op.idle):
                 self._kept.append(t)
-
-    def _note_line(self, storage: int, inputs: Sequence[Tensor]) -> None:
-        """Note the line that made this memory, which is no line of an operation on it."""
-        if self._refuse and not any(self.storage_of(t) == storage for t in inputs):
-            self._made_at[storage] = user_frame()
 
     def made_at(self, t: Tensor) -> str | None:
         """Return the user's line that made a tensor of the run, as a message has it."""
@@ -455,11 +474,11 @@ class Observer(Watching):
         place = self._reshaped_at.get(id(t))
         return str(place) if place else None
 
-    def _note_seeds(self, func: Any, given: Sequence[Tensor], result: Any) -> None:
+    def _note_seeds(self, op: Operator, given: Sequence[Tensor], result: Any) -> None:
         if self.seeds:  # a new tensor may have the memory of a seed that was freed
             made = set(map(self._storage, filter(has_strides, tensors(result))))
             self.seeds -= made - set(map(self._storage, filter(has_strides, given)))
-        self.seeds.update(map(self._storage, given_seeds(func, result)))
+        self.seeds.update(map(self._storage, given_seeds(op.func, result)))
 
     @property
     def own(self) -> set[int]:
@@ -480,6 +499,11 @@ class Observer(Watching):
         self._made_at.clear()
         self._reshaped_at.clear()
         self.host.release()
+
+    def forget(self) -> None:
+        """Release every tensor, once nobody asks any more what the run read and wrote."""
+        self.release()
+        self.external, self.written = {}, {}  # others may use these dicts
 
     def restore(self) -> None:
         """Restore every byte that existed before the run; needs `save`."""

@@ -206,7 +206,8 @@ class Recorder(DispatchMode):
             storage.copy_(before)
         # Latest first: two storages may share memory, and the first copy is the true one.
         for around, saved in reversed(self._saved.values()):
-            around.copy_(saved)
+            with torch.inference_mode(around.is_inference()):
+                around.copy_(saved)
         self.random.restore()
 
     def refuse(self, code: str, what: str, fix: str | None = None) -> CaptureError:

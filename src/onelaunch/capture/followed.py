@@ -1,0 +1,312 @@
+"""Numbers that each call reads: the proof that a recording follows them, and the reading.
+
+The kernels of a recording are eager's, and so are its results, if its scalars are all that depends
+on a number. That is tried with each operation that takes one: recorded by itself, with other
+numbers written into it, among them those by which kernels are chosen, it must give eager's bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import random
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.call.numbers import number_paths
+from onelaunch.call.tree import Tree
+from onelaunch.capture.numbers import Example, Numbers, Operation, Use
+from onelaunch.driver.aten import mapped, tensors
+from onelaunch.driver.protocol import AmbiguousMatch, Driver, Graph, Pool, ScalarPatch
+from onelaunch.driver.select import preserved_random_state
+from onelaunch.errors import CaptureError
+from onelaunch.optimizers.traced_float import ScalarTrace, Term, unmistakable
+from onelaunch.optimizers.trials import Ambiguous
+
+SEEDS = 4
+"""Number of sets of scalars that are tried: one may equal half an address, or another number."""
+
+_LARGEST = torch.finfo(torch.float32).max
+_EXACT = 2**53
+"""The largest numbers that are followed: torch refuses larger floats as some scalars, and beyond
+2**53 an int is no float."""
+
+_USUAL: dict[type, tuple[float, ...]] = {
+    float: (1e-40, -1e-12, 7.25e5, -3e38, 1 / 3, -0.7182818),
+    int: (5, -16, 1001, 2**24 + 1, -(2**40) - 1),
+}
+"""Numbers that every kernel takes alike."""
+_SPECIAL: dict[type, tuple[float, ...]] = {
+    float: (0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 3.0, 0.5, -0.5, math.inf, -math.inf, math.nan),
+    int: (0, 1, -1, 2, -2, 3),
+}
+"""Numbers for which an operation may take another kernel."""
+_CHOOSING = frozenset((0.0, 1.0, -1.0))
+"""Those that are left to recordings of their own, whatever a trial says, where an operation takes
+no tensor of one element: it may skip a product by them."""
+_SIZES = (64, 3, 2)
+"""The most elements of a trial's tensors in the last dimension, the one before it, and others."""
+
+Excluded = frozenset[float | None]
+"""Numbers for which a recorded operation gives other bits than eager; None is NaN."""
+
+
+@dataclass(slots=True)
+class NumberTrials:
+    """The results of trials for the captures of one call."""
+
+    seed: int = 0
+    """Seed of the scalars."""
+    _proven: dict[str, Excluded | None] = field(default_factory=dict[str, "Excluded | None"])
+    _ambiguities: Ambiguous = field(default_factory=Ambiguous)
+
+    @property
+    def exhausted(self) -> bool:
+        """True after as many sets of scalars as are tried."""
+        return self.seed >= SEEDS
+
+    def follow(
+        self, driver: Driver, device: torch.device, pool: Pool, numbers: Numbers, graph: Graph
+    ) -> FollowedNumbers | None:
+        """Return the followed numbers of a recording; None if its scalars are not all found, so
+        that the capture is to be repeated with others. Numbers on which an operation depends in
+        another way escape.
+        """
+        excluded: list[Excluded] = []
+        for number, operation in enumerate(numbers.operations):
+            terms = [use.term for use in numbers.uses if use.operation == number]
+            key = operation.key()
+            if key not in self._proven:
+                self._proven[key] = _tried(driver, device, pool, operation)
+            proven = self._proven[key]
+            if proven is None:
+                for term in terms:
+                    numbers.escape(term)
+                return None
+            excluded += [proven] * len(terms)
+        self.seed += 1
+        scalars = [use.scalar for use in numbers.uses]
+        patch = None
+        if scalars:
+            try:
+                patch = graph.scalar_patch(scalars, self._ambiguities.confirmed)
+            except AmbiguousMatch as error:
+                self._ambiguities.add(error)
+                return None
+            if patch is None or len(patch.found) < len(scalars):
+                return None
+        return FollowedNumbers(numbers, patch, excluded)
+
+
+class FollowedNumbers:
+    """The numbers that each call of a recording reads.
+
+    Attributes:
+        arguments: the positions of those among the arguments.
+        slots: the places of the others.
+    """
+
+    def __init__(
+        self, numbers: Numbers, patch: ScalarPatch | None, excluded: Sequence[Excluded]
+    ) -> None:
+        self.slots = numbers.following.slots
+        self.arguments = numbers.following.arguments
+        self._kinds = tuple(numbers.kinds)
+        self._trace: ScalarTrace = numbers.trace
+        self._uses: Sequence[Use] = numbers.uses
+        self._uses_kinds = [type(numbers.trace.values[use.term]) for use in numbers.uses]
+        self._excluded = [
+            more | _CHOOSING if not use.wrapped else more
+            for use, more in zip(numbers.uses, excluded, strict=True)
+        ]
+        self._patch = patch
+        self._latest: tuple[object, ...] | None = None
+        self._written = b""
+
+    def names(self) -> set[object]:
+        """Return the numbers: positions of arguments, and ids of slots."""
+        return {*self.arguments, *(slot.id for slot in self.slots)}
+
+    def shown(self, tree: Tree) -> tuple[str, ...]:
+        """Return the names of the numbers, given the tree of the arguments."""
+        paths = number_paths(tree) if self.arguments else []
+        return (*(paths[i] for i in self.arguments), *(slot.name for slot in self.slots))
+
+    @staticmethod
+    def none() -> FollowedNumbers:
+        """Return the numbers of a recording that follows none."""
+        return FollowedNumbers(Numbers.none(), None, ())
+
+    def __bool__(self) -> bool:
+        return bool(self._kinds)
+
+    def current(self, *arguments: object) -> bool:
+        """Write the numbers of a call into the recording; return whether it serves them.
+
+        0.2 us for each number, if they are the same objects as in the last call; else 0.5 us for
+        each term and 1 us for each kernel.
+        """
+        numbers = (*arguments, *[slot.read() for slot in self.slots])
+        latest = self._latest
+        if latest is not None and all(a is b for a, b in zip(numbers, latest, strict=True)):
+            return True
+        scalars = self._scalars(numbers)
+        if scalars is None:
+            return False
+        packed = struct.pack(f"{len(scalars)}d", *scalars)
+        if packed != self._written and self._patch is not None:
+            self._patch.write(scalars)
+        self._written, self._latest = packed, numbers
+        return True
+
+    def serves(self, *arguments: object) -> bool:
+        """Return whether the recording serves the numbers of a call, and write nothing."""
+        numbers = (*arguments, *[slot.read() for slot in self.slots])
+        return self._scalars(numbers) is not None
+
+    def _scalars(self, numbers: Sequence[Any]) -> list[float] | None:
+        if any(type(n) is not kind for n, kind in zip(numbers, self._kinds, strict=True)):
+            return None
+        terms = self._trace.evaluated(numbers)
+        if terms is None:
+            return None
+        scalars: list[float] = []
+        for use, kind, excluded in zip(self._uses, self._uses_kinds, self._excluded, strict=True):
+            term = terms[use.term]
+            if type(term) is not kind or not _is_in_range(term):
+                return None
+            scalar = float(term)
+            if (scalar if scalar == scalar else None) in excluded:
+                return None
+            scalars.append(scalar)
+        return scalars
+
+
+def _is_in_range(value: float) -> bool:
+    if type(value) is int:
+        return abs(value) <= _EXACT
+    return abs(value) <= _LARGEST or not math.isfinite(value)
+
+
+# One operation by itself.
+
+
+def _tried(
+    driver: Driver, device: torch.device, pool: Pool, operation: Operation
+) -> Excluded | None:
+    """Return the numbers that a recording of an operation does not serve; None if it cannot follow
+    any."""
+    ambiguities = Ambiguous()
+    for seed in range(SEEDS):
+        try:
+            with torch.no_grad(), torch._C._DisableAutocast(), preserved_random_state(device):
+                return _Trial(driver, device, operation, seed).run(pool, ambiguities)
+        except AmbiguousMatch as error:
+            ambiguities.add(error)
+        except (CaptureError, RuntimeError, ValueError, TypeError, OverflowError):
+            return None  # eager refuses one of the numbers
+    return None
+
+
+class _Trial:
+    """An operation over a few elements, recorded by itself."""
+
+    def __init__(
+        self, driver: Driver, device: torch.device, operation: Operation, seed: int
+    ) -> None:
+        self._driver, self._device, self._operation = driver, device, operation
+        generator = torch.Generator("cpu").manual_seed(seed)
+        self._random = random.Random(seed)
+        given = (operation.args, operation.kwargs)
+        self._given: Any = mapped(given, lambda v: self._made(v, generator))
+        self._before = [t.clone() for t in tensors(self._given)]
+
+    def _made(self, value: Any, generator: torch.Generator) -> Any:
+        if not isinstance(value, Example):
+            return value
+        shape = [
+            min(size, most)
+            for size, most in zip(
+                reversed(value.shape), itertools.chain(_SIZES, itertools.repeat(2)), strict=False
+            )
+        ][::-1]
+        normal = torch.randn(shape, generator=generator, device="cpu")
+        if value.dtype == torch.bool:
+            return (normal > 0).to(self._device)
+        scaled = normal if value.dtype.is_floating_point else 5 * normal
+        return scaled.to(value.dtype).to(self._device)
+
+    def run(self, pool: Pool, ambiguities: Ambiguous) -> Excluded | None:
+        """Return the numbers for which a recording gives other bits than eager; None if it does so
+        for any, or does not hold the numbers.
+
+        Raises:
+            AmbiguousMatch: see `Graph.scalar_patch`.
+        """
+        stand_ins = [unmistakable(0.61, self._random) for _ in self._operation.kinds]
+        self._driver.warmup(lambda: self._called(stand_ins), self._device)
+        self._restore()
+        graph, result = self._driver.capture(lambda _: self._called(stand_ins), pool)
+        try:
+            patch = graph.scalar_patch(stand_ins, ambiguities.confirmed)
+            if patch is None or len(patch.found) < len(stand_ins):
+                return None
+            excluded: set[float | None] = set()
+            for numbers, usual in self._numbers():
+                self._restore()
+                patch.write(list(map(float, numbers)))
+                graph.launch((), ())
+                got = self._bits(result)
+                self._restore()
+                called = functools.partial(self._called, numbers)
+                expected = self._driver.warmup(called, self._device)
+                if got == self._bits(expected):
+                    continue
+                if usual:
+                    return None
+                excluded |= {float(n) if n == n else None for n in numbers}
+            return frozenset(excluded)
+        finally:
+            graph.reset()
+
+    def _numbers(self) -> Iterator[tuple[list[float], bool]]:
+        """Return the numbers of each trial, and whether they are numbers like any others."""
+        kinds = self._operation.kinds
+        for _ in range(4):
+            yield [self._any(kind) for kind in kinds], True
+        for usual, numbers in ((True, _USUAL), (False, _SPECIAL)):
+            for index, kind in enumerate(kinds):
+                for number in numbers[kind]:
+                    others = [self._any(other) for other in kinds]
+                    yield [*others[:index], number, *others[index + 1 :]], usual
+        if len(kinds) > 1:
+            for numbers in zip(*(_SPECIAL[kind] for kind in kinds), strict=False):
+                yield list(numbers), False
+
+    def _any(self, kind: type) -> float:
+        if kind is int:
+            return self._random.randint(4, 10**6) * self._random.choice((1, -1))
+        return self._random.gauss(0, 1) * 10 ** self._random.uniform(-3, 3)
+
+    def _called(self, numbers: Sequence[float]) -> Any:
+        place = iter(numbers)
+        args, kwargs = mapped(self._given, lambda v: next(place) if isinstance(v, Term) else v)
+        return self._operation.func(*args, **kwargs)
+
+    def _restore(self) -> None:
+        for t, before in zip(tensors(self._given), self._before, strict=True):
+            t.copy_(before)
+
+    def _bits(self, result: Any) -> list[bytes]:
+        return [_bytes(t) for t in (*tensors(result), *tensors(self._given))]
+
+
+def _bytes(t: Tensor) -> bytes:
+    host = t.detach().cpu().reshape(-1).contiguous()
+    return bytes(host.view(torch.uint8).tolist())

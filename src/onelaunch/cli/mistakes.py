@@ -1,0 +1,56 @@
+"""The answers to mistakes on the command line, and to code of the user's that raises."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator
+from pathlib import Path
+from traceback import print_exception
+
+from onelaunch.errors import ArgumentError, GraphError
+
+
+def bad(what: str, where: str, why: str, fix: str) -> ArgumentError:
+    """Make the error for a mistake on the command line."""
+    return ArgumentError("OL401", what, where=where, why=why, fix=fix)
+
+
+def check_file(file: Path, holds: str, command: str) -> None:
+    """Refuse a file that cannot be written, before the work that it is to hold.
+
+    Args:
+        holds: what is written there, such as ``"the comparison"``.
+    """
+    folder = file.absolute().parent
+    why, fix = f"{holds} is written there", f"onelaunch {command} --help"
+    try:
+        if not folder.is_dir():
+            raise bad(f"there is no folder {file.parent}", str(file), why, fix)
+        if file.is_dir():
+            raise bad(f"{file} is a folder", str(file), why, f"the name of a file: {file}/result")
+        writable = os.access(file if file.exists() else folder, os.W_OK)
+    except OSError as error:  # a name that is too long, say
+        raise bad(f"{file} cannot be written: {error.strerror}", str(file), why, fix) from error
+    if not writable:
+        raise bad(f"{file} cannot be written", str(file), why, "a file that you may write")
+
+
+def write(file: Path, text: str, command: str) -> None:
+    """Write a file of results."""
+    try:
+        file.write_text(text)
+    except OSError as error:
+        what = f"{file} could not be written: {error.strerror}"
+        raise bad(what, str(file), str(error), f"onelaunch {command} --help") from error
+
+
+@contextlib.contextmanager
+def tracebacks(shown: bool) -> Generator[None]:
+    """Print the traceback of an exception of the user's code, if that is asked for."""
+    try:
+        yield
+    except GraphError as error:
+        if shown and error.__cause__ is not None:
+            print_exception(error.__cause__)
+        raise

@@ -1,0 +1,103 @@
+"""What of an eager run blocks a capture: by the very checks that captures refuse by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.bench.workload import Workload
+from onelaunch.doctor.place import NOWHERE, Spot
+from onelaunch.doctor.run import FunctionCall, Listener, Operation
+from onelaunch.driver.select import select
+from onelaunch.errors import CaptureError
+from onelaunch.rules import RULES
+from onelaunch.rules.finding import Finding
+from onelaunch.watch.lifted import Lifted
+from onelaunch.watch.observer import Observer
+
+
+class Refusals(Observer):
+    """An observer that refuses nothing, and keeps all that a capture would refuse."""
+
+    def __init__(self, workload: Workload, spot: Callable[[], Spot]) -> None:
+        driver, device = select(workload.tensors())
+        super().__init__(driver, device, refuse="later", lifted=Lifted(device))
+        self.found: list[tuple[Spot, CaptureError]] = []
+        self._spot = spot
+
+    def note_refusal(self, error: CaptureError) -> CaptureError:
+        """Note a refusal with its place; see `Observer`."""
+        self.found.append((self._spot(), error))
+        return super().note_refusal(error)
+
+    def _copy_of(self, name: str, t: Tensor) -> Tensor:
+        return t  # a capture would have a copy of it on the device, and does not refuse it
+
+    def _defer(self, check: Callable[..., object], *args: Any) -> None:
+        try:
+            check(*args)
+        except CaptureError as error:  # its frames would hold all that the run made
+            self.note_refusal(error.with_traceback(None))
+
+
+ON_CUDA = {
+    "aten::_grouped_mm": (
+        torch.float32,
+        "`grouped_mm` in float32 reads its offsets on the host, on CUDA",
+        "half precision, `model.bfloat16()`, which has a kernel of its own",
+    ),
+}
+"""Operations that CUDA does by way of the host in a dtype, and a CPU does not."""
+
+
+class Blocks(Listener):
+    """The listener that finds what blocks a capture.
+
+    Where the callable's tensors are on the CPU, they stand for tensors of a GPU: what would be
+    refused there is found too.
+
+    Attributes:
+        on_cuda: the findings of such a kind, which no capture without a GPU can confirm.
+    """
+
+    concerns = frozenset({Tensor.cpu})
+
+    def __init__(self) -> None:
+        self.on_cuda: list[Finding] = []
+        self._refusals: Refusals | None = None
+
+    @contextmanager
+    def begin(self, workload: Workload, spot: Callable[[], Spot]) -> Generator[None]:
+        """See `Listener`."""
+        self._refusals = Refusals(workload, spot)
+        with self._refusals.host_reads(), self._refusals:
+            yield
+        self._refusals.release()
+
+    def function(self, event: FunctionCall) -> None:
+        """See `Listener`."""
+        if event.args[0].device.type == "cpu":
+            what = "`.cpu()` copies a tensor to the host"
+            self.on_cuda.append(event.spot().finding("OL103", what, None, "run"))
+
+    def operation(self, event: Operation) -> None:
+        """See `Listener`."""
+        known = ON_CUDA.get(event.op.base)
+        if known is not None and event.args[0].device.type != "cuda":
+            dtype, what, fix = known
+            spot = event.spot()
+            if event.args[0].dtype == dtype and spot != NOWHERE:  # its backward has no line
+                self.on_cuda.append(spot.finding("OL109", what, fix, "run"))
+
+    def findings(self) -> list[Finding]:
+        """See `Listener`."""
+        found = self._refusals.found if self._refusals is not None else []
+        return [
+            spot.finding(error.code, error.what, error.fix, "run")
+            for spot, error in found
+            if error.code in RULES
+        ]

@@ -1,0 +1,103 @@
+"""What the memory of a run holds between two writes: who wrote it, and how many read it.
+
+No tensor is kept. A storage is known by a weak reference, which reserves its address only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from onelaunch.driver.aten import Operator, tensors
+
+if TYPE_CHECKING:
+    from onelaunch.doctor.slow.products import Product
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """What memory holds between two writes.
+
+    Attributes:
+        owner: the path of the module whose parameter or buffer it is; also of a copy in another
+            dtype, as autocast makes them.
+        product: the matrix product or convolution that gave it.
+        after: the convolution that it comes from by element-wise steps and norms.
+        branches: the convolutions whose sum it is, batch norms in between allowed.
+        links: the values between those and this one.
+        reads: the number of operations that read it, views not among them.
+    """
+
+    owner: str | None = None
+    product: Product | None = None
+    after: Product | None = None
+    branches: tuple[Product, ...] = ()
+    links: tuple[Value, ...] = ()
+    reads: int = 0
+
+
+@dataclass(slots=True)
+class Step:
+    """One operation as the flow sees it.
+
+    Attributes:
+        read: the values that it read, each once.
+        made: the values that it wrote.
+    """
+
+    read: list[Value] = field(default_factory=list[Value])
+    made: list[Value] = field(default_factory=list[Value])
+
+
+class Flow:
+    """The values of a run, by their storage."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, tuple[StorageWeakRef, Value]] = {}
+
+    def of(self, t: Tensor) -> Value:
+        """Return what a tensor's memory holds now."""
+        storage = t.untyped_storage()
+        known = self._values.get(storage._cdata)
+        return known[1] if known is not None else self.write(t)
+
+    def write(self, t: Tensor) -> Value:
+        """Return a new value in a tensor's memory."""
+        storage = t.untyped_storage()
+        known = self._values.get(storage._cdata)
+        value = Value()
+        reference = StorageWeakRef(storage) if known is None else known[0]
+        self._values[storage._cdata] = reference, value
+        return value
+
+    def step(
+        self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> Step | None:
+        """Follow an operation; return None if it makes views only."""
+        outs = [t for name in op.outs for t in held(kwargs.get(name))]
+        read = [t for t in held((args, kwargs)) if not any(t is out for out in outs)]
+        made = held(result)
+        written = held(op.written(args, kwargs))
+        places = {t.untyped_storage()._cdata for t in read}
+        fresh = [t for t in made if t.untyped_storage()._cdata not in places]
+        if made and not fresh and not written:
+            return None
+        step = Step(list({id(value): value for value in map(self.of, read)}.values()))
+        for value in step.read:
+            value.reads += 1
+        targets = {t.untyped_storage()._cdata: t for t in (*written, *fresh)}
+        step.made = [self.write(t) for t in targets.values()]
+        return step
+
+
+def held(value: Any) -> list[Tensor]:
+    """List the tensors among arguments or results that have one piece of memory and one shape."""
+    return [t for t in tensors(value) if _is_plain(t)]
+
+
+def _is_plain(t: Tensor) -> bool:
+    return t.layout is torch.strided and not t.is_nested and torch._C._has_storage(t)

@@ -1,0 +1,54 @@
+"""The host's waits for the device in an eager run on CUDA, which torch warns of if asked."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from onelaunch.bench.workload import Workload
+from onelaunch.doctor.place import Spot
+from onelaunch.doctor.run import Listener
+from onelaunch.rules.finding import Finding
+
+_WARNED = "called a synchronizing CUDA operation"
+"""https://docs.pytorch.org/docs/stable/generated/torch.cuda.set_sync_debug_mode.html"""
+
+
+class Waits(Listener):
+    """The listener that finds operations for which the host waits, whoever calls them."""
+
+    def __init__(self) -> None:
+        self._found: list[Spot] = []
+
+    @contextmanager
+    def begin(self, workload: Workload, spot: Callable[[], Spot]) -> Generator[None]:
+        """See `Listener`."""
+        if workload.device.type != "cuda":
+            yield
+            return
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("always", message=_WARNED)
+            shown = warnings.showwarning
+
+            def note(message: Any, *args: Any, **kwargs: Any) -> None:
+                if _WARNED in str(message):
+                    self._found.append(spot())
+                else:
+                    shown(message, *args, **kwargs)
+
+            warnings.showwarning = note
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+
+    def findings(self) -> list[Finding]:
+        """See `Listener`."""
+        what = "the host waits for the device"
+        return [spot.finding("OL101", what, None, "run") for spot in self._found]

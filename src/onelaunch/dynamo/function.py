@@ -1,0 +1,83 @@
+"""A function that cannot be captured whole: the graphs that Dynamo finds in it are."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from onelaunch.capture.compilation import eager_aten
+from onelaunch.dynamo.backend import driver_of, record_graph
+from onelaunch.dynamo.region import Region
+from onelaunch.dynamo.settings import Settings
+from onelaunch.runtime.options import Options
+from onelaunch.runtime.pool import PoolManager
+from onelaunch.runtime.stats import GraphStats, SplitModule
+from onelaunch.split.in_pieces import InPieces, Told
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SplitFunction(InPieces[P, R]):
+    """A function, graphed whole where it can be captured. Made by `graph`.
+
+    A signature that is refused runs as `torch.compile` runs it: Dynamo follows its Python, breaks
+    off where it cannot, and what lies between the breaks is recorded.
+    """
+
+    PIECES = "what Dynamo compiles of it"
+
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        options: Options,
+        pool: PoolManager | None = None,
+        root: tuple[str, object] | None = None,
+    ) -> None:
+        super().__init__(fn, options, pool, root)
+        self._refusals = {}
+        self._told = Told()
+        self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
+        backend = _backend(Settings.of_graph(options, self._pool), self._regions)
+        self._pieces: Callable[..., R] = torch.compile(fn, backend=backend)
+        weakref.finalize(self, _reset, self._regions)  # Dynamo keeps them as long as the code
+
+    def _in_pieces(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        return self._pieces(*args, **kwargs)
+
+    def _watches(self) -> bool:
+        return True
+
+    def _figures(self) -> Iterable[GraphStats]:
+        programs = [program for region in list(self._regions) for program in region.programs()]
+        return [super(InPieces, self).stats(), *(program.graphed.stats() for program in programs)]
+
+    def _refused_parts(self) -> Iterable[SplitModule]:
+        return self._refusals.values()
+
+    def reset(self) -> None:
+        """Free every recording of the whole and of its pieces, and forget every signature and
+        refusal; see `Graphed.reset`."""
+        super().reset()
+        _reset(self._regions)
+        self._refusals.clear()
+        self._told.reset()
+
+
+def _backend(settings: Settings, regions: weakref.WeakSet[Region]) -> Callable[..., Any]:
+    """Return a backend for Dynamo that notes the regions it makes."""
+
+    def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        driver, device = driver_of(graph, inputs)
+        compiler = eager_aten if driver.compiler is None else settings.compiler(driver)
+        return record_graph(graph, inputs, device, compiler, settings, regions)
+
+    return compile_graph
+
+
+def _reset(regions: weakref.WeakSet[Region]) -> None:
+    for region in list(regions):
+        region.reset()

@@ -1,0 +1,572 @@
+"""The rules of what blocks a capture: each has the code of a `CaptureError`, or of a warning.
+
+Titles, reasons and fixes are the catalogue's. Codes without an example are of a capture's options,
+of several processes, or of memory that runs out: no call by itself shows them.
+"""
+
+from __future__ import annotations
+
+from onelaunch.catalogue import CATALOGUE
+from onelaunch.rules.rule import Rule, Severity
+
+
+def _rule(
+    code: str,
+    name: str,
+    what: str,
+    example: str = "",
+    instead: str = "",
+    *,
+    problems: str = "",
+    severity: Severity = "blocks-capture",
+) -> Rule:
+    entry = CATALOGUE[code]
+    return Rule(
+        code=code,
+        name=name,
+        severity=severity,
+        title=entry.title,
+        what=what,
+        why=entry.why,
+        problems=problems,
+        fix=entry.fix,
+        example=example.strip(),
+        instead=instead.strip(),
+    )
+
+
+BLOCKS: tuple[Rule, ...] = (
+    _rule(
+        "OL101",
+        "host-read",
+        "finds every read of a device tensor by Python: `.item()`, `bool()`, `int()`, `float()`, "
+        "`.tolist()`, `.numpy()`, printing and formatting, `if` and `while` on a tensor's value, "
+        "checks such as `torch.equal`, and operations that read a value inside, as "
+        "`torch.linalg.inv` does for its error code",
+        """
+import torch
+
+def model(x):
+    if x.sum() > 0:
+        return x / 2
+    return x
+
+args = (torch.ones(4),)
+""",
+        """
+import torch
+
+def model(x):
+    return torch.where(x.sum() > 0, x / 2, x)
+
+args = (torch.ones(4),)
+""",
+        problems="A read that only some inputs come by is found with such inputs alone. In files "
+        "that are only read, a value is a tensor where that is sure: a parameter without an "
+        "annotation is one after `torch.relu(x)`, and not after `x * 2`.",
+    ),
+    _rule(
+        "OL102",
+        "data-dependent-shape",
+        "finds operations whose result is as large as the data says: an index by a mask, "
+        "`nonzero`, `unique`, `masked_select`, `bincount`, `repeat_interleave` without a size, "
+        "a sparse tensor made of a dense one",
+        """
+import torch
+
+def model(x):
+    return x[x > 0].sum()
+
+args = (torch.randn(8),)
+""",
+        """
+import torch
+
+def model(x):
+    return torch.where(x > 0, x, 0).sum()
+
+args = (torch.randn(8),)
+""",
+    ),
+    _rule(
+        "OL103",
+        "host-copy",
+        "finds copies between the host and the device: `.cpu()`, `.to()` of a tensor that a call "
+        "brings on the host, a result that is moved to the host inside",
+        """
+import torch
+
+def model(x):
+    return (x * 2).cpu()
+
+args = (torch.ones(4),)
+""",
+        """
+import torch
+
+def model(x):
+    return x * 2
+
+args = (torch.ones(4),)
+""",
+        problems="values that are the same at each call are no fault (`torch.tensor([1.0], "
+        "device=x.device)`, a table of the host): `ol.graph` keeps a copy on the device. A bare "
+        "graph cannot capture these either",
+    ),
+    _rule(
+        "OL104",
+        "host-tensor",
+        "finds tensors of the host in a computation on the device whose value each call may change",
+        """
+import torch
+
+def model(x):
+    return x * torch.rand(())
+
+args = (torch.ones(4, device="cuda"),)
+""",
+        """
+import torch
+
+def model(x):
+    return x * torch.rand((), device=x.device)
+
+args = (torch.ones(4, device="cuda"),)
+""",
+        problems="only seen where the callable runs on a device: on a CPU all tensors are the "
+        "host's",
+    ),
+    _rule(
+        "OL105",
+        "kept-tensor",
+        "finds tensors of a call that stay in a list, a closure or a plain object afterwards",
+        """
+import torch
+
+seen = []
+
+def model(x):
+    y = x * 2
+    seen.append(y)
+    return y
+
+args = (torch.ones(4),)
+""",
+        """
+import torch
+
+def model(x):
+    return x * 2  # append it after the call
+
+args = (torch.ones(4),)
+""",
+    ),
+    _rule(
+        "OL106",
+        "random-state",
+        "finds generators that are seeded, or whose state is set, in the call",
+        """
+import torch
+
+def model(x):
+    torch.manual_seed(0)
+    return x + torch.rand(4)
+
+args = (torch.ones(4),)
+""",
+        """
+import torch
+
+def model(x):
+    return x + torch.rand(4)
+
+torch.manual_seed(0)  # before the call
+args = (torch.ones(4),)
+""",
+    ),
+    _rule(
+        "OL107",
+        "in-place-resize",
+        "finds tensors from outside that get other sizes or strides in place",
+        """
+import torch
+
+def model(x):
+    x.t_()
+    return x * 2
+
+args = (torch.ones(4, 3),)
+""",
+        """
+import torch
+
+def model(x):
+    return x.t() * 2
+
+args = (torch.ones(4, 3),)
+""",
+    ),
+    _rule(
+        "OL108",
+        "opaque-output",
+        "finds results of a class that cannot be made again from the tensors in them",
+        """
+import torch
+
+def model(x):
+    return iter(x * 2)
+
+args = (torch.ones(4, 3),)
+""",
+        """
+import torch
+
+def model(x):
+    return x * 2
+
+args = (torch.ones(4, 3),)
+""",
+    ),
+    _rule(
+        "OL109",
+        "device-refusal",
+        "finds what a device refuses under capture: waits (`torch.cuda.synchronize`, a stream's or "
+        "an event's), queries of events, operators that PyTorch tags as unsafe in graphs, tensors "
+        "of sparse and nested layouts",
+        """
+import torch
+
+def model(x):
+    y = x * 2
+    torch.cuda.synchronize()
+    return y
+
+args = (torch.ones(4, device="cuda"),)
+""",
+        """
+import torch
+
+def model(x):
+    return x * 2
+
+args = (torch.ones(4, device="cuda"),)
+""",
+        problems="where there is no GPU, only the source shows a wait",
+    ),
+    _rule("OL110", "first-call-state", "finds state that the first call makes and that stays"),
+    _rule("OL111", "out-of-memory", "finds captures that do not fit into memory"),
+    _rule(
+        "OL112",
+        "inner-hook",
+        "finds hooks on tensors of a forward, and backward hooks of its submodules",
+        """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        y = self.layer(x)
+        y.register_hook(lambda grad: grad.clamp(-1, 1))
+        return y.sum()
+
+model = Model()
+args = (torch.ones(2, 3),)
+""",
+        """
+import torch
+
+class Clamped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.clamp(-1, 1)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return Clamped.apply(self.layer(x)).sum()
+
+model = Model()
+args = (torch.ones(2, 3),)
+""",
+    ),
+    _rule(
+        "OL113",
+        "in-place-on-grad",
+        "finds tensors from outside that require grad and are changed in place",
+    ),
+    _rule(
+        "OL114",
+        "unreachable-parameter",
+        "finds parameters that no attribute, closure or global of the callable leads to",
+        """
+import functools
+
+import torch
+
+weight = torch.nn.Parameter(torch.ones(3))
+model = functools.partial(torch.mul, weight)
+args = (torch.ones(2, 3),)
+""",
+        """
+import torch
+
+weight = torch.nn.Parameter(torch.ones(3))
+
+def model(x):
+    return weight * x
+
+args = (torch.ones(2, 3),)
+""",
+    ),
+    _rule(
+        "OL115",
+        "argument-gradient",
+        "finds arguments that a backward inside gives a gradient",
+        """
+import torch
+
+def model(x):
+    (x * x).sum().backward()
+    return x.grad
+
+args = (torch.ones(2, requires_grad=True),)
+""",
+        """
+import torch
+
+def model(x):
+    x = x.detach().requires_grad_()
+    (x * x).sum().backward()
+    return x.grad
+
+args = (torch.ones(2, requires_grad=True),)
+""",
+    ),
+    _rule(
+        "OL116",
+        "nested-backward",
+        "finds a backward that runs inside another one, as in a reentrant checkpoint",
+        """
+import torch
+from torch.utils.checkpoint import checkpoint
+
+layer = torch.nn.Linear(3, 3)
+
+def model(x):
+    return checkpoint(layer, x, use_reentrant=True)
+
+args = (torch.ones(2, 3, requires_grad=True),)
+""",
+        """
+import torch
+from torch.utils.checkpoint import checkpoint
+
+layer = torch.nn.Linear(3, 3)
+
+def model(x):
+    return checkpoint(layer, x, use_reentrant=False)
+
+args = (torch.ones(2, 3, requires_grad=True),)
+""",
+    ),
+    _rule(
+        "OL117",
+        "runs-differ",
+        "finds callables of which two runs of one call differ: by Python's or NumPy's random "
+        "numbers, a clock, an iterator, a cache that grows",
+        """
+import random
+
+import torch
+
+def model(x):
+    return x * random.random()
+
+args = (torch.ones(3),)
+""",
+        """
+import torch
+
+def model(x):
+    return x * torch.rand((), device=x.device)
+
+args = (torch.ones(3),)
+""",
+    ),
+    _rule(
+        "OL118",
+        "moving-number",
+        "finds numbers that the callable reads and moves on at each call; one that is only "
+        "counted, or that only tensors take, is followed and no fault",
+        """
+import torch
+
+class Model(torch.nn.Module):
+    step = 0
+
+    def forward(self, x):
+        self.step += 1
+        return x.roll(self.step)
+
+model = Model()
+args = (torch.ones(8),)
+""",
+        """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("step", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x):
+        self.step += 1
+        places = torch.arange(len(x), device=x.device)
+        return x[(places - self.step) % len(x)]
+
+model = Model()
+args = (torch.ones(8),)
+""",
+    ),
+    _rule(
+        "OL120",
+        "host-optimizer",
+        "finds optimizers that count or read on the host as they step",
+        """
+import torch
+
+layer = torch.nn.Linear(3, 3)
+optimizer = torch.optim.Adam(layer.parameters())
+
+def model(x):
+    optimizer.zero_grad()
+    loss = layer(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+args = (torch.ones(2, 3),)
+""",
+        """
+import torch
+
+layer = torch.nn.Linear(3, 3)
+optimizer = torch.optim.Adam(layer.parameters(), fused=True)
+
+def model(x):
+    optimizer.zero_grad()
+    loss = layer(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+args = (torch.ones(2, 3),)
+""",
+    ),
+    _rule("OL121", "unfused-scaler", "finds GradScalers with an optimizer that is not fused"),
+    _rule(
+        "OL122",
+        "option-set-inside",
+        "finds schedulers that step, and options of optimizers that are set, in the call",
+        """
+import torch
+
+layer = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+
+def model(x):
+    optimizer.zero_grad()
+    loss = layer(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    schedule.step()
+    return loss.detach()
+
+args = (torch.ones(2, 3),)
+""",
+        """
+import torch
+
+layer = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+
+def model(x):
+    optimizer.zero_grad()
+    loss = layer(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()  # schedule.step() after the call
+
+args = (torch.ones(2, 3),)
+""",
+    ),
+    _rule("OL123", "moving-option", "finds options of optimizers that change at every call"),
+    _rule(
+        "OL130",
+        "gradient-sync-wrapper",
+        "finds wrappers that synchronise gradients between processes by hooks",
+    ),
+    _rule("OL140", "padding-dependence", "finds results that padding to a bucket would change"),
+    _rule("OL302", "incomparable-argument", "finds arguments that cannot be compared"),
+    _rule(
+        "OL306", "host-backward", "finds backwards that need the host where the forward does not"
+    ),
+    _rule("OL307", "renewed-state", "finds state that each call makes anew"),
+    _rule(
+        "OL308",
+        "hook-inside",
+        "finds forward hooks of submodules, whose Python no replay runs",
+        """
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
+shapes = []
+model[0].register_forward_hook(lambda module, args, result: shapes.append(result.shape))
+args = (torch.ones(2, 3),)
+""",
+        """
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
+args = (torch.ones(2, 3),)
+""",
+        severity="silently-wrong",
+    ),
+    _rule(
+        "OL309",
+        "growing-list",
+        "finds lists, dicts and sets that each call adds to, and replays do not",
+        """
+import torch
+
+lengths = []
+
+def model(x):
+    lengths.append(len(x))
+    return x * 2
+
+args = (torch.ones(3),)
+""",
+        """
+import torch
+
+def model(x):
+    return x * 2  # count after the call
+
+args = (torch.ones(3),)
+""",
+        severity="silently-wrong",
+    ),
+)

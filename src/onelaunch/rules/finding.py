@@ -1,0 +1,115 @@
+"""One finding of a rule, at a line."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from onelaunch.rules import RULES
+from onelaunch.rules.rule import Severity
+
+Means = Literal["source", "run", "capture", "replay"]
+"""How a finding was found: by reading the source, in an eager run, in a capture of ours, or by a
+bare replay that gave something else than eager."""
+_WHERE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?:: (?P<source>.*))?\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A fault at a line.
+
+    Attributes:
+        code, name, severity: those of the rule.
+        what: the fault with its values: ``"`.item()` reads a tensor on the host"``.
+        file, line, column: the user's line; both count from 1. Without a line (a setting that
+            is off, say), the file is empty and both are 0.
+        source: the text of the line.
+        fix: the code to write instead.
+        found_by: the means by which it was found.
+        calls: the way there from the callable: ``("model.py:12 in forward", ...)``; may be empty.
+        library: the line of a library below the user's, where the fault is; None: their own.
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    what: str
+    file: str
+    line: int
+    column: int
+    source: str
+    fix: str
+    found_by: tuple[Means, ...]
+    calls: tuple[str, ...] = ()
+    library: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """The identity of a fault: no fault is found twice."""
+        return self.code, self.file, self.line
+
+    def also(self, other: Finding) -> Finding:
+        """Return this one, found by the means of another too."""
+        return replace(
+            self,
+            found_by=tuple(dict.fromkeys((*self.found_by, *other.found_by))),
+            calls=self.calls or other.calls,
+            library=self.library or other.library,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        found: dict[str, Any] = {
+            "code": self.code,
+            "name": self.name,
+            "severity": self.severity,
+            "what": self.what,
+            "file": self.file,
+            "line": self.line,
+            "column": self.column,
+            "source": self.source,
+            "fix": self.fix,
+            "found_by": list(self.found_by),
+        }
+        if self.calls:
+            found["calls"] = list(self.calls)
+        if self.library is not None:
+            found["library"] = self.library
+        return found
+
+
+def merged(findings: list[Finding]) -> list[Finding]:
+    """Return each fault once, with all means that found it; in the order of files and lines."""
+    known: dict[tuple[str, str, int], Finding] = {}
+    for finding in findings:
+        before = known.get(finding.key)
+        known[finding.key] = finding if before is None else before.also(finding)
+    return sorted(known.values(), key=lambda f: (f.file, f.line, f.code))
+
+
+def of_refusal(code: str, what: str, where: str | None, fix: str) -> Finding | None:
+    """Return the finding for a refusal of a capture; None for a code that is no rule.
+
+    Args:
+        where: ``path/file.py:LINE: source``, or of several such lines; another text is no place.
+    """
+    rule = RULES.get(code)
+    if rule is None:
+        return None
+    place = _WHERE.match((where or "").partition("\n")[0])
+    file, line, source = place.group("file", "line", "source") if place else ("", "0", "")
+    text = linecache.getline(file, int(line)).rstrip() if file else ""
+    return Finding(
+        code=code,
+        name=rule.name,
+        severity=rule.severity,
+        what=what,
+        file=file,
+        line=int(line),
+        column=len(text) - len(text.lstrip()) + 1 if file else 0,
+        source=text.strip() or source or "",
+        fix=fix,
+        found_by=("capture",),
+    )

@@ -1,0 +1,295 @@
+"""The ways in which a callable gets recordings: captured for a call or ahead of one, or taken over
+from another request's objects."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from onelaunch.autograd.chain import Chain
+from onelaunch.call.ambient import ambient, note_modes
+from onelaunch.call.numbers import numbers_read
+from onelaunch.call.spec import CallSpec
+from onelaunch.call.tree import Flat
+from onelaunch.capture import distributed
+from onelaunch.capture.callee import Callee
+from onelaunch.capture.forward import BackwardInside, Forward
+from onelaunch.capture.numbers import Following, Unfollowed
+from onelaunch.capture.recording import NeedsGrad, describe
+from onelaunch.capture.run import CaptureJob
+from onelaunch.capture.session import CaptureSession
+from onelaunch.driver.protocol import Driver
+from onelaunch.errors import CaptureError
+from onelaunch.gc_pause import no_collection
+from onelaunch.optimizers.capturable import Options as StepOptions
+from onelaunch.replay.call_path import MISS, Miss
+from onelaunch.runtime.attempt import AS_IT_IS, Attempt, SignatureState, Strategy
+from onelaunch.runtime.options import Options
+from onelaunch.runtime.pool import Member, PoolManager, User
+from onelaunch.runtime.requests import Requests, requests_in, tensors_in
+from onelaunch.runtime.signature import opaque, spec_of
+from onelaunch.runtime.table import Entry, Table, moving_in, why
+from onelaunch.runtime.takeover import locked, memory_uses, shares, take_over
+from onelaunch.runtime.ungraphed import backward_inside, name_split
+from onelaunch.runtime.warmup import Warmup
+from onelaunch.source import user_line
+from onelaunch.state.slots import Slot
+from onelaunch.watch.ledger import TRIES
+
+
+class Recorder(Table):
+    """A table that makes its recordings."""
+
+    def __init__(self, name: str, options: Options, pool: PoolManager, callee: Callee) -> None:
+        super().__init__(name, options, pool)
+        self._callee = callee
+        self._warmup = Warmup(callee, options, pool)
+        self._requests = Requests()
+
+    @property
+    def _user(self) -> User:
+        """The callable that the pool asks for the figures of the recordings."""
+        return self
+
+    def _record(self, attempt: Attempt) -> Entry | None:
+        """Return a recording in the pool; None if the pool's `max_bytes` leaves no room for it."""
+
+        def admitted() -> Entry | None:
+            return self._pool.admit(
+                attempt.driver,
+                attempt.device,
+                attempt.signature.need_bytes,
+                lambda: self._captured(attempt),
+                self._user,
+            )
+
+        entry = attempt.strategy.record(attempt, admitted)
+        if entry is not None:
+            attempt.signature.launches = None
+        return entry
+
+    def _captured(self, attempt: Attempt) -> Entry:
+        """Capture an attempt, and make its call path."""
+        signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
+        attempt.reached.know(self._callee.reads)
+        owners = tensors_in(requests_in(spec.tree))
+        before = memory_uses(owners)
+        reason = signature.why or why(self._entries, spec, flat.tensors)
+        job = self._job(attempt)
+        session, following = CaptureSession(job), job.following
+        captured = session.record(flat.tree, flat.tensors)
+        if not session.unserved:
+            self._varied.note_recorded(following, job.following)
+        note_modes()
+        distributed.shutdown.watch(self, captured.graph)
+        if signature.launches is not None:
+            captured.launches = signature.launches
+        captured.clock = self._pool.clock
+        captured.guard = self._shared(captured.guard)
+        call = attempt.strategy.call_path(captured, spec, self._name)
+        if job.forward is not None:
+            kept = captured.graph.memory_bytes
+        elif job.pool is self._pool.on(attempt.driver, attempt.device):
+            kept = job.pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
+        else:
+            kept = job.pool.memory_bytes
+        info = describe(self._name, captured, spec, flat, reason, kept)
+        captured.inputs.tensors = []
+        signature.options = StepOptions(captured.optimizers, captured.scalars.keys)
+        self._counts.captured(captured.seconds)
+        pair = captured.pair
+        busy = bool if pair is None else lambda: pair.in_flight
+        forget = weakref.WeakMethod(self._evicted)
+        member = Member(job.pool, captured.graph, captured.launches, kept, forget, busy)
+        entry = Entry(call, spec, signature, flat.paths, captured, info, member)
+        if owners:
+            entry.shares = shares(before, owners, self._entries)
+        if owners or captured.followed:  # which each launch finds as its call wrote them
+            entry.call = locked(call, entry.lock)
+        return entry
+
+    def _job(self, attempt: Attempt) -> CaptureJob:
+        """Return the task of capturing an attempt, as the options and the warm-up have it."""
+        driver, device, signature = attempt.driver, attempt.device, attempt.signature
+        callee, options = self._callee, self.options
+        raises, hidden = options.on_refusal == "raise", callee.is_compiled(driver)
+        forward = None
+        if signature.forward:
+            direct = options.gradients == "direct" and not distributed.initialized()
+            top = callee.root[1]
+            forward = Forward(driver, device, self._pool, top, raises, direct, attempt.chain)
+        following = Following()
+        if forward is None and not hidden:
+            following = self._varied.following(attempt.spec, self._entries)
+        elif numbers := numbers_read(attempt.spec.tree):
+            raise Unfollowed(numbers)
+        return CaptureJob(
+            driver=driver,
+            device=device,
+            pool=self._pool.on(driver, device) if forward is None else forward.pool,
+            apart=lambda: self._pool.apart(driver, device),
+            callee=callee,
+            reached=attempt.reached,
+            static_outputs=options.outputs == "static" and forward is None,
+            rebind=options.inputs == "rebind" and forward is None,
+            asking=signature.asking,
+            earlier=None if hidden else signature.ledger,
+            strict=signature.differing + 1 >= TRIES and (attempt.ahead or raises),
+            known=signature.known if hidden else None,
+            forward=forward,
+            varying=attempt.strategy.varying,
+            follows=attempt.strategy.follows,
+            counting=self._counting(attempt.spec) if forward is None and not hidden else (),
+            following=following,
+        )
+
+    def _counting(self, spec: CallSpec) -> list[Slot]:
+        """Return the numbers that recordings of a signature move on."""
+        slots = [s for e in self._entries if e.spec == spec for s in moving_in(e.captured)]
+        return list({slot.id: slot for slot in slots}.values())
+
+    def _take_over(self, driver: Driver, device: torch.device, flat: Flat) -> bool:
+        """Have the objects of a new request take over the recordings of an earlier one's, if they
+        can; return whether they did."""
+        if not self._entries:
+            return False
+        spec = spec_of(driver, flat, device)
+        if spec in self._signatures:
+            return False
+        displaced = self._requests.displaced
+        taken = take_over(driver, device, self._entries, spec, flat.tensors, displaced, self._name)
+        if taken is None:
+            return False
+        entries, objects = taken
+        old = set(map(id, objects))
+        signature = next(iter(entries.values())).signature
+        with self._lock:
+            self._entries = tuple(entries.get(id(e), e) for e in self._entries)
+            recorded = {id(e.signature) for e in self._entries}
+            for key, known in list(self._signatures.items()):
+                unrecorded = id(known) not in recorded
+                of_old = any(id(value) in old for value in requests_in(key.tree))
+                if known is signature or (unrecorded and of_old):
+                    del self._signatures[key]
+            self._signatures[spec] = signature
+            # What is read of the new objects is not known before a run over them.
+            signature.warm = min(signature.warm, self.options.warmup_calls - 1)
+            self._newest.clear()
+        self._requests.displace(objects)
+        return True
+
+    # Ahead of a call.
+
+    def _capture_ahead(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        strategy: Strategy = AS_IT_IS,
+        chain: Chain | None = None,
+        then: Callable[[Any], object] = lambda result: None,
+    ) -> None:
+        """Record the signature of a call ahead of it, and call `then` with the result of the
+        warm-up; see `Graphed.capture`.
+
+        Args:
+            chain: the chain that is captured, of which this callable is a part.
+        """
+        kwargs = dict(kwargs)
+        flat = self._flat(args, kwargs)
+        reason = ambient()
+        reached = self._callee.reached(flat)
+        driver, device = self._callee.where(flat, reached)
+        if reason is not None or driver.capturing():
+            raise CaptureError("OL109", f"cannot capture here: {reason or 'a capture is running'}")
+        unequal = opaque(flat)
+        if unequal is not None:
+            raise CaptureError("OL302", unequal)
+        with driver.exclusive(), no_collection():
+            spec = spec_of(driver, flat, device)
+            signature = self._signatures.setdefault(spec, SignatureState())
+            if any(e.spec == spec and e.captured.guard.check() for e in self._entries):
+                return
+            self._drop_stale(spec, signature)
+            refused = distributed.refused_ahead(distributed.where_spread(reached.values))
+            if refused is not None:
+                raise refused
+            if len(self._entries) >= self.options.max_recordings:
+                what = f"{len(self._entries)} recordings exist"
+                raise CaptureError("OL301", what, where=user_line())
+            attempt = Attempt(
+                driver, device, spec, signature, flat, reached, strategy, ahead=True, chain=chain
+            )
+            works_elsewhere = False
+
+            def learn(result: Any) -> None:
+                nonlocal works_elsewhere
+                works_elsewhere = self._callee.learn(flat, device, result)
+                if not works_elsewhere:
+                    then(result)
+
+            try:
+                self._rehearse(attempt, learn)
+                if works_elsewhere:
+                    self._capture_ahead(args, kwargs, strategy, chain, then)
+                    return
+                entry = self._record_ahead(attempt)
+                while entry is not None and entry.unsettled:
+                    self._drop_unsettled(entry)
+                    entry = self._record_ahead(attempt)
+            except BackwardInside:
+                raise backward_inside() from None
+            if entry is None:
+                raise self._no_room(attempt)
+            signature.eager = None
+            signature.agreed()
+            self._add(entry, self._callee.codes)
+
+    def _record_ahead(self, attempt: Attempt) -> Entry | None:
+        try:
+            return self._record(attempt)
+        except NeedsGrad:
+            attempt.signature.forward = True
+        except CaptureError as error:
+            if not attempt.signature.asking.switch_answer():
+                raise
+            attempt.reached.forget()
+            unlike = self._warmup.compare_answers(attempt, self._name, error)
+            if unlike is not None:
+                raise unlike from None
+            self._rehearse(attempt, lambda result: None)
+        return self._record_ahead(attempt)
+
+    def _rehearse(self, attempt: Attempt, then: Callable[[Any], object]) -> None:
+        """Warm up without a call, and call `then` with the result."""
+        attempt.strategy.rehearse(
+            attempt, lambda: self._warmup.rehearse(attempt, self._refused, then)
+        )
+
+    # Refused.
+
+    def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
+        """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
+        if error.code == "OL117":
+            signature.unlike = error.with_traceback(None)
+        if self.options.on_refusal == "raise":
+            name_split(error, self._callee.root[1], self.options)
+            raise error
+        return self._ungraphed(signature, error)
+
+    def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
+        """Have a signature run eagerly for good, with a warning."""
+        signature.eager = error.code
+        error.where = error.where or user_line()
+        self._warn(error.code, error.warning("this signature runs eagerly"))
+        return MISS
+
+    def _no_room(self, attempt: Attempt) -> CaptureError:
+        """Return the refusal of a recording that does not fit into the pool."""
+        need = attempt.signature.need_bytes
+        foreseen = f"{need} bytes are foreseen" if need else "what it needs was not foreseen"
+        what = f"`{self._name}`, called with {attempt.spec}: {foreseen}"
+        most = self._pool.max_bytes
+        return CaptureError("OL304", f"{what}, and the pool has max_bytes={most}")

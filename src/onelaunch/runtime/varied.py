@@ -1,0 +1,170 @@
+"""The numbers that the caller varies, which a recording reads at each call if it can.
+
+A number among the arguments, or in state that is guarded, costs a recording for each value. From
+the third value on a recording is tried that follows it; see `capture.numbers`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from onelaunch.call.numbers import any_number, is_number, numbers_in, numbers_read
+from onelaunch.call.spec import CallSpec
+from onelaunch.call.tree import Constant, Tree
+from onelaunch.capture.numbers import Following
+from onelaunch.runtime.attempt import SignatureState
+from onelaunch.state.slots import Slot
+
+if TYPE_CHECKING:
+    from onelaunch.runtime.table import Entry
+
+_MOST = 4
+"""The recordings of one signature that follow numbers."""
+_MOST_OWN = 64
+"""The calls of one signature that get a recording of their own nevertheless."""
+FEW = 2
+"""The values of a number that get a recording each before it is followed."""
+
+
+@dataclass(slots=True)
+class _Family:
+    """Calls that differ in numbers and tensors alone.
+
+    Attributes:
+        values: for each number, its values, as far as they count.
+        constant: the positions of numbers that no recording follows.
+        own: numbers of calls that get a recording of their own.
+        known: the signatures of the first calls.
+    """
+
+    values: list[set[Constant]]
+    constant: set[int] = field(default_factory=set[int])
+    own: set[tuple[Constant, ...]] = field(default_factory=set[tuple[Constant, ...]])
+    known: list[SignatureState] = field(default_factory=list[SignatureState])
+
+
+class Varied:
+    """The numbers that the caller of one callable varies."""
+
+    def __init__(self) -> None:
+        self._families: dict[tuple[Tree, tuple[object, ...]], _Family] = {}
+        self._constant: set[object] = set()
+        """ids of slots whose numbers no recording follows."""
+
+    def clear(self) -> None:
+        """Forget all calls."""
+        self._families.clear()
+        self._constant.clear()
+
+    def spec(self, spec: CallSpec, entries: Iterable[Entry]) -> CallSpec:
+        """Return the signature of a call that no recording fits and whose own is new: one of calls
+        with any number in the places of those that vary."""
+        found = self._family(spec)
+        if found is None:
+            return spec
+        numbers, family = found
+        for seen, number in zip(family.values, numbers, strict=True):
+            if len(seen) <= FEW:
+                seen.add(number)
+        places = [i for i, seen in enumerate(family.values) if len(seen) > FEW]
+        places = [i for i in places if i not in family.constant]
+        if tuple(numbers) in family.own:
+            return spec
+        if not places or any(known.forward for known in family.known):
+            return spec
+        read = replace(spec, tree=any_number(spec.tree, places))
+        return spec if _many(entry for entry in entries if entry.spec == read) else read
+
+    def note(self, spec: CallSpec, signature: SignatureState) -> None:
+        """Note the state of a new signature."""
+        found = self._family(spec)
+        if found is not None and len(found[1].known) <= FEW:
+            found[1].known.append(signature)
+
+    def keep(self, spec: CallSpec, positions: Sequence[int]) -> None:
+        """Take numbers of a signature's arguments for constants from now on."""
+        found = self._family(spec)
+        assert found is not None
+        found[1].constant.update(positions)
+
+    def keep_these(self, spec: CallSpec, tree: Tree) -> None:
+        """Take the numbers of one call of a signature for constants.
+
+        Args:
+            spec: the signature.
+            tree: the arguments of the call.
+        """
+        found = self._family(spec)
+        assert found is not None
+        if len(found[1].own) < _MOST_OWN:
+            found[1].own.add(tuple(numbers_in(tree)))
+
+    def following(self, spec: CallSpec, entries: Iterable[Entry]) -> Following:
+        """Return the numbers that a new recording of a signature is to follow: those of which two
+        recordings have other values, and those that one follows already."""
+        values: defaultdict[tuple[int, object], set[Constant]] = defaultdict(set)
+        slots: dict[tuple[int, object], Slot] = {}
+        again: dict[tuple[int, object], Slot] = {}
+        for entry in entries:
+            captured = entry.captured
+            if entry.spec != spec or captured.pair is not None:
+                continue
+            moving = {slot.id for slot in captured.moves}
+            for slot, value in captured.guard.changed():
+                if slot.id not in moving and _may_follow(slot, value):
+                    values[slot.id].add(Constant(value))
+                    slots[slot.id] = slot
+            again.update((slot.id, slot) for slot in captured.followed.slots)
+        again.update((i, slots[i]) for i, seen in values.items() if len(seen) >= FEW)
+        if _many(entry for entry in entries if entry.spec == spec):
+            again.clear()
+        places = [slot for i, slot in again.items() if i not in self._constant]
+        return Following(tuple(numbers_read(spec.tree)), tuple(places))
+
+    def covers(self, entry: Entry, other: Entry) -> bool:
+        """Return whether a recording follows the numbers by which alone another one differs."""
+        followed = entry.captured.followed
+        tree = any_number(other.spec.tree, followed.arguments)
+        alike = replace(other.spec, tree=tree) == entry.spec and other.captured.pair is None
+        less = other.captured.followed.names() < followed.names()  # sets
+        if not alike or not less:
+            return False
+        numbers = [numbers_in(other.spec.tree)[i] for i in followed.arguments]
+        if numbers_read(other.spec.tree) or followed.serves(*(n.value for n in numbers)):
+            changed = {slot.id for slot, _ in other.captured.guard.changed()}
+            return changed <= {slot.id for slot in followed.slots}
+        return False
+
+    def note_recorded(self, wanted: Following, followed: Following) -> None:
+        """Take the numbers that a recording was to follow, and does not, for constants from now
+        on."""
+        self._constant.update({*wanted.names()} - {*followed.names()})
+
+    def _family(self, spec: CallSpec) -> tuple[list[Constant], _Family] | None:
+        numbers = numbers_in(spec.tree)
+        if not numbers:
+            return None
+        alike = any_number(spec.tree, range(len(numbers))), spec.modes
+        family = self._families.get(alike)
+        if family is None:
+            family = self._families[alike] = _Family([set() for _ in numbers])
+        return numbers, family
+
+
+def _many(entries: Iterable[Entry]) -> bool:
+    """Return whether so many recordings follow numbers, and do not serve the present ones, that the
+    next is to have them as constants: comparisons come out in ever more ways."""
+    return sum(bool(e.captured.followed) and e.captured.guard.check() for e in entries) >= _MOST
+
+
+def _may_follow(slot: Slot, value: object) -> bool:
+    """Return whether a slot held a number, holds another of its type, and can hold a stand-in."""
+    held = isinstance(slot.holder, dict | list) and not isinstance(slot.owner, type)
+    return (
+        is_number(value)
+        and type(slot.read()) is type(value)
+        and (slot.kind == "cell" or (slot.kind == "item" and held))
+    )

@@ -1,0 +1,140 @@
+"""A callable that runs in pieces where it cannot be captured whole."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, nullcontext
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from onelaunch.call.tree import Flat
+from onelaunch.capture.recording import Recording
+from onelaunch.driver.protocol import Driver
+from onelaunch.errors import CaptureError
+from onelaunch.replay.call_path import MISS, Miss
+from onelaunch.runtime.attempt import Eager, Phase, SignatureState, Strategy
+from onelaunch.runtime.graphed import Graphed
+from onelaunch.runtime.stats import GraphStats, SplitModule
+from onelaunch.source import user_line
+from onelaunch.split.message import message
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_UNSETTLED = 32
+"""The calls in pieces after which they are told of, even if some of these are never launched."""
+
+
+class Told:
+    """A call in pieces that was measured, and told of.
+
+    Attributes:
+        calls: the calls in pieces before it.
+        launches, host_us: its cost.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the measured call: the next pieces are told of anew."""
+        self.done, self.calls, self.launches, self.host_us = False, 0, 0, 0.0
+
+
+class InPieces(Graphed[P, R]):
+    """A callable, graphed whole where it can be captured; a signature that is refused runs in
+    pieces."""
+
+    PIECES: str
+    """The noun of a message for what is graphed of a callable that runs as it is."""
+    _told: Told
+    _refusals: dict[tuple[str, str | None], SplitModule]
+    """The refusals of signatures, by code and line."""
+
+    @abstractmethod
+    def _in_pieces(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Run a call that is refused."""
+
+    @abstractmethod
+    def _watches(self) -> bool:
+        """Return whether the run that begins is the call of a user's, to be measured."""
+
+    @abstractmethod
+    def _figures(self) -> Iterable[GraphStats]:
+        """Return the figures of the whole and of each piece."""
+
+    @abstractmethod
+    def _refused_parts(self) -> Iterable[SplitModule]:
+        """Return what runs as it is, the outer ones first."""
+
+    def _phase(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
+        phase = super()._phase(driver, device, flat, strategy)
+        if isinstance(phase, Eager) and phase.code == "OL302":
+            self._split(CaptureError("OL302", phase.why))
+            return Eager()
+        return phase
+
+    def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
+        return self._ungraphed(signature, error)
+
+    def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
+        signature.eager = error.code
+        self._split(error)
+        return MISS
+
+    def _split(self, error: CaptureError) -> None:
+        where = error.where or user_line()
+        refusal = SplitModule(self._name, error.code, error.what, where)
+        self._refusals.setdefault((error.code, where), refusal)
+
+    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        if not self._refusals:
+            return super()._as_it_is(args, kwargs)
+        with self._watched() if not self._told.done and self._watches() else nullcontext():
+            return self._in_pieces(args, kwargs)
+
+    @contextmanager
+    def _watched(self) -> Generator[None]:
+        """Measure a run in pieces, and tell of the first in which nothing warmed up or was
+        captured."""
+        before, started = self.stats(), time.perf_counter()
+        yield
+        host_us = (time.perf_counter() - started) * 1e6
+        after, told = self.stats(), self._told
+        told.calls += 1
+        settled = (after.captures, after.warmup_calls) == (before.captures, before.warmup_calls)
+        if settled or told.calls >= _UNSETTLED:
+            told.done = True
+            told.launches, told.host_us = after.replays - before.replays, host_us
+            self._warn("OL311", message(self._name, self.PIECES, self.stats(), settled))
+
+    # For users.
+
+    @property
+    def recordings(self) -> list[Recording]:
+        """The recordings of the whole, then those of its pieces; of each the newest first."""
+        return list(self.stats().recordings)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device bytes that the recordings hold, a shared pool counted once."""
+        return self._pool.memory_bytes if self.recordings else 0
+
+    def stats(self) -> GraphStats:
+        """Return the figures of the whole and its pieces together, and what was split."""
+        every = list(self._figures())
+        return GraphStats(
+            recordings=tuple(recording for one in every for recording in one.recordings),
+            captures=sum(one.captures for one in every),
+            capture_seconds=sum(one.capture_seconds for one in every),
+            replays=sum(one.replays for one in every),
+            evictions=sum(one.evictions for one in every),
+            warmup_calls=sum(one.warmup_calls for one in every),
+            eager_calls=sum(one.eager_calls for one in every),
+            split=tuple(self._refused_parts()),
+            split_launches=self._told.launches,
+            split_us=self._told.host_us,
+        )

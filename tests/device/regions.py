@@ -1,0 +1,48 @@
+"""What the tests of the backend of `torch.compile` share; their fixture is `fresh`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import onelaunch as ol
+from onelaunch.dynamo import onelaunch
+from onelaunch.dynamo.backend import graphs
+
+F = Callable[..., Any]
+
+
+def compiled(f: F, **options: Any) -> Any:
+    return torch.compile(f, backend=onelaunch, options=options or None)
+
+
+def recordings() -> list[ol.Recording]:
+    return [recording for graphed in graphs() for recording in graphed.recordings]
+
+
+def replays() -> int:
+    return sum(recording.replays for recording in recordings())
+
+
+def same_calls(f: F, g: F, arguments: Callable[[int], tuple[Any, ...]], calls: int = 8) -> None:
+    """Calls of both give the same results and leave the same arguments; results stay."""
+    kept: list[tuple[Any, Any]] = []
+    for i in range(calls):
+        expected_args, args = arguments(i), arguments(i)
+        expected, got = f(*expected_args), g(*args)
+        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(args, expected_args)
+        kept.append((got, expected))
+    for got, expected in kept:
+        torch.testing.assert_close(got, expected)
+
+
+def two_models(device: torch.device, make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
+    made: list[nn.Module] = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        made.append(make().to(device))
+    return made[0], made[1]

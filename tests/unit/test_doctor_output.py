@@ -1,0 +1,461 @@
+"""A diagnosis as text, in the terminal, as JSON and as SARIF."""
+
+from __future__ import annotations
+
+import io
+import json
+import linecache
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+import onelaunch as ol
+from onelaunch.doctor.diagnosis import Diagnosis, together
+from onelaunch.doctor.pieces import Pieces
+from onelaunch.doctor.place import shown as shown_as
+from onelaunch.report.findings import show_diagnosis
+from onelaunch.rules import RULES
+from onelaunch.rules.document import markdown
+from onelaunch.rules.finding import Finding
+from onelaunch.rules.selection import code_of, named, nearest
+
+BLOCKING = named("blocks-capture")
+FILE = shown_as(__file__)
+READ = Finding(
+    code="OL101",
+    name="host-read",
+    severity="blocks-capture",
+    what="the host reads a tensor in a capture: .item()",
+    file="model.py",
+    line=3,
+    column=16,
+    source="return x * x.sum().item()",
+    fix="x * x.sum()",
+    found_by=("run", "capture"),
+)
+LISTED = Finding(
+    code="OL309",
+    name="growing-list",
+    severity="silently-wrong",
+    what="a list grows",
+    file="model.py",
+    line=2,
+    column=5,
+    source="seen.append(1)",
+    fix="append it after the call",
+    found_by=("source",),
+    calls=("main.py:40 in step", "net.py:7 in forward"),
+    library="lib/loop.py:9: seen.append(1)",
+)
+OFF = replace(
+    READ, file="", line=0, column=0, source="", what="a setting is off", found_by=("run",)
+)
+SOURCE = "def f(x):\n    seen.append(1)\n    return x * x.sum().item()\n"
+
+
+@pytest.fixture(autouse=True)
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the findings, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    linecache.clearcache()
+    file = tmp_path / "model.py"
+    file.write_text(SOURCE)
+    return file
+
+
+class Gate(nn.Module):
+    """A module that reads twice, once by way of a function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.mean() > 0:
+            return scaled(x)
+        return x
+
+
+def scaled(x: Tensor) -> Tensor:
+    ä = x.sum().item()
+    return x * ä
+
+
+def line_of(text: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.strip() == text)
+
+
+@pytest.fixture(scope="module")
+def gate() -> Diagnosis:
+    """A real diagnosis."""
+    return ol.diagnose(Gate().eval(), torch.ones(4)).only(BLOCKING)
+
+
+def shown(diagnosis: Diagnosis, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    show_diagnosis(diagnosis, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_diagnosis_names_lines_columns_and_the_way_there(gate: Diagnosis) -> None:
+    asked, read = sorted(gate.findings, key=lambda finding: finding.source)
+    assert (asked.line, asked.column) == (line_of("if x.mean() > 0:"), 12)
+    assert (read.line, read.column) == (line_of("ä = x.sum().item()"), 9)  # not 10, of bytes
+    assert read.source == "ä = x.sum().item()"
+    assert read.calls == (f"{FILE}:{line_of('return scaled(x)')} in forward",)
+    assert set(read.found_by) == {"source", "run"}
+    assert set(asked.found_by) == {"source", "run", "capture"}
+    assert not gate.clean
+    assert gate.replayed is False
+    assert gate.target == "Gate"
+    assert gate.file == FILE
+    assert gate.environment["torch"] == torch.__version__
+
+
+def test_code_in_a_file_that_is_not_python(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("It's a page:\ndef f(x): return x * x.sum().item()\n")
+    made: dict[str, Any] = {}
+    exec(compile("\ndef f(x): return x * x.sum().item()", str(page), "exec"), made)
+    (found,) = ol.diagnose(made["f"], torch.ones(3)).only(BLOCKING).findings
+    assert (found.line, found.source) == (2, "def f(x): return x * x.sum().item()")
+
+
+def test_the_text_has_four_parts_for_each_finding(gate: Diagnosis) -> None:
+    summary, *lines = str(gate.only({"OL101"})).splitlines()
+    assert summary == "Gate: 2 findings block a capture. Graphed, a call is not one launch."
+    asked = next(f for f in gate.findings if f.source.startswith("if"))
+    assert lines[:4] == [
+        "[OL101] host-read: the host reads a tensor in a capture: its truth",
+        f"  where: {FILE}:{asked.line}: if x.mean() > 0:",
+        f"  why:   {RULES['OL101'].why}",
+        f"  fix:   {asked.fix}",
+    ]
+    assert len(lines) == 8
+
+
+def test_what_has_no_line_or_is_a_librarys_says_so() -> None:
+    text = str(Diagnosis("f", (OFF, LISTED)))
+    assert "[OL101] host-read: a setting is off\n  why:" in text
+    where = "  where: model.py:2: seen.append(1)\n  below: lib/loop.py:9: seen.append(1)\n  why:"
+    assert where in text
+
+
+def test_a_clean_diagnosis() -> None:
+    found = ol.diagnose(nn.ReLU().eval(), torch.ones(4)).only(BLOCKING)
+    assert found.clean
+    assert found.replayed
+    looked = "the source, an eager run, a capture and bare replays"
+    text = f"ReLU: nothing found in {looked}. Graphed, a call is one launch."
+    assert str(found) == text
+    assert shown(found) == f"{text}\n"
+
+
+@pytest.mark.parametrize(
+    ("findings", "replayed", "text"),
+    [
+        ((READ,), None, "1 finding blocks a capture."),
+        (
+            (READ, READ, LISTED),
+            False,
+            "2 findings block a capture, 1 is silently wrong. Graphed, a call is not one launch.",
+        ),
+        ((LISTED,) * 2, True, "2 findings are silently wrong. Graphed, a call is one launch."),
+        ((), None, "nothing found in the source."),
+    ],
+)
+def test_the_summary(findings: tuple[Finding, ...], replayed: bool | None, text: str) -> None:
+    assert Diagnosis("f", findings, replayed, ("source",)).summary == f"f: {text}"
+
+
+def test_the_view() -> None:
+    diagnosis = Diagnosis("model.py:f", (LISTED, READ, replace(READ, line=9)), False)
+    assert shown(diagnosis).splitlines() == [
+        "Blocks a capture",
+        "",
+        "OL101 host-read",
+        "  what:  the host reads a tensor in a capture: .item()",
+        "  where: model.py:3:16",
+        "         return x * x.sum().item()",
+        "                    ^",
+        "  why:   the value exists only once the device has run, and a replay runs no",
+        "         Python that could wait for it: the branch or number of the capture",
+        "         would be repeated in every call",
+        "  fix:   x * x.sum()",
+        "  found: by an eager run and a capture",
+        "",
+        "OL101 host-read",
+        "  what:  the host reads a tensor in a capture: .item()",
+        "  where: model.py:9:16",
+        "         return x * x.sum().item()",  # that line is another: its column is not marked
+        "  fix:   x * x.sum()",
+        "  found: by an eager run and a capture",
+        "",
+        "Silently wrong under a bare graph",
+        "",
+        "OL309 growing-list",
+        "  what:  a list grows",
+        "  where: model.py:2:5",
+        "         seen.append(1)",
+        "         ^",
+        "  way:   main.py:40 in step",
+        "         net.py:7 in forward",
+        "  below: lib/loop.py:9: seen.append(1)",
+        "  why:   a replay runs no Python, so the list, dict or set stays as the capture",
+        "         left it",
+        "  fix:   append it after the call",
+        "  found: by the source",
+        "",
+        diagnosis.summary,
+        "onelaunch explain OL101 prints the whole rule, with an example.",
+    ]
+
+
+def test_the_view_of_what_has_no_line() -> None:
+    assert "  what:  a setting is off\n  why:" in shown(Diagnosis("f", (OFF,)))
+
+
+def test_the_column_is_marked_below_letters_and_tabs(model: Path) -> None:
+    model.write_text("def f(x):\n\tü = 2; x.item()\n")
+    linecache.clearcache()
+    found = replace(READ, line=2, column=9, source="ü = 2; x.item()")
+    assert "         ü = 2; x.item()\n                ^\n" in shown(Diagnosis("f", (found,)))
+
+
+def test_a_long_line_is_cut_and_markup_is_text(model: Path) -> None:
+    line = f"y = x[/bold].item() + {'1 + ' * 40}1"
+    model.write_text(line + "\n")
+    linecache.clearcache()
+    text = shown(Diagnosis("f", (replace(READ, line=1, column=5, source=line),)))
+    assert f"         {line[:70]}…\n             ^\n" in text
+
+
+def test_json(gate: Diagnosis) -> None:
+    data = json.loads(gate.to_json())
+    assert data["target"] == "Gate"
+    assert data["replayed"] is False
+    wanted = ("code", "name", "severity", "file", "line", "column", "source", "fix", "found_by")
+    for finding, entry in zip(gate.findings, data["findings"], strict=True):
+        for key in wanted:
+            value = getattr(finding, key)
+            assert entry[key] == (list(value) if isinstance(value, tuple) else value)
+
+
+def test_several_as_one() -> None:
+    twice = replace(READ, found_by=("source",))
+    first = Diagnosis("a", (LISTED, READ), True, ("run", "capture"), environment={"torch": "2"})
+    both = together([Diagnosis("src", (twice,), None, ("source",)), first])
+    assert both.target == "src, a"
+    assert both.findings == (LISTED, replace(READ, found_by=("source", "run", "capture")))
+    assert both.replayed is True
+    assert both.means == ("source", "run", "capture")
+    assert both.environment == {"torch": "2"}
+    assert together([first, replace(first, replayed=False)]).replayed is False
+
+
+def test_what_split_makes_of_it() -> None:
+    parts = Pieces(launches=3, host_us=120.4, outside=("a.py:7: x.item()", "b.py:2: print(x)"))
+    lines = ["  a.py:7: x.item()", "  b.py:2: print(x)"]
+    here = Diagnosis("f", (READ,), False, pieces=parts)
+    head = 'With on_refusal="split" a call is 3 launches; what runs as it is:'
+    assert here.in_pieces.splitlines() == [head, *lines]
+    assert str(here).endswith(f"\n{here.in_pieces}")
+    assert f"\n\n{here.in_pieces}\n\nf: 1 finding" in shown(here)
+    on_gpu = replace(here, pieces=replace(parts, launches=1), environment={"gpu": "H100"})
+    text = (
+        'With on_refusal="split" a call is 1 launch and 120 us of the host\'s time; what runs as '
+    )
+    assert on_gpu.in_pieces.startswith(text)
+    assert json.loads(here.to_json())["pieces"]["outside"] == [
+        "a.py:7: x.item()",
+        "b.py:2: print(x)",
+    ]
+    assert together([here, Diagnosis("src", (), None, ("source",))]).pieces == parts
+    assert together([here, here]).pieces is None  # of which of them?
+
+
+# SARIF, as GitHub reads it:
+# https://docs.github.com/code-security/reference/code-scanning/sarif-files/sarif-support
+
+
+def sarif(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The one run of the log, which has all that GitHub requires."""
+    log = json.loads(diagnosis.to_sarif())
+    assert log["$schema"].startswith("https://")
+    assert log["version"] == "2.1.0"
+    (run,) = log["runs"]
+    driver = run["tool"]["driver"]
+    assert driver["name"] == "onelaunch"
+    assert driver["version"]
+    ids = [rule["id"] for rule in driver["rules"]]
+    assert len(set(ids)) == len(ids)
+    for result in run["results"]:
+        assert ids[result["ruleIndex"]] == result["ruleId"]
+        assert result["level"] in ("error", "warning", "note")
+        assert result["message"]["text"]
+        assert all(result["partialFingerprints"].values())
+        (place,) = result["locations"]
+        check_location(place)
+        for flow in result.get("codeFlows", ()):
+            for thread in flow["threadFlows"]:
+                for step in thread["locations"]:
+                    check_location(step["location"])
+    return run
+
+
+def check_location(location: dict[str, Any]) -> None:
+    physical = location["physicalLocation"]
+    assert physical["artifactLocation"]["uri"]
+    region = physical["region"]
+    assert region["startLine"] == region["endLine"] >= 1
+    assert 1 <= region["startColumn"] <= region["endColumn"]
+
+
+def uri_of(result: dict[str, Any]) -> str:
+    return result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+
+
+def test_sarif_has_the_rules() -> None:
+    rules = sarif(Diagnosis("f", ()))["tool"]["driver"]["rules"]
+    assert [rule["id"] for rule in rules] == list(RULES)
+    for entry in rules:
+        rule = RULES[entry["id"]]
+        assert entry["name"] == rule.name
+        assert entry["help"]["markdown"] == markdown(rule)
+        level = {"blocks-capture": "error", "silently-wrong": "warning", "slow": "note"}
+        assert entry["defaultConfiguration"]["level"] == level[rule.severity]
+        for part in ("shortDescription", "fullDescription", "help"):
+            assert entry[part]["text"].strip()
+        for part in ("shortDescription", "fullDescription"):
+            assert len(entry[part]["text"]) <= 1024
+        assert entry["properties"]["tags"] == ["cuda-graphs", rule.severity]
+        problem = {"error": "error", "warning": "warning", "note": "recommendation"}
+        severity = problem[entry["defaultConfiguration"]["level"]]
+        assert entry["properties"]["problem.severity"] == severity
+
+
+def test_sarif_has_the_findings() -> None:
+    run = sarif(Diagnosis("f", (LISTED, READ)))
+    assert run["columnKind"] == "unicodeCodePoints"
+    listed, read = run["results"]
+    assert read["ruleId"] == "OL101"
+    assert read["level"] == "error"
+    what = "The host reads a tensor in a capture: .item()."
+    assert read["message"]["text"] == f"{what} Fix: x * x.sum()"
+    assert uri_of(read) == "model.py"
+    region = {"startLine": 3, "startColumn": 16, "endLine": 3, "endColumn": 30}
+    assert read["locations"][0]["physicalLocation"]["region"] == region
+    assert read["properties"]["foundBy"] == ["run", "capture"]
+    assert "codeFlows" not in read
+    assert listed["level"] == "warning"
+    steps = listed["codeFlows"][0]["threadFlows"][0]["locations"]
+    places = [step["location"]["physicalLocation"] for step in steps]
+    assert [(p["artifactLocation"]["uri"], p["region"]["startLine"]) for p in places] == [
+        ("main.py", 40),
+        ("net.py", 7),
+        ("model.py", 2),
+        ("lib/loop.py", 9),
+    ]
+    assert steps[0]["location"]["message"]["text"] == "main.py:40 in step"
+
+
+def test_sarif_of_a_real_diagnosis(gate: Diagnosis) -> None:
+    results = sarif(gate)["results"]
+    assert len(results) == len(gate.findings) == 2
+    assert {uri_of(result) for result in results} == {FILE}
+
+
+def test_sarif_has_a_place_for_what_has_no_line() -> None:
+    (result,) = sarif(Diagnosis("f", (OFF,), file="my model.py"))["results"]
+    assert uri_of(result) == "my%20model.py"
+    assert uri_of(sarif(Diagnosis("f", (OFF,)))["results"][0]) == "."
+
+
+def test_sarif_of_a_file_that_is_gone() -> None:
+    (result,) = sarif(Diagnosis("f", (replace(READ, file="gone.py"),)))["results"]
+    region = result["locations"][0]["physicalLocation"]["region"]
+    assert (region["startColumn"], region["endColumn"]) == (16, 16 + len(READ.source))
+
+
+def prints(*findings: Finding) -> list[dict[str, str]]:
+    results = sarif(Diagnosis("f", findings))["results"]
+    return [result["partialFingerprints"] for result in results]
+
+
+def test_a_fingerprint_stays_where_lines_move_and_tells_equal_lines_apart() -> None:
+    (before,) = prints(READ)
+    assert prints(replace(READ, line=7)) == [before]
+    assert prints(replace(READ, source="x.item()")) != [before]
+    first, second = prints(READ, replace(READ, line=7))
+    assert first == before != second
+
+
+# Which rules a word names.
+
+
+def test_rules_are_named_by_code_name_severity_and_beginning() -> None:
+    assert named("OL101") == named("ol101") == named("host-read") == named("Host_Read") == {"OL101"}
+    assert named("OL1") == {code for code in RULES if code.startswith("OL1")}
+    assert named("OL") == set(RULES)
+    assert named("blocks-capture") >= {"OL101", "OL102"}
+    assert "OL309" not in named("blocks-capture")
+    assert named("host") == named("OL9") == named("") == named("101") == set()
+
+
+def test_codes_are_found_by_name_too() -> None:
+    assert code_of("[ol101]") == code_of("host_read") == "OL101"
+    assert code_of("OL401") == "OL401"  # an error, and no rule
+    assert code_of("host") is None
+    assert nearest("host-rread") == "host-read"
+    assert nearest("OL1001") in RULES
+    assert nearest("zzz") is None
+
+
+def test_every_rule_has_a_name_of_its_own_and_a_documentation() -> None:
+    names = [rule.name for rule in RULES.values()]
+    assert len(set(names)) == len(names)
+    for rule in RULES.values():
+        text = markdown(rule)
+        for title in ("What it finds", "Why it matters", "What to write"):
+            assert f"\n## {title}\n\n" in text, rule.code
+        assert text.count("```python\n") == bool(rule.example) + bool(rule.instead), rule.code
+
+
+# What `graph` raises.
+
+
+@pytest.mark.parametrize("kind", [nn.Module, "function"])
+def test_a_refused_capture_has_the_doctors_finding(kind: Any, gate: Diagnosis) -> None:
+    fn: Any = Gate().eval() if kind is nn.Module else lambda x: scaled(x)
+    fast = ol.graph(fn, warmup=1)
+    fast(torch.ones(4))
+    with pytest.raises(ol.CaptureError) as raised:
+        fast(torch.ones(4))
+    finding = raised.value.finding
+    assert finding is not None
+    doctors = [f for f in gate.findings if f.line == finding.line]
+    assert [(f.code, f.source, f.what, f.fix) for f in doctors] == [
+        (finding.code, finding.source, finding.what, finding.fix)
+    ]
+    assert Path(finding.file).samefile(__file__)
+    assert finding.found_by == ("capture",)
+
+
+def test_a_whole_step_that_hands_out_its_loss() -> None:
+    """Its backward has used the graph up; the doctor runs none of its own over it."""
+    layer = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = layer(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    diagnosis = ol.diagnose(step, torch.ones(2, 3))
+    assert diagnosis.replayed
+    assert not [f for f in diagnosis.findings if f.severity == "blocks-capture"]

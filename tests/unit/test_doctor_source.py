@@ -1,0 +1,416 @@
+"""The doctor's rules on the source, its comments and its settings."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import onelaunch as ol
+from onelaunch import testing
+from onelaunch.doctor.diagnose import diagnose
+from onelaunch.doctor.source.comments import allowed, kept
+from onelaunch.doctor.source.configuration import Config, configuration
+from onelaunch.doctor.source.scan import scan, scan_text
+from onelaunch.errors import ArgumentError
+from onelaunch.rules.finding import Finding
+from tests.unit.source_programs import FILES, FORWARDS, HEAD, of_forward
+
+PROGRAMS = {name: of_forward(body) for name, body in FORWARDS.items()}
+PROGRAMS |= {name: HEAD + text for name, text in FILES.items()}
+ROOT = Path(__file__).parents[2]
+
+
+def expected(text: str) -> list[tuple[str, int]]:
+    """The faults that a program marks."""
+    lines = enumerate(text.splitlines(), start=1)
+    marked = ((re.search(r"#!((?: OL\d+)+)$", line), number) for number, line in lines)
+    return [(code, number) for found, number in marked if found for code in found[1].split()]
+
+
+def found(text: str) -> list[tuple[str, int]]:
+    return sorted((f.code, f.line) for f in scan_text("program.py", text.encode()))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_faults_are_found_and_nothing_else(name: str) -> None:
+    assert found(PROGRAMS[name]) == sorted(expected(PROGRAMS[name]))
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_files_are_python(name: str) -> None:
+    compile(PROGRAMS[name], name, "exec")
+
+
+NO_TAPE = {"numpy", "array", "packed", "host_random_cuda", "not_capturing", "not_capturing_and"}
+"""Programs that the emulated device cannot run: no NumPy, and no function of CUDA's own."""
+
+
+@pytest.mark.parametrize("name", sorted(FORWARDS.keys() - NO_TAPE))
+def test_a_capture_confirms(name: str) -> None:
+    """What is found blocks a capture, and where nothing is found, nothing does."""
+    testing.install()
+    code = PROGRAMS[name].replace("torch.cuda.", "torch.tape.")
+    program: dict[str, Any] = {}
+    exec(compile(code, name, "exec"), program)
+    fast: Any = ol.graph(program["Net"]().to("tape"), on_refusal="raise")
+    x = torch.arange(8.0, device="tape").view(2, 4)
+    codes = {OURS.get(code, code) for code, _ in expected(PROGRAMS[name])}
+    blocking = {code for code in codes if code.startswith("OL1")}
+    refused: set[str] = set()
+    try:
+        with torch.no_grad():
+            for _ in range(6):
+                fast(x)
+    except ol.CaptureError as error:
+        refused = {error.code}
+    assert refused <= blocking
+    assert bool(refused) == bool(blocking)
+    assert refused or fast.stats().replays
+
+
+OURS = {"OL502": "OL117", "OL503": "OL117"}
+"""What a bare graph gets wrong in silence, a capture of ours refuses: two of its runs differ."""
+
+
+def test_a_finding_names_its_place_and_the_way_there(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(HEAD + FILES["helper_of_forward"])
+    first = scan(["net.py"])[0]
+    line = len(HEAD.splitlines()) + 3
+    assert (first.code, first.name, first.severity) == ("OL101", "host-read", "blocks-capture")
+    assert (first.file, first.line, first.column) == ("net.py", line, 16)
+    assert first.source == "return v / v.max().item()  #! OL101"
+    assert first.found_by == ("source",)
+    assert first.calls == (f"net.py:{line + 7} in forward",)
+    assert first.fix
+
+
+def test_the_column_is_that_of_the_run(tmp_path: Path) -> None:
+    """So that a fault found by both is one finding."""
+    text = """
+    import torch
+    def model(x):
+        y = (
+            x.sum()
+            .item()
+        )
+        if (
+            x.sum()
+            > 0
+        ):
+            y += 1
+        assert x.any()
+        return [row for row in x if row.any()], y, x[x > 0], f"{x}", print(x), not x.all()
+    """
+    found = diagnosed(tmp_path, text)
+    blocking = [f for f in found if f.severity == "blocks-capture"]
+    assert {f.line for f in blocking} == {6, 9, 13, 14}
+    for finding in blocking:
+        assert {"run", "source"} <= set(finding.found_by), finding
+
+
+def diagnosed(tmp_path: Path, text: str) -> list[Finding]:
+    """The findings of a program's `model`, called with a tensor."""
+    file = tmp_path / "program_of_test.py"
+    file.write_text(textwrap.dedent(text))
+    spec = importlib.util.spec_from_file_location("program_of_test", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return list(diagnose(module.model, torch.ones(2, 4)).findings)
+
+
+def test_a_diagnosis_reads_what_ran(tmp_path: Path) -> None:
+    text = """
+    import torch
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+            self.verbosity = 0
+
+        def forward(self, x):
+            self.calls += 1
+            if self.verbosity > 2:
+                print(x)
+                self.calls += 1
+            return helper(x)
+
+        def other(self, x):
+            self.calls += 1
+
+    def helper(x):
+        log.append(1)
+        return x * 2
+
+    log = []
+    model = Net()
+    """
+    found = diagnosed(tmp_path, text)
+    seen = {(f.code, f.line) for f in found if "source" in f.found_by}
+    assert seen == {("OL501", 10), ("OL309", 20)}
+    assert not [f for f in found if f.severity == "blocks-capture"]
+
+
+def test_a_diagnosis_knows_its_entry(tmp_path: Path) -> None:
+    text = """
+    def inner(x):
+        x.relu_()
+        return x
+
+    def model(x):
+        return inner(x * 2).view(-1), x.view(-1)
+    """
+    found = [(f.code, f.line) for f in diagnosed(tmp_path, text) if "source" in f.found_by]
+    assert found == [("OL506", 7)]
+
+
+def test_a_diagnosis_reads_functions_inside_others(tmp_path: Path) -> None:
+    text = """
+    def make():
+        log = []
+        def step(x):
+            log.append(x.sum())
+            return x * 2
+        return step
+
+    def net():
+        rows = []
+        class Net(torch.nn.Module):
+            def forward(self, x):
+                rows.append(x.sum())
+                return first(x)
+        return Net()
+
+    import torch
+    first, model = make(), net()
+    """
+    found = [(f.code, f.line) for f in diagnosed(tmp_path, text) if "source" in f.found_by]
+    assert found == [("OL309", 5), ("OL309", 13)]
+    found = diagnosed(tmp_path, "model = lambda x: x.to('cpu') + 1\n")
+    assert [(f.code, f.found_by) for f in found] == [("OL103", ("source",))]
+
+
+def test_a_debugger_keeps_its_tracing(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        seen.append(event)
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        diagnosed(tmp_path, "def model(x):\n    return x * x.sum().item()\n")
+        assert sys.gettrace() is trace
+    finally:
+        sys.settrace(before)
+    assert seen
+
+
+def test_comments_allow(tmp_path: Path) -> None:
+    text = of_forward(
+        "y = x.item()  # onelaunch: allow host-read -- once, at the start\n"
+        "# onelaunch: allow host-copy, data-dependent-shape -- it is small\n"
+        "# and it is rare\n"
+        "z = x.cpu(), x.nonzero()\n"
+        "w = x.item()  # onelaunch: allow OL101 -- by code\n"
+        "v = x.item()  # onelaunch: allow host-copy -- another rule\n"
+        "\n"
+        "# onelaunch: allow host-read -- not right above it\n"
+        "\n"
+        "u = x.item()"
+    )
+    file = tmp_path / "net.py"
+    file.write_text(text)
+    found = scan([file])
+    first = text.splitlines().index("    def forward(self, x: Tensor):") + 2
+    assert [f.line - first for f in found] == [5, 9]
+    assert not any(map(allowed, found))
+
+
+@pytest.mark.parametrize(
+    ("comment", "says"),
+    [
+        ("allow host-read", "its comment lacks a reason: `allow host-read -- why`"),
+        ("allow host-read --", "its comment lacks a reason: `allow host-read -- why`"),
+        ("allow hostread -- so", "its comment allows `hostread`, which is no rule: `host-read`"),
+    ],
+)
+def test_a_comment_that_allows_nothing_is_told(tmp_path: Path, comment: str, says: str) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(of_forward(f"y = x.item()  # onelaunch: {comment}"))
+    (finding,) = scan([file])
+    assert finding.what == f"`.item()` reads a tensor on the host; {says}"
+    assert kept([finding]) == [finding]
+
+
+def test_comments_allow_what_a_run_found(tmp_path: Path) -> None:
+    text = """
+    def model(x):
+        y = x.sum().item()  # onelaunch: allow host-read -- it is meant so
+        return x * x.sum().item()
+    """
+    found = [f for f in diagnosed(tmp_path, text) if f.code == "OL101"]
+    assert [f.line for f in found] == [4]
+
+
+def test_folders_are_scanned(tmp_path: Path) -> None:
+    fault = of_forward("return x.item()")
+    for name in (
+        "a.py",
+        "inner/b.py",
+        "build/c.py",
+        ".venv/d.py",
+        "inner/skip/e.py",
+        "f.txt",
+        "env/pyvenv.cfg",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(fault)
+    (tmp_path / "env" / "g.py").write_text(fault)
+    names = [Path(f.file).name for f in scan([tmp_path], Config(exclude=("build", "inner/skip")))]
+    assert names == ["a.py", "b.py"]
+    assert len(scan([tmp_path, tmp_path / "a.py"])) == 4
+    assert len(scan([tmp_path / "build" / "c.py"], Config(exclude=("build",)))) == 1
+
+
+def test_exclusions_start_at_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "src" / "gen").mkdir(parents=True)
+    (tmp_path / "src" / "gen" / "a.py").write_text(of_forward("return x.item()"))
+    (tmp_path / "pyproject.toml").write_text('[tool.onelaunch.doctor]\nexclude = ["src/gen"]\n')
+    assert scan([tmp_path / "src"], configuration(tmp_path / "src")) == []
+    assert len(scan([tmp_path / "src"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("def f(:\n", "is not Python"), ("x = 1\0", "is not Python"), (None, "there is no file")],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, text: str | None, says: str) -> None:
+    file = tmp_path / "net.py"
+    if text is not None:
+        file.write_text(f"import torch  # def forward\n{text}")
+    with pytest.raises(ArgumentError, match=says) as raised:
+        scan([file])
+    assert raised.value.code == "OL401"
+    assert raised.value.fix
+
+
+def test_deep_nesting_is_survived() -> None:
+    deep = " + ".join(["x"] * 900)
+    assert found(of_forward(f"return {deep}")) == []
+
+
+@pytest.mark.parametrize("name", ["net.py", "latin.py"])
+def test_encodings(tmp_path: Path, name: str) -> None:
+    latin = name == "latin.py"
+    text = ("# -*- coding: latin-1 -*-\n# \xe9" if latin else "# \xe9") + of_forward("x.item()")
+    (tmp_path / name).write_bytes(text.encode("latin-1" if latin else "utf-8"))
+    assert [f.code for f in scan([tmp_path / name])] == ["OL101"]
+
+
+def settings(tmp_path: Path, text: str) -> Config:
+    (tmp_path / "pyproject.toml").write_text(text)
+    return configuration(tmp_path / "src" / "net.py")
+
+
+def test_settings_are_found_upward(tmp_path: Path) -> None:
+    config = settings(
+        tmp_path,
+        '[tool.onelaunch.doctor]\nselect = ["OL1", "clock"]\nignore = ["OL102"]\nexclude = ["a"]\n',
+    )
+    assert config.select == ("OL1", "clock")
+    assert config.ignore == ("OL102",)
+    assert config.exclude == ("a",)
+    assert config.root == tmp_path
+
+
+def test_settings_further_up_count_where_the_nearest_has_none(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "pyproject.toml").write_text("[project]\nname = 'a'\n")
+    assert settings(tmp_path, '[tool.onelaunch.doctor]\nselect = ["OL5"]\n').select == ("OL5",)
+
+
+def test_no_settings(tmp_path: Path) -> None:
+    assert settings(tmp_path, "") == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "fix"),
+    [
+        ('selct = ["OL1"]', "has no key `selct`", 'select = ["..."]'),
+        ('select = "OL1"', "`select` is 'OL1'", 'select = ["..."]'),
+        ('select = ["host-reed"]', "no rule is called 'host-reed'", '"host-read"'),
+        ('ignore = ["OL999"]', "no rule is called 'OL999'", '"OL'),
+        ("ignore = [1]", r"`ignore` is \[1\]", 'ignore = ["..."]'),
+        ("ignore = ", "is not TOML", "[tool.onelaunch.doctor]"),
+    ],
+)
+def test_settings_that_are_wrong(tmp_path: Path, text: str, what: str, fix: str) -> None:
+    with pytest.raises(ArgumentError, match=what) as raised:
+        settings(tmp_path, f"[tool.onelaunch.doctor]\n{text}\n")
+    assert raised.value.fix.startswith(fix)
+    assert "pyproject.toml" in str(raised.value.where)
+
+
+def test_rules_are_chosen() -> None:
+    texts = [HEAD + FILES[name] for name in ("address", "buffers")]
+    findings = [f for text in texts for f in scan_text("program.py", text.encode())]
+    codes = {f.code for f in findings}
+    assert codes == {"OL101", "OL309", "OL510"}
+
+    def chosen(**options: Any) -> set[str]:
+        return {f.code for f in Config(**options).chosen(findings)}
+
+    assert chosen() == codes
+    assert chosen(select=("OL5",)) == {"OL510"}
+    assert chosen(select=("OL5", "growing-list")) == {"OL309", "OL510"}
+    assert chosen(select=("host-read",)) == {"OL101"}
+    assert chosen(select=("OL3", "OL5"), ignore=("growing-list",)) == {"OL510"}
+    assert chosen(select=("OL101",), ignore=("OL1",)) == set()
+    narrowed = Config(select=("OL5",), ignore=("OL510",)).narrowed(
+        select=("OL1", "OL510"), where="--select"
+    )
+    assert {f.code for f in narrowed.chosen(findings)} == {"OL101"}
+
+
+def test_nothing_imports_torch() -> None:
+    program = (
+        "import sys\n"
+        "from onelaunch.doctor.source.configuration import configuration\n"
+        "from onelaunch.doctor.source.scan import scan\n"
+        "scan([sys.argv[1]], configuration('.'))\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    file = str(ROOT / "tests" / "unit" / "source_programs.py")
+    subprocess.run([sys.executable, "-c", program, file], check=True, cwd=ROOT / "src")
+
+
+def test_a_thousand_files_take_seconds(tmp_path: Path) -> None:
+    """A thousand of 200 lines: a few seconds, 10 at most; generous, as other things run too."""
+    text = HEAD
+    for name, program in FILES.items():
+        if len(text.splitlines()) < 200:
+            text += program.replace("class Net", f"class Net_{name}")
+    for number in range(1000):
+        (tmp_path / f"net_{number}.py").write_text(text)
+    begin = time.process_time()
+    for file in tmp_path.iterdir():
+        ast.parse(file.read_bytes())
+    parsed = time.process_time()
+    findings = scan([tmp_path])
+    seconds = time.process_time() - parsed
+    assert len(findings) == 1000 * len(expected(text))
+    assert seconds < 60
+    assert seconds < 10 * (parsed - begin)

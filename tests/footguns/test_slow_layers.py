@@ -151,8 +151,8 @@ class TestNorms:
         norm(layer(x) * 3 + 1)  # statistics other than 0 and 1
         model = nn.Sequential(layer, norm).eval()
         (found,) = (f for f in slow(model, x) if f.code == "OL608")
-        assert found.fix.startswith(f"torch.nn.utils.fusion.fuse_{kind[:4].rstrip('a')}")
         fuse = fuse_linear_bn_eval if kind == "linear" else fuse_conv_bn_eval
+        assert found.fix.startswith(f"parent[0] = torch.nn.utils.fusion.{fuse.__name__}(parent[0]")
         folded = fuse(*model)  # pyright: ignore
         torch.testing.assert_close(folded(x), model(x))
         assert "OL608" not in codes(folded, x)
@@ -306,16 +306,14 @@ class TestSeparable:
         x = torch.randn(1, 2, 512, 512)
         assert "(measured on cpu)" in what("OL612", pair, x)
 
-        def best(model: nn.Module) -> float:
-            taken: list[float] = []
-            for _ in range(10):
-                start = time.perf_counter()
-                model(x)
-                taken.append(time.perf_counter() - start)
-            return min(taken)
+        def taken(model: nn.Module) -> float:
+            start = time.perf_counter()
+            model(x)
+            return time.perf_counter() - start
 
-        with torch.no_grad():
-            assert best(dense) < best(pair)
+        with torch.no_grad():  # in turns, so that a busy machine slows both
+            times = [(taken(dense), taken(pair)) for _ in range(40)]
+        assert min(dense for dense, _ in times) < min(pair for _, pair in times)
 
     def test_norms_and_activations_between(self) -> None:
         pair = separable(2, 4, nn.BatchNorm2d(2), nn.ReLU(inplace=True))

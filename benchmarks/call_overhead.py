@@ -37,7 +37,7 @@ from benchmarks.processes import (
 from benchmarks.render import NAMES
 from examples.workloads import WORKLOADS
 from onelaunch.bench import ENGINES
-from onelaunch.bench.engine import Built, Engine
+from onelaunch.bench.engines.engine import Built, Engine
 from onelaunch.bench.environment import environment
 from onelaunch.bench.reference import first_line, outputs
 from onelaunch.bench.timers import HostTimer, Timing, WallTimer, timers_for

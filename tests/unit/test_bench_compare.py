@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from onelaunch.bench import ENGINES, Comparison, Row, Timing, compare
 from onelaunch.bench.comparison import DEFAULT
-from onelaunch.bench.engine import Built, Mode
+from onelaunch.bench.engines.engine import Built, Mode
 from onelaunch.bench.workload import Workload
 from onelaunch.errors import GraphError
 

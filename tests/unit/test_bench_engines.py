@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onelaunch.bench import ENGINES, byhand, compare, incumbents
+from onelaunch.bench import ENGINES, compare
+from onelaunch.bench.engines import aotinductor, byhand
 from onelaunch.bench.workload import Workload
 from onelaunch.call import tree
 
@@ -198,8 +199,8 @@ def test_the_code_of_an_engine_runs_on_a_gpu(name: str) -> None:
 
 def test_a_crash_of_an_incumbent_is_told() -> None:
     with pytest.raises(RuntimeError, match="`abort` of this build of PyTorch dies of SIGABRT"):
-        incumbents._survives("abort", "import os; os.abort()")
-    incumbents._survives("getpid", "import os; os.getpid()")
+        aotinductor._survives("abort", "import os; os.abort()")
+    aotinductor._survives("getpid", "import os; os.getpid()")
 
 
 @pytest.mark.gpu

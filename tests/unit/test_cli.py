@@ -19,7 +19,7 @@ from onelaunch.bench import Comparison
 from onelaunch.bench.target import load
 from onelaunch.catalogue import CATALOGUE
 from onelaunch.cli import run
-from onelaunch.cli.commands import ENGINES
+from onelaunch.cli.compare import ENGINES
 from onelaunch.cli.progress import Lines
 from onelaunch.errors import GraphError
 from onelaunch.rules import RULES

@@ -3,10 +3,7 @@
 comparison.py   `ol.compare`: rounds over all engines, until their times agree
 entry.py        one engine in it: built, checked, timed, a row
 rows.py         the result, as data and JSON
-engine.py       the interface of an engine
-incumbents.py   PyTorch's own engines, and those of other packages
-byhand.py       a graph by hand, and the bare replays that are the limits
-ours.py         `ol.graph` with its options
+engines/        the ways to run a callable, a file each
 workload.py     a callable with its arguments, and copies of both
 target.py       the callable and arguments behind `path.py:name`
 reference.py    the check against float64
@@ -16,7 +13,8 @@ profile.py      the limit of a workload: launches or kernels
 environment.py  hardware and versions
 """
 
-from onelaunch.bench.comparison import ENGINES, choose, compare
+from onelaunch.bench.comparison import choose, compare
+from onelaunch.bench.engines import ENGINES
 from onelaunch.bench.rows import Comparison, Row
 from onelaunch.bench.timers import Timing
 

@@ -13,28 +13,16 @@ from typing import Any, cast
 
 import torch
 
-from onelaunch.bench.byhand import BY_HAND, LIMITS
-from onelaunch.bench.engine import Engine
+from onelaunch.bench.engines import DEFAULT, ENGINES
+from onelaunch.bench.engines.engine import Engine
 from onelaunch.bench.entry import Entry
 from onelaunch.bench.environment import environment
-from onelaunch.bench.incumbents import COMPILED, EAGER, EXPORTED, MakeGraphedCallables
-from onelaunch.bench.ours import AUTOTUNED, OURS
 from onelaunch.bench.profile import Profile, count_kernels, profile
 from onelaunch.bench.reference import Reference, make_reference
 from onelaunch.bench.rows import Comparison
 from onelaunch.bench.timers import WINDOW, timers_for
 from onelaunch.bench.workload import Workload
 from onelaunch.errors import ArgumentError, kind_of
-
-DEFAULT: tuple[Engine, ...] = (
-    *EAGER,
-    BY_HAND,
-    MakeGraphedCallables(),
-    *COMPILED,
-    *EXPORTED,
-    *OURS,
-)
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in (*DEFAULT, AUTOTUNED, *LIMITS)}
 
 LEAST_ROUNDS = 2
 RECOMPILE_LIMIT = 64  # engines share the model's code, and dynamo counts compilations by code

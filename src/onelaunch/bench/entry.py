@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from onelaunch.bench.engine import Built, Engine, grad_mode
+from onelaunch.bench.engines.engine import Built, Engine, grad_mode
 from onelaunch.bench.reference import SECONDS, Outputs, Reference, Verdict, said, snapshot
 from onelaunch.bench.rows import Row, Status
 from onelaunch.bench.timers import Timer, TimerName, Timing, settled

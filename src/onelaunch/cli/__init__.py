@@ -1,6 +1,7 @@
 """The command `onelaunch`.
 
-commands.py  its subcommands: `compare`, `info`
+commands.py  its subcommands, `info` among them
+compare.py   `compare`
 doctor.py    `doctor`
 explain.py   `explain`
 mistakes.py  the answers to mistakes

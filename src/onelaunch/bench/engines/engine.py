@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
+from torch import nn
 
 from onelaunch.bench.workload import Workload
 
+WARM_CALLS = 4  # enough for compiled CUDA graphs: warm up, record, replay, replay
 Mode = Literal["grad", "no_grad", "inference_mode"]
 
 
@@ -90,3 +93,34 @@ def needs_cuda(device: torch.device) -> str | None:
     if torch.cuda.is_available():
         return f"needs CUDA, and the callable is on {device.type}"
     return "needs an NVIDIA GPU"
+
+
+def absent(package: str) -> str | None:
+    """Say that a package is not installed; None if it is."""
+    return None if importlib.util.find_spec(package) else f"{package} is not installed"
+
+
+def warm(call: Callable[..., Any], workload: Workload) -> None:
+    """Call the engine until its calls no longer compile or record."""
+    for _ in range(WARM_CALLS):
+        call(*workload.args, **workload.kwargs)
+
+
+class AsModule(nn.Module):
+    """A callable as a module, for the exporters that take nothing else."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+
+def as_module(fn: Callable[..., Any]) -> nn.Module:
+    return fn if isinstance(fn, nn.Module) else AsModule(fn).eval()
+
+
+def tuple_text(names: Sequence[str]) -> str:
+    """Write a tuple of these as code."""
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from onelaunch.api import graph
-from onelaunch.bench.engine import Built, Mode
+from onelaunch.bench.engines.engine import Built, Mode
 from onelaunch.bench.workload import Workload
 
 WARM_CALLS = 3

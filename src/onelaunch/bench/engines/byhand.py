@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.bench.engine import Built, Mode, needs_cuda
-from onelaunch.bench.incumbents import warm
+from onelaunch.bench.engines.engine import Built, Mode, needs_cuda, warm
 from onelaunch.bench.workload import Workload
 from onelaunch.call import tree
 

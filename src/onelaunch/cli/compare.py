@@ -1,0 +1,112 @@
+"""`onelaunch compare`: every way to run a callable, side by side."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from onelaunch.cli import FAILED, OK, STOPPED, WRONG
+from onelaunch.cli.mistakes import bad, check_file, tracebacks, write
+from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
+from onelaunch.errors import GraphError
+
+if TYPE_CHECKING:
+    from onelaunch.bench import Comparison
+
+ENGINES = (
+    *("eager", "no_grad", "inference_mode", "by-hand", "make_graphed_callables"),
+    *("compile", "reduce-overhead", "max-autotune", "cudagraphs"),
+    *("torchscript", "torchscript-script", "aotinductor", "onnxruntime"),
+    *("tensorrt", "openxla", "tvm"),
+    *("onelaunch", "onelaunch-rebind", "onelaunch-static", "onelaunch-compile"),
+    *("onelaunch-max-autotune", "bare", "bare_compiled"),
+)
+"""The names in `bench.ENGINES`, which would import torch; a test compares the two."""
+
+
+def compare(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A factory, path.py:name or module:name, that returns (callable, args)."
+        ),
+    ],
+    engines: Annotated[
+        str | None, typer.Option(help=f"Only these, with commas: {', '.join(ENGINES)}.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="How long to time at most, all engines.")] = 10.0,
+    json: Annotated[Path | None, typer.Option(help="Write the comparison here as JSON.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write it here as one HTML page.")] = None,
+    traceback: Annotated[
+        bool,
+        typer.Option("--traceback", help="Where the target raises, show all of the way there."),
+    ] = False,
+) -> int:
+    """Run every engine on the same input: checked against float64, then timed."""
+    names = _engines(engines)
+    if not seconds > 0:
+        why = "timing takes a number of seconds above 0"
+        raise bad(f"--seconds is {seconds:g}", "--seconds", why, "--seconds 10")
+    for file in (json, report):
+        if file is not None:
+            check_file(file, "the comparison", "compare")
+    console = console_for_reports()
+    with tracebacks(traceback):
+        result = _measure(target, names, seconds, console)
+    measured = any(row.wall for row in result.rows)
+    if result.interrupted and not measured and not result.wrong:
+        return STOPPED
+    from onelaunch.report.html import to_html
+    from onelaunch.report.table import show
+
+    show(result, console)
+    if json is not None:
+        write(json, result.to_json() + "\n", "compare")
+    if report is not None:
+        write(report, to_html(result), "compare")
+        console.print(f"\nThe report: {escape(str(report))}")
+    if result.wrong:
+        return WRONG
+    return OK if measured else FAILED
+
+
+def _measure(
+    target: str, engines: list[str] | None, seconds: float, console: Console
+) -> Comparison:
+    """Load the target, and compare the engines on it."""
+    with progress(console) as tell:
+        with ended_by_interrupts(console):
+            tell("importing PyTorch", 0.0)
+            from onelaunch import bench
+            from onelaunch.bench.target import load, raised
+
+        tell(f"loading {target}", 0.0)
+    fn, args, kwargs = load(target, "compare")  # no bar meanwhile: it may print, or ask something
+    with progress(console) as tell:
+        try:
+            return bench.compare(
+                fn, args, kwargs, engines=engines, seconds=seconds, name=target, on_progress=tell
+            )
+        except GraphError:
+            raise
+        except Exception as error:
+            raise raised("the callable", error, target, "compare") from error
+
+
+def _engines(text: str | None) -> list[str] | None:
+    """Read the names that `--engines` was given."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in ENGINES]
+    if names and not unknown:
+        return names
+    near = [match for name in names for match in difflib.get_close_matches(name, ENGINES, 1)]
+    what = f"no engine is called {' or '.join(unknown)}" if unknown else "no engine is named"
+    why = f"the engines are {', '.join(ENGINES)}"
+    raise bad(what, "--engines", why, f"--engines {','.join(near) or 'eager,onelaunch'}")

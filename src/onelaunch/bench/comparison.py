@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from onelaunch.bench.engines import DEFAULT, ENGINES
+from onelaunch.bench.engines import ALONE, DEFAULT, ENGINES
 from onelaunch.bench.engines.engine import Engine
 from onelaunch.bench.entry import Entry
 from onelaunch.bench.environment import environment
@@ -61,7 +61,9 @@ def compare(
         args: positional arguments.
         kwargs: keyword arguments.
         engines: names from `ENGINES`, or engines; by default all but onelaunch's max-autotune,
-            which takes minutes to build, and the two limits, which are not whole calls.
+            which takes minutes to build, the two limits, which are not whole calls, and
+            ``openxla`` and ``tensorrt-cudagraphs``, which change torch for the whole process (the
+            command gives each of them one of its own).
         seconds: how long to time at most, after every engine is built; rounds end sooner when the
             wall times of all engines have settled within 2%.
         name: a name for the workload; the callable's by default.
@@ -81,7 +83,8 @@ def compare(
         >>> result.best.engine
         'no_grad'
     """
-    chosen = choose(engines)
+    here = [engine for engine in DEFAULT if engine.name not in ALONE]
+    chosen = choose(here if engines is None else engines)
     workload = _validated(fn, args, kwargs, seconds)
     workload = replace(workload, share_parameters=_too_large(workload, chosen))
     tell = on_progress or _silent

@@ -45,5 +45,5 @@ DEFAULT: tuple[Engine, ...] = (
 )
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (*DEFAULT, AUTOTUNED, *LIMITS)}
 ALONE = frozenset({"openxla", "tensorrt-cudagraphs"})
-"""Those that change torch in their process for the other engines, too: torchax names a device and
-turns JAX to 64 bits, and TensorRT's CUDA graphs are a mode of the process."""
+"""Those that change torch for their whole process: beside torchax `torch.compile` fails, since it
+names a device that torch has no support for, and TensorRT's CUDA graphs are a mode of all calls."""

@@ -122,7 +122,7 @@ class OnnxRuntime:
         ):
             return None
         return (
-            f"this onnxruntime has no provider for {device.type}: pip install onnxruntime-gpu "
+            f"this onnxruntime has no {device.type} device: pip install onnxruntime-gpu "
             "in an environment of its own, and name its Python with --python onnxruntime=PATH"
         )
 

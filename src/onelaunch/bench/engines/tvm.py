@@ -52,7 +52,7 @@ class TVM:
         tvm: Any = importlib.import_module("tvm")
         if device.type == "cuda" and tvm.cuda(device.index or 0).exist:
             return None
-        return f"this tvm sees no {device.type} device"
+        return f"this tvm has no {device.type} device"
 
     def build(self, workload: Workload) -> Built:
         fast = tvm_program(workload.fn, workload.args, workload.kwargs)

@@ -330,10 +330,10 @@ class AutogradPair:
         finally:
             driver.lock.release()
 
-    def _warn(self, text: str) -> None:
+    def _warn(self, warning: GraphWarning) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(text, GraphWarning, stacklevel=2)
+            warnings.warn(warning, stacklevel=2)
 
     def backwards(self) -> list[Backward]:
         """Return the captured backwards."""

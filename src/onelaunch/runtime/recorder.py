@@ -283,7 +283,7 @@ class Recorder(Table):
         """Have a signature run eagerly for good, with a warning."""
         signature.eager = error.code
         error.where = error.where or user_line()
-        self._warn(error.code, error.warning("this signature runs eagerly"))
+        self._tell(error.warning("this signature runs eagerly"))
         return MISS
 
     def _no_room(self, attempt: Attempt) -> CaptureError:

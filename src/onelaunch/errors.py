@@ -60,8 +60,15 @@ class _InParts(Exception):
 
 
 class GraphError(_InParts, RuntimeError):
-    """What onelaunch raises: `code`, `what` happened with the values, `where`, `why`, and `fix`,
-    the code to write instead."""
+    """A message in four parts, and the base of what onelaunch raises.
+
+    Attributes:
+        code: the code that `onelaunch explain` knows, such as ``"OL101"``.
+        what: what happened, with the values.
+        where: the place: ``file:line`` and its source, or the argument; None if there is none.
+        why: the reason.
+        fix: the code to write instead.
+    """
 
     def warning(self, came: str, code: str | None = None) -> GraphWarning:
         """Make a warning of this error; the consequence comes first.
@@ -100,7 +107,7 @@ class ReplayError(GraphError):
 class GraphWarning(_InParts, UserWarning):
     """A call ran correctly, but not as one launch; or replays omit an effect of its Python.
 
-    It has the parts of a `GraphError`.
+    It has the attributes of a `GraphError`.
     """
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from onelaunch.rules.finding import Finding
 
 
-class GraphError(RuntimeError):
+class _InParts(Exception):
     """A message in four parts: what happened, where, why, and the code that fixes it.
 
     Args:
@@ -55,8 +55,23 @@ class GraphError(RuntimeError):
         lines.append(f"  fix:   {self.fix}")
         return "\n".join(lines)
 
-    def warning(self, came: str, code: str | None = None) -> str:
-        """Return the message of a warning for this error; the consequence comes first.
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.code, self.what, self.where, self.why, self.fix)
+
+
+class GraphError(_InParts, RuntimeError):
+    """A message in four parts, and the base of what onelaunch raises.
+
+    Attributes:
+        code: the code that `onelaunch explain` knows, such as ``"OL101"``.
+        what: what happened, with the values.
+        where: the place: ``file:line`` and its source, or the argument; None if there is none.
+        why: the reason.
+        fix: the code to write instead.
+    """
+
+    def warning(self, came: str, code: str | None = None) -> GraphWarning:
+        """Make a warning of this error; the consequence comes first.
 
         Args:
             came: the consequence, such as ``"such calls run eagerly"``.
@@ -64,10 +79,7 @@ class GraphError(RuntimeError):
         """
         what = self.what if code is None else f"[{self.code}] {self.what}"
         parts = {"where": self.where, "why": self.why, "fix": self.fix}
-        return str(GraphError(code or self.code, f"{came}: {what}", **parts))
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.code, self.what, self.where, self.why, self.fix)
+        return GraphWarning(code or self.code, f"{came}: {what}", **parts)
 
 
 class ArgumentError(GraphError, ValueError):
@@ -92,8 +104,11 @@ class ReplayError(GraphError):
     """No recording fits the call, and the caller asked for an error instead of a recording."""
 
 
-class GraphWarning(UserWarning):
-    """A call ran correctly, but not as one launch; or replays omit an effect of its Python."""
+class GraphWarning(_InParts, UserWarning):
+    """A call ran correctly, but not as one launch; or replays omit an effect of its Python.
+
+    It has the attributes of a `GraphError`.
+    """
 
 
 def kind_of(value: object) -> str:
@@ -103,8 +118,8 @@ def kind_of(value: object) -> str:
 
 
 def _rebuild(
-    kind: type[GraphError], code: str, what: str, where: str | None, why: str, fix: str
-) -> GraphError:
+    kind: type[_InParts], code: str, what: str, where: str | None, why: str, fix: str
+) -> _InParts:
     return kind(code, what, where=where, why=why, fix=fix)
 
 

@@ -5,6 +5,7 @@ With ``plain`` as its first argument it imports nothing and answers as its engin
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,15 +15,16 @@ from pathlib import Path
 
 def plain(name: str) -> None:
     """Answer as a worker does, without torch."""
-    row = '{\\"workload\\": \\"\\", \\"rows\\": [ROW], \\"profile\\": null, \\"remarks\\": []}'
-    row = row.replace(
-        "ROW",
-        f'{{\\"engine\\": \\"{name}\\", \\"title\\": \\"T\\", \\"status\\": \\"ok\\", '
-        '\\"wall\\": null, \\"host\\": null, \\"gpu\\": null, \\"notes\\": []}',
-    )
+    timing = {"median_us": 9.0, "spread_us": 1.0, "samples": 2}
+    row = {"engine": name, "title": "T", "status": "ok", "wall": timing, "host": None, "gpu": None}
+    kept = {"workload": "", "profile": None, "remarks": [], "timelines": []}
+    found = json.dumps({**kept, "rows": [{**row, "notes": []}]})
+    state = {"running": True, "settled": False, "versions": "Python 3, torch 2", "found": found}
     for count, order in enumerate(sys.stdin):
         if name == "hangs" or (name == "hangs later" and count):
             time.sleep(600)
+        if name == "dies traced" and order == "timeline\n":
+            os.kill(os.getpid(), signal.SIGSEGV)
         if name == "dies later" and count:
             os.kill(os.getpid(), signal.SIGBUS)
         if name == "killed":
@@ -35,8 +37,7 @@ def plain(name: str) -> None:
             return
         with open(os.environ["ORDERS"], "a") as file:
             file.write(f"{name} {order}")
-        state = '"running": true, "settled": false, "versions": "Python 3, torch 2"'
-        print(f'{{{state}, "row": "{row}"}}', flush=True)
+        print(json.dumps(state), flush=True)
 
 
 def real() -> None:

@@ -64,7 +64,7 @@ def run(*engines: Isolated) -> Comparison:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("killed", "its process died of SIGKILL, as a system does that is out of memory"),
+        ("killed", "its process died of SIGKILL, which a system that is out of memory sends"),
         ("dies later", "its process died of SIGBUS"),
         ("exits", "its process ended with code 3: a library that ends the process"),
         ("raises", "ImportError: no such target"),
@@ -84,7 +84,14 @@ def test_rounds_are_interleaved_over_processes(orders: Path) -> None:
     told = orders.read_text().split("\n")[:-1]
     assert told[:3] == ["a prepare", "dies later prepare", "b prepare"]
     assert told[3:7] == ["a round", "b round", "b round", "a round"]
-    assert told[-2:] == ["b finish", "a finish"]
+    assert told[-3:] == ["a timeline", "b finish", "a finish"]
+
+
+@pytest.mark.usefixtures("orders")
+def test_a_process_that_fails_as_it_is_traced_keeps_its_figures() -> None:
+    row = run(plain("dies traced")).rows[0]
+    assert (row.status, row.reason) == ("ok", None)
+    assert row.wall is not None
 
 
 def test_a_python_that_does_not_start_is_a_row() -> None:

@@ -284,3 +284,13 @@ def test_an_interrupt_of_the_doctor(factories: Path, capsys: pytest.CaptureFixtu
     assert out == ""
     assert err.endswith("stopped before there was anything to show\n")
     assert "Traceback" not in err
+
+
+def test_a_folder_with_a_file_that_is_not_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.py").write_text("import torch  # def forward\ndef f(:\n")
+    assert run(["doctor", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert "nothing found in the source" in out
+    assert f"not read: {tmp_path}/broken.py:2: " in err

@@ -307,6 +307,21 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: str | None, says: str) 
     assert raised.value.fix
 
 
+def test_a_file_in_a_folder_that_is_not_python_stops_no_other(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import torch  # def forward\ndef f(:\n")
+    (tmp_path / "b.py").write_text(of_forward("x.item()"))
+    unread: list[ArgumentError] = []
+    assert [f.code for f in scan([tmp_path], unread=unread)] == ["OL101"]
+    assert [error.where for error in unread] == [f"{tmp_path / 'a.py'}:2"]
+
+
+def test_what_is_named_is_python(tmp_path: Path) -> None:
+    for name, text in (("plain.py", "x = [\n"), ("net.ipynb", '{"cells": [null]}')):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ArgumentError, match="Python"):
+            scan([tmp_path / name])
+
+
 def test_deep_nesting_is_survived() -> None:
     deep = " + ".join(["x"] * 900)
     assert found(of_forward(f"return {deep}")) == []

@@ -20,6 +20,7 @@ import torch
 from onelaunch.bench.engines.engine import Code, Engine, Mode
 from onelaunch.bench.reference import Reference
 from onelaunch.bench.rows import Comparison, Row
+from onelaunch.bench.timeline import Timeline
 from onelaunch.bench.timers import Timer
 from onelaunch.bench.workload import Workload
 
@@ -101,6 +102,17 @@ class IsolatedEntry:
         """Let it take one round of samples, with the timers of its device."""
         self._ask("round")
 
+    def timeline(self) -> Timeline | None:
+        """Let it trace a call, after all timing; None if it is not running, or cannot."""
+        if not self.running:
+            return None
+        known = self.found
+        answer = self._ask("timeline")
+        if answer is None:  # it ended meanwhile, after all that its row says
+            self.found = known
+            return None
+        return next(iter(answer.timelines), None)
+
     def finish(self) -> None:
         """Let it free what it holds, and end it."""
         try:
@@ -134,26 +146,28 @@ class IsolatedEntry:
             start_new_session=True,  # Ctrl-C reaches this process alone, which then ends that one
         )
 
-    def _ask(self, order: str) -> None:
-        """Send an order, and take over what the answer says."""
+    def _ask(self, order: str) -> Comparison | None:
+        """Send an order, and take over what the answer says; None where there is none."""
         if self._asked:  # an interrupt came before the last answer
             self._end()
-            return
+            return None
         self._asked = True
         answer = self._answer(order)
         self._asked = False
         if answer is None:
-            return
+            return None
         if "failed" in answer:
             self._fail(answer["failed"])
-            return
+            return None
         self.running, self.settled = answer["running"], answer["settled"]
-        self.found = Comparison.from_json(answer["row"]).rows[0]
+        found = Comparison.from_json(answer["found"])
+        self.found = found.rows[0]
         if self.engine.python is not None:
             note = f"{answer['versions']} in {self.engine.python}"
             self.found = replace(self.found, notes=(*self.found.notes, note))
         if not self.running:
             self._end()
+        return found
 
     def _answer(self, order: str) -> dict[str, Any] | None:
         """Wait for the answer to an order; None where the process ended, or was ended, instead."""
@@ -181,7 +195,7 @@ class IsolatedEntry:
         code = process.wait()
         if code < 0:
             name = signal.Signals(-code).name
-            killed = ", as a system does that is out of memory" if name == "SIGKILL" else ""
+            killed = ", which a system that is out of memory sends" if name == "SIGKILL" else ""
             return f"its process died of {name}{killed}"
         assert self._errors is not None
         self._errors.seek(0)

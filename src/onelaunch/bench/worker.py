@@ -20,6 +20,7 @@ from onelaunch.bench.entry import Entry
 from onelaunch.bench.reference import make_reference, said
 from onelaunch.bench.rows import Comparison
 from onelaunch.bench.target import load
+from onelaunch.bench.timeline import Timeline
 from onelaunch.bench.timers import timers_for
 from onelaunch.bench.workload import Workload
 
@@ -39,9 +40,12 @@ def main() -> None:
             gc.disable()
             entry.round(timers_for(entry.workload.device))
             gc.enable()
+            _tell(answers, entry)
+        elif order.strip() == "timeline":
+            _tell(answers, entry, entry.timeline())
         else:
             entry.finish()
-        _tell(answers, entry)
+            _tell(answers, entry)
 
 
 def _prepared(name: str, target: str, shared: bool, orders: IO[str]) -> Entry:
@@ -65,11 +69,12 @@ def _channel() -> tuple[IO[str], IO[str]]:
     return orders, answers
 
 
-def _tell(answers: IO[str], entry: Entry) -> None:
-    row = Comparison("", (entry.row(),)).to_json()
+def _tell(answers: IO[str], entry: Entry, timeline: Timeline | None = None) -> None:
+    timelines = () if timeline is None else (timeline,)
+    found = Comparison("", (entry.row(),), timelines=timelines).to_json()
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     state = {"running": entry.running, "settled": entry.settled, "versions": versions}
-    _answer(answers, {**state, "row": row})
+    _answer(answers, {**state, "found": found})
 
 
 def _answer(answers: IO[str], what: dict[str, Any]) -> None:

@@ -16,14 +16,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from onelaunch.cli import FOUND, OK
+from onelaunch.cli import FAILED, FOUND, OK
 from onelaunch.cli.mistakes import bad, check_file, tracebacks, write
 from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
 from onelaunch.doctor.diagnosis import Diagnosis, together
 from onelaunch.doctor.paths import shown
 from onelaunch.doctor.source.configuration import Config, configuration
 from onelaunch.doctor.source.scan import scan
-from onelaunch.errors import GraphError
+from onelaunch.errors import ArgumentError, GraphError
 from onelaunch.report.findings import show_diagnosis
 
 _CODES = "codes, names or severities, with commas"
@@ -56,7 +56,8 @@ def doctor(
             check_file(file, "the diagnosis", "doctor")
     paths = [Path(target) for target in targets if _is_path(target)]
     console = console_for_reports()
-    found = [_of_source(paths, config, console)] if paths else []
+    unread: list[ArgumentError] = []
+    found = [_of_source(paths, config, console, unread)] if paths else []
     with tracebacks(traceback):
         found += _of_callables([t for t in targets if Path(t) not in paths], console)
     result = together(found)
@@ -66,6 +67,10 @@ def doctor(
         write(json, result.to_json() + "\n", "doctor")
     if sarif is not None:
         write(sarif, result.to_sarif() + "\n", "doctor")
+    for error in unread:
+        print(f"not read: {error.where}: {error.what}", file=sys.stderr)
+    if unread:
+        return FAILED
     return OK if result.clean else FOUND
 
 
@@ -104,11 +109,13 @@ def _is_path(target: str) -> bool:
     return False
 
 
-def _of_source(paths: list[Path], config: Config, console: Console) -> Diagnosis:
-    """Diagnose files and folders, without running them."""
+def _of_source(
+    paths: list[Path], config: Config, console: Console, unread: list[ArgumentError]
+) -> Diagnosis:
+    """Diagnose files and folders, without running them; `unread` gets what is not Python."""
     with progress(console) as tell:
         tell("reading the source", 0.0)
-        findings = scan(paths, config)
+        findings = scan(paths, config, unread)
     return Diagnosis(", ".join(map(str, paths)), tuple(findings), means=("source",))
 
 

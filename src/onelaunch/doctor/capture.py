@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +20,6 @@ _CALLS = 24
 """Calls at most. A number that the callable moves on is refused after eight recordings."""
 _SETTLED = 2
 """Replays in a row, with no capture between, after which nothing new is expected."""
-_WARNED = re.compile(
-    r"\[(?P<code>OL\d+)\] (?P<what>.*?)(?:\n  where: (?P<where>.*?))?\n  why:"
-    r".*\n  fix:   (?P<fix>.*)",
-    re.S,
-)
 
 
 @dataclass(frozen=True)
@@ -83,8 +77,7 @@ def capture(workload: Workload, backward: bool) -> Captured:
             if not fast.stats().warmup_calls:
                 raise
             let_go(error)  # it cannot be called so often: a cache that is full, say
-    told = [str(w.message) for w in caught if issubclass(w.category, GraphWarning)]
-    found = [_WARNED.search(text) for text in told]
-    warned = [finding(m["code"], m["what"], m["where"], m["fix"]) for m in found if m is not None]
+    told = [w.message for w in caught if isinstance(w.message, GraphWarning)]
+    warned = [finding(w.code, w.what, w.where, w.fix) for w in told]
     replayed = refused is None and fast.stats().replays > 0
     return Captured(fast.stats(), replayed, refused, tuple(f for f in warned if f is not None))

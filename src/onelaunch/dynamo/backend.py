@@ -17,7 +17,7 @@ from onelaunch.driver.select import select
 from onelaunch.dynamo.region import Region, region_of
 from onelaunch.dynamo.settings import Settings
 from onelaunch.dynamo.split import changes_modes, compiled_parts, refused_nodes
-from onelaunch.errors import CaptureError, GraphWarning
+from onelaunch.errors import CaptureError
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.source import levels_to_user
 
@@ -126,5 +126,5 @@ def _raising(error: CaptureError) -> Callable[..., Any]:
 def _warn(refused: Sequence[CaptureError], what: str) -> None:
     """Name the first operation that is not recorded, and what is not recorded for its sake."""
     more = f" ({len(refused) - 1} operations more)" if len(refused) > 1 else ""
-    text = refused[0].warning(f"{what} runs as it is{more}", "OL312")
-    warnings.warn(text, GraphWarning, stacklevel=levels_to_user())
+    warning = refused[0].warning(f"{what} runs as it is{more}", "OL312")
+    warnings.warn(warning, stacklevel=levels_to_user())

@@ -187,7 +187,7 @@ class Bucketed(Graphed[P, R]):
 
     def _unbucketed(self, error: GraphError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run a call that no bucket serves as it is, with a warning."""
-        self._warn(error.code, error.warning("such calls run eagerly"))
+        self._tell(error.warning("such calls run eagerly"))
         self._counts.eager_calls += 1
         return self.fn(*args, **kwargs)
 

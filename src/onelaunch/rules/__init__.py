@@ -3,6 +3,7 @@
 rule.py       the form of a rule, and its documentation
 finding.py    one finding of a rule, at a line
 blocks.py     what blocks a capture: the codes of `CaptureError`
+training.py   of that: optimizers and schedulers
 silent.py     what a bare graph gets wrong in silence
 frozen.py     of that: what Python decides in each call
 memory.py     of that: memory that a graph has to itself, or knows by its address

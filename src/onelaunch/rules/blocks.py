@@ -6,37 +6,11 @@ of several processes, or of memory that runs out: no call by itself shows them.
 
 from __future__ import annotations
 
-from onelaunch.catalogue import CATALOGUE
-from onelaunch.rules.rule import Rule, Severity
-
-
-def _rule(
-    code: str,
-    name: str,
-    what: str,
-    example: str = "",
-    instead: str = "",
-    *,
-    problems: str = "",
-    severity: Severity = "blocks-capture",
-) -> Rule:
-    entry = CATALOGUE[code]
-    return Rule(
-        code=code,
-        name=name,
-        severity=severity,
-        title=entry.title,
-        what=what,
-        why=entry.why,
-        problems=problems,
-        fix=entry.fix,
-        example=example.strip(),
-        instead=instead.strip(),
-    )
-
+from onelaunch.rules.rule import Rule, of_error
+from onelaunch.rules.training import TRAINING
 
 BLOCKS: tuple[Rule, ...] = (
-    _rule(
+    of_error(
         "OL101",
         "host-read",
         "finds every read of a device tensor by Python: `.item()`, `bool()`, `int()`, `float()`, "
@@ -65,7 +39,7 @@ args = (torch.ones(4),)
         "that are only read, a value is a tensor where that is sure: a parameter without an "
         "annotation is one after `torch.relu(x)`, and not after `x * 2`.",
     ),
-    _rule(
+    of_error(
         "OL102",
         "data-dependent-shape",
         "finds operations whose result is as large as the data says: an index by a mask, "
@@ -88,7 +62,7 @@ def model(x):
 args = (torch.randn(8),)
 """,
     ),
-    _rule(
+    of_error(
         "OL103",
         "host-copy",
         "finds copies between the host and the device: `.cpu()`, `.to()` of a tensor that a call "
@@ -113,7 +87,7 @@ args = (torch.ones(4),)
         "device=x.device)`, a table of the host): `ol.graph` keeps a copy on the device. A bare "
         "graph cannot capture these either",
     ),
-    _rule(
+    of_error(
         "OL104",
         "host-tensor",
         "finds tensors of the host in a computation on the device whose value each call may change",
@@ -136,7 +110,7 @@ args = (torch.ones(4, device="cuda"),)
         problems="only seen where the callable runs on a device: on a CPU all tensors are the "
         "host's",
     ),
-    _rule(
+    of_error(
         "OL105",
         "kept-tensor",
         "finds tensors of a call that stay in a list, a closure or a plain object afterwards",
@@ -161,7 +135,7 @@ def model(x):
 args = (torch.ones(4),)
 """,
     ),
-    _rule(
+    of_error(
         "OL106",
         "random-state",
         "finds generators that are seeded, or whose state is set, in the call",
@@ -184,7 +158,7 @@ torch.manual_seed(0)  # before the call
 args = (torch.ones(4),)
 """,
     ),
-    _rule(
+    of_error(
         "OL107",
         "in-place-resize",
         "finds tensors from outside that get other sizes or strides in place",
@@ -206,7 +180,7 @@ def model(x):
 args = (torch.ones(4, 3),)
 """,
     ),
-    _rule(
+    of_error(
         "OL108",
         "opaque-output",
         "finds results of a class that cannot be made again from the tensors in them",
@@ -227,7 +201,7 @@ def model(x):
 args = (torch.ones(4, 3),)
 """,
     ),
-    _rule(
+    of_error(
         "OL109",
         "device-refusal",
         "finds what a device refuses under capture: waits (`torch.cuda.synchronize`, a stream's or "
@@ -253,9 +227,9 @@ args = (torch.ones(4, device="cuda"),)
 """,
         problems="where there is no GPU, only the source shows a wait",
     ),
-    _rule("OL110", "first-call-state", "finds state that the first call makes and that stays"),
-    _rule("OL111", "out-of-memory", "finds captures that do not fit into memory"),
-    _rule(
+    of_error("OL110", "first-call-state", "finds state that the first call makes and that stays"),
+    of_error("OL111", "out-of-memory", "finds captures that do not fit into memory"),
+    of_error(
         "OL112",
         "inner-hook",
         "finds hooks on tensors of a forward, and backward hooks of its submodules",
@@ -299,12 +273,12 @@ model = Model()
 args = (torch.ones(2, 3),)
 """,
     ),
-    _rule(
+    of_error(
         "OL113",
         "in-place-on-grad",
         "finds tensors from outside that require grad and are changed in place",
     ),
-    _rule(
+    of_error(
         "OL114",
         "unreachable-parameter",
         "finds parameters that no attribute, closure or global of the callable leads to",
@@ -328,7 +302,7 @@ def model(x):
 args = (torch.ones(2, 3),)
 """,
     ),
-    _rule(
+    of_error(
         "OL115",
         "argument-gradient",
         "finds arguments that a backward inside gives a gradient",
@@ -352,7 +326,7 @@ def model(x):
 args = (torch.ones(2, requires_grad=True),)
 """,
     ),
-    _rule(
+    of_error(
         "OL116",
         "nested-backward",
         "finds a backward that runs inside another one, as in a reentrant checkpoint",
@@ -379,7 +353,7 @@ def model(x):
 args = (torch.ones(2, 3, requires_grad=True),)
 """,
     ),
-    _rule(
+    of_error(
         "OL117",
         "runs-differ",
         "finds callables of which two runs of one call differ: by Python's or NumPy's random "
@@ -403,7 +377,7 @@ def model(x):
 args = (torch.ones(3),)
 """,
     ),
-    _rule(
+    of_error(
         "OL118",
         "moving-number",
         "finds numbers that the callable reads and moves on at each call; one that is only "
@@ -438,93 +412,19 @@ model = Model()
 args = (torch.ones(8),)
 """,
     ),
-    _rule(
-        "OL120",
-        "host-optimizer",
-        "finds optimizers that count or read on the host as they step",
-        """
-import torch
-
-layer = torch.nn.Linear(3, 3)
-optimizer = torch.optim.Adam(layer.parameters())
-
-def model(x):
-    optimizer.zero_grad()
-    loss = layer(x).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
-
-args = (torch.ones(2, 3),)
-""",
-        """
-import torch
-
-layer = torch.nn.Linear(3, 3)
-optimizer = torch.optim.Adam(layer.parameters(), fused=True)
-
-def model(x):
-    optimizer.zero_grad()
-    loss = layer(x).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
-
-args = (torch.ones(2, 3),)
-""",
-    ),
-    _rule("OL121", "unfused-scaler", "finds GradScalers with an optimizer that is not fused"),
-    _rule(
-        "OL122",
-        "option-set-inside",
-        "finds schedulers that step, and options of optimizers that are set, in the call",
-        """
-import torch
-
-layer = torch.nn.Linear(3, 3)
-optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-
-def model(x):
-    optimizer.zero_grad()
-    loss = layer(x).square().mean()
-    loss.backward()
-    optimizer.step()
-    schedule.step()
-    return loss.detach()
-
-args = (torch.ones(2, 3),)
-""",
-        """
-import torch
-
-layer = torch.nn.Linear(3, 3)
-optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-
-def model(x):
-    optimizer.zero_grad()
-    loss = layer(x).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()  # schedule.step() after the call
-
-args = (torch.ones(2, 3),)
-""",
-    ),
-    _rule("OL123", "moving-option", "finds options of optimizers that change at every call"),
-    _rule(
+    *TRAINING,
+    of_error(
         "OL130",
         "gradient-sync-wrapper",
         "finds wrappers that synchronise gradients between processes by hooks",
     ),
-    _rule("OL140", "padding-dependence", "finds results that padding to a bucket would change"),
-    _rule("OL302", "incomparable-argument", "finds arguments that cannot be compared"),
-    _rule(
+    of_error("OL140", "padding-dependence", "finds results that padding to a bucket would change"),
+    of_error("OL302", "incomparable-argument", "finds arguments that cannot be compared"),
+    of_error(
         "OL306", "host-backward", "finds backwards that need the host where the forward does not"
     ),
-    _rule("OL307", "renewed-state", "finds state that each call makes anew"),
-    _rule(
+    of_error("OL307", "renewed-state", "finds state that each call makes anew"),
+    of_error(
         "OL308",
         "hook-inside",
         "finds forward hooks of submodules, whose Python no replay runs",
@@ -544,7 +444,7 @@ args = (torch.ones(2, 3),)
 """,
         severity="silently-wrong",
     ),
-    _rule(
+    of_error(
         "OL309",
         "growing-list",
         "finds lists, dicts and sets that each call adds to, and replays do not",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from onelaunch.catalogue import CATALOGUE
+
 Severity = Literal["blocks-capture", "silently-wrong", "slow"]
 
 
@@ -39,3 +41,29 @@ class Rule:
     fix: str
     example: str
     instead: str
+
+
+def of_error(
+    code: str,
+    name: str,
+    what: str,
+    example: str = "",
+    instead: str = "",
+    *,
+    problems: str = "",
+    severity: Severity = "blocks-capture",
+) -> Rule:
+    """Make the rule of an error: its title, reason and fix are the catalogue's."""
+    entry = CATALOGUE[code]
+    return Rule(
+        code=code,
+        name=name,
+        severity=severity,
+        title=entry.title,
+        what=what,
+        why=entry.why,
+        problems=problems,
+        fix=entry.fix,
+        example=example.strip(),
+        instead=instead.strip(),
+    )

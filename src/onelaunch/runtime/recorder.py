@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from onelaunch.annotations import named, sizes
 from onelaunch.autograd.chain import Chain
 from onelaunch.call.ambient import ambient, note_modes
 from onelaunch.call.numbers import numbers_read
@@ -80,7 +81,8 @@ class Recorder(Table):
         reason = signature.why or why(self._entries, spec, flat.tensors)
         job = self._job(attempt)
         session, following = CaptureSession(job), job.following
-        captured = session.record(flat.tree, flat.tensors)
+        with named(f"onelaunch capture: {self._name} {sizes([t.shape for t in flat.tensors])}"):
+            captured = session.record(flat.tree, flat.tensors)
         if not session.unserved:
             self._varied.note_recorded(following, job.following)
         note_modes()
@@ -283,7 +285,7 @@ class Recorder(Table):
         """Have a signature run eagerly for good, with a warning."""
         signature.eager = error.code
         error.where = error.where or user_line()
-        self._warn(error.code, error.warning("this signature runs eagerly"))
+        self._tell(error.warning("this signature runs eagerly"))
         return MISS
 
     def _no_room(self, attempt: Attempt) -> CaptureError:

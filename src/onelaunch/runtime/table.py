@@ -16,7 +16,7 @@ from onelaunch.call.kinds import changed_kinds
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten_call, is_ordinary
 from onelaunch.capture.recording import CapturedCall, Recording
-from onelaunch.errors import CaptureError, GraphError, GraphWarning, ReplayError
+from onelaunch.errors import CaptureError, GraphWarning, ReplayError
 from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.changing import MANY, Finding, Newest
 from onelaunch.runtime.options import Options
@@ -136,7 +136,7 @@ class Table:
     def _add(self, entry: Entry, codes: Collection[CodeType]) -> None:
         with self._lock:  # another thread may reset
             self._entries = (entry, *self._entries)
-        self._tell(entry.captured, codes)
+        self._warn_unrepeated(entry.captured, codes)
 
     def _drop_followed(self, entry: Entry) -> None:
         """Free recordings of single values of numbers that a newer recording follows."""
@@ -150,7 +150,7 @@ class Table:
                 other.captured.launches[0] = 0
                 self._drop(other)
 
-    def _tell(self, captured: CapturedCall, codes: Collection[CodeType]) -> None:
+    def _warn_unrepeated(self, captured: CapturedCall, codes: Collection[CodeType]) -> None:
         """Warn of Python in the callable, the code of which is given, whose other effects no replay
         repeats."""
         if captured.hooks:
@@ -251,12 +251,15 @@ class Table:
         self, code: str, what: str, kind: str = "", fix: str = "", where: str | None = None
     ) -> None:
         """Warn once for each code and kind; of the line that runs, by default."""
-        if code + kind in self._warned:
-            return
-        self._warned.add(code + kind)
-        if not what.startswith("["):  # else it is an error's message
-            what = str(GraphError(code, what, where=where or user_line(), fix=fix or None))
-        warnings.warn(what, GraphWarning, stacklevel=levels_to_user())
+        if code + kind not in self._warned:
+            warning = GraphWarning(code, what, where=where or user_line(), fix=fix or None)
+            self._tell(warning, kind)
+
+    def _tell(self, warning: GraphWarning, kind: str = "") -> None:
+        """Warn, unless that was done for the same code and kind."""
+        if warning.code + kind not in self._warned:
+            self._warned.add(warning.code + kind)
+            warnings.warn(warning, stacklevel=levels_to_user())
 
     def _evicted(self, member: Member) -> None:
         """Drop a recording that the pool evicts; its signature is captured again when called."""

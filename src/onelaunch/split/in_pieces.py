@@ -19,7 +19,7 @@ from onelaunch.runtime.attempt import Eager, Phase, SignatureState, Strategy
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.stats import GraphStats, SplitModule
 from onelaunch.source import user_line
-from onelaunch.split.message import message
+from onelaunch.split.message import warning_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -109,7 +109,7 @@ class InPieces(Graphed[P, R]):
         if settled or told.calls >= _UNSETTLED:
             told.done = True
             told.launches, told.host_us = after.replays - before.replays, host_us
-            self._warn("OL311", message(self._name, self.PIECES, self.stats(), settled))
+            self._tell(warning_of(self._name, self.PIECES, self.stats(), settled))
 
     # For users.
 

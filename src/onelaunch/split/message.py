@@ -1,13 +1,13 @@
-"""The message of a callable that runs in pieces."""
+"""The warning of a callable that runs in pieces."""
 
 from __future__ import annotations
 
-from onelaunch.errors import GraphError
+from onelaunch.errors import GraphWarning
 from onelaunch.runtime.stats import GraphStats, SplitModule
 
 
-def message(name: str, pieces: str, stats: GraphStats, settled: bool) -> str:
-    """Return the message of a callable that runs in pieces: those that run as they are, the lines
+def warning_of(name: str, pieces: str, stats: GraphStats, settled: bool) -> GraphWarning:
+    """Make the warning of a callable that runs in pieces: those that run as they are, the lines
     that are the reason, and the cost of a call.
 
     Args:
@@ -29,7 +29,7 @@ def message(name: str, pieces: str, stats: GraphStats, settled: bool) -> str:
         f"{refusal.where or refusal.module} ({refusal.code}, {refusal.what})"
         for refusal in of_line.values()
     ]
-    return str(GraphError("OL311", what, where="\n         ".join(lines)))
+    return GraphWarning("OL311", what, where="\n         ".join(lines))
 
 
 def _listed(names: list[str]) -> str:

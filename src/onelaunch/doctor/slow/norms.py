@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onelaunch.doctor.slow.products import Product
 from onelaunch.doctor.slow.record import Norm, Record, named
+from onelaunch.rules import RULES
 from onelaunch.rules.finding import Finding
 
 _DROP = "pass `bias=False`"
@@ -41,7 +42,7 @@ def unfolded_batchnorm(record: Record) -> list[Finding]:
     names = named([n.path for n in unfolded], "batch norms")
     what = f"unfolded BatchNorm, which the layer before could do: {names}"
     linear = all(p.kind == "linear" for n in unfolded if (p := n.product))
-    fix = "torch.nn.utils.fusion.fuse_linear_bn_eval(linear, norm)" if linear else None
+    fix = RULES["OL608"].fix.replace("conv_bn", "linear_bn") if linear else None
     return [unfolded[0].spot.finding("OL608", what, fix, "run")]
 
 

@@ -27,7 +27,11 @@ _DEFINES = re.compile(r"\n.*\b(?:def|class|lambda)\b")
 _MODULES = re.compile(r"\bdef forward\b")
 
 
-def scan(paths: Iterable[str | Path], config: Config | None = None) -> list[Finding]:
+def scan(
+    paths: Iterable[str | Path],
+    config: Config | None = None,
+    unread: list[ArgumentError] | None = None,
+) -> list[Finding]:
     """Find faults in files, and in the Python files of folders; nothing is run.
 
     Only what would be inside a graph counts: the `forward` of modules, what is handed to `graph`,
@@ -36,13 +40,20 @@ def scan(paths: Iterable[str | Path], config: Config | None = None) -> list[Find
 
     Args:
         config: what to leave out in folders; its choice of rules is not made here.
+        unread: is given the errors of files in folders that are not Python, instead of raising.
 
     Raises:
         ArgumentError: OL401: there is no such file, or it is not Python.
     """
     found: list[Finding] = []
-    for file in files(paths, config or Config()):
-        found += scan_file(file)
+    named = {Path(path) for path in paths}
+    for file in files(named, config or Config()):
+        try:
+            found += scan_text(str(file), file.read_bytes()) if file in named else scan_file(file)
+        except ArgumentError as error:
+            if unread is None or file in named:
+                raise
+            unread.append(error)
     return kept(merged(found))
 
 
@@ -56,6 +67,14 @@ def files(paths: Iterable[str | Path], config: Config) -> Iterator[Path]:
                 f"there is no file {path}",
                 where=str(path),
                 why=f"the path starts at the current folder, {Path.cwd()}",
+                fix="onelaunch doctor path.py",
+            )
+        if path.suffix not in (".py", "") and path.is_file():  # a notebook parses as Python, too
+            raise ArgumentError(
+                "OL401",
+                f"{path} is not a file of Python",
+                where=str(path),
+                why="the rules read `.py` files, and files without a suffix",
                 fix="onelaunch doctor path.py",
             )
         for file in _inside(path, path, config) if path.is_dir() else [path]:
@@ -77,7 +96,7 @@ def _inside(folder: Path, top: Path, config: Config) -> Iterator[Path]:
 
 
 def scan_file(file: Path) -> list[Finding]:
-    """Find the faults of one file."""
+    """Find the faults of one file, which is not parsed where nothing in it is of concern."""
     data = file.read_bytes()
     text = data.decode(errors="replace")
     if not (_CONCERNS.search(text) and (_MODULES.search(text) or _GRAPHS.search(text))):

@@ -161,9 +161,11 @@ def test_an_engine_that_is_wrong_is_exit_code_1(
 def test_no_engine_that_was_measured_is_exit_code_2(
     factories: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["compare", f"{factories}:model", "--engines", "tensorrt"]) == 2
-    assert "torch_tensorrt is not installed" in capsys.readouterr().out
-    assert run(["compare", f"{factories}:model", "--engines", "tvm,eager", *QUICK[2:]]) == 0
+    engines = ["--engines", "tensorrt,cudagraphs"]
+    assert run(["compare", f"{factories}:model", *engines]) == 2
+    assert "needs an NVIDIA GPU" in capsys.readouterr().out
+    engines = ["--engines", "tensorrt,eager"]
+    assert run(["compare", f"{factories}:model", *engines, *QUICK[2:]]) == 0
 
 
 def torchs_message() -> str:

@@ -26,19 +26,21 @@ class Residual(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Token ids, a mask by keyword, attention; a buffer is added."""
+    """Token ids, a mask by keyword, a recurrent layer and attention; a buffer is added."""
 
     positions: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(30, 16)
+        self.recurrent = nn.LSTM(16, 16, batch_first=True)
         self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, activation="gelu")
         self.register_buffer("positions", torch.randn(6, 16))
 
     def forward(self, tokens: Tensor, *, mask: Tensor) -> dict[str, Tensor]:
-        states = self.layer(self.embed(tokens) + self.positions, src_key_padding_mask=mask)
-        return {"states": states, "pooled": torch.tanh(states[:, 0])}
+        states, (last, _) = self.recurrent(self.embed(tokens))
+        states = self.layer(states + self.positions, src_key_padding_mask=mask)
+        return {"states": states, "pooled": torch.tanh(states[:, 0]), "last": last}
 
 
 @dataclass
@@ -67,15 +69,15 @@ def convolutions() -> Call:
     return ready(Residual(), torch.randn(2, 3, 16, 16))
 
 
-def attention() -> Call:
+def sequence() -> Call:
     torch.manual_seed(0)
     mask = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
     return ready(Encoder(), torch.randint(30, (2, 6)), mask=mask)
 
 
-def recurrent() -> Call:
+def layers() -> Call:
     torch.manual_seed(0)
-    return ready(nn.LSTM(8, 6, batch_first=True), torch.randn(2, 4, 8))
+    return ready(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), torch.randn(8, 64))
 
 
 def function() -> Call:

@@ -164,7 +164,8 @@ class Entry:
                 place = (
                     f", at {error.where}" if isinstance(error, GraphError) and error.where else ""
                 )
-                self.reason = self._on_draw(f"{said(error)}{place}")
+                memory = "out of memory: " if _out_of_memory(error) else ""
+                self.reason = self._on_draw(f"{memory}{said(error)}{place}")
                 self.close()
         for warning in caught:
             if issubclass(warning.category, OUTDATED):
@@ -223,6 +224,12 @@ def _quiet() -> Generator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Return True for an error of an allocator, torch's for the CPU included."""
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or "DefaultCPUAllocator" in str(error)
 
 
 def _differ(some: Outputs, others: Outputs) -> bool:

@@ -14,7 +14,7 @@ LAYERS = (
     {"catalogue", "source", "gc_pause", "native"},
     {"rules"},
     {"errors"},
-    {"profiling"},
+    {"call_events"},
     {"unwinding"},
     {"call", "sizes", "frames"},
     {"driver"},

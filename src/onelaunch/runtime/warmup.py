@@ -75,7 +75,7 @@ def _import_dynamo() -> None:
 
 
 _NOT_COMPILED = (
-    *("autograd", "capture", "driver", "frames", "optimizers", "profiling", "replay", "state"),
+    *("autograd", "call_events", "capture", "driver", "frames", "optimizers", "replay", "state"),
     "watch",
 )
 _ROUNDING = 0.05

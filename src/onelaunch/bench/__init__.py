@@ -10,6 +10,8 @@ reference.py    the check against float64
 draws.py        other inputs to check engines on
 timers.py       wall, host and GPU time
 profile.py      the limit of a workload: launches or kernels
+trace.py        what torch.profiler sees of some calls, as plain events
+timeline.py     one traced call, to be drawn
 environment.py  hardware and versions
 """
 

@@ -17,9 +17,10 @@ from onelaunch.bench.engines import DEFAULT, ENGINES
 from onelaunch.bench.engines.engine import Engine
 from onelaunch.bench.entry import Entry
 from onelaunch.bench.environment import environment
-from onelaunch.bench.profile import Profile, count_kernels, profile
+from onelaunch.bench.profile import Limit, count_kernels, find_limit
 from onelaunch.bench.reference import Reference, make_reference
 from onelaunch.bench.rows import Comparison
+from onelaunch.bench.timeline import Timeline
 from onelaunch.bench.timers import WINDOW, timers_for
 from onelaunch.bench.workload import Workload
 from onelaunch.errors import ArgumentError, kind_of
@@ -122,16 +123,18 @@ class _Contest:
     seconds: float
     tell: OnProgress
     reference: Reference | None = None
-    profile: Profile | None = None
+    profile: Limit | None = None
     entries: tuple[Entry, ...] = ()
     rounds: int = 0
     interrupted: bool = False
+    timelines: tuple[Timeline, ...] = ()
 
     def run(self) -> None:
         self.entries = tuple(Entry(engine, self.workload) for engine in self.engines)
         try:
             self._prepare()
             self._measure()
+            self.timelines = self._timelines()
         except KeyboardInterrupt:
             self.interrupted = True
             if self.rounds == 0:
@@ -152,7 +155,7 @@ class _Contest:
         self.workload = replace(self.workload, results_on=device)
         for entry in self.entries:
             entry.workload = self.workload
-        self.profile = profile(self.workload.copy())
+        self.profile = find_limit(self.workload.copy())
         for i, entry in enumerate(self.entries):
             self.tell(f"building {entry.engine.title}", (1 + i) / (2 + len(self.entries)) * 0.7)
             entry.prepare(self.reference)
@@ -182,6 +185,13 @@ class _Contest:
         self.rounds += bool(running)
         return running
 
+    def _timelines(self) -> tuple[Timeline, ...]:
+        """Trace a call of eager and of the best engine, while these are still built."""
+        best = Comparison("", tuple(entry.row() for entry in self.entries)).best
+        names = {"eager", best.engine} if best else {"eager"}
+        found = [entry.timeline() for entry in self.entries if entry.engine.name in names]
+        return tuple(one for one in found if one is not None)
+
     def comparison(self, name: str) -> Comparison:
         reference = self.reference
         return Comparison(
@@ -194,6 +204,7 @@ class _Contest:
             environment=environment(),
             rounds=self.rounds,
             interrupted=self.interrupted,
+            timelines=self.timelines,
         )
 
 

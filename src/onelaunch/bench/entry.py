@@ -18,6 +18,7 @@ import torch
 from onelaunch.bench.engines.engine import Built, Engine, grad_mode
 from onelaunch.bench.reference import SECONDS, Outputs, Reference, Verdict, said, snapshot
 from onelaunch.bench.rows import Row, Status
+from onelaunch.bench.timeline import Timeline, record_timeline
 from onelaunch.bench.timers import Timer, TimerName, Timing, settled
 from onelaunch.bench.workload import Workload
 from onelaunch.errors import GraphError
@@ -135,6 +136,18 @@ class Entry:
                 self.samples.setdefault(timer.name, []).extend(samples)
                 if timer.name == "wall":
                     self.about_us = samples[-1]
+
+    def timeline(self) -> Timeline | None:
+        """Trace a call, after all timing; None if it is not running, or cannot be traced."""
+        if self.timed is None:
+            return None
+        engine = self.engine
+        try:
+            with warnings.catch_warnings(), grad_mode(engine.mode):
+                warnings.simplefilter("ignore")
+                return record_timeline(engine.name, engine.title, self.timed, self.workload.device)
+        except Exception:  # noqa: BLE001  an engine may raise anything, and its times are known
+            return None
 
     @contextlib.contextmanager
     def _guarded(self) -> Generator[None]:

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = (
-    {"catalogue", "source", "gc_pause", "native"},
+    {"annotations", "catalogue", "source", "gc_pause", "native"},
     {"rules"},
     {"errors"},
     {"call_events"},
@@ -30,6 +30,7 @@ LAYERS = (
     {"dynamo"},
     {"api", "compat"},
     {"bench"},
+    {"profiler"},
     {"testing"},
     {"doctor"},
     {"report"},
@@ -39,7 +40,7 @@ LAYERS = (
 """From the bottom to the top. A package imports itself and what is in rows below its own."""
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 DRIVERS = ("cuda", "tape")
-NAME_DEVICES = {"driver", "bench", "doctor", "report", "cli", "__init__", "__main__"}
+NAME_DEVICES = {"driver", "bench", "profiler", "doctor", "report", "cli", "__init__", "__main__"}
 FILES = sorted(ROOT.rglob("*.py"))
 
 

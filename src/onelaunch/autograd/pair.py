@@ -17,8 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onelaunch.annotations import named
 from onelaunch.autograd.accumulate import Anchors
-from onelaunch.autograd.backward import Backward, Edits, Gradients, StaticGraph
+from onelaunch.autograd.backward import (
+    Backward,
+    Edits,
+    Gradients,
+    StaticGraph,
+    backward_title,
+)
 from onelaunch.autograd.chain import Link
 from onelaunch.autograd.components import Component, ComponentNode
 from onelaunch.autograd.node import InFlightForward, Lease, Saved, launched, launched_directly
@@ -302,7 +309,7 @@ class AutogradPair:
             pool = self.pool
             if kept:
                 pool = self.new_pool() if link is None else link.backwards
-            with torch.no_grad():
+            with torch.no_grad(), named(f"onelaunch capture: {backward_title(grads)}"):
                 backward = Backward(self.static, grads, pool, kept=kept, rehearsal=kind.rehearsal)
             difference = backward.finding and backward.finding.difference
             if difference is not None:

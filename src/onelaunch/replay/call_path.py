@@ -10,6 +10,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
 
+from onelaunch.annotations import sizes
 from onelaunch.call.spec import CallSpec
 from onelaunch.capture.recording import CapturedCall
 from onelaunch.replay.checks import (
@@ -72,7 +73,8 @@ def build_call(
     if captured.pair is not None:  # the recording, if no other call has it in flight
         source.line(f"flight = {source.name('take', captured.pair.take)}()")
         source.miss_if("flight is None")
-    made = launch(source, driver, captured, inputs, device)
+    title = f"{label} {sizes([t.shape for t in spec.tensors])}".rstrip()
+    made = launch(source, driver, captured, inputs, device, title)
     for draw in captured.draws:
         source.line(f"{source.name('draw', draw)}()")
     source.line(f"return {expression(source, captured.tree, [made[n] for n in captured.numbers])}")

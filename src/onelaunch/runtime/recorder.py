@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from onelaunch.annotations import named, sizes
 from onelaunch.autograd.chain import Chain
 from onelaunch.call.ambient import ambient, note_modes
 from onelaunch.call.numbers import numbers_read
@@ -80,7 +81,8 @@ class Recorder(Table):
         reason = signature.why or why(self._entries, spec, flat.tensors)
         job = self._job(attempt)
         session, following = CaptureSession(job), job.following
-        captured = session.record(flat.tree, flat.tensors)
+        with named(f"onelaunch capture: {self._name} {sizes([t.shape for t in flat.tensors])}"):
+            captured = session.record(flat.tree, flat.tensors)
         if not session.unserved:
             self._varied.note_recorded(following, job.following)
         note_modes()

@@ -75,8 +75,8 @@ def _import_dynamo() -> None:
 
 
 _NOT_COMPILED = (
-    *("autograd", "call_events", "capture", "driver", "frames", "optimizers", "replay", "state"),
-    "watch",
+    *("annotations", "autograd", "call_events", "capture", "driver", "frames", "optimizers"),
+    *("replay", "state", "watch"),
 )
 _ROUNDING = 0.05
 """Distance of results by different kernels, as a part of the largest."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         ReplayError,
     )
     from onelaunch.optimizers.capturable import capturable
+    from onelaunch.profiler.measure import profile
+    from onelaunch.profiler.profile import Profile
     from onelaunch.rules.finding import Finding
     from onelaunch.runtime.graphed import Graphed
     from onelaunch.runtime.pool import Pool
@@ -43,6 +45,7 @@ __all__ = [
     "Graphed",
     "Pool",
     "PoolStats",
+    "Profile",
     "Recording",
     "ReplayError",
     "capturable",
@@ -50,6 +53,7 @@ __all__ = [
     "diagnose",
     "graph",
     "make_graphed_callables",
+    "profile",
 ]
 
 _MODULES = {
@@ -65,6 +69,7 @@ _MODULES = {
     "Graphed": "onelaunch.runtime.graphed",
     "Pool": "onelaunch.runtime.pool",
     "PoolStats": "onelaunch.runtime.stats",
+    "Profile": "onelaunch.profiler.profile",
     "Recording": "onelaunch.capture.recording",
     "ReplayError": "onelaunch.errors",
     "capturable": "onelaunch.optimizers.capturable",
@@ -72,6 +77,7 @@ _MODULES = {
     "diagnose": "onelaunch.doctor.diagnose",
     "graph": "onelaunch.api",
     "make_graphed_callables": "onelaunch.compat",
+    "profile": "onelaunch.profiler.measure",
 }
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

@@ -20,9 +20,9 @@ FIX = (
 )
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-Command = Literal["compare", "doctor"]
+Command = Literal["compare", "doctor", "profile"]
 """The command that has a target, which messages name."""
-_DONE: dict[Command, str] = {"compare": "compared", "doctor": "diagnosed"}
+_DONE: dict[Command, str] = {"compare": "compared", "doctor": "diagnosed", "profile": "profiled"}
 
 
 def load(target: str, command: Command = "compare") -> Call:

@@ -3,6 +3,7 @@
 commands.py  its subcommands, `info` among them
 compare.py   `compare`
 doctor.py    `doctor`
+profile.py   `profile`
 explain.py   `explain`
 mistakes.py  the answers to mistakes
 progress.py  its progress: a bar on a terminal, a line for each step elsewhere
@@ -13,6 +14,7 @@ not do its work; 130, stopped.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -36,4 +38,6 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """Run the command of this process, and end it."""
+    # torch 2.13's profiler writes a line to stderr for each start and stop; above all its levels.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     sys.exit(run())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,22 +73,31 @@ def profile(
         {'float32': 65536}
     """
     workload = _validated(fn, args, kwargs)
-    infers = isinstance(fn, nn.Module) and not fn.training
     tell = on_progress or _silent
+    tell("running it", 0.0)
+    with prepared(workload) as own:
+        return _profiled(own, name or _name_of(fn), tell)
+
+
+@contextlib.contextmanager
+def prepared(workload: Workload) -> Generator[Workload]:
+    """Give a copy of a workload that has run, in the grad mode for it, and keep the random state.
+
+    A module in eval mode runs without gradients, and other callables as the caller has it.
+    """
+    infers = isinstance(workload.fn, nn.Module) and not workload.fn.training
     devices = [workload.device] if workload.device.type == "cuda" else []
     grad = torch.is_grad_enabled() and not infers
     with torch.random.fork_rng(devices), torch.set_grad_enabled(grad):
-        return _profiled(workload.copy(), name or _name_of(fn), tell)
+        own = workload.copy()
+        result: Any = None
+        for _ in range(WARM_CALLS):
+            result = own()
+        places = (t.device for t in tree.flatten(result).tensors)
+        yield replace(own, results_on=next((d for d in places if d.type != "cpu"), None))
 
 
 def _profiled(workload: Workload, name: str, tell: OnProgress) -> Profile:
-    tell("running it", 0.0)
-    result: Any = None
-    for _ in range(WARM_CALLS):
-        result = workload()
-    made = tree.flatten(result).tensors
-    results_on = next((t.device for t in made if t.device.type != "cpu"), None)
-    workload = replace(workload, results_on=results_on)
     device = workload.device
     tell("timing it", 0.1)
     times = time_calls(workload)
@@ -104,11 +114,15 @@ def _profiled(workload: Workload, name: str, tell: OnProgress) -> Profile:
     calls = record(workload, device, TRACED)
     assert calls, "whether a profiler is at work was checked"
     seen, roof = seen_in(calls), roofline(work, peaks)
+    heaviest = seen.heaviest
     target = name if ":" in name else None
     wall = times["wall"]
     on_gpu = "gpu" in times
     kernels = round(seen.kernels) or None if on_gpu else None
     parts = parts_on_gpu(seen, wall, times["host"]) if on_gpu else parts_on_cpu(seen, wall)
+    if not on_gpu:  # the profiler slows operators down, too
+        operating = sum(part.us for part in parts if part.name != "Python")
+        heaviest = tuple(replace(heavy, us=heavy.share * operating) for heavy in heaviest)
     return Profile(
         workload=name,
         bound=bound_of(seen, roof, times),
@@ -116,7 +130,7 @@ def _profiled(workload: Workload, name: str, tell: OnProgress) -> Profile:
         limit=replace(limit_of(times["host"], times.get("gpu")), kernels=kernels),
         launches=seen.launches if on_gpu else None,
         parts=parts,
-        heaviest=seen.heaviest,
+        heaviest=heaviest,
         roofline=roof,
         peaks=peaks,
         remedies=remedies_on_gpu(parts, wall, seen.launches, roof, peaks, target)

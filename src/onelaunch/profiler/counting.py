@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -138,6 +139,7 @@ class _Counter(TorchDispatchMode):
         read = _plain((args, {name: v for name, v in kwargs.items() if name not in op.outs}))
         if op.base in _OVERWRITE:
             read = read[1:]
+        read = list({id(t): t for t in read}.values())
         sizes = [_size(t) for t in read]
         if op.base in _LOOK_UP and sizes:
             sizes[0] = min(sizes[0], sum(map(_size, fresh)))
@@ -196,4 +198,6 @@ def _memory(t: Tensor) -> int:
 
 def _size(t: Tensor) -> int:
     """Count the bytes of a tensor, those that it shows several times once."""
-    return min(t.numel() * t.element_size(), t.untyped_storage().nbytes())
+    sizes = zip(t.shape, t.stride(), strict=True)
+    elements = math.prod(size for size, stride in sizes if stride or not size)
+    return min(elements * t.element_size(), t.untyped_storage().nbytes())

@@ -36,7 +36,7 @@ def plain(name: str) -> None:
         with open(os.environ["ORDERS"], "a") as file:
             file.write(f"{name} {order}")
         state = '"running": true, "settled": false, "versions": "Python 3, torch 2"'
-        print(f'{{{state}, "row": "{row}"}}', flush=True)
+        print(f'{{{state}, "found": "{row}"}}', flush=True)
 
 
 def real() -> None:

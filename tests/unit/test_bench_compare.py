@@ -297,6 +297,40 @@ def test_json_round_trip() -> None:
             Comparison.from_json(text)
 
 
+def test_eager_and_the_best_engine_have_a_timeline() -> None:
+    def slower(workload: Workload) -> Built:
+        def call(x: Tensor) -> Tensor:
+            for _ in range(50):
+                workload.fn(x)
+            return workload.fn(x)
+
+        return Built(call)
+
+    result = run("eager", Made("slower", slower))
+    assert [line.engine for line in result.timelines] == ["eager"]
+    assert "aten::addmm" in {span.name for span in result.timelines[0].spans}
+    best = run(Made("best", as_it_is), Made("slower", slower))
+    assert [line.engine for line in best.timelines] == ["best"]
+    assert Comparison.from_json(best.to_json()) == best
+
+
+def test_an_engine_that_cannot_be_traced_keeps_its_times() -> None:
+    """It goes wrong under a profiler alone."""
+
+    def shy(workload: Workload) -> Built:
+        def call(x: Tensor) -> Tensor:
+            if torch.autograd._profiler_enabled():
+                raise RuntimeError("not now")
+            return workload.fn(x)
+
+        return Built(call)
+
+    result = run(Made("shy", shy))
+    assert result["shy"].status == "ok"
+    assert result["shy"].wall is not None
+    assert result.timelines == ()
+
+
 def test_an_infinite_error_is_json_too() -> None:
     def huge(workload: Workload) -> Built:
         return Built(lambda x: workload.fn(x) * math.inf)

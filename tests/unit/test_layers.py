@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = (
-    {"annotations", "catalogue", "source", "gc_pause", "native"},
+    {"catalogue", "source", "gc_pause", "native", "trace_names"},
     {"rules"},
     {"errors"},
     {"call_events"},

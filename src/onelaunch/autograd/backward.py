@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from onelaunch.annotations import annotated, profiler, sizes
 from onelaunch.autograd.accumulate import laid_out
 from onelaunch.autograd.graph_walk import DENSE, MODIFIED, CapturedGraph
 from onelaunch.autograd.rehearsal import Finding, Rehearsal
@@ -33,6 +32,7 @@ from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import no_collection
 from onelaunch.state.slots import Slot, read_gradient
 from onelaunch.state.walk import StateWalk
+from onelaunch.trace_names import annotated, profiler, sizes
 from onelaunch.unwinding import unwound
 from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.lifted import Lifted

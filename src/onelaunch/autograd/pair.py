@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.annotations import named
 from onelaunch.autograd.accumulate import Anchors
 from onelaunch.autograd.backward import (
     Backward,
@@ -33,6 +32,7 @@ from onelaunch.autograd.rehearsal import Rehearsal
 from onelaunch.call.dtensor import is_wrapped
 from onelaunch.driver.protocol import Graph, Launch, Pool, Released, Travel
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, let_go
+from onelaunch.trace_names import named
 from onelaunch.watch.ledger import TRIES
 
 _C: Any = torch._C

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
 
-from onelaunch.annotations import sizes
 from onelaunch.call.spec import CallSpec
 from onelaunch.capture.recording import CapturedCall
 from onelaunch.replay.checks import (
@@ -24,6 +23,7 @@ from onelaunch.replay.checks import (
 )
 from onelaunch.replay.launch import expression, launch
 from onelaunch.replay.source import GeneratedFunction
+from onelaunch.trace_names import sizes
 
 
 class Miss(Enum):

@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.annotations import annotated, profiler
 from onelaunch.autograd.node import mark_freed
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import TensorSpec
@@ -19,6 +18,7 @@ from onelaunch.capture.recording import CapturedCall, StateOutput
 from onelaunch.driver.protocol import Driver, Released, Travel
 from onelaunch.replay.source import GeneratedFunction, tuple_of
 from onelaunch.state.slots import gradient_of
+from onelaunch.trace_names import annotated, profiler
 
 _C: Any = torch._C
 

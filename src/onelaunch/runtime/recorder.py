@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from onelaunch.annotations import named, sizes
 from onelaunch.autograd.chain import Chain
 from onelaunch.call.ambient import ambient, note_modes
 from onelaunch.call.numbers import numbers_read
@@ -38,6 +37,7 @@ from onelaunch.runtime.ungraphed import backward_inside, name_split
 from onelaunch.runtime.warmup import Warmup
 from onelaunch.source import user_line
 from onelaunch.state.slots import Slot
+from onelaunch.trace_names import named, sizes
 from onelaunch.watch.ledger import TRIES
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch import annotations
+from onelaunch import trace_names
 
 ONLY_CPU = [torch.profiler.ProfilerActivity.CPU]
 
@@ -67,7 +67,7 @@ def test_no_name_without_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(text: str) -> None:
         raise AssertionError(text)
 
-    monkeypatch.setattr(annotations.profiler, "record_function", refused)
+    monkeypatch.setattr(trace_names.profiler, "record_function", refused)
     fast: Any = ol.graph(nn.Linear(4, 3))
     for _ in range(6):
         fast(torch.ones(2, 4)).sum().backward()
@@ -75,8 +75,8 @@ def test_no_name_without_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_tensors_are_not_all_named() -> None:
-    assert annotations.sizes([(1,), (2, 3), (), (4,)]) == "(1,), (2, 3), (), ..."
-    assert annotations.sizes([]) == ""
+    assert trace_names.sizes([(1,), (2, 3), (), (4,)]) == "(1,), (2, 3), (), ..."
+    assert trace_names.sizes([]) == ""
 
 
 def test_a_reset_recording_is_missed_under_a_profiler_too() -> None:
@@ -96,6 +96,6 @@ def test_nvtx_names_replays_while_it_is_emitted() -> None:
     x = torch.ones(8, device="cuda")
     warm(fast, x)
     with torch.autograd.profiler.emit_nvtx():
-        assert annotations.profiler._is_profiler_enabled
+        assert trace_names.profiler._is_profiler_enabled
         assert fast(x).tolist() == [2.0] * 8
-    assert not annotations.profiler._is_profiler_enabled
+    assert not trace_names.profiler._is_profiler_enabled

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from onelaunch.bench import ENGINES, Comparison, Row, Timing, compare
 from onelaunch.bench.comparison import DEFAULT
-from onelaunch.bench.engines.engine import Built, Mode
+from onelaunch.bench.engines.engine import Built, Code, Mode
+from onelaunch.bench.script import script
 from onelaunch.bench.workload import Workload
 from onelaunch.errors import GraphError
 
@@ -40,8 +41,8 @@ class Made:
     def build(self, workload: Workload) -> Built:
         return self.make(workload)
 
-    def code(self, workload: Workload) -> str:
-        return f"y = model({workload.call_text})"
+    def code(self, workload: Workload) -> Code:
+        return Code(f"y = model({workload.call_text})")
 
 
 def as_it_is(workload: Workload) -> Built:
@@ -350,7 +351,8 @@ def test_every_engine_has_a_name_of_its_own_and_its_code() -> None:
     workload = Workload(linear(), (X,), {"mask": X})
     assert len({engine.name for engine in DEFAULT}) == len(DEFAULT)
     for engine in ENGINES.values():
-        compile(engine.code(workload), engine.name, "exec")
+        compile(str(engine.code(workload)), engine.name, "exec")
+        compile(script(engine, workload, "torch:ones", 1.0), engine.name, "exec")
 
 
 def test_nan_is_not_called_a_result_that_changes() -> None:

@@ -2,6 +2,7 @@
 
 commands.py  its subcommands, `info` among them
 compare.py   `compare`
+apart.py     its engines in processes of their own
 doctor.py    `doctor`
 profile.py   `profile`
 explain.py   `explain`

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,10 +19,11 @@ from onelaunch.bench.trace import read
 from onelaunch.profiler import measure
 from onelaunch.profiler.breakdown import Part, Seen, parts_on_cpu, parts_on_gpu, seen_in
 from onelaunch.profiler.counting import Count, Work, count
-from onelaunch.profiler.measure import bound_of
+from onelaunch.profiler.measure import bound_of, laid_out
 from onelaunch.profiler.peaks import Peaks, measure_peaks
 from onelaunch.profiler.remedies import Remedy, remedies_on_cpu, remedies_on_gpu
 from onelaunch.profiler.roofline import roofline
+from onelaunch.report.profile import show_profile
 from tests.unit.cuda_trace import RELU, SGEMM, eager, graphed
 
 CPU = torch.device("cpu")
@@ -242,6 +245,59 @@ def test_what_bounds_a_call_on_a_gpu(
     roof = roofline(Count([work], 1), PEAKS)
     times: Any = {"wall": max(host, gpu), "host": host, "gpu": gpu}
     assert bound_of(on_gpu(eager()), roof, times) == bound
+
+
+TIMES: Any = {"wall": 210.0, "host": 210.0, "gpu": 26.0}
+WORK = Count([Work("aten::mm", 20_000, 12_000, "float32")], least_bytes=6_000)
+
+
+def test_the_profile_of_a_gpu() -> None:
+    found = laid_out("net.py:model", TIMES, WORK, PEAKS, on_gpu(eager()))
+    assert found.bound == "launches"
+    assert found.summary == (
+        "Bound by launches: the GPU is busy 26.0 us of 210 us; one launch can give at most 8.1x."
+    )
+    assert (found.limit.gpu_us, found.limit.kernels, found.launches) == (26.0, 2, 2)
+    assert not found.unseen
+    assert ol.Profile.from_json(found.to_json()) == found
+
+
+def test_the_profile_of_a_replay() -> None:
+    times: Any = {"wall": 30.0, "host": 12.0, "gpu": 26.0}
+    found = laid_out("model", times, WORK, PEAKS, on_gpu(graphed(launch=False)))
+    assert found.bound == "memory"
+    assert found.summary.startswith(
+        "Bound by memory: the kernels take 25.0 us of 30.0 us and reach 48% of the measured "
+    )
+
+
+def test_where_the_profiler_sees_no_kernel_the_times_count() -> None:
+    rows = [row for row in eager() if row.get("cat") not in ("kernel", "gpu_memcpy")]
+    found = laid_out("model", TIMES, WORK, PEAKS, on_gpu(rows))
+    assert found.bound == "launches"
+    assert found.busy_us == 26.0
+    assert found.limit.kernels is None
+    assert "saw no kernel" in found.remarks[0]
+
+
+def test_a_dtype_without_a_peak_is_named() -> None:
+    work = Count([Work("aten::_scaled_mm", 10, 20, "float8_e4m3fn")], 20)
+    found = laid_out("model", TIMES, work, PEAKS, on_gpu(eager()))
+    assert found.remarks == ("The peak of products in float8_e4m3fn could not be measured.",)
+    assert measure_peaks(CPU, 1, frozenset({"bool"})).flops_per_us == {}
+
+
+def test_what_a_gpu_shows_is_printed() -> None:
+    console = Console(width=140, record=True, file=io.StringIO())
+    show_profile(laid_out("net.py:model", TIMES, WORK, PEAKS, on_gpu(eager())), console)
+    text = console.export_text()
+    for said in (" host  █", "  GPU  █", "launches 23.1 us", "gaps 184 us", "copies 2.0 us"):
+        assert said in text
+    assert "launched by" in text
+    assert "aten::addmm" in text
+    assert "one launch         8.1x  26.0 us  ol.graph(model)" in text
+    assert "onelaunch doctor net.py:model" in text
+    assert "On a CPU" not in text
 
 
 # What can be gained.

@@ -19,7 +19,7 @@ from onelaunch.call import tree
 from onelaunch.errors import ArgumentError, kind_of
 from onelaunch.profiler.breakdown import Seen, parts_on_cpu, parts_on_gpu, seen_in
 from onelaunch.profiler.counting import Count, count
-from onelaunch.profiler.peaks import measure_peaks
+from onelaunch.profiler.peaks import Peaks, measure_peaks
 from onelaunch.profiler.profile import Bound, Profile
 from onelaunch.profiler.remedies import remedies_on_cpu, remedies_on_gpu
 from onelaunch.profiler.roofline import HALF, Roofline, roofline
@@ -32,6 +32,10 @@ SMALL = 0.1
 UNSEEN = (
     "On a CPU there are no launches, no gaps between kernels, no copies to and from a GPU, and no "
     "waits for one: profile on the machine with the GPU to see them."
+)
+UNTRACED = (
+    "torch.profiler saw no kernel: another tool may be attached to the GPU, or this process may "
+    "not profile. Copies count as kernels, and the heaviest are not known."
 )
 
 
@@ -113,11 +117,24 @@ def _profiled(workload: Workload, name: str, tell: OnProgress) -> Profile:
     tell("tracing it", 0.8)
     calls = record(workload, device, TRACED)
     assert calls, "whether a profiler is at work was checked"
-    seen, roof = seen_in(calls), roofline(work, peaks)
-    heaviest = seen.heaviest
+    return laid_out(name, times, work, peaks, seen_in(calls))
+
+
+def laid_out(
+    name: str, times: Mapping[TimerName, float], work: Count, peaks: Peaks, seen: Seen
+) -> Profile:
+    """Make the profile of what was measured.
+
+    Args:
+        times: medians in microseconds; without ``"gpu"`` on a CPU.
+    """
+    roof, heaviest, remarks = roofline(work, peaks), seen.heaviest, _remarks(work, peaks)
     target = name if ":" in name else None
     wall = times["wall"]
     on_gpu = "gpu" in times
+    if on_gpu and not seen.kernels:
+        remarks.append(UNTRACED)
+        seen = replace(seen, kernels_us=times["gpu"])
     kernels = round(seen.kernels) or None if on_gpu else None
     parts = parts_on_gpu(seen, wall, times["host"]) if on_gpu else parts_on_cpu(seen, wall)
     if not on_gpu:  # the profiler slows operators down, too
@@ -137,7 +154,7 @@ def _profiled(workload: Workload, name: str, tell: OnProgress) -> Profile:
         if on_gpu
         else remedies_on_cpu(parts, wall, roof, peaks, target),
         unseen=() if on_gpu else (UNSEEN,),
-        remarks=tuple(_remarks(work, seen, on_gpu)),
+        remarks=tuple(remarks),
         environment=environment(),
     )
 
@@ -150,22 +167,20 @@ def bound_of(seen: Seen, roof: Roofline, times: Mapping[TimerName, float]) -> Bo
     """
     busy = times["wall"]
     if "gpu" in times:
-        busy = seen.kernels_us or times["gpu"]
-        if times["host"] * (1.0 - seen.waiting) > times["gpu"]:
+        busy = seen.kernels_us + seen.copies_us
+        if times["host"] * (1.0 - seen.waiting) > busy:
             return "launches"
     return roof.waits_for if roof.roofline_us >= SMALL * busy else "overhead"
 
 
-def _remarks(work: Count, seen: Seen, on_gpu: bool) -> list[str]:
+def _remarks(work: Count, peaks: Peaks) -> list[str]:
     said: list[str] = []
     if work.unknown:
         names = ", ".join(work.unknown)
         said.append(f"The arithmetic inside {names} is not counted: torch has no formula for it.")
-    if on_gpu and not seen.kernels:
-        said.append(
-            "torch.profiler saw no kernel: another tool may be attached to the GPU, or this "
-            "process may not profile. The times are right; the parts of the GPU are not known."
-        )
+    without = sorted({w.dtype for w in work.works if w.flops} - peaks.flops_per_us.keys())
+    if without:
+        said.append(f"The peak of products in {', '.join(without)} could not be measured.")
     return said
 
 

@@ -6,6 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +19,7 @@ LEAST_BYTES = 2**16
 MOST_BYTES = 2**28
 SMALLEST = 256  # of the matrices
 LARGEST = 8192
-ENOUGH_US = {"cpu": 5_000.0, "cuda": 3_000.0}  # a product that takes so long is large enough
+ENOUGH_US = 3_000.0  # a product that takes so long is large enough
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,15 @@ def measure_peaks(device: torch.device, nbytes: int, dtypes: frozenset[str]) -> 
         dtypes: of matrix products, under the settings in force (TF32, threads).
     """
     moved = min(MOST_BYTES, max(LEAST_BYTES, 2 ** math.ceil(math.log2(max(1, nbytes)))))
-    tf32 = torch.get_float32_matmul_precision(), torch.get_num_threads()
-    flops = {dtype: _products(device, dtype, tf32) for dtype in sorted(dtypes)}
-    return Peaks(moved, _traffic(device, moved), flops, _launch(device))
+    settings = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    with torch.no_grad(), _current(device):
+        found = {dtype: _products(device, dtype, settings) for dtype in sorted(dtypes)}
+        flops = {dtype: peak for dtype, peak in found.items() if peak}
+        return Peaks(moved, _traffic(device, moved), flops, _launch(device))
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @functools.cache
@@ -64,11 +71,9 @@ def _traffic(device: torch.device, nbytes: int) -> float:
         (3 * a.nbytes, lambda: torch.add(a, b, out=b)),
         (a.nbytes, a.sum),
     )
-    with torch.no_grad():
-        return max(
-            moved * TIMES / _best_us(functools.partial(_several, call), device)
-            for moved, call in ways
-        )
+    return max(
+        moved * TIMES / _best_us(functools.partial(_several, call), device) for moved, call in ways
+    )
 
 
 def _several(call: Callable[[], object]) -> None:
@@ -78,14 +83,17 @@ def _several(call: Callable[[], object]) -> None:
 
 @functools.cache
 def _products(device: torch.device, dtype: str, settings: object) -> float:
-    """Measure the flops per us of products of larger and larger square matrices."""
+    """Measure the flops per us of products of larger and larger square matrices; 0 where `mm` does
+    not take the dtype."""
     best, size = 0.0, SMALLEST
     while size <= LARGEST:
-        a = torch.ones(size, size, dtype=getattr(torch, dtype), device=device)
-        with torch.no_grad():
+        try:
+            a = torch.ones(size, size, dtype=getattr(torch, dtype), device=device)
             taken = _best_us(functools.partial(torch.mm, a, a), device)
+        except RuntimeError:
+            break
         best = max(best, 2 * size**3 / taken)
-        if taken > ENOUGH_US[device.type]:
+        if taken > ENOUGH_US:
             break
         size *= 2
     return best
@@ -95,13 +103,12 @@ def _products(device: torch.device, dtype: str, settings: object) -> float:
 def _launch(device: torch.device) -> float:
     """Measure how long the host takes to launch a graph of one kernel; on a CPU, one operator."""
     x = torch.zeros(1, device=device)
-    with torch.no_grad():
+    x.add_(1)
+    if device.type != "cuda":
+        return _best_us(functools.partial(_several, lambda: x.add_(1)), device) / TIMES
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
         x.add_(1)
-        if device.type != "cuda":
-            return _best_us(lambda: x.add_(1), device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            x.add_(1)
     return min(HostTimer(torch.cuda.synchronize).sample(graph.replay, 10.0))
 
 

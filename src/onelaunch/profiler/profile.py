@@ -55,7 +55,7 @@ class Profile:
 
     @property
     def busy_us(self) -> float:
-        """The time for which kernels run, or on a CPU operators."""
+        """The time for which kernels and copies run, or on a CPU operators."""
         return sum(part.us for part in self.parts if part.name in _WORK[self.limit.gpu_us is None])
 
     @property
@@ -109,7 +109,7 @@ class Profile:
             raise ValueError(f"not a profile in JSON: {error}") from error
 
 
-_WORK = {True: ("operators", "copies"), False: ("kernels",)}
+_WORK = {True: ("operators", "copies"), False: ("kernels", "copies")}
 """The parts that are work: on a CPU, and on a GPU."""
 
 

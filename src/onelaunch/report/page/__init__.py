@@ -5,6 +5,5 @@ plan.py        of an optimisation
 diagnosis.py   of a diagnosis
 changes.py     of two comparisons side by side
 elements.py    text made safe, tables, code, figures
-frame.py       the file around them
-page.css, page.js
+frame.py       the file around them, with page.css and page.js
 """

@@ -10,6 +10,7 @@ from html import escape
 from onelaunch.report.charts.chart import Chart
 
 _MICRO = re.compile(r"(?<=\d) us\b")
+_JOINT = re.compile(r"([._])(?=\w)")
 
 
 class Html(str):
@@ -110,7 +111,7 @@ def table(
             for n, cell in enumerate(rest, 1)
         )
         named = f' class="{escape(classes[i])}"' if classes and classes[i] else ""
-        body.append(f'<tr{named}><th scope="row">{text(first)}</th>{cells}</tr>')
+        body.append(f'<tr{named}><th scope="row">{_breakable(first)}</th>{cells}</tr>')
     titles = "".join(
         f'<th scope="col" class="{"words" if n in words else "figures"}">{text(name)}</th>'
         for n, name in enumerate(head)
@@ -119,6 +120,11 @@ def table(
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table>'
         f"<thead><tr>{titles}</tr></thead>\n<tbody>{''.join(body)}</tbody></table></div>"
     )
+
+
+def _breakable(name: str) -> Html:
+    """Let a name break after its dots and underscores, where a screen is narrow."""
+    return Html(_JOINT.sub(r"\1<wbr>", text(name)))
 
 
 def figure(chart: Chart | None) -> Html:

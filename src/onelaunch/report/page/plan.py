@@ -96,6 +96,6 @@ def _why_not(trial: Trial) -> str:
     said = [trial.reason] if trial.reason else []
     if trial.before is not None and trial.after is not None:
         said.append(f"{us(trial.before.median_us)} without it, {us(trial.after.median_us)} with it")
-    if trial.error is not None:
+    if trial.error is not None and "error" not in (trial.reason or ""):
         said.append(f"relative error {trial.error:.1e}")
     return "; ".join(said)

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
-from onelaunch.bench import Comparison, Row, Timing
+from onelaunch.bench import Comparison, Row, Timing, compare
 from onelaunch.bench.changes import Changes, changes
 from onelaunch.bench.rows import RecordingMemory
 from onelaunch.cli import run
@@ -86,6 +87,16 @@ def test_a_comparison_keeps_its_recordings_in_json_and_needs_none() -> None:
     old = written.replace(',\n   "recordings": []', "")
     assert old != written
     assert Comparison.from_json(old) == found
+
+
+def test_onelaunch_tells_what_its_recordings_hold() -> None:
+    net = torch.nn.Linear(8, 4).eval()
+    found = compare(net, (torch.ones(2, 8),), engines=["eager", "onelaunch"], seconds=0.02)
+    (recording,) = found["onelaunch"].recordings
+    assert recording.signature == "float32[2, 8] on cpu"
+    assert recording.nodes > 0
+    assert recording.pool_bytes == found["onelaunch"].memory_bytes
+    assert found["eager"].recordings == ()
 
 
 def printed(found: Changes) -> str:

@@ -8,6 +8,7 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from benchmarks.show import committed
 from examples.workloads import WORKLOADS
 from onelaunch.bench import ENGINES, Comparison, Row, Timing
 from onelaunch.bench.changes import changes
-from onelaunch.bench.timeline import Span
+from onelaunch.bench.timeline import MOST, Span, Timeline
 from onelaunch.doctor.diagnosis import Diagnosis
 from onelaunch.report.cells import cells, memory, timing, verdict
 from onelaunch.report.charts.timelines import busy_us
@@ -223,6 +224,23 @@ def test_the_timelines_have_one_axis_and_say_how_busy_the_gpu_is() -> None:
     assert shown == ["128 µs, GPU busy 31%", "50.0 µs, GPU busy 80%"]
     tops = {value["top"] for value in spec["data"]["values"] if value["gpu"]}
     assert len(tops) == 2  # eager's lane above that of the graphed one
+
+
+def test_the_longest_timelines_are_a_small_page() -> None:
+    """With names as those of kernels, and as many spans as a timeline has at most."""
+    name = (
+        "void at::native::vectorized_elementwise_kernel<4, " + 20 * "at::native::Functor<float>, "
+    )
+    spans = [
+        Span(name, lane, 1.234567 * i, 1.111111, depth)
+        for i in range(MOST)
+        for lane, depth in (("host", 1), ("gpu", 0))
+    ]
+    line = Timeline("eager", "eager", 1.3 * MOST, (*spans, Span(name, "host", 0, 9, 5)), 7)
+    page = comparison_page(replace(COMPARISON, timelines=(line, line)))
+    assert len(page.encode()) < 3_000_000
+    assert "16 operators further inside are not drawn." in page
+    assert name.partition("<")[0] in page
 
 
 def test_spans_that_overlap_are_counted_once() -> None:

@@ -12,6 +12,7 @@ from onelaunch.report.charts.chart import Chart, Spec, specification, time_axis
 DEPTHS = 3  # of the host's operators; those deeper inside are not drawn
 LINE, GPU, GAP = 9, 20, 26  # px: a depth of the host, the GPU's lane, between two engines
 TITLE = 20
+NAME = 80  # characters: the template arguments of thousands of kernels would be megabytes
 HEAVIEST = 12  # rows of the table for each engine and lane
 
 HEAD = ("engine", "where", "what", "times", "total")
@@ -38,9 +39,7 @@ def timelines(found: Sequence[Timeline]) -> Chart | None:
     return Chart(
         name="timelines",
         title="One call, from start to end",
-        caption="All from 0 on one axis. The grey lanes are the host's operators, an operator "
-        "below the one that calls it; what is empty in the GPU's lane is time in which it waits. "
-        "Recorded by the profiler, which slows the host down.",
+        caption=_caption(found),
         alternative=". ".join(f"{t.title}: {_shown(t)}" for t in found) + ".",
         spec=_spec(spans, lanes, titles, top - GAP, _until(found, divisor), unit),
         head=HEAD,
@@ -48,6 +47,18 @@ def timelines(found: Sequence[Timeline]) -> Chart | None:
         words=(2,),
         key=(("host", "host"), *((("accent", "GPU"),) if _on_gpu(found) else ())),
     )
+
+
+def _caption(found: Sequence[Timeline]) -> str:
+    said = (
+        "All from 0 on one axis. The grey lanes are the host's operators, an operator below the "
+        "one that calls it"
+    )
+    if _on_gpu(found):
+        said += "; what is empty in the GPU's lane is time in which it waits"
+    said += ". Recorded by the profiler, which slows the host down."
+    hidden = sum(t.left_out + sum(s.depth >= DEPTHS for s in t.spans) for t in found)
+    return f"{said} {hidden} operators further inside are not drawn." if hidden else said
 
 
 def busy_us(spans: Iterable[Span]) -> float:
@@ -87,7 +98,7 @@ def _drawn(timeline: Timeline, lane: str) -> list[Span]:
 def _value(span: Span, number: int, top: int, divisor: float) -> Spec:
     top += LINE * span.depth if span.lane == "host" else 0
     return {
-        "name": span.name,
+        "name": span.name if len(span.name) <= NAME else f"{span.name[:NAME]}…",
         "gpu": int(span.lane == "gpu"),
         "odd": number % 2,  # the shades of neighbours differ, where no gap tells them apart
         "start": round(span.start_us / divisor, 5),

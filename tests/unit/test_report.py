@@ -256,7 +256,7 @@ def test_the_waterfall_goes_from_the_given_callable_down() -> None:
     bars = [(value["low"], value["high"]) for value in values]
     assert bars[:2] == [(0.0, 90.0), pytest.approx((level, 90.0))]
     assert bars[2:] == [pytest.approx((level * 21 / 60, level)), (0.0, 20.0)]
-    for part in ("4.50x as fast", "relative error 3.1e-02", "RuntimeError: no", "no branches"):
+    for part in ("4.50x as fast", "relative error 3.1e-02", "RuntimeError: no", "Branches merged"):
         assert part in page
     assert page.index("No gain") < page.index("it is not faster") < page.index("Not possible here")
 

@@ -11,8 +11,16 @@ HEAD = ("step", "before", "after", "gain", "rel. error")
 
 def kept(plan: Plan) -> list[Trial]:
     """Return the trial in which each step of the plan was last found to pay."""
-    last = {trial.step: trial for trial in plan.trials if trial.outcome == "kept"}
+    tried = [t for t in plan.trials if t.outcome == "kept" and t.round != "final"]  # is of all
+    last = {trial.step: trial for trial in tried}
     return [last[step] for step in plan.steps if step in last]
+
+
+def title(trial: Trial) -> str:
+    """Return the name of a trial's step, with a capital where it begins with a word."""
+    first = trial.title.partition(" ")[0]
+    capital = first.isalpha() and first.islower()
+    return trial.title[0].upper() + trial.title[1:] if capital else trial.title
 
 
 def steps(plan: Plan) -> Chart:
@@ -30,7 +38,7 @@ def steps(plan: Plan) -> Chart:
         longest = max(longest, after)
         change = after / level - 1
         shown = f"{change:+.0%}" if ratio is not None else "not timed"
-        bars.append((trial.title, shown, after, level, "gain" if after <= level else "loss"))
+        bars.append((title(trial), shown, after, level, "gain" if after <= level else "loss"))
         rows.append(_figures(trial, shown))
         level = after
     bars.append(("Result", us(plan.result.median_us), 0.0, plan.result.median_us, "result"))
@@ -68,7 +76,7 @@ def _ratio(trial: Trial) -> float | None:
 
 def _figures(trial: Trial, shown: str) -> tuple[str, ...]:
     return (
-        trial.title,
+        title(trial),
         "" if trial.before is None else us(trial.before.median_us),
         "" if trial.after is None else us(trial.after.median_us),
         shown,

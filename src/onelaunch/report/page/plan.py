@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onelaunch.bench.profile import us
 from onelaunch.checklist.plan import Plan, Trial
-from onelaunch.report.charts.steps import kept, steps
+from onelaunch.report.charts.steps import kept, steps, title
 from onelaunch.report.page.elements import (
     Html,
     code,
@@ -22,7 +22,7 @@ from onelaunch.report.page.frame import page
 CODE = (
     "import onelaunch as ol\n"
     "from pathlib import Path\n\n"
-    'plan = ol.Plan.from_json(Path("plan.json").read_text())  # of optimize --json\n'
+    'plan = ol.Plan.from_json(Path("plan.json").read_text())  # of --plan plan.json\n'
     "fast = plan.apply(model, args)"
 )
 OUTCOMES = {
@@ -73,23 +73,23 @@ def _answer(plan: Plan) -> Html:
 
 def _kept(plan: Plan) -> Html:
     """Say what each step did, where it says so."""
-    said = [(trial.title, trial.reason) for trial in kept(plan) if trial.reason]
+    said = [(title(trial), trial.reason) for trial in kept(plan) if trial.reason]
     return joined([element("h3", "What they did"), pairs(said)]) if said else Html("")
 
 
 def _refused(plan: Plan) -> list[Html]:
     """List the trials of no use by their outcome, with reason, times and error."""
     parts: list[Html] = []
-    for outcome, title in OUTCOMES.items():
+    for outcome, heading in OUTCOMES.items():
         found = [trial for trial in plan.trials if trial.outcome == outcome]
         if found:
             listed = pairs((_name(trial), _why_not(trial)) for trial in found)
-            parts.append(joined([element("h3", title), listed]))
+            parts.append(joined([element("h3", heading), listed]))
     return parts
 
 
 def _name(trial: Trial) -> str:
-    return trial.title if trial.round == "first" else f"{trial.title} ({trial.round})"
+    return title(trial) if trial.round == "first" else f"{title(trial)} ({trial.round})"
 
 
 def _why_not(trial: Trial) -> str:

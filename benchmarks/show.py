@@ -17,7 +17,7 @@ from rich.console import Console
 from benchmarks.render import RESULTS
 from onelaunch.bench import Comparison
 from onelaunch.cli.progress import WIDTH
-from onelaunch.report.html import to_html
+from onelaunch.report.page.comparison import comparison_page
 from onelaunch.report.table import show
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     comparison = committed(options.workload)
     show(comparison, Console() if sys.stdout.isatty() else Console(width=WIDTH))
     if options.report is not None:
-        options.report.write_text(to_html(comparison))
+        options.report.write_text(comparison_page(comparison))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Hardware marks: a test marked `gpu` is skipped only where there is none."""
+"""Marks of what a test needs: one marked `gpu` or `browser` is skipped only where there is none."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Generator
 
 import pytest
@@ -17,6 +18,7 @@ from onelaunch import testing
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 tqdm.tqdm.monitor_interval = 0
 NEEDS = {"gpu": 1, "multi_gpu": 2}
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,6 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--require-gpu",
         action="store_true",
         help="a test that skips for want of a GPU, or skips at all while marked gpu, fails instead",
+    )
+    parser.addoption(
+        "--require-browser",
+        action="store_true",
+        help="likewise for the tests marked browser, which need chromium",
     )
 
 
@@ -59,6 +66,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark, needed in NEEDS.items():
         if item.get_closest_marker(mark) is not None and torch.cuda.device_count() < needed:
             pytest.skip(f"needs {needed} NVIDIA GPU{'s' * (needed > 1)}")
+    if item.get_closest_marker("browser") is not None and CHROMIUM is None:
+        pytest.skip("needs chromium, of Debian: apt-get install chromium")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -67,9 +76,11 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     marked = any(item.get_closest_marker(mark) is not None for mark in NEEDS)
-    if report.skipped and marked and item.config.getoption("--require-gpu"):
-        report.outcome = "failed"
-        report.longrepr = f"skipped under --require-gpu: {report.longrepr}"
+    in_browser = item.get_closest_marker("browser") is not None
+    for needed, option in ((marked, "--require-gpu"), (in_browser, "--require-browser")):
+        if report.skipped and needed and item.config.getoption(option):
+            report.outcome = "failed"
+            report.longrepr = f"skipped under {option}: {report.longrepr}"
     return report
 
 

@@ -135,6 +135,28 @@ def test_it_writes_json_and_sarif(
     assert json.loads(Path("out.sarif").read_text())["runs"][0]["results"] == []
 
 
+def test_it_writes_a_page_which_its_json_gives_again(
+    factories: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(factories.parent)
+    assert (
+        run(["doctor", "factories.py:reads", *ONLY, "--json", "o.json", "--report", "a.html"]) == 1
+    )
+    shown, _ = capsys.readouterr()
+    assert "The report: a.html" in shown
+    page = Path("a.html").read_text()
+    assert "1 finding" in page
+    assert "OL101" in page
+    assert run(["doctor", "o.json", *ONLY, "--report", "b.html"]) == 1
+    assert Path("b.html").read_text() == page
+    assert capsys.readouterr().out == shown.replace("a.html", "b.html")
+    assert run(["doctor", "o.json", "--ignore", "host-read"]) == 0
+    Path("o.json").write_text("{}")
+    for file, what in (("o.json", "is not a diagnosis that --json wrote"), ("p.json", "be read")):
+        assert run(["doctor", file]) == 2
+        assert what in capsys.readouterr().err
+
+
 NET = """\
 from torch import Tensor, nn
 

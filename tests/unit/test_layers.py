@@ -33,6 +33,7 @@ LAYERS = (
     {"profiler"},
     {"testing"},
     {"doctor"},
+    {"checklist"},
     {"report"},
     {"cli"},
     {"__init__", "__main__"},
@@ -40,7 +41,10 @@ LAYERS = (
 """From the bottom to the top. A package imports itself and what is in rows below its own."""
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 DRIVERS = ("cuda", "tape")
-NAME_DEVICES = {"driver", "bench", "profiler", "doctor", "report", "cli", "__init__", "__main__"}
+NAME_DEVICES = {
+    *("driver", "bench", "profiler", "doctor", "checklist", "report", "cli"),
+    *("__init__", "__main__"),
+}
 FILES = sorted(ROOT.rglob("*.py"))
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,47 +23,21 @@ from benchmarks.picture import ENGINES as ENGINES_DRAWN
 from benchmarks.show import committed
 from examples.workloads import WORKLOADS
 from onelaunch.bench import ENGINES, Comparison, Row, Timing
-from onelaunch.bench.profile import Limit
+from onelaunch.bench.changes import changes
+from onelaunch.bench.timeline import MOST, Span, Timeline
+from onelaunch.doctor.diagnosis import Diagnosis
 from onelaunch.report.cells import cells, memory, timing, verdict
-from onelaunch.report.html import STYLE, to_html
+from onelaunch.report.charts.timelines import busy_us
+from onelaunch.report.page.changes import changes_page
+from onelaunch.report.page.comparison import comparison_page
+from onelaunch.report.page.diagnosis import diagnosis_page
+from onelaunch.report.page.elements import prose, text
+from onelaunch.report.page.plan import plan_page
 from onelaunch.report.table import show
+from tests.unit import reported
+from tests.unit.reported import timed
 
-
-def timed(name: str, wall: float, *, fresh: bool = True, noisy: bool = False) -> Row:
-    return Row(
-        engine=name,
-        title=f"the {name}",
-        status="ok",
-        error=3e-7,
-        fresh_output=fresh,
-        build_seconds=0.5,
-        wall=Timing(wall, 0.4, 20),
-        host=Timing(wall / 2, 0.4, 20),
-        gpu=Timing(wall / 3, 0.4, 20),
-        noisy=noisy,
-        memory_bytes=3 << 20,
-        code=f"y = {name}(x)",
-        notes=("a <note>",),
-    )
-
-
-COMPARISON = Comparison(
-    workload="<net>",
-    rows=(
-        timed("eager", 90.0),
-        timed("slow", 400.0, noisy=True),
-        timed("quick", 30.0),
-        timed("static", 20.0, fresh=False),
-        Row("off", "the off", "wrong", "relative error 1.0e-01 is above 1.0e-04", error=0.1),
-        Row("broken", "the broken", "failed", "ValueError: <no>"),
-        Row("absent", "the absent", "missing", "needs an NVIDIA GPU"),
-    ),
-    profile=Limit("launches", 71.0, 15.0, 14),
-    tolerance=1e-4,
-    remarks=("a remark",),
-    environment={"gpu": "Some GPU", "torch": "2.11", "triton": None},
-    rounds=12,
-)
+COMPARISON = reported.comparison("<net>")
 
 
 def printed(comparison: Comparison, width: int = 160) -> str:
@@ -86,7 +63,7 @@ def test_the_table_has_every_row_the_paragraph_and_the_code() -> None:
     text = printed(COMPARISON)
     assert text.index("bound by launches") < text.index("the static") < text.index("the quick")
     assert text.index("the slow") < text.index("wrong: relative error") < text.index("missing:")
-    for part in ("30.0 us ±0.2", "3.0e-07", "3 MiB", "noisy", "y = quick(x)", "a remark", "<no>"):
+    for part in ("30.0 us ±0.2", "3.0e-07", "3 MiB", "noisy", "y = quick(x)", "a remark", "<net>"):
         assert part in text
 
 
@@ -132,16 +109,18 @@ def test_empty_columns_are_left_out() -> None:
     assert "Interrupted" in text
 
 
-class Page(HTMLParser):
+class Parsed(HTMLParser):
     """Checks that tags close, and collects what would be loaded from elsewhere."""
 
-    VOID = ("meta", "br")
+    VOID = ("meta", "br", "wbr")
 
-    def __init__(self) -> None:
+    def __init__(self, page: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.loads: list[str] = []
         self.seen: list[str] = []
+        self.feed(page)
+        assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.append(tag)
@@ -153,68 +132,164 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_one_well_formed_file() -> None:
-    text = to_html(COMPARISON)
-    page = Page()
-    page.feed(text)
-    assert page.open == []
-    assert page.loads == []
-    assert page.seen.count("dt") == page.seen.count("i") == 4
-    assert "&lt;net&gt;" in text
-    assert "<net>" not in text
-    assert "<no>" not in text
-    for part in ("bound by launches", "y = quick(x)", "Some GPU", "needs an NVIDIA GPU"):
-        assert part in text
-    assert len(text) < 20_000
+def specs(page: str) -> dict[str, Any]:
+    """The specification of each chart of a page, by its name."""
+    found = re.findall(
+        r'<figure id="(\w+)">.*?<script type="application/json">(.*?)</script>', page, re.S
+    )
+    return {name: json.loads(spec) for name, spec in found}
 
 
-def test_a_page_without_figures() -> None:
-    page = Page()
-    page.feed(to_html(Comparison("w", (Row("a", "A", "missing", "no GPU"),))))
-    assert "dl" not in page.seen
+PAGES = {
+    "comparison": lambda text: comparison_page(reported.comparison(text)),
+    "plan": lambda text: plan_page(reported.plan(text)),
+    "diagnosis": lambda text: diagnosis_page(reported.diagnosis(text)),
+    "changes": lambda text: changes_page(
+        changes(reported.comparison(text), reported.comparison(text), (text, text))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_one_well_formed_file(name: str) -> None:
+    for name_of_it in ("net", reported.HOSTILE):
+        page = PAGES[name](name_of_it)
+        parsed = Parsed(page)
+        assert parsed.loads == ["#figures"]  # the skip link
+        assert "img" not in parsed.seen
+        assert parsed.seen.count("h1") == 1
+        assert "default-src 'none'" in page
+        assert len(page.encode()) < 3_000_000
+        assert parsed.seen.count("figure") == len(specs(page))
+
+
+def test_a_page_allows_its_own_script_and_no_other() -> None:
+    page = PAGES["plan"]("net")
+    script = page.rpartition('<script type="module">')[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'\"" in page
+
+
+def test_the_page_of_a_comparison_says_all() -> None:
+    page = comparison_page(COMPARISON)
+    for part in (
+        "the quick runs 3.00x as fast as eager",
+        "30.0 µs",
+        "y = quick(x)",
+        "bound by launches",
+        "Some GPU",
+        "needs an NVIDIA GPU",
+        "failed: ValueError: &lt;net&gt;",
+        "the quick: a &lt;note&gt;",
+    ):
+        assert part in page
+    assert page.index("3.00x as fast") < page.index("y = quick(x)") < page.index("<figure")
+
+
+def test_a_page_without_figures_needs_no_script() -> None:
+    page = comparison_page(Comparison("w", (Row("a", "A", "missing", "no GPU"),)))
+    assert "<figure" not in page
+    assert "<script" not in page
+    assert "No engine was right and timed." in page
 
 
 def test_the_bars_are_as_long_as_the_times() -> None:
-    parts = [float(part) for part in re.findall(r"--part:([\d.]+)", to_html(COMPARISON))]
-    assert parts == [20 / 400, 30 / 400, 90 / 400, 1.0]  # the fastest first
+    values = specs(comparison_page(COMPARISON))["walls"]["data"]["values"]
+    walls = {value["name"]: value["wall"] for value in values}
+    assert walls == {"the static *": 20.0, "the quick": 30.0, "the eager": 90.0, "the slow": 400.0}
+    assert [value["shown"] for value in values][-1] == "~400 µs"
+    assert (values[0]["low"], values[0]["high"]) == (19.8, 20.2)
+    assert [value["host"] for value in values] == [10.0, 15.0, 45.0, 200.0]
+    assert [value["gpu"] for value in values] == pytest.approx([20 / 3, 10.0, 30.0, 400 / 3])
+    assert [value["name"] for value in values if value["best"]] == ["the quick"]
 
 
-def test_nothing_on_the_page_is_wider_than_a_phone() -> None:
-    """Long words break, tables and code scroll by themselves, and no width is in pixels."""
-    text = to_html(COMPARISON)
-    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
-    rules = dict(re.findall(r"^([\w., :-]+) \{(.*?)\}", STYLE, re.M | re.S))
-    assert "overflow-wrap: anywhere" in rules["body"]
-    for scrolls in ("table", "pre"):
-        assert "overflow-x: auto" in rules[scrolls]
-    assert "display: block" in rules["table"]  # a table that is none does not scroll
-    widths = re.findall(r"(?<![-\w])(?:min-)?width: ([^;]+);", STYLE)
-    assert widths == ["12rem", "calc(var(--part) * (100% - 5.5rem))", "1px"]
-    assert not re.search(r"\b(width|height)=", text.replace("width=device-width", ""))
-    assert "minmax(0, 1fr)" in STYLE.partition("@media (max-width: 40rem)")[2]
+def test_an_error_of_nothing_is_drawn_below_all() -> None:
+    rows = [
+        Row(name, name, "ok", error=error, wall=Timing(9.0, 0.1, 5))
+        for name, error in (("a", 0.0), ("b", 3e-7))
+    ]
+    page = comparison_page(Comparison("w", tuple(rows), tolerance=1e-4))
+    spec = specs(page)["errors"]
+    assert [value["error"] for value in spec["data"]["values"]] == [1e-8, 3e-7]
+    assert spec["layer"][1]["encoding"]["y"]["axis"]["labelExpr"].startswith("datum.value < ")
+    assert "'exact'" in spec["layer"][1]["encoding"]["y"]["axis"]["labelExpr"]
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_the_colours_of_text_stand_out(dark: bool) -> None:
-    light, _, rest = STYLE.partition("@media (prefers-color-scheme: dark)")
-    colours = dict(re.findall(r"--(\w+): (#\w{6})\b", rest.partition("\n}")[0] if dark else light))
-    colours.pop("bar", None)
-    assert set(colours) == {"best", "wrong", "failed", "small"}
-    page = "#121212" if dark else "#ffffff"
-    for name, colour in colours.items():
-        brighter, darker = sorted((luminance(colour), luminance(page)), reverse=True)
-        assert (brighter + 0.05) / (darker + 0.05) > 4.5, name  # WCAG's contrast of text
+def test_the_timelines_have_one_axis_and_say_how_busy_the_gpu_is() -> None:
+    spec = specs(comparison_page(COMPARISON))["timelines"]
+    assert spec["params"][0]["value"] == 128.0
+    assert spec["params"][0]["bind"]["options"] == [128.0, 50.0]
+    shown = [value["shown"] for value in spec["layer"][2]["data"]["values"]]
+    assert shown == ["128 µs, GPU busy 31%", "50.0 µs, GPU busy 80%"]
+    tops = {value["top"] for value in spec["data"]["values"] if value["gpu"]}
+    assert len(tops) == 2  # eager's lane above that of the graphed one
 
 
-def luminance(colour: str) -> float:
-    """WCAG's relative luminance of ``#rrggbb``."""
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+def test_the_longest_timelines_are_a_small_page() -> None:
+    """With names as those of kernels, and as many spans as a timeline has at most."""
+    name = (
+        "void at::native::vectorized_elementwise_kernel<4, " + 20 * "at::native::Functor<float>, "
+    )
+    spans = [
+        Span(name, lane, 1.234567 * i, 1.111111, depth)
+        for i in range(MOST)
+        for lane, depth in (("host", 1), ("gpu", 0))
+    ]
+    line = Timeline("eager", "eager", 1.3 * MOST, (*spans, Span(name, "host", 0, 9, 5)), 7)
+    page = comparison_page(replace(COMPARISON, timelines=(line, line)))
+    assert len(page.encode()) < 3_000_000
+    assert "16 operators further inside are not drawn." in page
+    assert name.partition("<")[0] in page
+
+
+def test_spans_that_overlap_are_counted_once() -> None:
+    spans = [Span("a", "gpu", 0.0, 4.0), Span("b", "gpu", 1.0, 1.0), Span("c", "gpu", 3.0, 3.0)]
+    assert busy_us(spans) == 6.0
+
+
+def test_the_waterfall_goes_from_the_given_callable_down() -> None:
+    page = plan_page(reported.plan())
+    values = specs(page)["steps"]["data"]["values"]
+    assert [value["kind"] for value in values] == ["whole", "gain", "gain", "result"]
+    level = 90 * 21 / 28  # as the recheck saw the first step
+    bars = [(value["low"], value["high"]) for value in values]
+    assert bars[:2] == [(0.0, 90.0), pytest.approx((level, 90.0))]
+    assert bars[2:] == [pytest.approx((level * 21 / 60, level)), (0.0, 20.0)]
+    for part in ("4.50x as fast", "relative error 3.1e-02", "RuntimeError: no", "Branches merged"):
+        assert part in page
+    assert page.index("No gain") < page.index("it is not faster") < page.index("Not possible here")
+
+
+def test_the_page_of_a_diagnosis_has_each_finding_with_its_source() -> None:
+    page = diagnosis_page(reported.diagnosis())
+    for part in (
+        "3 findings",
+        "models/net.py:12:9",
+        "if x.sum().item() &gt; 0:  # net",
+        "<code>torch.where(x &gt; 0, a, b)</code> net",
+        "models/net.py:30 in forward",
+        "torch/nn/linear.py:1",
+        "Found by the source and an eager run.",
+    ):
+        assert part in page
+    assert page.index("Blocks a capture (1)") < page.index("Slow (1)")
+    assert "Nothing stops it" in diagnosis_page(Diagnosis("w", ()))
+
+
+def test_microseconds_and_code_in_sentences() -> None:
+    assert text("41 us <b>") == "41 µs &lt;b&gt;"
+    assert text("a bus in us") == "a bus in us"
+    assert prose("say `a < b` here") == "<p>say <code>a &lt; b</code> here</p>"
+    assert prose("one ` alone") == "<p>one ` alone</p>"
 
 
 def test_cells() -> None:
-    assert cells(Row("a", "A", "missing", "no GPU")) == ("A", *[""] * 6, "missing: no GPU")
+    assert cells(Row("a", "A", "missing", "no GPU")) == ("A", *[""] * 6)
+    noisy = Row(
+        "a", "A", "unchecked", fresh_output=False, wall=Timing(9, 1, 5), noisy=True, error=1
+    )
+    assert cells(noisy)[:5] == ("A *", "~9.0 us ±0.50", "", "", "")
     assert timing(Timing(1234.5, 100.0, 5)) == "1.2 ms ±0.05"
     assert timing(Timing(249, 2 * 64_894_000, 5)) == "249 us ±64.9 s"
     assert [memory(n) for n in (0, 80)] == ["0", "80 B"]
@@ -229,7 +304,7 @@ def test_a_committed_result_is_shown_as_one_of_this_machine(workload: str) -> No
     text = printed(comparison)
     assert "NVIDIA" in text
     assert "Fastest correct engine: " in text
-    assert "NVIDIA" in to_html(comparison)
+    assert "NVIDIA" in comparison_page(comparison)
 
 
 def test_the_demo_shows_a_committed_result() -> None:

@@ -3,6 +3,7 @@
 comparison.py   `ol.compare`: rounds over all engines, until their times agree
 entry.py        one engine in it: built, checked, timed, a row
 rows.py         the result, as data and JSON
+changes.py      two results side by side
 isolated.py     an engine in a process of its own
 worker.py       that process
 script.py       a script that reproduces a row

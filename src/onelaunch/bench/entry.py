@@ -17,7 +17,7 @@ import torch
 
 from onelaunch.bench.engines.engine import Built, Engine, grad_mode
 from onelaunch.bench.reference import SECONDS, Outputs, Reference, Verdict, said, snapshot
-from onelaunch.bench.rows import Row, Status
+from onelaunch.bench.rows import RecordingMemory, Row, Status
 from onelaunch.bench.timeline import Timeline, record_timeline
 from onelaunch.bench.timers import Timer, TimerName, Timing, settled
 from onelaunch.bench.workload import Workload
@@ -43,6 +43,7 @@ class Entry:
     about_us: float = 0.0
     samples: dict[TimerName, list[float]] = field(default_factory=dict[TimerName, list[float]])
     notes: list[str] = field(default_factory=list[str])
+    recordings: tuple[RecordingMemory, ...] = ()
     timed: Callable[[], object] | None = None
     draw: str = "given"  # that it is checked on
 
@@ -184,6 +185,7 @@ class Entry:
         """Ask the engine for its notes, then free it."""
         if self.built is not None and self.running:
             self.notes = self.built.notes() + self.notes
+            self.recordings = self.built.recordings()
         self.close()
 
     def row(self) -> Row:
@@ -207,6 +209,7 @@ class Entry:
             memory_bytes=self.memory_bytes,
             code=str(self.engine.code(self.workload)),
             notes=tuple(self.notes),
+            recordings=self.recordings,
         )
 
 

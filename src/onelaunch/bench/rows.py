@@ -20,6 +20,23 @@ results change from call to call. ``interrupted``: the comparison was stopped be
 
 
 @dataclass(frozen=True)
+class RecordingMemory:
+    """One recording of an engine of onelaunch, and the memory that it holds.
+
+    Attributes:
+        signature: the calls that it serves: ``"float32[8, 64] on cuda:0"``.
+        nodes: kernels and copies in one launch.
+        pool_bytes: the growth of the pool for it; 0 if it fitted into memory of the pool.
+        driver_bytes: what the driver took for the graph, outside the pool, in steps of 2 MiB.
+    """
+
+    signature: str
+    nodes: int
+    pool_bytes: int
+    driver_bytes: int
+
+
+@dataclass(frozen=True)
 class Row:
     """One engine.
 
@@ -38,6 +55,7 @@ class Row:
         memory_bytes: device memory that it holds between calls, beyond the model; None if unknown.
         code: the code that does the same.
         notes: further remarks, warnings included.
+        recordings: the memory of each recording, of onelaunch's engines.
     """
 
     engine: str
@@ -54,6 +72,7 @@ class Row:
     memory_bytes: int | None = None
     code: str = ""
     notes: tuple[str, ...] = ()
+    recordings: tuple[RecordingMemory, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,16 +160,19 @@ def _comparison(data: dict[str, Any]) -> Comparison:
     comparison = Comparison(**data)
     return replace(
         comparison,
-        rows=tuple(_row(row) for row in data["rows"]),
+        rows=tuple(row_of(row) for row in data["rows"]),
         profile=Limit(**profile) if profile else None,
         remarks=tuple(data["remarks"]),
         timelines=tuple(map(Timeline.of, data.get("timelines", ()))),
     )
 
 
-def _row(data: dict[str, Any]) -> Row:
+def row_of(data: dict[str, Any]) -> Row:
+    """Make a row from the dict that `dataclasses.asdict` gives."""
     timings = {name: _timing(data[name]) for name in ("wall", "host", "gpu")}
-    fields: dict[str, Any] = {**data, **timings, "notes": tuple(data["notes"])}
+    recordings = tuple(RecordingMemory(**one) for one in data.get("recordings", ()))
+    more: dict[str, Any] = {"notes": tuple(data["notes"]), "recordings": recordings}
+    fields: dict[str, Any] = {**data, **timings, **more}
     return Row(**fields)
 
 

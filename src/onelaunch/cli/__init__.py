@@ -7,6 +7,7 @@ doctor.py    `doctor`
 profile.py   `profile`
 explain.py   `explain`
 mistakes.py  the answers to mistakes
+saved.py     results that were saved, shown again
 progress.py  its progress: a bar on a terminal, a line for each step elsewhere
 
 Exit codes: 0; 1, an engine gave wrong results, or the doctor found something; 2, the command could

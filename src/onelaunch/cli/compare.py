@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from onelaunch.cli import FAILED, OK, STOPPED, WRONG
 from onelaunch.cli.apart import Apart
-from onelaunch.cli.mistakes import bad, check_file, tracebacks, write
+from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks
 from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
+from onelaunch.cli.saved import saved_files, show_comparison, show_saved
 from onelaunch.errors import GraphError
 
 if TYPE_CHECKING:
@@ -34,10 +34,12 @@ ENGINES = (
 
 
 def compare(
-    target: Annotated[
-        str,
+    targets: Annotated[
+        list[str],
         typer.Argument(
-            help="A factory, path.py:name or module:name, that returns (callable, args)."
+            metavar="TARGET",
+            help="A factory, path.py:name or module:name, that returns (callable, args). Or a "
+            "file of --json, to show it again; or two of them, before and after.",
         ),
     ],
     engines: Annotated[
@@ -71,15 +73,19 @@ def compare(
     ] = False,
 ) -> int:
     """Run every engine on the same input: checked against float64, then timed."""
+    target = targets[0]
     names = _engines(engines)
     if not seconds > 0:
         why = "timing takes a number of seconds above 0"
         raise bad(f"--seconds is {seconds:g}", "--seconds", why, "--seconds 10")
-    for file in (json, report):
-        if file is not None:
-            check_file(file, "the comparison", "compare")
+    if json is not None:
+        check_file(json, "the comparison", "compare")
+    if report is not None:
+        check_report(report, "the comparison", "compare")
     apart = Apart.of(isolate, limit, python or [], names, ENGINES)
     console = console_for_reports()
+    if saved := saved_files(targets):
+        return show_saved(saved, console, json, report)
     with tracebacks(traceback):
         if script is not None:
             return _print_script(target, script, seconds, console)
@@ -87,15 +93,7 @@ def compare(
     measured = any(row.wall for row in result.rows)
     if result.interrupted and not measured and not result.wrong:
         return STOPPED
-    from onelaunch.report.html import to_html
-    from onelaunch.report.table import show
-
-    show(result, console)
-    if json is not None:
-        write(json, result.to_json() + "\n", "compare")
-    if report is not None:
-        write(report, to_html(result), "compare")
-        console.print(f"\nThe report: {escape(str(report))}")
+    show_comparison(result, console, json, report)
     if result.wrong:
         return WRONG
     return OK if measured else FAILED

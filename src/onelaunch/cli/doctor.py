@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from onelaunch.cli import FAILED, FOUND, OK
-from onelaunch.cli.mistakes import bad, check_file, tracebacks, write
+from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks, write
 from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
 from onelaunch.doctor.diagnosis import Diagnosis, together
 from onelaunch.doctor.paths import shown
@@ -35,11 +35,12 @@ def doctor(
         typer.Argument(
             metavar="TARGET...",
             help="Factories, path.py:name or module:name, that return (callable, args); or files "
-            "and folders, of which nothing is run.",
+            "and folders, of which nothing is run; or files of --json, to show them again.",
         ),
     ],
     json: Annotated[Path | None, typer.Option(help="Write the findings here as JSON.")] = None,
     sarif: Annotated[Path | None, typer.Option(help="Write them here as SARIF 2.1.0.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write them as one HTML page.")] = None,
     select: Annotated[
         str | None, typer.Option(help=f"Only these rules: {_CODES}. OL1 is all that begin so.")
     ] = None,
@@ -51,13 +52,18 @@ def doctor(
 ) -> int:
     """Name what stops a callable from being one launch, right and fast, by line."""
     config = _config(targets, select, ignore)
+    saved = [Path(target) for target in targets if target.endswith(".json")]
+    targets = [target for target in targets if Path(target) not in saved]
     for file in (json, sarif):
         if file is not None:
             check_file(file, "the diagnosis", "doctor")
+    if report is not None:
+        check_report(report, "the diagnosis", "doctor")
     paths = [Path(target) for target in targets if _is_path(target)]
     console = console_for_reports()
     unread: list[ArgumentError] = []
-    found = [_of_source(paths, config, console, unread)] if paths else []
+    found = [_saved(file) for file in saved]
+    found += [_of_source(paths, config, console, unread)] if paths else []
     with tracebacks(traceback):
         found += _of_callables([t for t in targets if Path(t) not in paths], console)
     result = together(found)
@@ -67,11 +73,35 @@ def doctor(
         write(json, result.to_json() + "\n", "doctor")
     if sarif is not None:
         write(sarif, result.to_sarif() + "\n", "doctor")
+    if report is not None:
+        from onelaunch.report.page.diagnosis import diagnosis_page
+
+        write(report, diagnosis_page(result), "doctor")
+        console.print(f"\nThe report: {report}", markup=False, highlight=False)
     for error in unread:
         print(f"not read: {error.where}: {error.what}", file=sys.stderr)
     if unread:
         return FAILED
     return OK if result.clean else FOUND
+
+
+def _saved(file: Path) -> Diagnosis:
+    """Read a diagnosis that ``--json`` wrote.
+
+    Raises:
+        ArgumentError: there is no such file, or it holds something else.
+    """
+    fix = "onelaunch doctor path.py:model --json found.json"
+    try:
+        return Diagnosis.from_json(file.read_text())
+    except OSError as error:
+        what = f"{file} cannot be read: {error.strerror}"
+        raise bad(
+            what, str(file), "a target that ends in .json is a saved diagnosis", fix
+        ) from error
+    except ValueError as error:
+        what = f"{file} is not a diagnosis that --json wrote"
+        raise bad(what, str(file), str(error), fix) from error
 
 
 def _config(targets: list[str], select: str | None, ignore: str | None) -> Config:

@@ -36,6 +36,17 @@ def check_file(file: Path, holds: str, command: str) -> None:
         raise bad(f"{file} cannot be written", str(file), why, "a file that you may write")
 
 
+def check_report(file: Path, holds: str, command: str) -> None:
+    """Refuse a page that cannot be written or drawn, before the work that it is to show."""
+    from onelaunch.report.page.frame import EXTRA, can_draw
+
+    check_file(file, holds, command)
+    if not can_draw():
+        what = "the charts of --report need vl-convert-python, which is not installed"
+        why = "it brings Vega-Lite, which draws them, for a page that opens offline"
+        raise bad(what, "--report", why, f"pip install '{EXTRA}'")
+
+
 def write(file: Path, text: str, command: str) -> None:
     """Write a file of results."""
     try:

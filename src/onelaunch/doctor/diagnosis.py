@@ -109,6 +109,18 @@ class Diagnosis:
         """Return it as JSON, `findings` among it; see `onelaunch doctor --json`."""
         return json.dumps(self.to_dict(), indent=1)
 
+    @staticmethod
+    def from_json(text: str) -> Diagnosis:
+        """Read a diagnosis that `to_json` wrote, all but `file`.
+
+        Raises:
+            ValueError: the text is not such a diagnosis.
+        """
+        try:
+            return _diagnosis(json.loads(text))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a diagnosis in JSON: {error}") from error
+
     def to_sarif(self) -> str:
         """Return it as SARIF 2.1.0, in which code hosts take findings."""
         return json.dumps(to_sarif(self.findings, self.file), indent=1)
@@ -133,6 +145,22 @@ def listed(means: Collection[Means]) -> str:
     """Return what was looked at by some means, as a list in a sentence; "" for none."""
     *first, last = [text for one, text in MEANS.items() if one in means] or [""]
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def _diagnosis(data: dict[str, Any]) -> Diagnosis:
+    pieces = None
+    if data["pieces"]:
+        from onelaunch.doctor.pieces import Pieces
+
+        found = data["pieces"]
+        pieces = Pieces(found["launches"], found["host_us"], tuple(found["outside"]))
+    fields: dict[str, Any] = {
+        **data,
+        "pieces": pieces,
+        "means": tuple(data["means"]),
+        "findings": tuple(map(Finding.of_dict, data["findings"])),
+    }
+    return Diagnosis(**fields)
 
 
 def _parts(finding: Finding) -> str:

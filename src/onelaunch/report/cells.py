@@ -6,7 +6,7 @@ from onelaunch.bench.profile import us
 from onelaunch.bench.rows import Comparison, Row
 from onelaunch.bench.timers import Timing
 
-COLUMNS = ("engine", "wall / call", "host", "GPU", "rel. error", "build", "memory", "remark")
+COLUMNS = ("engine", "wall / call", "host", "GPU", "error", "build", "memory")
 _ORDER = {"ok": 0, "unchecked": 1, "interrupted": 2, "wrong": 3, "failed": 4, "missing": 5}
 
 
@@ -19,16 +19,19 @@ def in_order(comparison: Comparison) -> list[Row]:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Write one text for each of `COLUMNS`."""
+    """Write one text for each of `COLUMNS`; the spread of the wall time stands for all.
+
+    ``*`` marks an engine whose results the next call overwrites, ``~`` a time that still moved.
+    """
+    wall = timing(row.wall)
     return (
-        row.title,
-        timing(row.wall),
-        timing(row.host),
-        timing(row.gpu),
-        "" if row.error is None else f"{row.error:.1e}",
+        f"{row.title} *" if row.fresh_output is False else row.title,
+        f"~{wall}" if row.noisy else wall,
+        "" if row.host is None else us(row.host.median_us),
+        "" if row.gpu is None else us(row.gpu.median_us),
+        "" if row.error is None or row.status == "unchecked" else f"{row.error:.1e}",
         "" if row.build_seconds is None else seconds(row.build_seconds),
         "" if row.memory_bytes is None else memory(row.memory_bytes),
-        remark(row),
     )
 
 
@@ -69,28 +72,65 @@ def remark(row: Row) -> str:
 
 def verdict(comparison: Comparison) -> str:
     """Name the engine to take, in a sentence or two."""
-    best, fastest = comparison.best, comparison.fastest
+    best = comparison.best
     if best is None or best.wall is None:
-        if any(row.status == "unchecked" for row in comparison.rows):
-            return "No engine could be checked, so none is named the fastest."
-        return "No engine was right and timed, so none can be named the fastest."
+        return f"{nothing_found(comparison)}, so none can be named the fastest."
     text = f"Fastest correct engine: {best.title}, {us(best.wall.median_us)} per call"
-    eager = next((row for row in comparison.rows if row.engine == "eager"), best)
-    if best.noisy or eager.noisy:
-        text += (
-            ". The times had not settled, so this may be chance: close other programs, or measure "
+    times = times_eager(comparison)
+    return " ".join([f"{text}, {times:.2f}x eager." if times else f"{text}.", *doubts(comparison)])
+
+
+def headline(comparison: Comparison) -> str:
+    """Name the engine to take, in a few words."""
+    best, times = comparison.best, times_eager(comparison)
+    if best is None or best.wall is None:
+        return f"{nothing_found(comparison)}."
+    if times:
+        return f"{best.title} runs {times:.2f}x as fast as eager"
+    if unsettled(comparison):
+        return f"{best.title} was the fastest, but the times had not settled"
+    return f"{best.title} is the fastest correct engine"
+
+
+def nothing_found(comparison: Comparison) -> str:
+    if any(row.status == "unchecked" for row in comparison.rows):
+        return "No engine could be checked"
+    return "No engine was right and timed"
+
+
+def times_eager(comparison: Comparison) -> float | None:
+    """Return eager's time in times of the best engine's; None if that says nothing."""
+    best, eager = comparison.best, _eager(comparison)
+    if best is None or best.wall is None or eager is best or eager is None or eager.wall is None:
+        return None
+    return None if unsettled(comparison) else eager.wall.median_us / best.wall.median_us
+
+
+def unsettled(comparison: Comparison) -> bool:
+    """Return whether the times of eager and the best engine still moved when time was up."""
+    best, eager = comparison.best, _eager(comparison)
+    return any(row is not None and row.noisy for row in (best, eager))
+
+
+def doubts(comparison: Comparison) -> list[str]:
+    """Say what else is to be known of the best engine, in sentences."""
+    best, fastest = comparison.best, comparison.fastest
+    said: list[str] = []
+    if best is not None and unsettled(comparison):
+        said.append(
+            "The times had not settled, so this may be chance: close other programs, or measure "
             "longer (--seconds)."
         )
-    elif eager.wall is not None and eager is not best:
-        text += f", {eager.wall.median_us / best.wall.median_us:.2f}x eager."
-    else:
-        text += "."
-    if fastest is not None and fastest is not best and fastest.wall is not None:
-        text += (
-            f" {fastest.title} takes {us(fastest.wall.median_us)}, if you are done with each "
+    if best is not None and fastest is not None and fastest is not best and fastest.wall:
+        said.append(
+            f"{fastest.title} takes {us(fastest.wall.median_us)}, if you are done with each "
             "result before the next call overwrites it."
         )
-    return text
+    return said
+
+
+def _eager(comparison: Comparison) -> Row | None:
+    return next((row for row in comparison.rows if row.engine == "eager"), None)
 
 
 def header(comparison: Comparison) -> str:

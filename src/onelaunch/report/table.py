@@ -7,11 +7,9 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from onelaunch.bench.profile import us
-from onelaunch.bench.rows import Comparison, Row
-from onelaunch.report.cells import cells, header, in_order, remark, verdict
+from onelaunch.bench.rows import Comparison
+from onelaunch.report.cells import COLUMNS, cells, header, in_order, remark, verdict
 
-_COLUMNS = ("engine", "wall / call", "host", "GPU", "error", "build", "memory")
 _STYLE = {"wrong": "red", "failed": "yellow", "missing": "dim", "interrupted": "dim"}
 
 
@@ -45,32 +43,18 @@ def show(comparison: Comparison, console: Console) -> None:
 def _table(comparison: Comparison) -> Table:
     """Lay out the rows that were timed, narrow enough for 80 columns on a CPU."""
     rows = [row for row in in_order(comparison) if row.wall is not None]
-    texts = [_figures(row) for row in rows]
-    used = [i for i in range(len(_COLUMNS)) if any(text[i] for text in texts)]
+    texts = [cells(row) for row in rows]
+    used = [i for i in range(len(COLUMNS)) if any(text[i] for text in texts)]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i in used:
         right = i > 0
         justify = "right" if right else "left"
-        table.add_column(_COLUMNS[i], justify=justify, no_wrap=right, overflow="fold")
+        table.add_column(COLUMNS[i], justify=justify, no_wrap=right, overflow="fold")
     for row, text in zip(rows, texts, strict=True):
         best = comparison.best is not None and row.engine == comparison.best.engine
         style = "bold green" if best else _STYLE.get(row.status, "")
         table.add_row(*(Text(text[i]) for i in used), style=style)
     return table
-
-
-def _figures(row: Row) -> tuple[str, ...]:
-    """Write one text for each of `_COLUMNS`; the spread of the wall time stands for all."""
-    title, wall, _, _, error, build, memory, _ = cells(row)
-    return (
-        f"{title} *" if row.fresh_output is False else title,
-        f"~{wall}" if row.noisy else wall,
-        "" if row.host is None else us(row.host.median_us),
-        "" if row.gpu is None else us(row.gpu.median_us),
-        "" if row.status == "unchecked" else error,
-        build,
-        memory,
-    )
 
 
 def _reasons(comparison: Comparison) -> Table:

@@ -79,6 +79,13 @@ class Finding:
             found["library"] = self.library
         return found
 
+    @staticmethod
+    def of_dict(data: dict[str, Any]) -> Finding:
+        """Return the finding that `to_dict` wrote."""
+        listed = {name: tuple(data.get(name, ())) for name in ("found_by", "calls")}
+        fields: dict[str, Any] = {**data, **listed}
+        return Finding(**fields)
+
 
 def merged(findings: list[Finding]) -> list[Finding]:
     """Return each fault once, with all means that found it; in the order of files and lines."""

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
+from onelaunch.bench.rows import RecordingMemory
 from onelaunch.bench.workload import Workload
 
 WARM_CALLS = 4  # enough for compiled CUDA graphs: warm up, record, replay, replay
@@ -60,6 +61,7 @@ class Built:
         bare: timed instead of `call`, where that is less than a whole call; takes nothing.
         memory_bytes: the memory held between calls, where the engine itself knows it.
         notes: remarks for a reader of its row, asked for after the timing.
+        recordings: the memory of each recording, asked for then, too.
         close: frees its memory.
         outside: True if it holds device memory that torch's allocator does not know of.
     """
@@ -68,6 +70,7 @@ class Built:
     bare: Callable[[], object] | None = None
     memory_bytes: Callable[[], int] | None = None
     notes: Callable[[], list[str]] = field(default=_no_notes)
+    recordings: Callable[[], tuple[RecordingMemory, ...]] = tuple
     close: Callable[[], None] = field(default=lambda: None)
     outside: bool = False
 

@@ -9,7 +9,9 @@ import torch
 
 from onelaunch.api import graph
 from onelaunch.bench.engines.engine import Built, Code, Mode
+from onelaunch.bench.rows import RecordingMemory
 from onelaunch.bench.workload import Workload
+from onelaunch.capture.recording import Recording
 
 WARM_CALLS = 3
 
@@ -36,6 +38,7 @@ class OneLaunch:
             fast,
             memory_bytes=lambda: fast.memory_bytes,
             notes=lambda: self._notes(fast, workload.device),
+            recordings=lambda: tuple(map(_memory, fast.recordings)),
             close=fast.reset,
         )
 
@@ -54,6 +57,12 @@ class OneLaunch:
             "import onelaunch as ol",
             remark="overwritten by the next call" if static else "",
         )
+
+
+def _memory(recording: Recording) -> RecordingMemory:
+    return RecordingMemory(
+        str(recording.spec), recording.nodes, recording.pool_bytes, recording.driver_bytes
+    )
 
 
 def _line(recording: Any) -> str:

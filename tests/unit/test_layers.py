@@ -32,6 +32,7 @@ LAYERS = (
     {"bench"},
     {"testing"},
     {"doctor"},
+    {"checklist"},
     {"report"},
     {"cli"},
     {"__init__", "__main__"},
@@ -39,7 +40,7 @@ LAYERS = (
 """From the bottom to the top. A package imports itself and what is in rows below its own."""
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 DRIVERS = ("cuda", "tape")
-NAME_DEVICES = {"driver", "bench", "doctor", "report", "cli", "__init__", "__main__"}
+NAME_DEVICES = {"driver", "bench", "doctor", "checklist", "report", "cli", "__init__", "__main__"}
 FILES = sorted(ROOT.rglob("*.py"))
 
 

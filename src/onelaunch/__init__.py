@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from onelaunch.api import graph
     from onelaunch.bench import Comparison, compare
     from onelaunch.capture.recording import Recording
+    from onelaunch.checklist.optimize import Optimized, optimize
+    from onelaunch.checklist.plan import Plan
     from onelaunch.compat import make_graphed_callables
     from onelaunch.doctor.diagnose import diagnose
     from onelaunch.doctor.diagnosis import Diagnosis
@@ -41,6 +43,8 @@ __all__ = [
     "GraphStats",
     "GraphWarning",
     "Graphed",
+    "Optimized",
+    "Plan",
     "Pool",
     "PoolStats",
     "Recording",
@@ -50,6 +54,7 @@ __all__ = [
     "diagnose",
     "graph",
     "make_graphed_callables",
+    "optimize",
 ]
 
 _MODULES = {
@@ -63,6 +68,8 @@ _MODULES = {
     "GraphStats": "onelaunch.runtime.stats",
     "GraphWarning": "onelaunch.errors",
     "Graphed": "onelaunch.runtime.graphed",
+    "Optimized": "onelaunch.checklist.optimize",
+    "Plan": "onelaunch.checklist.plan",
     "Pool": "onelaunch.runtime.pool",
     "PoolStats": "onelaunch.runtime.stats",
     "Recording": "onelaunch.capture.recording",
@@ -72,6 +79,7 @@ _MODULES = {
     "diagnose": "onelaunch.doctor.diagnose",
     "graph": "onelaunch.api",
     "make_graphed_callables": "onelaunch.compat",
+    "optimize": "onelaunch.checklist.optimize",
 }
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

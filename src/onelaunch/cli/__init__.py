@@ -4,6 +4,8 @@ commands.py  its subcommands, `info` among them
 compare.py   `compare`
 doctor.py    `doctor`
 explain.py   `explain`
+optimize.py  `optimize`
+plan_table.py  a plan in the terminal
 mistakes.py  the answers to mistakes
 progress.py  its progress: a bar on a terminal, a line for each step elsewhere
 

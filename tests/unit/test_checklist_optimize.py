@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 from onelaunch.bench.timers import TimerName, Timing
 from onelaunch.checklist import optimize as module
+from onelaunch.checklist import search
 from onelaunch.checklist.build import Built
 from onelaunch.checklist.plan import Trial
 from onelaunch.checklist.steps import BY_NAME, choose
@@ -38,6 +39,13 @@ class Stated:
         for name in call.did:
             cost *= 1 - self.gains.get(name.replace("-", "_").partition(":")[0], 0.1)
         return [cost]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the collection of garbage out, which takes longer here than all else."""
+    monkeypatch.setattr(module, "free", lambda device: None)
+    monkeypatch.setattr(search, "free", lambda device: None)
 
 
 @pytest.fixture

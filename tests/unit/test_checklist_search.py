@@ -163,13 +163,12 @@ def test_errors_of_steps_together_count() -> None:
     assert outcomes(found, "first")["b"] == "wrong"
 
 
-def test_without_an_error_only_exact_steps_are_tried() -> None:
-    steps = [step("a"), step("b", exact=True), step("c", error=1e-6, exact=True)]
+def test_without_an_error_results_are_compared_bit_for_bit() -> None:
+    steps = [step("a", rounds=True), step("b"), step("c", error=1e-6)]
     found = searched(steps, additive(a=50, b=10, c=50), max_error=0)
     assert kept(found) == {"b"}
     assert found.trials[0].outcome == "not possible"
-    assert found.trials[0].reason == "it changes the rounding, and max_error is 0"
-    # One that says that it is exact is checked all the same.
+    assert found.trials[0].reason == "it rounds otherwise, and max_error is 0"
     assert found.trials[2].outcome == "wrong"
     assert found.trials[2].reason == "it is not eager's result bit for bit"
 
@@ -203,6 +202,23 @@ def test_what_raises_is_a_trial_and_the_rest_goes_on() -> None:
         ("not possible", "nothing to do"),
     ]
     assert found.trials[2].outcome == "failed"
+
+
+def test_what_failed_too_early_is_tried_again() -> None:
+    def needs_b(subject: Subject) -> None:
+        if not subject.autocast:
+            raise LookupError("only with b")
+
+    def b(subject: Subject) -> None:
+        subject.autocast = torch.bfloat16
+        subject.after.append(lambda t: t.float())
+
+    found = searched([Step("a", "A", needs_b), Step("z", "Z", b)], additive(a=20, z=20))
+    assert [(t.round, t.outcome) for t in found.trials if t.step == "a"][:2] == [
+        ("first", "failed"),
+        ("recheck", "kept"),
+    ]
+    assert kept(found) == {"a", "z"}
 
 
 def test_a_result_that_the_next_call_overwrites_is_wrong() -> None:

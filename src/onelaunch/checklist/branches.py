@@ -264,4 +264,6 @@ def _identity(large: _ConvNd) -> _ConvNd:
     return like(large, weight, None)
 
 
-SUMS = Step("merge-branches:sums", "sums of convolutions as one convolution", _merge_sums)
+SUMS = Step(
+    "merge-branches:sums", "sums of convolutions as one convolution", _merge_sums, rounds=True
+)

@@ -85,14 +85,15 @@ def _needs_cuda(subject: Subject) -> None:
         raise NotPossible(f"it needs an NVIDIA GPU, and the callable is on {subject.device.type}")
 
 
-EVAL = Step("eval", "eval mode", _eval, exact=True)
+EVAL = Step("eval", "eval mode", _eval)
 INFERENCE = Step(
     "inference-mode",
     "inference mode: no autograd",
     _inference,
-    exact=True,
     least_gain=-0.02,  # no noise may cost it: without it all others record for a backward
 )
 CHANNELS_LAST = Step("channels-last", "channels last in memory", _channels_last)
-CUDNN_BENCHMARK = Step("cudnn-benchmark", "cuDNN's fastest algorithms", _cudnn_benchmark)
-TF32 = Step("tf32", "TF32 for products of float32", _tf32)
+CUDNN_BENCHMARK = Step(
+    "cudnn-benchmark", "cuDNN's fastest algorithms", _cudnn_benchmark, rounds=True
+)
+TF32 = Step("tf32", "TF32 for products of float32", _tf32, rounds=True)

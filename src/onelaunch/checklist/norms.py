@@ -129,5 +129,5 @@ def _shift_mean(norm: _BatchNorm | None, bias: Tensor) -> bool:
     return True
 
 
-FOLD = Step("fold-batchnorm", "BatchNorm folded into the layers before", _fold)
-DROP_BIAS = Step("drop-bias", "no bias before a norm", _drop_bias)
+FOLD = Step("fold-batchnorm", "BatchNorm folded into the layers before", _fold, rounds=True)
+DROP_BIAS = Step("drop-bias", "no bias before a norm", _drop_bias, rounds=True)

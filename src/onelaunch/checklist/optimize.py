@@ -80,8 +80,8 @@ def optimize(
             it: itself, or one that a function, method or `functools.partial` holds.
         args: positional arguments of a typical call.
         kwargs: its keyword arguments.
-        max_error: the largest relative error against float64 that passes. 0: only steps that leave
-            every result bit for bit as it was. About 1e-2 lets 16 bits in.
+        max_error: the largest relative error against float64 that passes. 0: every result tried is
+            to be eager's bit for bit. About 1e-2 lets 16 bits in.
         seconds: no trial is begun after so many. One that is under way is finished, and a compiler
             may take a minute.
         steps: only these; a name without its way, such as ``"half"``, is all of its ways.

@@ -45,7 +45,7 @@ def _half(short: str, autocast: bool) -> Step:
     how = "autocast" if autocast else "cast"
     name = f"half:{short}" + ("-autocast" if autocast else "")
     title = f"{str(dtype).removeprefix('torch.')}, {how}"
-    return Step(name, title, take, group="half")
+    return Step(name, title, take, rounds=True, group="half")
 
 
 def _eight_bits(prefix: Literal["int8", "fp8"], kind: Kind) -> Step:
@@ -69,7 +69,7 @@ def _eight_bits(prefix: Literal["int8", "fp8"], kind: Kind) -> Step:
 
     what = "weights and activations" if kind == "dynamic" else "weights"
     title = f"{what} in {'INT8' if prefix == 'int8' else 'FP8'}"
-    return Step(f"{prefix}:{kind}", title, take, group="8 bits")
+    return Step(f"{prefix}:{kind}", title, take, rounds=True, group="8 bits")
 
 
 _CONFIGS = {

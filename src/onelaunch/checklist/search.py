@@ -73,6 +73,7 @@ class Search:
     left: list[str] = field(default_factory=list[str])
     remarks: list[str] = field(default_factory=list[str])
     _refused: list[Step] = field(default_factory=list[Step])
+    _failed: list[Step] = field(default_factory=list[Step])
     _build_seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
@@ -106,12 +107,12 @@ class Search:
         self.tell(f"trying: {text}", min(0.95, max(part, spent)))
 
     def _again(self) -> None:
-        """Try what gained nothing once more, on top of what came after it."""
+        """Try what gained nothing or failed once more, on top of what came after it."""
         names = [step.name for step in self.steps]
         last = max((names.index(s.name) for s in self.best.steps if s.name in names), default=-1)
         # What changes the kernels most comes first, since time may be up before the last.
         by_weight = sorted(self._refused, key=lambda s: _HEAVY.get(s.group or s.name, len(_HEAVY)))
-        for step in by_weight:
+        for step in [*by_weight, *self._failed]:
             if names.index(step.name) < last and not self._excluded(step):
                 self._tell(f"{step.title}, again", 0.6)
                 self._try((step,), "recheck")
@@ -144,14 +145,14 @@ class Search:
             free(self.workload.device)
 
     def _pairs(self) -> None:
-        """Try two at once of the steps that gained nothing alone."""
-        kept = {step.name for step in self.best.steps}
-        alone = [s for s in self._refused if s.name not in kept and not self._excluded(s)]
-        for pair in itertools.combinations(alone, 2):
-            if pair[0].group is not None and pair[0].group == pair[1].group:
-                continue
+        """Try two at once of the steps that gained nothing alone, one of each group."""
+        groups = {step.group or step.name: step for step in reversed(self._refused)}
+        for pair in itertools.combinations(reversed(groups.values()), 2):
             if any(self._excluded(step) or step in self.best.steps for step in pair):
                 continue
+            if time.monotonic() - self._start >= self.seconds:
+                self.left.append("pairs of the steps that gained nothing alone")
+                break
             self._tell(" and ".join(step.title for step in pair), 0.9)
             self._try(pair, "final")
 
@@ -161,8 +162,8 @@ class Search:
         kept = [step for step in self.best.steps if step.group not in groups]
         wanted = tuple(in_order([*kept, *steps]))
         step = _joined(steps)
-        if self.max_error == 0 and not all(s.exact for s in steps):
-            reason = "it changes the rounding, and max_error is 0"
+        if self.max_error == 0 and any(s.rounds for s in steps):
+            reason = "it rounds otherwise, and max_error is 0"
             self._note(step, "not possible", reason, None, None, when)
             return
         if not self._enough_time(wanted, step.name):
@@ -172,6 +173,8 @@ class Search:
             return
         if candidate.check.wrong is not None:
             self._note(step, "wrong", candidate.check.wrong, candidate.check.error, None, when)
+            del candidate
+            free(self.workload.device)
             return
         turns = self._time(self.best.built, candidate.built)
         did = next(iter(candidate.built.did[s.name] for s in steps), None)
@@ -212,6 +215,8 @@ class Search:
         except Exception as error:  # noqa: BLE001  a library may raise anything in a trial
             line = f", at {error.where}" if isinstance(error, GraphError) and error.where else ""
             self._note(step, "failed", f"{said(error)}{line}", None, None, when)
+            if when == "first":
+                self._failed.append(step)
         free(self.workload.device)
         return None
 
@@ -263,7 +268,7 @@ def _joined(steps: tuple[Step, ...]) -> Step:
         " + ".join(step.name for step in steps),
         ", and ".join(step.title for step in steps),
         steps[0].take,
-        all(step.exact for step in steps),
+        any(step.rounds for step in steps),
         least_gain=max(step.least_gain for step in steps),
     )
 

@@ -16,8 +16,8 @@ class Step:
         name: its name in a plan: ``"fold-batchnorm"``, or ``"half:bf16"`` for one way of several.
         title: its name for people.
         take: changes the subject, and says what it did (``"12 of 12 norms"``).
-        exact: True if it leaves every rounding as it was. Others are not tried under
-            ``max_error=0``.
+        rounds: True if by its nature it rounds otherwise, or as a timing decides: not tried under
+            ``max_error=0``, where others are compared bit for bit.
         group: of steps that exclude each other the group, or None.
         least_gain: the part of the time that it must save to be kept; below 0, may cost.
     """
@@ -25,6 +25,6 @@ class Step:
     name: str
     title: str
     take: Callable[[Subject], str | None]
-    exact: bool = False
+    rounds: bool = False
     group: str | None = None
     least_gain: float = 0.02

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -80,7 +81,8 @@ def test_the_result_is_right_and_the_model_is_untouched() -> None:
 def test_a_result_of_no_error_is_bit_for_bit() -> None:
     model = net().train()
     fast = ol.optimize(model, (X,), steps=[*QUICK, "half", "graph"])
-    assert fast.plan.steps == ("eval", "inference-mode", "graph")
+    assert {"eval", "inference-mode", "graph"} <= {*fast.plan.steps}
+    assert "fold-batchnorm" not in fast.plan.steps
     assert {t.outcome for t in fast.plan.trials if "half" in t.step} == {"not possible"}
     for x in (X, -X, X * 100):
         assert torch.equal(fast(x), model.eval()(x))
@@ -167,6 +169,24 @@ def test_by_the_clock() -> None:
     assert plan.result.median_us <= plan.eager.median_us
     assert plan.speedup >= 1
     assert [t for t in plan.trials if t.round == "first"]
+
+
+@pytest.mark.usefixtures("stated")
+def test_a_module_that_cannot_be_copied_is_not_changed() -> None:
+    model = net()
+    model.lock = threading.Lock()
+    before = contents(model)
+    fast = ol.optimize(model, (X,), max_error=0.1, steps=[*QUICK, "half", "graph"])
+    assert same(model, before)
+    assert all(p.requires_grad for p in model.parameters())
+    reasons = {t.step: t.reason for t in fast.plan.trials}
+    assert reasons["fold-batchnorm"] == "a module behind the callable cannot be copied"
+    assert reasons["half:bf16"] == "a module behind the callable cannot be copied"
+    assert "inference-mode" in fast.plan.steps
+    assert apart(fast(X), model(X)) <= 0.1
+    training = ol.optimize(model.train(), (X,), steps=["eval", "inference-mode"])
+    assert model.training
+    assert "cannot be copied" in training.plan.remarks[0]
 
 
 # Plans, saved and applied.

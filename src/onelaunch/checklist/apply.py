@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import nn
 
 from onelaunch.bench.environment import environment
 from onelaunch.bench.reference import Case, make_reference, said, snapshot
 from onelaunch.bench.timers import timers_for
-from onelaunch.bench.workload import Workload, parts
+from onelaunch.bench.workload import Workload
 from onelaunch.checklist.build import Built, Refusal, build, quiet
 from onelaunch.checklist.check import check, judged
 from onelaunch.checklist.modes import EVAL
@@ -20,6 +19,7 @@ from onelaunch.checklist.optimize import FINAL_SECONDS, Optimized, isolated, val
 from onelaunch.checklist.plan import Plan
 from onelaunch.checklist.step import Step
 from onelaunch.checklist.steps import BY_NAME
+from onelaunch.checklist.subject import modules_behind
 from onelaunch.checklist.turns import in_turns
 from onelaunch.errors import ArgumentError
 
@@ -86,8 +86,7 @@ def measure(
 
 
 def _trains(workload: Workload) -> bool:
-    modules = (part for part in parts(workload.fn) if isinstance(part, nn.Module))
-    return any(m.training for root in modules for m in root.modules())
+    return any(m.training for root in modules_behind(workload) for m in root.modules())
 
 
 def _built(plan: Plan, workload: Workload, steps: list[Step]) -> tuple[Built, list[Step]]:

@@ -30,7 +30,7 @@ def _eval(subject: Subject) -> str:
 
 
 def _inference(subject: Subject) -> None:
-    for root in subject.roots:
+    for root in () if subject.shared else subject.roots:
         root.requires_grad_(False)
     subject.inference = True
 

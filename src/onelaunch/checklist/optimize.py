@@ -10,12 +10,11 @@ from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
-from torch import nn
 
 from onelaunch.bench.environment import environment
 from onelaunch.bench.reference import Reference, make_reference
 from onelaunch.bench.timers import Timer, timers_for
-from onelaunch.bench.workload import Workload, parts
+from onelaunch.bench.workload import Workload
 from onelaunch.checklist.build import RECOMPILE_LIMIT, Built, build, free, quiet
 from onelaunch.checklist.check import own_error
 from onelaunch.checklist.modes import EVAL, in_train_mode
@@ -23,6 +22,7 @@ from onelaunch.checklist.plan import Plan, Trial
 from onelaunch.checklist.search import OnProgress, Search
 from onelaunch.checklist.step import Step
 from onelaunch.checklist.steps import choose
+from onelaunch.checklist.subject import modules_behind, subject_of
 from onelaunch.checklist.turns import Turns, in_turns
 from onelaunch.errors import ArgumentError, kind_of
 
@@ -71,8 +71,8 @@ def optimize(
     faster the plan is empty.
 
     It is for inference: modules in train mode are put into eval mode first, and checked in it. The
-    caller's callable, parameters and random state stay as they are. Two copies are held
-    during the search, and one by the result. At the end code compiled by `torch.compile` in this
+    caller's callable, parameters and random state stay as they are. Up to three copies
+    are held during the search, and one by the result. At the end code compiled by `torch.compile` in this
     process is dropped.
 
     Args:
@@ -159,9 +159,14 @@ class _Optimization:
 
     def _modes(self) -> tuple[Step, ...]:
         """Return eval mode as a step to take in any case, if a module is in train mode."""
-        roots = [part for part in parts(self.given.fn) if isinstance(part, nn.Module)]
+        roots = modules_behind(self.given)
         training = in_train_mode([module for root in roots for module in root.modules()])
         if not training or EVAL not in self.steps:
+            return ()
+        if subject_of(self.given).shared:
+            self.remarks.append(
+                "Modules are in train mode and cannot be copied, so they stay in it: call .eval()."
+            )
             return ()
         self.remarks.append(
             "Modules were in train mode: the plan is for eval mode, and was checked in it."

@@ -52,6 +52,7 @@ class Subject:
         settings: of the process, during the calls.
         compiled: the mode of Inductor, or None.
         graphed: True to make it one launch.
+        shared: True if modules of the user's could not be copied, and so may not be changed.
     """
 
     workload: Workload
@@ -62,6 +63,7 @@ class Subject:
     settings: list[Setting] = field(default_factory=list[Setting])
     compiled: Compiled | None = None
     graphed: bool = False
+    shared: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -69,8 +71,14 @@ class Subject:
 
     @property
     def roots(self) -> list[nn.Module]:
-        """The modules behind the callable: itself, or those that a function or object holds."""
-        return [part for part in parts(self.workload.fn) if isinstance(part, nn.Module)]
+        """The modules behind the callable: itself, or those that a function or object holds.
+
+        Raises:
+            NotPossible: they are the user's own, since they cannot be copied.
+        """
+        if self.shared:
+            raise NotPossible("a module behind the callable cannot be copied")
+        return modules_behind(self.workload)
 
     def modules(self) -> list[nn.Module]:
         """List all modules behind the callable, each once.
@@ -195,6 +203,19 @@ class Within:
                 setting.set(value)
 
 
+def modules_behind(workload: Workload) -> list[nn.Module]:
+    """List the modules that a callable is or holds."""
+    return [part for part in parts(workload.fn) if isinstance(part, nn.Module)]
+
+
 def subject_of(workload: Workload) -> Subject:
     """Copy a workload for the steps to change; the user's is only read."""
-    return Subject(replace(workload, share_parameters=False).copy())
+    copied = replace(workload, share_parameters=False).copy()
+    held = _held(workload)
+    return Subject(copied, shared=bool(held & _held(copied)))
+
+
+def _held(workload: Workload) -> set[int]:
+    """Return the identities of the modules and parameters behind a callable."""
+    modules = [m for root in modules_behind(workload) for m in root.modules()]
+    return {id(held) for m in modules for held in (m, *m.parameters(recurse=False))}

@@ -71,8 +71,8 @@ def optimize(
     faster the plan is empty.
 
     It is for inference: modules in train mode are put into eval mode first, and checked in it. The
-    caller's callable, parameters and random state stay as they are. Up to three copies
-    are held during the search, and one by the result. At the end code compiled by `torch.compile` in this
+    caller's callable, parameters and random state stay as they are. Up to three copies are held
+    during the search, and one by the result. At the end code compiled by `torch.compile` in this
     process is dropped.
 
     Args:
@@ -198,7 +198,8 @@ class _Optimization:
         turns = self._against_eager(built)
         trials = [*search.trials]
         if steps != required:
-            slower = turns.ratio >= 1
+            before, after = turns.timings
+            slower = after.median_us >= before.median_us
             trials.append(_as_a_whole(steps, error, turns, slower))
             if slower:
                 steps, built = required, self._built(required)

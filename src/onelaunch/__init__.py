@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         ReplayError,
     )
     from onelaunch.optimizers.capturable import capturable
+    from onelaunch.profiler.measure import profile
+    from onelaunch.profiler.profile import Profile
     from onelaunch.rules.finding import Finding
     from onelaunch.runtime.graphed import Graphed
     from onelaunch.runtime.pool import Pool
@@ -47,6 +49,7 @@ __all__ = [
     "Plan",
     "Pool",
     "PoolStats",
+    "Profile",
     "Recording",
     "ReplayError",
     "capturable",
@@ -55,6 +58,7 @@ __all__ = [
     "graph",
     "make_graphed_callables",
     "optimize",
+    "profile",
 ]
 
 _MODULES = {
@@ -72,6 +76,7 @@ _MODULES = {
     "Plan": "onelaunch.checklist.plan",
     "Pool": "onelaunch.runtime.pool",
     "PoolStats": "onelaunch.runtime.stats",
+    "Profile": "onelaunch.profiler.profile",
     "Recording": "onelaunch.capture.recording",
     "ReplayError": "onelaunch.errors",
     "capturable": "onelaunch.optimizers.capturable",
@@ -80,6 +85,7 @@ _MODULES = {
     "graph": "onelaunch.api",
     "make_graphed_callables": "onelaunch.compat",
     "optimize": "onelaunch.checklist.optimize",
+    "profile": "onelaunch.profiler.measure",
 }
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onelaunch.profiling import pause, set_profile
+from onelaunch.call_events import pause, set_profile
 
 _C: Any = torch._C
 _OF_MODES = ("Python", "PythonTLSSnapshot")

@@ -5,8 +5,10 @@ A new version of torch that changes one of them fails here, by name, before it f
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -800,6 +802,33 @@ def test_arithmetic_is_counted_by_shapes() -> None:
     count = flop_registry[torch.ops.aten.mm]
     a, b = torch.ones(2, 3), torch.ones(3, 5)
     assert count(a, b, out_val=a @ b) == 2 * 2 * 3 * 5
+
+
+def test_a_profiler_says_that_it_is_on() -> None:
+    """The flag that each replay reads, and the one that tells of a profiler of this thread."""
+    profiler: Any = torch.autograd.profiler
+    asked: Any = torch.autograd
+    assert not profiler._is_profiler_enabled
+    assert not asked._profiler_enabled()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert profiler._is_profiler_enabled
+        assert asked._profiler_enabled()
+    assert not profiler._is_profiler_enabled
+    assert not asked._profiler_enabled()
+
+
+def test_a_chrome_trace_has_the_categories_of_its_events(tmp_path: Path) -> None:
+    only_cpu = [torch.profiler.ProfilerActivity.CPU]
+    named = torch.profiler.record_function("named")
+    with torch.profiler.profile(activities=only_cpu) as profiler, named:
+        torch.ones(2).sum()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    rows = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    whole = {row["name"]: row for row in rows if row.get("ph") == "X"}
+    assert whole["named"]["cat"] == "user_annotation"
+    assert whole["aten::sum"]["cat"] == "cpu_op"
+    assert whole["aten::sum"]["args"]["External id"]
+    assert whole["aten::sum"]["dur"] > 0
 
 
 def test_hooks_of_all_modules_see_a_failure() -> None:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from onelaunch.bench import ENGINES, Comparison, Row, Timing, compare
 from onelaunch.bench.comparison import DEFAULT
-from onelaunch.bench.engines.engine import Built, Mode
+from onelaunch.bench.engines.engine import Built, Code, Mode
+from onelaunch.bench.script import script
 from onelaunch.bench.workload import Workload
 from onelaunch.errors import GraphError
 
@@ -40,8 +41,8 @@ class Made:
     def build(self, workload: Workload) -> Built:
         return self.make(workload)
 
-    def code(self, workload: Workload) -> str:
-        return f"y = model({workload.call_text})"
+    def code(self, workload: Workload) -> Code:
+        return Code(f"y = model({workload.call_text})")
 
 
 def as_it_is(workload: Workload) -> Built:
@@ -296,6 +297,40 @@ def test_json_round_trip() -> None:
             Comparison.from_json(text)
 
 
+def test_eager_and_the_best_engine_have_a_timeline() -> None:
+    def slower(workload: Workload) -> Built:
+        def call(x: Tensor) -> Tensor:
+            for _ in range(50):
+                workload.fn(x)
+            return workload.fn(x)
+
+        return Built(call)
+
+    result = run("eager", Made("slower", slower))
+    assert [line.engine for line in result.timelines] == ["eager"]
+    assert "aten::addmm" in {span.name for span in result.timelines[0].spans}
+    best = run(Made("best", as_it_is), Made("slower", slower))
+    assert [line.engine for line in best.timelines] == ["best"]
+    assert Comparison.from_json(best.to_json()) == best
+
+
+def test_an_engine_that_cannot_be_traced_keeps_its_times() -> None:
+    """It goes wrong under a profiler alone."""
+
+    def shy(workload: Workload) -> Built:
+        def call(x: Tensor) -> Tensor:
+            if torch.autograd._profiler_enabled():
+                raise RuntimeError("not now")
+            return workload.fn(x)
+
+        return Built(call)
+
+    result = run(Made("shy", shy))
+    assert result["shy"].status == "ok"
+    assert result["shy"].wall is not None
+    assert result.timelines == ()
+
+
 def test_an_infinite_error_is_json_too() -> None:
     def huge(workload: Workload) -> Built:
         return Built(lambda x: workload.fn(x) * math.inf)
@@ -316,7 +351,8 @@ def test_every_engine_has_a_name_of_its_own_and_its_code() -> None:
     workload = Workload(linear(), (X,), {"mask": X})
     assert len({engine.name for engine in DEFAULT}) == len(DEFAULT)
     for engine in ENGINES.values():
-        compile(engine.code(workload), engine.name, "exec")
+        compile(str(engine.code(workload)), engine.name, "exec")
+        compile(script(engine, workload, "torch:ones", 1.0), engine.name, "exec")
 
 
 def test_nan_is_not_called_a_result_that_changes() -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from onelaunch.bench.profile import Profile, bound_by, us
+from onelaunch.bench.profile import Limit, bound_by, us
 from onelaunch.bench.timers import GpuTimer, HostTimer, Timing, WallTimer, settled, timers_for
 
 
@@ -86,14 +86,14 @@ def test_settled_compares_two_windows() -> None:
     [(71.0, 15.0, "launches"), (15.0, 71.0, "gpu"), (50.0, 45.0, "both")],
 )
 def test_what_bounds_a_call(host: float, gpu: float, bound: str) -> None:
-    found = Profile(bound_by(host, gpu), host, gpu, kernels=14)
+    found = Limit(bound_by(host, gpu), host, gpu, kernels=14)
     assert found.bound == bound
     assert "14 kernels" in found.summary
 
 
 def test_the_summary_promises_no_more_than_the_figures() -> None:
-    assert "up to 4.7x" in Profile("launches", 71.0, 15.0, 5).summary
-    assert "no launches to save" in Profile("cpu", 71.0).summary
+    assert "up to 4.7x" in Limit("launches", 71.0, 15.0, 5).summary
+    assert "no launches to save" in Limit("cpu", 71.0).summary
 
 
 def test_durations() -> None:

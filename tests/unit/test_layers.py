@@ -11,10 +11,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = (
-    {"catalogue", "source", "gc_pause", "native"},
+    {"catalogue", "source", "gc_pause", "native", "trace_names"},
     {"rules"},
     {"errors"},
-    {"profiling"},
+    {"call_events"},
     {"unwinding"},
     {"call", "sizes", "frames"},
     {"driver"},
@@ -30,6 +30,7 @@ LAYERS = (
     {"dynamo"},
     {"api", "compat"},
     {"bench"},
+    {"profiler"},
     {"testing"},
     {"doctor"},
     {"checklist"},
@@ -40,7 +41,10 @@ LAYERS = (
 """From the bottom to the top. A package imports itself and what is in rows below its own."""
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 DRIVERS = ("cuda", "tape")
-NAME_DEVICES = {"driver", "bench", "doctor", "checklist", "report", "cli", "__init__", "__main__"}
+NAME_DEVICES = {
+    *("driver", "bench", "profiler", "doctor", "checklist", "report", "cli"),
+    *("__init__", "__main__"),
+}
 FILES = sorted(ROOT.rglob("*.py"))
 
 

@@ -20,7 +20,7 @@ from benchmarks.picture import ENGINES as ENGINES_DRAWN
 from benchmarks.show import committed
 from examples.workloads import WORKLOADS
 from onelaunch.bench import ENGINES, Comparison, Row, Timing
-from onelaunch.bench.profile import Profile
+from onelaunch.bench.profile import Limit
 from onelaunch.report.cells import cells, memory, timing, verdict
 from onelaunch.report.html import STYLE, to_html
 from onelaunch.report.table import show
@@ -55,7 +55,7 @@ COMPARISON = Comparison(
         Row("broken", "the broken", "failed", "ValueError: <no>"),
         Row("absent", "the absent", "missing", "needs an NVIDIA GPU"),
     ),
-    profile=Profile("launches", 71.0, 15.0, 14),
+    profile=Limit("launches", 71.0, 15.0, 14),
     tolerance=1e-4,
     remarks=("a remark",),
     environment={"gpu": "Some GPU", "torch": "2.11", "triton": None},

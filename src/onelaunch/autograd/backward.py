@@ -32,6 +32,7 @@ from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import no_collection
 from onelaunch.state.slots import Slot, read_gradient
 from onelaunch.state.walk import StateWalk
+from onelaunch.trace_names import annotated, profiler, sizes
 from onelaunch.unwinding import unwound
 from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.lifted import Lifted
@@ -190,6 +191,11 @@ class StaticGraph:
         return gradients[:first] + [laid_out(g, leaf) for g, leaf in pairs]
 
 
+def backward_title(grads: Gradients) -> str:
+    """Name a backward in a trace."""
+    return f"backward {sizes([g.shape for g in grads if g is not None])}"
+
+
 class Backward:
     """A backward as one launch, for gradients of one layout.
 
@@ -214,6 +220,7 @@ class Backward:
         driver = static.driver
         self._driver, self._device = driver, static.device
         self._kept = kept
+        self.title = backward_title(grads)
         self.written: list[Tensor] = []
         self.finding: Finding | None = None
         lifted = None
@@ -321,12 +328,15 @@ class Backward:
     def run(self, grads: Gradients) -> list[Tensor | None]:
         """Launch. Raises `Released` if the recording was reset."""
         sources = [g for g in grads if g is not None]
+        launch = self.graph.launch
+        if profiler._is_profiler_enabled:
+            launch = annotated(launch, f"onelaunch replay: {self.title}")
         if self._kept:
-            self.graph.launch(sources, ())
+            launch(sources, ())
             found = [None if g is None else g.detach() for g in self._made]
         else:
             made = [None if make is None else make() for make in self._targets]
-            self.graph.launch(sources, [base for pair in made if pair for base in pair[:1]])
+            launch(sources, [base for pair in made if pair for base in pair[:1]])
             found = [None if pair is None else pair[1] for pair in made]
         for t in self.written:
             if not t.is_inference():

@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 
 from onelaunch.autograd.accumulate import Anchors
-from onelaunch.autograd.backward import Backward, Edits, Gradients, StaticGraph
+from onelaunch.autograd.backward import (
+    Backward,
+    Edits,
+    Gradients,
+    StaticGraph,
+    backward_title,
+)
 from onelaunch.autograd.chain import Link
 from onelaunch.autograd.components import Component, ComponentNode
 from onelaunch.autograd.node import InFlightForward, Lease, Saved, launched, launched_directly
@@ -26,6 +32,7 @@ from onelaunch.autograd.rehearsal import Rehearsal
 from onelaunch.call.dtensor import is_wrapped
 from onelaunch.driver.protocol import Graph, Launch, Pool, Released, Travel
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, let_go
+from onelaunch.trace_names import named
 from onelaunch.watch.ledger import TRIES
 
 _C: Any = torch._C
@@ -302,7 +309,7 @@ class AutogradPair:
             pool = self.pool
             if kept:
                 pool = self.new_pool() if link is None else link.backwards
-            with torch.no_grad():
+            with torch.no_grad(), named(f"onelaunch capture: {backward_title(grads)}"):
                 backward = Backward(self.static, grads, pool, kept=kept, rehearsal=kind.rehearsal)
             difference = backward.finding and backward.finding.difference
             if difference is not None:

@@ -17,11 +17,11 @@ from torch.autograd.function import BackwardCFunction
 
 from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.call.spec import lies_on
+from onelaunch.call_events import is_profiled
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
-from onelaunch.profiling import is_profiled
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
 from onelaunch.state.relied import relied_on

@@ -3,6 +3,9 @@
 comparison.py   `ol.compare`: rounds over all engines, until their times agree
 entry.py        one engine in it: built, checked, timed, a row
 rows.py         the result, as data and JSON
+isolated.py     an engine in a process of its own
+worker.py       that process
+script.py       a script that reproduces a row
 engines/        the ways to run a callable, a file each
 workload.py     a callable with its arguments, and copies of both
 target.py       the callable and arguments behind `path.py:name`
@@ -10,6 +13,8 @@ reference.py    the check against float64
 draws.py        other inputs to check engines on
 timers.py       wall, host and GPU time
 profile.py      the limit of a workload: launches or kernels
+trace.py        what torch.profiler sees of some calls, as plain events
+timeline.py     one traced call, to be drawn
 environment.py  hardware and versions
 """
 

@@ -13,13 +13,15 @@ from typing import Any, cast
 
 import torch
 
-from onelaunch.bench.engines import DEFAULT, ENGINES
+from onelaunch.bench.engines import ALONE, DEFAULT, ENGINES
 from onelaunch.bench.engines.engine import Engine
 from onelaunch.bench.entry import Entry
 from onelaunch.bench.environment import environment
-from onelaunch.bench.profile import Profile, count_kernels, profile
+from onelaunch.bench.isolated import Isolated, IsolatedEntry
+from onelaunch.bench.profile import Limit, count_kernels, find_limit
 from onelaunch.bench.reference import Reference, make_reference
 from onelaunch.bench.rows import Comparison
+from onelaunch.bench.timeline import Timeline
 from onelaunch.bench.timers import WINDOW, timers_for
 from onelaunch.bench.workload import Workload
 from onelaunch.errors import ArgumentError, kind_of
@@ -36,7 +38,7 @@ def compare(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    engines: Sequence[str | Engine] | None = None,
+    engines: Sequence[str | Engine | Isolated] | None = None,
     seconds: float = 10.0,
     name: str | None = None,
     on_progress: OnProgress | None = None,
@@ -60,7 +62,9 @@ def compare(
         args: positional arguments.
         kwargs: keyword arguments.
         engines: names from `ENGINES`, or engines; by default all but onelaunch's max-autotune,
-            which takes minutes to build, and the two limits, which are not whole calls.
+            which takes minutes to build, the two limits, which are not whole calls, and
+            ``openxla`` and ``tensorrt-cudagraphs``, which change torch for the whole process (the
+            command gives each of them one of its own).
         seconds: how long to time at most, after every engine is built; rounds end sooner when the
             wall times of all engines have settled within 2%.
         name: a name for the workload; the callable's by default.
@@ -80,7 +84,8 @@ def compare(
         >>> result.best.engine
         'no_grad'
     """
-    chosen = choose(engines)
+    here = [engine for engine in DEFAULT if engine.name not in ALONE]
+    chosen = choose(here if engines is None else engines)
     workload = _validated(fn, args, kwargs, seconds)
     workload = replace(workload, share_parameters=_too_large(workload, chosen))
     tell = on_progress or _silent
@@ -90,7 +95,7 @@ def compare(
         return contest.comparison(name or _name_of(fn))
 
 
-def choose(engines: Sequence[str | Engine] | None) -> tuple[Engine, ...]:
+def choose(engines: Sequence[str | Engine | Isolated] | None) -> tuple[Engine | Isolated, ...]:
     """Find the engines of these names; all of the default ones for None.
 
     Raises:
@@ -101,9 +106,9 @@ def choose(engines: Sequence[str | Engine] | None) -> tuple[Engine, ...]:
     given = cast(object, engines)
     listed = isinstance(given, Iterable) and not isinstance(given, str)
     chosen = list(cast("Iterable[object]", given)) if listed else []
-    if not chosen or not all(isinstance(e, str | Engine) for e in chosen):
+    if not chosen or not all(isinstance(e, str | Engine | Isolated) for e in chosen):
         raise _bad(f"engines={given!r:.60}", "a list of names is expected", 'engines=["no_grad"]')
-    engines = cast("list[str | Engine]", chosen)
+    engines = cast("list[str | Engine | Isolated]", chosen)
     unknown = [name for name in engines if isinstance(name, str) and name not in ENGINES]
     if unknown:
         known = ", ".join(ENGINES)
@@ -118,41 +123,44 @@ class _Contest:
     """The state of a comparison."""
 
     workload: Workload
-    engines: tuple[Engine, ...]
+    engines: tuple[Engine | Isolated, ...]
     seconds: float
     tell: OnProgress
     reference: Reference | None = None
-    profile: Profile | None = None
-    entries: tuple[Entry, ...] = ()
+    profile: Limit | None = None
+    entries: tuple[Entry | IsolatedEntry, ...] = ()
     rounds: int = 0
     interrupted: bool = False
+    timelines: tuple[Timeline, ...] = ()
 
     def run(self) -> None:
-        self.entries = tuple(Entry(engine, self.workload) for engine in self.engines)
+        with contextlib.ExitStack() as finished:  # each, also where an interrupt comes meanwhile
+            self._run(finished)
+        if self.profile is not None and not self.interrupted:
+            self.profile = replace(self.profile, kernels=count_kernels(self.workload.copy()))
+
+    def _run(self, finished: contextlib.ExitStack) -> None:
+        self.entries = tuple(_entry(engine, self.workload) for engine in self.engines)
+        for entry in self.entries:
+            finished.callback(entry.finish)
         try:
             self._prepare()
             self._measure()
+            self.timelines = self._timelines()
         except KeyboardInterrupt:
             self.interrupted = True
             if self.rounds == 0:
                 # One quick round, so that what was built has figures; a second Ctrl-C stops it.
                 with contextlib.suppress(KeyboardInterrupt):
                     self._round()
-        finally:
-            for entry in self.entries:
-                entry.finish()
-        if self.profile is not None and not self.interrupted:
-            self.profile = replace(self.profile, kernels=count_kernels(self.workload.copy()))
 
     def _prepare(self) -> None:
         self.tell("float64 reference", 0.0)
         self.reference = make_reference(self.workload, torch.Generator().manual_seed(0))
-        results = (t for case in self.reference.cases for t in case.eager)
-        device = next((t.device for t in results if t.device.type != "cpu"), None)
-        self.workload = replace(self.workload, results_on=device)
+        self.workload = self.reference.placed(self.workload)
         for entry in self.entries:
             entry.workload = self.workload
-        self.profile = profile(self.workload.copy())
+        self.profile = find_limit(self.workload.copy())
         for i, entry in enumerate(self.entries):
             self.tell(f"building {entry.engine.title}", (1 + i) / (2 + len(self.entries)) * 0.7)
             entry.prepare(self.reference)
@@ -173,7 +181,7 @@ class _Contest:
         finally:
             gc.enable()
 
-    def _round(self) -> list[Entry]:
+    def _round(self) -> list[Entry | IsolatedEntry]:
         """Time each engine once, another one first each round, so that a drift meets all alike."""
         running = [entry for entry in self.entries if entry.running]
         turn = self.rounds % max(1, len(running))
@@ -181,6 +189,13 @@ class _Contest:
             entry.round(timers_for(self.workload.device))
         self.rounds += bool(running)
         return running
+
+    def _timelines(self) -> tuple[Timeline, ...]:
+        """Trace a call of eager and of the best engine, while these are still built."""
+        best = Comparison("", tuple(entry.row() for entry in self.entries)).best
+        names = {"eager", best.engine} if best else {"eager"}
+        found = [entry.timeline() for entry in self.entries if entry.engine.name in names]
+        return tuple(one for one in found if one is not None)
 
     def comparison(self, name: str) -> Comparison:
         reference = self.reference
@@ -194,7 +209,12 @@ class _Contest:
             environment=environment(),
             rounds=self.rounds,
             interrupted=self.interrupted,
+            timelines=self.timelines,
         )
+
+
+def _entry(engine: Engine | Isolated, workload: Workload) -> Entry | IsolatedEntry:
+    return engine.entry(workload) if isinstance(engine, Isolated) else Entry(engine, workload)
 
 
 def _remarks(workload: Workload, reference: Reference) -> Iterator[str]:
@@ -213,7 +233,7 @@ def _remarks(workload: Workload, reference: Reference) -> Iterator[str]:
         yield f"Nothing could be checked: {reference.doubt}{more}."
 
 
-def _too_large(workload: Workload, engines: tuple[Engine, ...]) -> bool:
+def _too_large(workload: Workload, engines: tuple[Engine | Isolated, ...]) -> bool:
     """Return True if a copy of the parameters for each engine takes half of the free memory."""
     device = workload.device
     running = sum(engine.missing(device) is None for engine in engines)

@@ -18,6 +18,7 @@ import torch
 from onelaunch.bench.engines.engine import Built, Engine, grad_mode
 from onelaunch.bench.reference import SECONDS, Outputs, Reference, Verdict, said, snapshot
 from onelaunch.bench.rows import Row, Status
+from onelaunch.bench.timeline import Timeline, record_timeline
 from onelaunch.bench.timers import Timer, TimerName, Timing, settled
 from onelaunch.bench.workload import Workload
 from onelaunch.errors import GraphError
@@ -120,7 +121,9 @@ class Entry:
         return (time.perf_counter() - start) * 1e6
 
     def _measure_memory(self, built: Built, held: int | None) -> None:
-        if held is not None:
+        if held is not None and built.outside:
+            self.notes.append("it holds memory of the GPU that torch does not count")
+        elif held is not None:
             self.memory_bytes = max(0, (_reserved(self.workload.device) or 0) - held)
         elif built.memory_bytes is not None:
             self.memory_bytes = built.memory_bytes()
@@ -136,6 +139,18 @@ class Entry:
                 if timer.name == "wall":
                     self.about_us = samples[-1]
 
+    def timeline(self) -> Timeline | None:
+        """Trace a call, after all timing; None if it is not running, or cannot be traced."""
+        if self.timed is None:
+            return None
+        engine = self.engine
+        try:
+            with warnings.catch_warnings(), grad_mode(engine.mode):
+                warnings.simplefilter("ignore")
+                return record_timeline(engine.name, engine.title, self.timed, self.workload.device)
+        except Exception:  # noqa: BLE001  an engine may raise anything, and its times are known
+            return None
+
     @contextlib.contextmanager
     def _guarded(self) -> Generator[None]:
         """Enter the engine's grad mode; warnings become notes, and an exception the reason."""
@@ -149,7 +164,8 @@ class Entry:
                 place = (
                     f", at {error.where}" if isinstance(error, GraphError) and error.where else ""
                 )
-                self.reason = self._on_draw(f"{said(error)}{place}")
+                memory = "out of memory: " if _out_of_memory(error) else ""
+                self.reason = self._on_draw(f"{memory}{said(error)}{place}")
                 self.close()
         for warning in caught:
             if issubclass(warning.category, OUTDATED):
@@ -173,13 +189,14 @@ class Entry:
     def row(self) -> Row:
         """Return the findings as data."""
         timings = {name: Timing.of(found) for name, found in self.samples.items() if found}
-        if self.status in ("ok", "unchecked") and "wall" not in timings:
-            self.status, self.reason = "interrupted", "checked, but stopped before it was timed"
+        status, reason = self.status, self.reason
+        if status in ("ok", "unchecked") and "wall" not in timings:
+            status, reason = "interrupted", "checked, but stopped before it was timed"
         return Row(
             engine=self.engine.name,
             title=self.engine.title,
-            status=self.status,
-            reason=self.reason,
+            status=status,
+            reason=reason,
             error=self.error if self.error != float("inf") else None,
             fresh_output=self.fresh_output,
             build_seconds=self.build_seconds,
@@ -188,22 +205,31 @@ class Entry:
             gpu=timings.get("gpu"),
             noisy="wall" in timings and not self.settled,
             memory_bytes=self.memory_bytes,
-            code=self.engine.code(self.workload),
+            code=str(self.engine.code(self.workload)),
             notes=tuple(self.notes),
         )
 
 
 @contextlib.contextmanager
 def _quiet() -> Generator[None]:
-    """Keep the trials of autotuners and the graph breaks of dynamo out of the progress bar."""
-    logger = logging.getLogger("torch._dynamo")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Keep the trials of autotuners, the graph breaks of dynamo and the packages that an exporter
+    could use out of the progress bar."""
+    loggers = [logging.getLogger(name) for name in ("torch._dynamo", "torch.onnx")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Return True for an error of an allocator, torch's for the CPU included."""
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or "DefaultCPUAllocator" in str(error)
 
 
 def _differ(some: Outputs, others: Outputs) -> bool:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch.profiler import ProfilerActivity
 
-from onelaunch.bench.timers import timers_for
+from onelaunch.bench.timers import TimerName, timers_for
+from onelaunch.bench.trace import record
 from onelaunch.bench.workload import Workload
 
 Bound = Literal["launches", "gpu", "both", "cpu"]
@@ -18,7 +18,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Profile:
+class Limit:
     """Times of one eager call without gradients.
 
     Attributes:
@@ -65,22 +65,32 @@ class Profile:
         )
 
 
-def profile(workload: Workload) -> Profile:
+def find_limit(workload: Workload) -> Limit:
     """Time some eager calls; the kernels are counted apart, by `count_kernels`."""
-    samples: dict[str, list[float]] = {"host": [], "gpu": []}
     with torch.no_grad():
-        for _ in range(3):
-            workload()
-        for _ in range(ROUNDS):
-            for timer in timers_for(workload.device):
-                if timer.name != "wall":
-                    about = samples["host"][-1] if samples["host"] else 1_000.0
-                    samples[timer.name] += timer.sample(workload, about)
-    host = statistics.median(samples["host"])
-    if not samples["gpu"]:
-        return Profile("cpu", host)
-    gpu = statistics.median(samples["gpu"])
-    return Profile(bound_by(host, gpu), host, gpu)
+        times = time_calls(workload)
+    return limit_of(times["host"], times.get("gpu"))
+
+
+def time_calls(workload: Workload) -> dict[TimerName, float]:
+    """Time some calls with every timer of the device: medians in microseconds."""
+    samples: dict[TimerName, list[float]] = {}
+    for _ in range(3):
+        workload()
+    about = 1_000.0
+    for _ in range(ROUNDS):
+        for timer in timers_for(workload.device):
+            taken = timer.sample(workload, about)
+            samples.setdefault(timer.name, []).extend(taken)
+            about = taken[-1] if timer.name == "host" else about
+    return {name: statistics.median(found) for name, found in samples.items()}
+
+
+def limit_of(host_us: float, gpu_us: float | None) -> Limit:
+    """Make the limit of a call from its times; None for the GPU's on a CPU."""
+    if gpu_us is None:
+        return Limit("cpu", host_us)
+    return Limit(bound_by(host_us, gpu_us), host_us, gpu_us)
 
 
 def bound_by(host_us: float, gpu_us: float) -> Bound:
@@ -97,16 +107,10 @@ def count_kernels(workload: Workload) -> int | None:
     """
     if workload.device.type != "cuda":
         return None
-    try:
-        with torch.no_grad(), torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as trace:
-            workload()
-            torch.cuda.synchronize()
-    except RuntimeError:  # another profiler is at work in this process
-        return None
-    events = trace.events() or []
-    on_gpu = [event for event in events if event.device_type.name == "CUDA"]
-    kernels = [event for event in on_gpu if not event.name.startswith(("Memcpy", "Memset"))]
-    return len(kernels) or None
+    with torch.no_grad():
+        calls = record(workload, workload.device)
+    kernels = sum(event.kind == "kernel" for event in calls[-1].events) if calls else 0
+    return kernels or None
 
 
 def us(microseconds: float) -> str:

@@ -98,6 +98,12 @@ class Reference:
             return "eager's own result has NaN in it"
         return "the callable's own results change"
 
+    def placed(self, workload: Workload) -> Workload:
+        """Add the device of the results to a workload."""
+        results = (t for case in self.cases for t in case.eager)
+        device = next((t.device for t in results if t.device.type != "cpu"), None)
+        return replace(workload, results_on=device)
+
     def check(self, case: Case, result: Any) -> Verdict:
         """Judge an engine's result on the inputs of a case."""
         return judge(outputs(result), case, case.tolerance)

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from onelaunch.bench.environment import Environment
-from onelaunch.bench.profile import Profile
+from onelaunch.bench.profile import Limit
+from onelaunch.bench.timeline import Timeline
 from onelaunch.bench.timers import Timing
 
 Status = Literal["ok", "wrong", "failed", "missing", "unchecked", "interrupted"]
@@ -69,17 +70,19 @@ class Comparison:
         environment: hardware and versions.
         rounds: interleaved rounds of timing.
         interrupted: True if it was stopped half-way.
+        timelines: one call of eager and one of the best engine, traced after the timing.
     """
 
     workload: str
     rows: tuple[Row, ...]
-    profile: Profile | None = None
+    profile: Limit | None = None
     reference: str = "float64"
     tolerance: float = 0.0
     remarks: tuple[str, ...] = ()
     environment: Environment = field(default_factory=dict[str, str | None])
     rounds: int = 0
     interrupted: bool = False
+    timelines: tuple[Timeline, ...] = ()
 
     @property
     def best(self) -> Row | None:
@@ -139,8 +142,9 @@ def _comparison(data: dict[str, Any]) -> Comparison:
     return replace(
         comparison,
         rows=tuple(_row(row) for row in data["rows"]),
-        profile=Profile(**profile) if profile else None,
+        profile=Limit(**profile) if profile else None,
         remarks=tuple(data["remarks"]),
+        timelines=tuple(map(Timeline.of, data.get("timelines", ()))),
     )
 
 

@@ -20,9 +20,14 @@ FIX = (
 )
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-Command = Literal["compare", "doctor", "optimize"]
+Command = Literal["compare", "doctor", "optimize", "profile"]
 """The command that has a target, which messages name."""
-_DONE: dict[Command, str] = {"compare": "compared", "doctor": "diagnosed", "optimize": "optimized"}
+_DONE: dict[Command, str] = {
+    "compare": "compared",
+    "doctor": "diagnosed",
+    "optimize": "optimized",
+    "profile": "profiled",
+}
 
 
 def load(target: str, command: Command = "compare") -> Call:
@@ -80,22 +85,29 @@ def _unknown(target: str, place: str, name: str, module: Any, command: Command) 
 
 
 def _import(target: str, place: str, command: Command) -> Any:
-    path = Path(place)
-    if path.suffix == ".py" or "/" in place:
-        if not path.is_file():
-            why = f"the path starts at the current folder, {Path.cwd()}"
-            raise _bad(
-                target, f"there is no file {place}", why, f"onelaunch {command} path.py:model"
-            )
-        root, module = _root(path.resolve())
-    else:
-        root, module = Path.cwd(), place
+    root, module = located(target, command)
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise raised(f"importing {place}", error, target, command) from error
+
+
+def located(target: str, command: Command = "compare") -> tuple[Path, str]:
+    """Find the folder to put on the path for a target, and its module's dotted name from there.
+
+    Raises:
+        ArgumentError: OL401: there is no such file.
+    """
+    place = target.rpartition(":")[0]
+    path = Path(place)
+    if path.suffix != ".py" and "/" not in place:
+        return Path.cwd(), place
+    if not path.is_file():
+        why = f"the path starts at the current folder, {Path.cwd()}"
+        raise _bad(target, f"there is no file {place}", why, f"onelaunch {command} path.py:model")
+    return _root(path.resolve())
 
 
 def _root(path: Path) -> tuple[Path, str]:
@@ -133,7 +145,7 @@ def raised(what: str, error: BaseException, target: str, command: Command) -> Ar
     """Make the error for code of the user's that raised, with their line."""
     why = f"it must run by itself before it can be {_DONE[command]}"
     fix = f"onelaunch {command} {target} --traceback    # shows every line on the way there"
-    if command != "doctor" and "does not require grad" in str(error):
+    if command in ("compare", "optimize") and "does not require grad" in str(error):
         what_is = "the engines are compared" if command == "compare" else "steps are measured"
         why = f"{what_is} in inference, without grad, and this runs a backward"
         fix = "return the forward alone: `return net, (images,)`"

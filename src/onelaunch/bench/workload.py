@@ -30,6 +30,7 @@ class Workload:
         share_parameters: True if copies share its parameters, for a model that memory cannot hold
             many times; its buffers and its other state are still copied.
         results_on: the device of its results, if known; a callable may move its arguments.
+        starred: True to write the call as ``*args, **kwargs`` in code, and not by names.
     """
 
     fn: Callable[..., Any]
@@ -37,6 +38,7 @@ class Workload:
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     share_parameters: bool = False
     results_on: torch.device | None = None
+    starred: bool = False
 
     def __call__(self) -> Any:
         return self.fn(*self.args, **self.kwargs)
@@ -119,8 +121,23 @@ class Workload:
     @property
     def call_text(self) -> str:
         """The arguments as code: ``x`` or ``x0, x1, mask=mask``."""
+        if self.starred:
+            return "*args, **kwargs"
         positional, keyword = self.names
         return ", ".join([*positional, *(f"{name}={name}" for name in keyword)])
+
+    @property
+    def args_text(self) -> str:
+        """The tuple of the positional arguments as code: ``(x,)``."""
+        names, _ = self.names
+        return "args" if self.starred else f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+    @property
+    def kwargs_text(self) -> str:
+        """The dict of the keyword arguments as code: ``{"mask": mask}``."""
+        _, names = self.names
+        given = ", ".join(f'"{name}": {name}' for name in names)
+        return "kwargs" if self.starred else f"{{{given}}}"
 
 
 def each_tensor(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:

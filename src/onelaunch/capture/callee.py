@@ -11,12 +11,12 @@ import torch
 
 from onelaunch.call.ambient import default_device
 from onelaunch.call.tree import Flat, call_constants, flatten, is_plain
+from onelaunch.call_events import is_profiled
 from onelaunch.capture.compilation import compiled
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import driver_of, select
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
-from onelaunch.profiling import is_profiled
 from onelaunch.state.snapshot import LastWalk, ReachableState
 from onelaunch.state.walk import Change, StateWalk, reads_more
 

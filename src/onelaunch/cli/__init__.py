@@ -2,7 +2,9 @@
 
 commands.py  its subcommands, `info` among them
 compare.py   `compare`
+apart.py     its engines in processes of their own
 doctor.py    `doctor`
+profile.py   `profile`
 explain.py   `explain`
 optimize.py  `optimize`
 plan_table.py  a plan in the terminal
@@ -15,6 +17,7 @@ not do its work; 130, stopped.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -38,4 +41,6 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """Run the command of this process, and end it."""
+    # torch 2.13's profiler writes a line to stderr for each start and stop; above all its levels.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     sys.exit(run())

@@ -18,6 +18,7 @@ from onelaunch.cli.compare import compare
 from onelaunch.cli.doctor import doctor
 from onelaunch.cli.explain import explain
 from onelaunch.cli.optimize import optimize
+from onelaunch.cli.profile import profile
 from onelaunch.cli.progress import console_for_reports
 from onelaunch.errors import ArgumentError, GraphError
 
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.command()(compare)
 app.command()(doctor)
+app.command()(profile)
 app.command()(explain)
 app.command()(optimize)
 

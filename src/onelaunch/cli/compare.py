@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,18 +13,20 @@ from rich.console import Console
 from rich.markup import escape
 
 from onelaunch.cli import FAILED, OK, STOPPED, WRONG
+from onelaunch.cli.apart import Apart
 from onelaunch.cli.mistakes import bad, check_file, tracebacks, write
 from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
 from onelaunch.errors import GraphError
 
 if TYPE_CHECKING:
     from onelaunch.bench import Comparison
+    from onelaunch.bench.target import Call
 
 ENGINES = (
     *("eager", "no_grad", "inference_mode", "by-hand", "make_graphed_callables"),
     *("compile", "reduce-overhead", "max-autotune", "cudagraphs"),
-    *("torchscript", "torchscript-script", "aotinductor", "onnxruntime"),
-    *("tensorrt", "openxla", "tvm"),
+    *("torchscript", "torchscript-script", "aotinductor", "onnxruntime", "onnxruntime-cudagraphs"),
+    *("tensorrt", "tensorrt-cudagraphs", "openxla", "tvm"),
     *("onelaunch", "onelaunch-rebind", "onelaunch-static", "onelaunch-compile"),
     *("onelaunch-max-autotune", "bare", "bare_compiled"),
 )
@@ -42,6 +46,25 @@ def compare(
     seconds: Annotated[float, typer.Option(help="How long to time at most, all engines.")] = 10.0,
     json: Annotated[Path | None, typer.Option(help="Write the comparison here as JSON.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write it here as one HTML page.")] = None,
+    isolate: Annotated[
+        bool, typer.Option("--isolate", help="Run each engine in a process of its own.")
+    ] = False,
+    limit: Annotated[
+        float | None,
+        typer.Option(help="How long such a process may take for building, and for each round."),
+    ] = None,
+    python: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ENGINE=PATH", help="Run an engine with this Python; may be given again."
+        ),
+    ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENGINE", help="Print a script that reproduces the row of an engine instead."
+        ),
+    ] = None,
     traceback: Annotated[
         bool,
         typer.Option("--traceback", help="Where the target raises, show all of the way there."),
@@ -55,9 +78,12 @@ def compare(
     for file in (json, report):
         if file is not None:
             check_file(file, "the comparison", "compare")
+    apart = Apart.of(isolate, limit, python or [], names, ENGINES)
     console = console_for_reports()
     with tracebacks(traceback):
-        result = _measure(target, names, seconds, console)
+        if script is not None:
+            return _print_script(target, script, seconds, console)
+        result = _measure(target, names, seconds, apart, console)
     measured = any(row.wall for row in result.rows)
     if result.interrupted and not measured and not result.wrong:
         return STOPPED
@@ -76,17 +102,14 @@ def compare(
 
 
 def _measure(
-    target: str, engines: list[str] | None, seconds: float, console: Console
+    target: str, names: list[str] | None, seconds: float, apart: Apart, console: Console
 ) -> Comparison:
     """Load the target, and compare the engines on it."""
-    with progress(console) as tell:
-        with ended_by_interrupts(console):
-            tell("importing PyTorch", 0.0)
-            from onelaunch import bench
-            from onelaunch.bench.target import load, raised
+    fn, args, kwargs = _load(target, console)
+    from onelaunch import bench
+    from onelaunch.bench.target import raised
 
-        tell(f"loading {target}", 0.0)
-    fn, args, kwargs = load(target, "compare")  # no bar meanwhile: it may print, or ask something
+    engines = [apart.engine(engine, target) for engine in bench.choose(names)]
     with progress(console) as tell:
         try:
             return bench.compare(
@@ -96,6 +119,32 @@ def _measure(
             raise
         except Exception as error:
             raise raised("the callable", error, target, "compare") from error
+
+
+def _load(target: str, console: Console) -> Call:
+    with progress(console) as tell:
+        with ended_by_interrupts(console):
+            tell("importing PyTorch", 0.0)
+            from onelaunch.bench.target import load
+
+        tell(f"loading {target}", 0.0)
+    return load(target, "compare")  # no bar meanwhile: it may print, or ask something
+
+
+def _print_script(target: str, name: str, seconds: float, console: Console) -> int:
+    """Print the script of an engine, and nothing else, on stdout."""
+    if name not in ENGINES:
+        near = difflib.get_close_matches(name, ENGINES, 1) or ["eager"]
+        why = f"the engines are {', '.join(ENGINES)}"
+        raise bad(f"no engine is called {name}", "--script", why, f"--script {near[0]}")
+    with contextlib.redirect_stdout(sys.stderr):
+        call = _load(target, console)
+    from onelaunch.bench import ENGINES as FOUND
+    from onelaunch.bench.script import script
+    from onelaunch.bench.workload import Workload
+
+    print(script(FOUND[name], Workload(*call), target, seconds), end="")
+    return OK
 
 
 def _engines(text: str | None) -> list[str] | None:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from types import CodeType, FrameType
 from typing import Any
 
+from onelaunch.call_events import hook, is_profiled, set_profile
 from onelaunch.doctor.place import NOWHERE, Spot, in_library, shown
 from onelaunch.doctor.run import run_watched
 from onelaunch.frames.members import functions_in
-from onelaunch.profiling import hook, is_profiled, set_profile
 from onelaunch.source import is_users, line_of
 from onelaunch.state.slots import Slot
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from onelaunch.bench.workload import Workload
 from onelaunch.call import tree
+from onelaunch.call_events import unwatched
 from onelaunch.doctor.paths import STANDARD, in_library
 from onelaunch.doctor.place import NOWHERE, Spot
 from onelaunch.doctor.ran import Ran, begin_of
@@ -34,7 +35,6 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.driver.random_state import HostGenerators
 from onelaunch.driver.select import recordable, select
 from onelaunch.frames.peek import attributes_of
-from onelaunch.profiling import unwatched
 from onelaunch.rules.finding import Finding, merged
 from onelaunch.state.slots import MISSING, gradient_of
 from onelaunch.state.walk import Change, StateWalk, changes, is_replaced, walk

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from onelaunch.call_events import hook, is_profiled, set_profile
 from onelaunch.frames.watch import FrameWatch
-from onelaunch.profiling import hook, is_profiled, set_profile
 from onelaunch.source import Place, is_users, line_of
 
 _SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"})

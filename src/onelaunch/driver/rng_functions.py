@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from onelaunch.profiling import unwatched
+from onelaunch.call_events import unwatched
 
 UNKNOWN = "a random state is set that was not saved in the call"
 

@@ -24,6 +24,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from onelaunch.call_events import Hook, hook, set_profile
 from onelaunch.frames.callees import ASK, READS_ALL, is_called_by_c, is_unread
 from onelaunch.frames.loads import loads_of
 from onelaunch.frames.origins import (
@@ -49,7 +50,6 @@ from onelaunch.frames.reads import Reads, StandIn, raise_uses
 from onelaunch.frames.stack import Loads, Symbol, Use
 from onelaunch.frames.stores import SureStore, sure_stores
 from onelaunch.gc_pause import no_collection
-from onelaunch.profiling import Hook, hook, set_profile
 from onelaunch.unwinding import DispatchMode
 
 _LOOKS_UP = {

@@ -1,7 +1,7 @@
 """The only C in the package, built by the system's compiler at first use.
 
-    guard.c    StateGuard's check
-    profile.c  the filter of the interpreter's profiling events
+    guard.c        StateGuard's check
+    call_events.c  the filter of what the interpreter reports to a profiling function
 
 Where the build fails, Python does the same: a wheel for each torch and Python is not worth 700
 lines. The libraries are kept in the user's cache directory, named by the source and the

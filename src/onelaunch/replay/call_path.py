@@ -23,6 +23,7 @@ from onelaunch.replay.checks import (
 )
 from onelaunch.replay.launch import expression, launch
 from onelaunch.replay.source import GeneratedFunction
+from onelaunch.trace_names import sizes
 
 
 class Miss(Enum):
@@ -72,7 +73,8 @@ def build_call(
     if captured.pair is not None:  # the recording, if no other call has it in flight
         source.line(f"flight = {source.name('take', captured.pair.take)}()")
         source.miss_if("flight is None")
-    made = launch(source, driver, captured, inputs, device)
+    title = f"{label} {sizes([t.shape for t in spec.tensors])}".rstrip()
+    made = launch(source, driver, captured, inputs, device, title)
     for draw in captured.draws:
         source.line(f"{source.name('draw', draw)}()")
     source.line(f"return {expression(source, captured.tree, [made[n] for n in captured.numbers])}")

@@ -18,6 +18,7 @@ from onelaunch.capture.recording import CapturedCall, StateOutput
 from onelaunch.driver.protocol import Driver, Released, Travel
 from onelaunch.replay.source import GeneratedFunction, tuple_of
 from onelaunch.state.slots import gradient_of
+from onelaunch.trace_names import annotated, profiler
 
 _C: Any = torch._C
 
@@ -28,8 +29,13 @@ def launch(
     captured: CapturedCall,
     inputs: Sequence[str],
     device: torch.device,
+    title: str,
 ) -> list[str]:
-    """Allocate what the caller gets, launch, and name each result."""
+    """Allocate what the caller gets, launch, and name each result.
+
+    Args:
+        title: the name of the recording in a trace.
+    """
     sources = [inputs[group.members[0]] for group in captured.inputs.groups]
     targets: list[str] = []
     names: dict[int, str] = {}
@@ -42,8 +48,15 @@ def launch(
             targets.append(_make_group(source, driver, captured, device, index, names))
     after = _take_writes(source, driver, captured, inputs, device, targets)
     replay = source.name("launch", captured.graph.launch)
+    traced = source.name(
+        "annotated", annotated(captured.graph.launch, f"onelaunch replay: {title}")
+    )
+    ends = f"(({tuple_of(sources)}), ({tuple_of(targets)}))"
     source.line("try:")
-    source.line(f"{replay}(({tuple_of(sources)}), ({tuple_of(targets)}))", 2)
+    source.line(f"if {source.name('profiler', profiler)}._is_profiler_enabled:", 2)
+    source.line(f"{traced}{ends}", 3)
+    source.line("else:", 2)
+    source.line(f"{replay}{ends}", 3)
     source.line(f"except {source.name('released', Released)}:  # by another thread")
     source.line("return MISS", 2)
     for line in after:

@@ -37,6 +37,7 @@ from onelaunch.runtime.ungraphed import backward_inside, name_split
 from onelaunch.runtime.warmup import Warmup
 from onelaunch.source import user_line
 from onelaunch.state.slots import Slot
+from onelaunch.trace_names import named, sizes
 from onelaunch.watch.ledger import TRIES
 
 
@@ -80,7 +81,8 @@ class Recorder(Table):
         reason = signature.why or why(self._entries, spec, flat.tensors)
         job = self._job(attempt)
         session, following = CaptureSession(job), job.following
-        captured = session.record(flat.tree, flat.tensors)
+        with named(f"onelaunch capture: {self._name} {sizes([t.shape for t in flat.tensors])}"):
+            captured = session.record(flat.tree, flat.tensors)
         if not session.unserved:
             self._varied.note_recorded(following, job.following)
         note_modes()

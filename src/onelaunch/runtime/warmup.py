@@ -75,8 +75,8 @@ def _import_dynamo() -> None:
 
 
 _NOT_COMPILED = (
-    *("autograd", "capture", "driver", "frames", "optimizers", "profiling", "replay", "state"),
-    "watch",
+    *("autograd", "call_events", "capture", "driver", "frames", "optimizers", "replay", "state"),
+    *("trace_names", "watch"),
 )
 _ROUNDING = 0.05
 """Distance of results by different kernels, as a part of the largest."""

@@ -18,13 +18,13 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.call.spec import has_strides
+from onelaunch.call_events import unwatched
 from onelaunch.driver.aten import Operator, mapped, operator, tensors
 from onelaunch.driver.attention_seeds import given_seeds
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver, Region
 from onelaunch.driver.refusals import CHECKED, DRAWN, refusal, refuse
 from onelaunch.errors import CaptureError, let_go
-from onelaunch.profiling import unwatched
 from onelaunch.source import Place, user_frame
 from onelaunch.watch.host_memory import HostMemory, named
 from onelaunch.watch.ledger import Ledger

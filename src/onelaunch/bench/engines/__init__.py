@@ -5,7 +5,11 @@ pytorch.py      eager, `make_graphed_callables`, `torch.compile`
 byhand.py       a graph by hand, and the bare replays that are the limits
 torchscript.py  TorchScript
 aotinductor.py  AOTInductor
+flat.py         a callable as a module of tensors, for exporters
 onnx.py         ONNX Runtime
+tensorrt.py     TensorRT
+openxla.py      OpenXLA
+tvm.py          TVM
 ours.py         `ol.graph` with its options
 """
 
@@ -14,25 +18,22 @@ from __future__ import annotations
 from onelaunch.bench.engines.aotinductor import AOTInductor
 from onelaunch.bench.engines.byhand import BY_HAND, LIMITS
 from onelaunch.bench.engines.engine import Engine
-from onelaunch.bench.engines.onnx import OnnxRuntime
+from onelaunch.bench.engines.onnx import ONNX
+from onelaunch.bench.engines.openxla import OpenXLA
 from onelaunch.bench.engines.ours import AUTOTUNED, OURS
-from onelaunch.bench.engines.pytorch import COMPILED, EAGER, Compile, MakeGraphedCallables
+from onelaunch.bench.engines.pytorch import COMPILED, EAGER, MakeGraphedCallables
+from onelaunch.bench.engines.tensorrt import TENSORRT
 from onelaunch.bench.engines.torchscript import TorchScript
+from onelaunch.bench.engines.tvm import TVM
 
 EXPORTED = (
     TorchScript("torchscript", "TorchScript trace, frozen", "trace"),
     TorchScript("torchscript-script", "TorchScript script, frozen", "script"),
     AOTInductor(),
-    OnnxRuntime(),
-    Compile(
-        "tensorrt",
-        "TensorRT",
-        (("backend", "tensorrt"),),
-        cuda_only="TensorRT runs on CUDA",
-        package="torch_tensorrt",
-    ),
-    Compile("openxla", "OpenXLA", (("backend", "openxla"),), package="torch_xla"),
-    Compile("tvm", "TVM", (("backend", "tvm"),), package="tvm"),
+    *ONNX,
+    *TENSORRT,
+    OpenXLA(),
+    TVM(),
 )
 DEFAULT: tuple[Engine, ...] = (
     *EAGER,
@@ -43,3 +44,6 @@ DEFAULT: tuple[Engine, ...] = (
     *OURS,
 )
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (*DEFAULT, AUTOTUNED, *LIMITS)}
+ALONE = frozenset({"openxla", "tensorrt-cudagraphs"})
+"""Those that change torch for their whole process: beside torchax `torch.compile` fails, since it
+names a device that torch has no support for, and TensorRT's CUDA graphs are a mode of all calls."""

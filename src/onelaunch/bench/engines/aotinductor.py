@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from onelaunch.bench.engines.engine import Built, Mode, as_module, tuple_text, warm
+from onelaunch.bench.engines.engine import Built, Code, Mode, warm
+from onelaunch.bench.engines.flat import Flat, with_flat
 from onelaunch.bench.workload import Workload
+
+
+def aot_library(
+    model: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    load: Callable[[str], Any] | None = None,
+) -> Callable[..., Any]:
+    """Export `model`, compile it with Inductor into a shared library, and load that."""
+    inductor: Any = importlib.import_module("torch._inductor")
+    flat = Flat(model, args, kwargs)
+    exported = torch.export.export(flat, tuple(flat.take(args, kwargs)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/model.pt2"
+        inductor.aoti_compile_and_package(exported, package_path=path)
+        library = (load or inductor.aoti_load_package)(path)
+
+    def fast(*args: Any, **kwargs: Any) -> Any:
+        return flat.give(list(library(*flat.take(args, kwargs))))
+
+    return fast
 
 
 def _survives(what: str, code: str) -> None:
@@ -29,6 +51,12 @@ def _survives(what: str, code: str) -> None:
         raise RuntimeError(f"`{what}` of this build of PyTorch dies of {name}")
 
 
+def _load(path: str) -> Any:
+    """Load a library, once a process of its own has done so."""
+    _survives("aoti_load_package", f"import torch; torch._inductor.aoti_load_package({path!r})")
+    return importlib.import_module("torch._inductor").aoti_load_package(path)
+
+
 @dataclass(frozen=True)
 class AOTInductor:
     """The exported program, compiled ahead of time into a shared library."""
@@ -41,25 +69,14 @@ class AOTInductor:
         return None
 
     def build(self, workload: Workload) -> Built:
-        import torch._inductor as inductor
+        fast = aot_library(workload.fn, workload.args, workload.kwargs, _load)
+        warm(fast, workload)
+        return Built(fast)
 
-        exported = torch.export.export(as_module(workload.fn), workload.args, workload.kwargs)
-        with tempfile.TemporaryDirectory() as folder:
-            path = str(Path(folder) / "model.pt2")
-            inductor.aoti_compile_and_package(exported, package_path=path)
-            load = f"import torch; torch._inductor.aoti_load_package({path!r})"
-            _survives("aoti_load_package", load)
-            call: Callable[..., Any] = inductor.aoti_load_package(path)
-        warm(call, workload)
-        return Built(call)
-
-    def code(self, workload: Workload) -> str:
-        names, keyword = workload.names
-        given = ", ".join(f'"{name}": {name}' for name in keyword)
-        return (
-            "with torch.no_grad():\n"
-            f"    exported = torch.export.export(model, {tuple_text(names)}, {{{given}}})\n"
-            '    torch._inductor.aoti_compile_and_package(exported, package_path="model.pt2")\n'
-            '    fast = torch._inductor.aoti_load_package("model.pt2")\n'
-            f"    y = fast({workload.call_text})"
+    def code(self, workload: Workload) -> Code:
+        given = f"model, {workload.args_text}, {workload.kwargs_text}"
+        return Code(
+            f"y = fast({workload.call_text})",
+            f"fast = aot_library({given})",
+            f"import tempfile\n{with_flat(aot_library)}",
         )

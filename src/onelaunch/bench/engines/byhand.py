@@ -9,25 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.bench.engines.engine import Built, Mode, needs_cuda, warm
+from onelaunch.bench.engines.engine import Built, Code, Mode, needs_cuda, warm
 from onelaunch.bench.workload import Workload
 from onelaunch.call import tree
 
-CODE = """\
+SETUP = """\
 {statics}
 side = torch.cuda.Stream()
 side.wait_stream(torch.cuda.current_stream())
-with torch.no_grad(), torch.cuda.stream(side):
+with torch.cuda.stream(side):
     for _ in range(3):
         model({call})
 torch.cuda.current_stream().wait_stream(side)
 graph = torch.cuda.CUDAGraph()
-with torch.no_grad(), torch.cuda.graph(graph):
-    static_y = model({call})
-
-{copies}
-graph.replay()
-y = static_y.clone()"""
+with torch.cuda.graph(graph):
+    static_y = model({call})"""
 
 
 @dataclass(frozen=True)
@@ -76,14 +72,30 @@ class ByHand:
 
         return Built(call, bare=graph.replay if self.bare else least, close=close)
 
-    def code(self, workload: Workload) -> str:
+    def code(self, workload: Workload) -> Code:
+        head = "model = torch.compile(model)" if self.compiled else ""
+        if workload.starred:
+            setup = SETUP.format(
+                statics="static_args, static_kwargs = copy.deepcopy((args, kwargs))",
+                call="*static_args, **static_kwargs",
+            )
+            pairs = (
+                "pairs = list(zip(tensors_of((static_args, static_kwargs)), "
+                "tensors_of((args, kwargs))))\nresults = tensors_of(static_y)"
+            )
+            copies = "for static, given in pairs:\n    static.copy_(given)\n"
+            call = "graph.replay()\ny = [t.clone() for t in results]"
+            if self.bare:
+                return Code("graph.replay()\ny = static_y", f"{setup}", head)
+            return Code(copies + call, f"{setup}\n{pairs}", head)
         positional, keyword = workload.names
         names = [*positional, *keyword]
         call = ", ".join([f"static_{n}" for n in positional] + [f"{n}=static_{n}" for n in keyword])
-        return CODE.format(
-            statics="\n".join(f"static_{n} = {n}.clone()" for n in names),
-            copies="\n".join(f"static_{n}.copy_({n})" for n in names),
-            call=call,
+        copies = "\n".join(f"static_{n}.copy_({n})" for n in names)
+        return Code(
+            f"{copies}\ngraph.replay()\ny = static_y.clone()",
+            SETUP.format(statics="\n".join(f"static_{n} = {n}.clone()" for n in names), call=call),
+            head,
         )
 
 

@@ -4,18 +4,47 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from torch import nn
 
 from onelaunch.bench.workload import Workload
 
 WARM_CALLS = 4  # enough for compiled CUDA graphs: warm up, record, replay, replay
 Mode = Literal["grad", "no_grad", "inference_mode"]
+
+
+@dataclass(frozen=True)
+class Code:
+    """The code of an engine, for `model` and the arguments of a call.
+
+    A reader gets it as one snippet, its text; `onelaunch compare --script` puts a target before it
+    and times `call`.
+
+    Attributes:
+        call: sets ``y``; what is timed.
+        setup: makes what `call` uses, in the same grad mode.
+        head: imports and functions.
+        mode: the grad mode of both.
+        remark: a comment on the result.
+    """
+
+    call: str
+    setup: str = ""
+    head: str = ""
+    mode: Mode = "no_grad"
+    remark: str = ""
+
+    def __str__(self) -> str:
+        call = f"{self.call}  # {self.remark}" if self.remark else self.call
+        body = "\n".join(part for part in (self.setup, call) if part)
+        if self.mode != "grad":
+            body = f"with torch.{self.mode}():\n{textwrap.indent(body, '    ')}"
+        return "\n".join(part for part in (self.head, body) if part)
 
 
 def _no_notes() -> list[str]:
@@ -32,6 +61,7 @@ class Built:
         memory_bytes: the memory held between calls, where the engine itself knows it.
         notes: remarks for a reader of its row, asked for after the timing.
         close: frees its memory.
+        outside: True if it holds device memory that torch's allocator does not know of.
     """
 
     call: Callable[..., Any]
@@ -39,6 +69,7 @@ class Built:
     memory_bytes: Callable[[], int] | None = None
     notes: Callable[[], list[str]] = field(default=_no_notes)
     close: Callable[[], None] = field(default=lambda: None)
+    outside: bool = False
 
 
 @runtime_checkable
@@ -72,7 +103,7 @@ class Engine(Protocol):
         """
         ...
 
-    def code(self, workload: Workload) -> str:
+    def code(self, workload: Workload) -> Code:
         """Write the code that does the same, for `model` and its arguments."""
         ...
 
@@ -95,32 +126,15 @@ def needs_cuda(device: torch.device) -> str | None:
     return "needs an NVIDIA GPU"
 
 
-def absent(package: str) -> str | None:
-    """Say that a package is not installed; None if it is."""
-    return None if importlib.util.find_spec(package) else f"{package} is not installed"
+def absent(extra: str, *packages: str) -> str | None:
+    """Say which package is not installed, and the extra that has it; None if all are."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            return f"{package} is not installed: pip install 'onelaunch[{extra}]'"
+    return None
 
 
 def warm(call: Callable[..., Any], workload: Workload) -> None:
     """Call the engine until its calls no longer compile or record."""
     for _ in range(WARM_CALLS):
         call(*workload.args, **workload.kwargs)
-
-
-class AsModule(nn.Module):
-    """A callable as a module, for the exporters that take nothing else."""
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        super().__init__()
-        self.fn = fn
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.fn(*args, **kwargs)
-
-
-def as_module(fn: Callable[..., Any]) -> nn.Module:
-    return fn if isinstance(fn, nn.Module) else AsModule(fn).eval()
-
-
-def tuple_text(names: Sequence[str]) -> str:
-    """Write a tuple of these as code."""
-    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"

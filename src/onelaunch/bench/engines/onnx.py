@@ -1,66 +1,154 @@
-"""ONNX Runtime."""
+"""ONNX Runtime, on the CPU and on CUDA, and with CUDA graphs of its own."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from onelaunch.bench.engines.engine import Built, Mode, absent, as_module, tuple_text, warm
+from onelaunch.bench.engines.engine import Built, Code, Mode, absent, needs_cuda, warm
+from onelaunch.bench.engines.flat import Flat, with_flat
 from onelaunch.bench.workload import Workload
-from onelaunch.call import tree
+
+
+def onnx_session(model: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
+    """Export `model`, and run it in ONNX Runtime on the CPU."""
+    onnxruntime: Any = importlib.import_module("onnxruntime")
+    flat = Flat(model, args, kwargs)
+    program: Any = torch.onnx.export(
+        flat, tuple(flat.take(args, kwargs)), dynamo=True, verbose=False
+    )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(
+        program.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [port.name for port in session.get_inputs()]
+
+    def fast(*args: Any, **kwargs: Any) -> Any:
+        given = [t.numpy() for t in flat.take(args, kwargs)]
+        found = session.run(None, dict(zip(names, given, strict=True)))
+        return flat.give([torch.from_numpy(array) for array in found])
+
+    return fast
+
+
+def onnx_cuda_session(
+    model: Callable[..., Any], args: Any, kwargs: Any, cuda_graphs: bool = False
+) -> Callable[..., Any]:
+    """Export `model`, and run it in ONNX Runtime on CUDA; tensors go in and out by address."""
+    onnxruntime: Any = importlib.import_module("onnxruntime")
+    flat = Flat(model, args, kwargs)
+    tensors = flat.take(args, kwargs)
+    results = list(flat(*tensors))
+    program: Any = torch.onnx.export(flat, tuple(tensors), dynamo=True, verbose=False)
+    proto = program.model_proto
+    stream = torch.cuda.Stream()  # the default stream cannot be given
+    settings = {
+        "device_id": str(stream.device.index),
+        "user_compute_stream": str(stream.cuda_stream),
+        "enable_cuda_graph": str(int(cuda_graphs)),
+        "use_tf32": str(int(torch.backends.cuda.matmul.allow_tf32)),
+    }
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), providers=[("CUDAExecutionProvider", settings)]
+    )
+    binding = session.io_binding()
+    options = onnxruntime.RunOptions()
+    # The two streams wait for each other, and the host for neither.
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def bind(bind_one: Callable[..., object], ports: Any, tensors: list[torch.Tensor]) -> None:
+        for port, t in zip(ports, tensors, strict=True):
+            kind, place = port.type.tensor_type.elem_type, (t.device.type, t.device.index or 0)
+            bind_one(port.name, *place, kind, tuple(t.shape), t.data_ptr())
+
+    def run() -> None:
+        stream.wait_stream(torch.cuda.current_stream())
+        session.run_with_iobinding(binding, options)
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def fast(*args: Any, **kwargs: Any) -> Any:
+        given = [t.contiguous() for t in flat.take(args, kwargs)]
+        made = [torch.empty_like(t) for t in results]
+        bind(binding.bind_input, proto.graph.input, given)
+        bind(binding.bind_output, proto.graph.output, made)
+        run()
+        return flat.give(made)
+
+    if not cuda_graphs:
+        return fast
+    # A graph reads and writes the addresses of its capture.
+    static = [t.clone(memory_format=torch.contiguous_format) for t in tensors]
+    bind(binding.bind_input, proto.graph.input, static)
+    bind(binding.bind_output, proto.graph.output, results)
+
+    def graphed(*args: Any, **kwargs: Any) -> Any:
+        for mine, given in zip(static, flat.take(args, kwargs), strict=True):
+            mine.copy_(given)
+        run()
+        return flat.give([t.clone() for t in results])
+
+    return graphed
 
 
 @dataclass(frozen=True)
 class OnnxRuntime:
-    """The exported ONNX program in ONNX Runtime, on the CPU."""
+    """The exported ONNX program in ONNX Runtime, on the device of the callable.
+
+    Attributes:
+        cuda_graphs: with `enable_cuda_graph`, its own option.
+    """
 
     name: str = "onnxruntime"
     title: str = "ONNX Runtime"
+    cuda_graphs: bool = False
     mode: Mode = "no_grad"
 
     def missing(self, device: torch.device) -> str | None:
-        for package in ("onnxruntime", "onnxscript"):
-            if why := absent(package):
-                return why
-        if device.type != "cpu":
-            return f"compared on the CPU only, and the callable is on {device.type}"
-        return None
+        if self.cuda_graphs and (why := needs_cuda(device)):
+            return why
+        if why := absent("onnx", "onnxruntime", "onnxscript"):
+            return why
+        if device.type == "cpu":
+            return None
+        onnxruntime: Any = importlib.import_module("onnxruntime")
+        if (
+            device.type == "cuda"
+            and "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+        ):
+            return None
+        return (
+            f"this onnxruntime has no {device.type} device: pip install onnxruntime-gpu "
+            "in an environment of its own, and name its Python with --python onnxruntime=PATH"
+        )
 
     def build(self, workload: Workload) -> Built:
-        onnxruntime: Any = importlib.import_module("onnxruntime")
-        program: Any = torch.onnx.export(
-            as_module(workload.fn),
-            workload.args,
-            kwargs=workload.kwargs,
-            dynamo=True,
-            verbose=False,
-        )
-        session = onnxruntime.InferenceSession(
-            program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"]
-        )
-        names = [port.name for port in session.get_inputs()]
+        args, kwargs = workload.args, workload.kwargs
+        if workload.device.type == "cpu":
+            fast = onnx_session(workload.fn, args, kwargs)
+            warm(fast, workload)
+            return Built(fast)
+        fast = onnx_cuda_session(workload.fn, args, kwargs, self.cuda_graphs)
+        warm(fast, workload)
+        return Built(fast, outside=True)
 
-        def call(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
-            tensors = tree.flatten((args, kwargs)).tensors
-            feed = {name: t.numpy() for name, t in zip(names, tensors, strict=True)}
-            return [torch.from_numpy(array) for array in session.run(None, feed)]
-
-        warm(call, workload)
-        return Built(call)
-
-    def code(self, workload: Workload) -> str:
-        names, keyword = workload.names
-        positional = tuple_text(names)
-        given = ", ".join(f'"{name}": {name}' for name in keyword)
-        tensors = ", ".join([*names, *keyword])
-        return (
-            "import onnxruntime\n"
-            f"program = torch.onnx.export(model, {positional}, kwargs={{{given}}}, dynamo=True)\n"
-            "session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())\n"
-            "names = [port.name for port in session.get_inputs()]\n"
-            f"feed = {{name: t.numpy() for name, t in zip(names, [{tensors}])}}\n"
-            "y = torch.from_numpy(session.run(None, feed)[0])"
+    def code(self, workload: Workload) -> Code:
+        cpu = workload.device.type == "cpu"
+        recipe = onnx_session if cpu else onnx_cuda_session
+        graphs = ", cuda_graphs=True" if self.cuda_graphs else ""
+        given = f"model, {workload.args_text}, {workload.kwargs_text}{graphs}"
+        return Code(
+            f"y = fast({workload.call_text})",
+            f"fast = {recipe.__name__}({given})",
+            with_flat(recipe),
         )
+
+
+ONNX = (
+    OnnxRuntime(),
+    OnnxRuntime("onnxruntime-cudagraphs", "ONNX Runtime, CUDA graph", cuda_graphs=True),
+)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from onelaunch.api import graph
-from onelaunch.bench.engines.engine import Built, Mode
+from onelaunch.bench.engines.engine import Built, Code, Mode
 from onelaunch.bench.workload import Workload
 
 WARM_CALLS = 3
@@ -45,14 +45,14 @@ class OneLaunch:
             lines.append("on a CPU the tape records eager's operations, whatever compile says")
         return lines
 
-    def code(self, workload: Workload) -> str:
+    def code(self, workload: Workload) -> Code:
         options = "".join(f", {name}={value!r}" for name, value in self.options)
         static = dict(self.options).get("outputs") == "static"
-        return (
-            "import onelaunch as ol\n"
-            f"fast = ol.graph(model{options})\n"
-            f"with torch.no_grad():\n    y = fast({workload.call_text})"
-            + ("  # overwritten by the next call" if static else "")
+        return Code(
+            f"y = fast({workload.call_text})",
+            f"fast = ol.graph(model{options})",
+            "import onelaunch as ol",
+            remark="overwritten by the next call" if static else "",
         )
 
 

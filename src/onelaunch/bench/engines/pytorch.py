@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from onelaunch.bench.engines.engine import Built, Mode, absent, needs_cuda, tuple_text, warm
+from onelaunch.bench.engines.engine import Built, Code, Mode, needs_cuda, warm
 from onelaunch.bench.workload import Workload
 
 
@@ -28,9 +27,8 @@ class Eager:
         warm(workload.fn, workload)
         return Built(workload.fn)
 
-    def code(self, workload: Workload) -> str:
-        call = f"y = model({workload.call_text})"
-        return call if self.mode == "grad" else f"with torch.{self.mode}():\n    {call}"
+    def code(self, workload: Workload) -> Code:
+        return Code(f"y = model({workload.call_text})", mode=self.mode)
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,13 @@ class MakeGraphedCallables:
         warm(graphed, workload)
         return Built(graphed)
 
-    def code(self, workload: Workload) -> str:
-        names, _ = workload.names
-        samples = tuple_text([f"{name}.clone()" for name in names])
-        return (
-            "with torch.no_grad():\n"
-            f"    fast = torch.cuda.make_graphed_callables(model, {samples})\n"
-            f"    y = fast({workload.call_text})  # overwritten by the next call"
+    def code(self, workload: Workload) -> Code:
+        samples = f"copy.deepcopy({workload.args_text})"
+        return Code(
+            f"y = fast({workload.call_text})",
+            f"fast = torch.cuda.make_graphed_callables(model, {samples})",
+            "import copy",
+            remark="overwritten by the next call",
         )
 
 
@@ -72,30 +70,21 @@ class Compile:
     title: str
     options: tuple[tuple[str, str], ...] = ()
     cuda_only: str | None = None
-    package: str | None = None
     mode: Mode = "no_grad"
 
     def missing(self, device: torch.device) -> str | None:
-        if self.package and (why := absent(self.package)):
-            return why
         why = needs_cuda(device) if self.cuda_only else None
         return f"{why}; {self.cuda_only}" if why else None
 
     def build(self, workload: Workload) -> Built:
-        if self.package:
-            importlib.import_module(self.package)  # registers its backend
         options: dict[str, Any] = dict(self.options)
         compiled: Callable[..., Any] = torch.compile(workload.fn, **options)
         warm(compiled, workload)
         return Built(compiled)
 
-    def code(self, workload: Workload) -> str:
+    def code(self, workload: Workload) -> Code:
         options = "".join(f', {key}="{value}"' for key, value in self.options)
-        head = f"import {self.package}\n" if self.package else ""
-        return (
-            f"{head}fast = torch.compile(model{options})\n"
-            f"with torch.no_grad():\n    y = fast({workload.call_text})"
-        )
+        return Code(f"y = fast({workload.call_text})", f"fast = torch.compile(model{options})")
 
 
 EAGER = (

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from onelaunch.bench.engines.engine import Built, Mode, tuple_text, warm
+from onelaunch.bench.engines.engine import Built, Code, Mode, warm
 from onelaunch.bench.workload import Workload, resample
 from onelaunch.call import tree
 
@@ -44,23 +44,19 @@ class TorchScript:
         by_name = _by_parameter(workload.fn, workload.args, workload.kwargs)
         return traced(workload, example_kwarg_inputs=by_name)
 
-    def code(self, workload: Workload) -> str:
-        names, keyword = workload.names
+    def code(self, workload: Workload) -> Code:
         module = isinstance(workload.fn, nn.Module)
         model = "model.eval()" if module else "model"
         if self.how == "script":
             made = f"torch.jit.script({model})"
-        elif keyword:
-            try:
-                parameters = _by_parameter(workload.fn, names, {name: name for name in keyword})
-            except (TypeError, ValueError):  # no signature, or one that these do not fit
-                parameters = {name: name for name in [*names, *keyword]}
-            given = ", ".join(f'"{key}": {name}' for key, name in parameters.items())
-            made = f"torch.jit.trace({model}, example_kwarg_inputs={{{given}}}, strict=False)"
+        elif workload.kwargs:
+            by_name = _by_parameter_text(workload)
+            made = f"torch.jit.trace({model}, example_kwarg_inputs={by_name}, strict=False)"
         else:
-            made = f"torch.jit.trace({model}, {tuple_text(names)}, strict=False)"
+            made = f"torch.jit.trace({model}, {workload.args_text}, strict=False)"
         made = f"torch.jit.freeze({made})" if module else made
-        return f"with torch.no_grad():\n    fast = {made}\n    y = fast({workload.call_text})"
+        head = "import inspect" if "inspect." in made else ""
+        return Code(f"y = fast({workload.call_text})", f"fast = {made}", head)
 
 
 def traced(workload: Workload, **inputs: Any) -> Any:
@@ -111,3 +107,17 @@ def _by_parameter(
     """Name each argument after the parameter that it goes to."""
     forward = fn.forward if isinstance(fn, nn.Module) else fn
     return dict(inspect.signature(forward).bind(*args, **kwargs).arguments)
+
+
+def _by_parameter_text(workload: Workload) -> str:
+    """Write the dict of the arguments by parameter as code."""
+    if workload.starred:
+        fn = "model.forward" if isinstance(workload.fn, nn.Module) else "model"
+        return f"dict(inspect.signature({fn}).bind(*args, **kwargs).arguments)"
+    names, keyword = workload.names
+    try:
+        parameters = _by_parameter(workload.fn, names, {name: name for name in keyword})
+    except (TypeError, ValueError):  # no signature, or one that these do not fit
+        parameters = {name: name for name in [*names, *keyword]}
+    given = ", ".join(f'"{key}": {name}' for key, name in parameters.items())
+    return f"{{{given}}}"

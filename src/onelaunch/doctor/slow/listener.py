@@ -19,10 +19,11 @@ from onelaunch.doctor.slow.flow import Flow, held
 from onelaunch.doctor.slow.launches import many_tiny_kernels
 from onelaunch.doctor.slow.machine import busy_us
 from onelaunch.doctor.slow.modules import Modules, requires_grad, training_only
-from onelaunch.doctor.slow.products import flops_of, moved_by, product_of
+from onelaunch.doctor.slow.products import moved_by, product_of
 from onelaunch.doctor.slow.record import Record, Training
 from onelaunch.doctor.slow.separable import depthwise_separable
 from onelaunch.doctor.slow.trace import trace, trace_product
+from onelaunch.profiler.counting import flops_of
 from onelaunch.rules.finding import Finding
 
 _RULES: tuple[Callable[[Record], list[Finding]], ...] = (
@@ -81,7 +82,7 @@ class Slow(Listener):
         made = held(event.result) or held(op.written(event.args, event.kwargs))
         if step is None or op.idle or op.describes or not any(t.numel() for t in made):
             return
-        spot, flops = event.spot(), flops_of(event)
+        spot, flops = event.spot(), flops_of(event.op, event.args, event.kwargs, event.result)
         if made[0].device.type == record.device.type:
             record.launches.add(spot, busy_us(flops or 0, moved_by(event), made[0].dtype))
         product = product_of(event, flops, spot, sources, step, self._modules.path)

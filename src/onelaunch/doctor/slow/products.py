@@ -8,24 +8,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
 
 from onelaunch.doctor.place import Spot
 from onelaunch.doctor.run import Operation
 from onelaunch.doctor.slow.flow import Step, Value, held
 
 Kind = Literal["convolution", "linear", "matmul"]
-_aten: Any = torch.ops.aten
-
-# Those that the registry of torch lacks, counted by the formula of their likes.
-_LIKE = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu": (
-        _aten._scaled_dot_product_flash_attention
-    ),
-    "aten::_int_mm": _aten.mm,
-}
-# The formulas of these read lengths from memory, which may be a GPU's.
-_BY_LENGTHS = frozenset({"aten::_flash_attention_forward", "aten::_efficient_attention_forward"})
 _WEIGHT = {"aten::convolution": 1, "aten::addmm": 2, "aten::mm": 1, "aten::_int_mm": 1}
 _BIAS = {"aten::convolution": 2, "aten::addmm": 0}
 
@@ -102,15 +90,6 @@ class Product:
         return self.flops / max(self.moved, 1)
 
 
-def flops_of(event: Operation) -> int | None:
-    """Return the arithmetic of an operation; None if it is neither product nor convolution."""
-    packet = _LIKE.get(event.op.name, event.op.func._overloadpacket)
-    count: Any = flop_registry.get(packet)
-    if count is None or event.op.name in _BY_LENGTHS:
-        return None
-    return int(count(*event.args, **event.kwargs, out_val=event.result))
-
-
 def moved_by(event: Operation) -> int:
     """Return the bytes that an operation reads and writes, each element once."""
     return sum(map(_size, (*held((event.args, event.kwargs)), *held(event.result))))
@@ -122,7 +101,7 @@ def product_of(
     """Describe a product.
 
     Args:
-        flops: see `flops_of`.
+        flops: see `profiler.counting.flops_of`.
         sources: the values of its arguments that are tensors, in their order.
         path: of the module that runs.
 

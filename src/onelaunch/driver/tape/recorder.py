@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.call.dtensor import is_wrapper_subclass
+from onelaunch.call_events import unwatched
 from onelaunch.driver.aten import Operator, Step, imagined, leaves, mapped, operator, tensors
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.known_causes import WEIGHTS_ALONE
@@ -26,7 +27,6 @@ from onelaunch.driver.refusals import refusal
 from onelaunch.driver.storage_resize import resize, watching_resizes
 from onelaunch.driver.tape.calls import Call
 from onelaunch.errors import CaptureError, kind_of
-from onelaunch.profiling import unwatched
 from onelaunch.source import Place, user_frame
 from onelaunch.unwinding import DispatchMode
 

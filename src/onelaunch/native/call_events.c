@@ -157,7 +157,7 @@ static PyType_Slot hook_slots[] = {
 };
 
 static PyType_Spec hook_spec = {
-    .name = "onelaunch_profile.Hook",
+    .name = "onelaunch_call_events.Hook",
     .basicsize = sizeof(Hook),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = hook_slots,
@@ -178,10 +178,10 @@ static PyMethodDef methods[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "onelaunch_profile", NULL, -1, methods, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "onelaunch_call_events", NULL, -1, methods, NULL, NULL, NULL, NULL,
 };
 
-PyMODINIT_FUNC PyInit_onelaunch_profile(void)
+PyMODINIT_FUNC PyInit_onelaunch_call_events(void)
 {
     PyObject *module = PyModule_Create(&definition);
     PyObject *type = module ? PyType_FromSpec(&hook_spec) : NULL;

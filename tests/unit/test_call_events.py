@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from onelaunch import profiling
-from onelaunch.profiling import Hook, hook, is_profiled, pause, set_profile, unwatched
+from onelaunch import call_events
+from onelaunch.call_events import Hook, hook, is_profiled, pause, set_profile, unwatched
 
 
 @pytest.fixture(params=["native", "python"], autouse=True)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "python":
-        monkeypatch.setattr(profiling, "_native", lambda: None)
+        monkeypatch.setattr(call_events, "_native", lambda: None)
     else:
-        assert profiling._native() is not None
+        assert call_events._native() is not None
     return request.param
 
 
@@ -214,4 +214,4 @@ BAD: dict[str, tuple[Any, ...]] = {
 def test_bad_arguments_in_c(arguments: tuple[Any, ...], kind: str) -> None:
     if kind == "native":
         with pytest.raises(TypeError):
-            profiling._native().Hook(*arguments)
+            call_events._native().Hook(*arguments)

@@ -82,7 +82,7 @@ class _PythonHook:
 def _native() -> Any:
     """Return the compiled module, or None."""
     try:
-        return compiled("profile")
+        return compiled("call_events")
     except FAILURES:
         return None
 

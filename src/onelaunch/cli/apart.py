@@ -1,0 +1,107 @@
+"""The engines that `onelaunch compare` runs in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from onelaunch.cli.mistakes import bad
+from onelaunch.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from onelaunch.bench.engines import Engine
+    from onelaunch.bench.isolated import Isolated
+
+LEAST_PYTHON = (3, 11)
+START_SECONDS = 60.0
+ASK = (
+    "import importlib.util, json, sys; "
+    "print(json.dumps([sys.version_info[:2], importlib.util.find_spec('torch') is not None]))"
+)
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Says which engines run in processes of their own, for how long, and with which Python."""
+
+    every: bool
+    limit: float | None
+    pythons: dict[str, str]
+
+    @staticmethod
+    def of(
+        isolate: bool,
+        limit: float | None,
+        pythons: Sequence[str],
+        chosen: Sequence[str] | None,
+        known: Sequence[str],
+    ) -> Apart:
+        """Read the options.
+
+        Args:
+            pythons: texts such as ``tvm=/path/to/python``.
+            chosen: the engines that are named to run, or None.
+            known: the names of all engines.
+
+        Raises:
+            ArgumentError: OL401: one of them cannot be.
+        """
+        if limit is not None and not limit > 0:
+            why = "a process gets a number of seconds above 0"
+            raise bad(f"--limit is {limit:g}", "--limit", why, "--limit 300")
+        if limit is not None and not isolate and not pythons:
+            why = "an engine in this process cannot be ended"
+            raise bad("--limit needs --isolate", "--limit", why, f"--isolate --limit {limit:g}")
+        found = dict(_python(text, chosen, known) for text in pythons)
+        return Apart(isolate, limit, found)
+
+    def engine(self, engine: Engine | Isolated, target: str) -> Engine | Isolated:
+        """Put an engine into a process of its own, if it is to be there."""
+        from onelaunch.bench.engines import ALONE, Engine
+        from onelaunch.bench.isolated import LIMIT_SECONDS, Isolated
+
+        python = self.pythons.get(engine.name)
+        alone = self.every or python is not None or engine.name in ALONE
+        if not alone or not isinstance(engine, Engine):
+            return engine
+        return Isolated(engine, target, self.limit or LIMIT_SECONDS, python)
+
+
+def _python(text: str, chosen: Sequence[str] | None, known: Sequence[str]) -> tuple[str, str]:
+    """Read ``ENGINE=PATH``, and try that Python."""
+    name, separator, path = text.partition("=")
+    example = "--python tvm=/path/to/venv/bin/python"
+    if not separator or not path:
+        raise _bad(text, "it is not ENGINE=PATH", "an engine gets an interpreter", example)
+    if name not in known:
+        why = f"the engines are {', '.join(known)}"
+        raise _bad(text, f"no engine is called {name}", why, example)
+    if chosen is not None and name not in chosen:
+        why = "--engines names those that run"
+        raise _bad(text, f"{name} is not to run", why, f"--engines {','.join([*chosen, name])}")
+    try:
+        asked = subprocess.run(
+            [path, "-c", ASK],
+            capture_output=True,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            timeout=START_SECONDS,
+        )
+        version, has_torch = json.loads(asked.stdout)
+    except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
+        what = f"{path} is no Python"
+        raise _bad(text, what, f"{type(error).__name__}: {error}", example) from error
+    if tuple(version) < LEAST_PYTHON:
+        what = f"{path} is Python {'.'.join(map(str, version))}"
+        raise _bad(text, what, "onelaunch needs Python 3.11", example)
+    if not has_torch:
+        fix = f"{path} -m pip install torch"
+        raise _bad(text, f"{path} has no torch", "the engine and the target use it", fix)
+    return name, path
+
+
+def _bad(text: str, what: str, why: str, fix: str) -> ArgumentError:
+    return bad(what, f"--python {text}", why, fix)

@@ -1,0 +1,129 @@
+"""What a machine reaches at best: bytes and matrix products per second, measured."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from onelaunch.bench.timers import HostTimer
+
+REPEATS = 5
+TIMES = 10  # in one sample, for whose sake an event or a reading of the clock takes nothing
+LEAST_BYTES = 2**16
+MOST_BYTES = 2**28
+SMALLEST = 256  # of the matrices
+LARGEST = 8192
+ENOUGH_US = {"cpu": 5_000.0, "cuda": 3_000.0}  # a product that takes so long is large enough
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What a machine reached, measured in this process.
+
+    Attributes:
+        working_set: the bytes on which bandwidth was measured.
+        bytes_per_us: read and written; 1,000 are 1 GB/s.
+        flops_per_us: of the best matrix product, by dtype; 1,000,000 are 1 TFLOP/s.
+        launch_us: the host's time for the launch of the smallest graph; on a CPU, for the smallest
+            operator.
+    """
+
+    working_set: int
+    bytes_per_us: float
+    flops_per_us: dict[str, float] = field(default_factory=dict[str, float])
+    launch_us: float = 0.0
+
+
+def measure_peaks(device: torch.device, nbytes: int, dtypes: frozenset[str]) -> Peaks:
+    """Measure what a device reaches; each figure once in a process. 0.1 to 1 s, 512 MiB at most.
+
+    Args:
+        nbytes: the bytes that a call moves at least: bandwidth is measured with about such a
+            working set, since what fits into a cache is faster than memory.
+        dtypes: of matrix products, under the settings in force (TF32, threads).
+    """
+    moved = min(MOST_BYTES, max(LEAST_BYTES, 2 ** math.ceil(math.log2(max(1, nbytes)))))
+    tf32 = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    flops = {dtype: _products(device, dtype, tf32) for dtype in sorted(dtypes)}
+    return Peaks(moved, _traffic(device, moved), flops, _launch(device))
+
+
+@functools.cache
+def _traffic(device: torch.device, nbytes: int) -> float:
+    """Measure the bytes per us that are read and written by a copy or a sum, whichever is more:
+    writing costs some machines twice the time of reading."""
+    a = torch.zeros(nbytes // 8, dtype=torch.float32, device=device)
+    b = torch.zeros_like(a)
+    ways = (
+        (2 * a.nbytes, lambda: b.copy_(a)),
+        (3 * a.nbytes, lambda: torch.add(a, b, out=b)),
+        (a.nbytes, a.sum),
+    )
+    with torch.no_grad():
+        return max(
+            moved * TIMES / _best_us(functools.partial(_several, call), device)
+            for moved, call in ways
+        )
+
+
+def _several(call: Callable[[], object]) -> None:
+    for _ in range(TIMES):
+        call()
+
+
+@functools.cache
+def _products(device: torch.device, dtype: str, settings: object) -> float:
+    """Measure the flops per us of products of larger and larger square matrices."""
+    best, size = 0.0, SMALLEST
+    while size <= LARGEST:
+        a = torch.ones(size, size, dtype=getattr(torch, dtype), device=device)
+        with torch.no_grad():
+            taken = _best_us(functools.partial(torch.mm, a, a), device)
+        best = max(best, 2 * size**3 / taken)
+        if taken > ENOUGH_US[device.type]:
+            break
+        size *= 2
+    return best
+
+
+@functools.cache
+def _launch(device: torch.device) -> float:
+    """Measure how long the host takes to launch a graph of one kernel; on a CPU, one operator."""
+    x = torch.zeros(1, device=device)
+    with torch.no_grad():
+        x.add_(1)
+        if device.type != "cuda":
+            return _best_us(lambda: x.add_(1), device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            x.add_(1)
+    return min(HostTimer(torch.cuda.synchronize).sample(graph.replay, 10.0))
+
+
+def _best_us(call: Callable[[], object], device: torch.device) -> float:
+    """Return the shortest of some runs: others may use the machine, too."""
+    call()
+    if device.type == "cuda":
+        return min(_gpu_us(call) for _ in range(REPEATS))
+    samples: list[float] = []
+    for _ in range(REPEATS):
+        start = time.perf_counter_ns()
+        call()
+        samples.append((time.perf_counter_ns() - start) / 1e3)
+    return min(samples)
+
+
+def _gpu_us(call: Callable[[], object]) -> float:
+    """Time a call on the GPU, queued behind a sleep, so that no launch is measured."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(1_000_000)
+    start.record()
+    call()
+    stop.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(stop) * 1e3

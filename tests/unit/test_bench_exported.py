@@ -1,0 +1,43 @@
+"""The engines of other packages really run, and scripts do what the rows of engines say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.unit import engine_runs
+
+PRINTED = re.compile(r"relative error (\S+) against eager\nmedian (\S+) us per call\n")
+
+
+@pytest.mark.parametrize(
+    "names", [("layers",), ("function",), ("strided", "convolutions", "sequence")], ids=" ".join
+)
+def test_engines_are_right_and_their_scripts_reproduce_their_rows(names: tuple[str, ...]) -> None:
+    """On every draw, and with results of the form of the callable's own."""
+    env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, str(engine_runs.__file__), *names]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, rows in json.loads(done.stdout).items():
+        assert list(rows) == list(engine_runs.RUN[name])
+        for engine, row in rows.items():
+            _check(f"{name}: {engine}", row, name in engine_runs.SCRIPTED)
+
+
+def _check(what: str, row: dict[str, Any], scripted: bool) -> None:
+    assert (row["status"], row["reason"]) == ("ok", None), what
+    assert row["error"] < 1e-6, what
+    assert row["form"] is True, (what, row["form"])
+    if scripted:
+        printed = PRINTED.fullmatch(row["script"])
+        assert printed is not None, (what, row["script"])
+        assert float(printed[1]) < 1e-6, what
+        assert row["us"] / 10 < float(printed[2]) < row["us"] * 10, what

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.optimize_table import HEAD, TEXT, rows_of
 from benchmarks.picture import draw
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +44,10 @@ NAMES = {
     "conv2d": "conv2d (4, 3, 32, 32), (16, 3, 3, 3)",
     "conv": "Conv2d(3, 64, 3) (16, 3, 224, 224)",
     "resnet50_small": "ResNet-50 (1, 3, 64, 64)",
+    "vit": "ViT-S/16 (1, 3, 224, 224)",
+    "efficientnet": "EfficientNet-B0 (1, 3, 224, 224)",
+    "decoder": "Llama, 6 layers, a token after 16",
+    "embedder": "MiniLM, 40 sentences of changing length",
 }
 MARKED = re.compile(r"(<!-- begin:([\w-]+) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
 
@@ -356,6 +361,13 @@ def first_replay(row: dict[str, Any]) -> str:
     return "-" if seconds is None else f"{seconds:.2f}"
 
 
+def optimized(results: dict[str, Any]) -> str:
+    """`ol.optimize` beside the best of the other ways."""
+    workloads = results["workloads"]
+    text = caption(results, TEXT, settled=True)
+    return table(HEAD, rows_of(workloads, NAMES, number)) + "\n" + text + missed(workloads)
+
+
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engines-summary": ("engines.json", summary),
     "engines-wall": ("engines.json", figures("wall")),
@@ -367,6 +379,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "shapes-serving": ("shapes.json", shapes_serving),
     "generate": ("generate.json", generate),
     "learning": ("learning.json", learning),
+    "optimize": ("optimize.json", optimized),
     "backend": ("backend.json", backend),
     "coverage": ("coverage.json", coverage),
     "torch-versions": ("torch_versions.json", torch_versions),

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from onelaunch.api import graph
     from onelaunch.bench import Comparison, compare
     from onelaunch.capture.recording import Recording
+    from onelaunch.checklist.optimize import Optimized, optimize
+    from onelaunch.checklist.plan import Plan
     from onelaunch.compat import make_graphed_callables
     from onelaunch.doctor.diagnose import diagnose
     from onelaunch.doctor.diagnosis import Diagnosis
@@ -43,6 +45,8 @@ __all__ = [
     "GraphStats",
     "GraphWarning",
     "Graphed",
+    "Optimized",
+    "Plan",
     "Pool",
     "PoolStats",
     "Profile",
@@ -53,6 +57,7 @@ __all__ = [
     "diagnose",
     "graph",
     "make_graphed_callables",
+    "optimize",
     "profile",
 ]
 
@@ -67,6 +72,8 @@ _MODULES = {
     "GraphStats": "onelaunch.runtime.stats",
     "GraphWarning": "onelaunch.errors",
     "Graphed": "onelaunch.runtime.graphed",
+    "Optimized": "onelaunch.checklist.optimize",
+    "Plan": "onelaunch.checklist.plan",
     "Pool": "onelaunch.runtime.pool",
     "PoolStats": "onelaunch.runtime.stats",
     "Profile": "onelaunch.profiler.profile",
@@ -77,6 +84,7 @@ _MODULES = {
     "diagnose": "onelaunch.doctor.diagnose",
     "graph": "onelaunch.api",
     "make_graphed_callables": "onelaunch.compat",
+    "optimize": "onelaunch.checklist.optimize",
     "profile": "onelaunch.profiler.measure",
 }
 

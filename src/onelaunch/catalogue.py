@@ -266,4 +266,10 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "name the arguments that are not padded, or whose rows are in another dimension: "
         '`Buckets(..., dims={"weight": None})`',
     ),
+    "OL403": CatalogueEntry(
+        "a step of the plan does not apply here",
+        "a plan holds what was found for one callable on one machine; another may lack the "
+        "hardware, a package, or the layers that a step rewrites",
+        "leave the step out with `plan.without(...)`, or search anew with `ol.optimize`",
+    ),
 }

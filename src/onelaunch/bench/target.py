@@ -20,9 +20,14 @@ FIX = (
 )
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-Command = Literal["compare", "doctor", "profile"]
+Command = Literal["compare", "doctor", "optimize", "profile"]
 """The command that has a target, which messages name."""
-_DONE: dict[Command, str] = {"compare": "compared", "doctor": "diagnosed", "profile": "profiled"}
+_DONE: dict[Command, str] = {
+    "compare": "compared",
+    "doctor": "diagnosed",
+    "optimize": "optimized",
+    "profile": "profiled",
+}
 
 
 def load(target: str, command: Command = "compare") -> Call:
@@ -140,8 +145,9 @@ def raised(what: str, error: BaseException, target: str, command: Command) -> Ar
     """Make the error for code of the user's that raised, with their line."""
     why = f"it must run by itself before it can be {_DONE[command]}"
     fix = f"onelaunch {command} {target} --traceback    # shows every line on the way there"
-    if command == "compare" and "does not require grad" in str(error):
-        why = "the engines are compared in inference, without grad, and this runs a backward"
+    if command in ("compare", "optimize") and "does not require grad" in str(error):
+        what_is = "the engines are compared" if command == "compare" else "steps are measured"
+        why = f"{what_is} in inference, without grad, and this runs a backward"
         fix = "return the forward alone: `return net, (images,)`"
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from onelaunch.bench.environment import Environment
+from onelaunch.bench.profile import us
 from onelaunch.bench.timers import Timing
+
+if TYPE_CHECKING:
+    from onelaunch.checklist.optimize import Optimized
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Outcome = Literal["kept", "no gain", "wrong", "failed", "not possible"]
 Round = Literal["first", "recheck", "final"]
@@ -38,6 +46,13 @@ class Trial:
     after: Timing | None
     round: Round = "first"
 
+    @property
+    def gain(self) -> float | None:
+        """The time without it, in times of that with it; None if it was not timed."""
+        if self.before is None or self.after is None:
+            return None
+        return self.before.median_us / self.after.median_us
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -64,6 +79,54 @@ class Plan:
     result: Timing
     environment: Environment
     remarks: tuple[str, ...] = ()
+
+    @property
+    def speedup(self) -> float:
+        """The time of the callable as it was given, in times of the result's."""
+        return self.eager.median_us / self.result.median_us
+
+    @property
+    def summary(self) -> str:
+        """The result in a sentence."""
+        if not self.steps:
+            return f"Nothing that was tried pays: {us(self.eager.median_us)} per call, as before."
+        return (
+            f"{us(self.result.median_us)} per call instead of {us(self.eager.median_us)}, "
+            f"{self.speedup:.2f}x, at a relative error of {self.error:.1e}, by "
+            f"{', '.join(self.steps)}."
+        )
+
+    def apply(
+        self,
+        fn: Callable[P, R],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Optimized[P, R]:
+        """Take the steps on a copy of a callable, without a search.
+
+        The callable runs a few times on copies of the arguments, to see which layers feed which,
+        and once more for the result to be compared with it. Compiling and capturing take their
+        time again.
+
+        Args:
+            fn: the callable of the plan, or one built alike: with other weights, say.
+            args: positional arguments of a typical call.
+            kwargs: its keyword arguments.
+
+        Returns:
+            An `Optimized`, as from `optimize`.
+
+        Raises:
+            ArgumentError: OL403, with each step that is not possible with this callable or on this
+                machine and the reason, or that is wrong here. `without` leaves steps out.
+        """
+        from onelaunch.checklist.apply import apply
+
+        return apply(self, fn, args, kwargs)
+
+    def without(self, *steps: str) -> Plan:
+        """Return the plan without some steps; its figures are those of before."""
+        return replace(self, steps=tuple(step for step in self.steps if step not in steps))
 
     def to_json(self) -> str:
         """Write it as JSON text; `from_json` gives an equal plan."""

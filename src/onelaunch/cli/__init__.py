@@ -6,6 +6,8 @@ apart.py     its engines in processes of their own
 doctor.py    `doctor`
 profile.py   `profile`
 explain.py   `explain`
+optimize.py  `optimize`
+plan_table.py  a plan in the terminal
 mistakes.py  the answers to mistakes
 saved.py     results that were saved, shown again
 progress.py  its progress: a bar on a terminal, a line for each step elsewhere

@@ -17,6 +17,7 @@ from onelaunch.cli import FAILED, OK, STOPPED
 from onelaunch.cli.compare import compare
 from onelaunch.cli.doctor import doctor
 from onelaunch.cli.explain import explain
+from onelaunch.cli.optimize import optimize
 from onelaunch.cli.profile import profile
 from onelaunch.cli.progress import console_for_reports
 from onelaunch.errors import ArgumentError, GraphError
@@ -37,6 +38,7 @@ app.command()(compare)
 app.command()(doctor)
 app.command()(profile)
 app.command()(explain)
+app.command()(optimize)
 
 
 def _print_version(asked: bool) -> None:

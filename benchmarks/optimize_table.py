@@ -1,0 +1,54 @@
+"""The table of `benchmarks.optimize`: what each row says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+HEAD = (
+    *(
+        "workload",
+        "eager",
+        "best exact incumbent",
+        "`max_error=0`",
+        "best incumbent",
+        "`1e-2`",
+        "error",
+    ),
+    *("best incumbent, bfloat16", "`optimize`, bfloat16", "steps at 1e-2"),
+)
+TEXT = (
+    "Wall time per call, microseconds, of the workload in float32; of the last two times the model "
+    "was given in bfloat16. `error` is that of the plan under `max_error=1e-2`. *Exact*: with "
+    "eager's results bit for bit."
+)
+
+
+def rows_of(
+    workloads: dict[str, Any], names: dict[str, str], number: Callable[[float], str]
+) -> list[tuple[str, ...]]:
+    """A row for each workload."""
+
+    def time(found: dict[str, Any] | None) -> str:
+        if found is None:
+            return "-"
+        if "timing" not in found:
+            return found.get("status", "-")
+        title = f" {found['title'].removeprefix('torch.')}" if "title" in found else ""
+        return number(found["timing"]["median_us"]) + title
+
+    made: list[tuple[str, ...]] = []
+    for name, data in workloads.items():
+        rows = data["rows"]
+        loose = rows.get("1e-2", {})
+        cells = [
+            time(rows.get(row))
+            for row in (
+                *("eager", "exact incumbent", "exact", "incumbent", "1e-2"),
+                *("incumbent bf16", "bf16"),
+            )
+        ]
+        error = f"{loose['error']:.1e}" if "error" in loose else "-"
+        steps = ", ".join(loose.get("steps", ())) or "-"
+        made.append((names.get(name, name), *cells[:5], error, *cells[5:], steps))
+    return made

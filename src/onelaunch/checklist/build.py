@@ -1,0 +1,92 @@
+"""A callable made of a workload by a list of steps."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import logging
+import warnings
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from onelaunch.bench.workload import Workload
+from onelaunch.checklist.step import Step
+from onelaunch.checklist.steps import in_order
+from onelaunch.checklist.subject import WARMUP, NotPossible, subject_of
+
+RECOMPILE_LIMIT = 64  # trials share the model's code, and dynamo counts compilations by code
+
+
+@dataclass(frozen=True)
+class Built:
+    """A callable that steps have changed.
+
+    Attributes:
+        call: takes the arguments of the workload's callable.
+        did: what each step did, by its name.
+        inputs: copies of the arguments, for timing.
+    """
+
+    call: Callable[..., Any]
+    did: dict[str, str | None]
+    inputs: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __call__(self) -> Any:
+        args, kwargs = self.inputs
+        return self.call(*args, **kwargs)
+
+    def warm(self) -> None:
+        """Call it until its calls no longer compile or record."""
+        for _ in range(WARMUP + 2):
+            self()
+
+
+class Refusal(NotPossible):
+    """The step that cannot be taken, with the reason."""
+
+    def __init__(self, step: Step, why: str) -> None:
+        super().__init__(why)
+        self.step = step
+
+
+def build(workload: Workload, steps: Iterable[Step]) -> Built:
+    """Copy a workload and take steps on the copy.
+
+    Raises:
+        Refusal: one of the steps is not possible.
+        Exception: whatever a step or a library raises.
+    """
+    subject = subject_of(workload)
+    did: dict[str, str | None] = {}
+    for step in in_order(steps):
+        try:
+            did[step.name] = step.take(subject)
+        except NotPossible as error:
+            raise Refusal(step, str(error)) from error
+    return Built(subject.call(), did, workload.copy_inputs())
+
+
+@contextlib.contextmanager
+def quiet() -> Generator[None]:
+    """Keep the chatter of autotuners and compilers away; their warnings are about their own
+    code."""
+    logger = logging.getLogger("torch._dynamo")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def free(device: torch.device) -> None:
+    """Give back what a trial has held."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

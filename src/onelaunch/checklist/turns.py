@@ -1,0 +1,76 @@
+"""Times of two callables, taken in turns, and whether one of them pays."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from onelaunch.bench.timers import WINDOW, Timer, Timing, settled
+
+Call = Callable[[], object]
+LEAST_ROUNDS = 3
+CLEARLY = 0.1
+"""A difference of that part in each of the first rounds needs no more of them."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Microseconds per call of two callables, round by round."""
+
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+    @property
+    def timings(self) -> tuple[Timing, Timing]:
+        return Timing.of(self.before), Timing.of(self.after)
+
+    @property
+    def ratio(self) -> float:
+        """The time of the second as a part of that of the first, the median of the rounds."""
+        return statistics.median(self._ratios)
+
+    def pays(self, least_gain: float) -> bool:
+        """Return whether the second takes less time by that part, and in three rounds of four; a
+        part below 0 is what it may cost."""
+        quartile = sorted(self._ratios)[(3 * len(self._ratios)) // 4]
+        return self.ratio <= 1 - least_gain and (least_gain < 0 or quartile < 1)
+
+    @property
+    def _ratios(self) -> list[float]:
+        return [b / a for a, b in zip(self.before, self.after, strict=True)]
+
+
+def in_turns(before: Call, after: Call, timer: Timer, seconds: float) -> Turns:
+    """Time two callables in turns, each first in every other round, until both have settled, the
+    difference is clear, or the time is up."""
+    calls = before, after
+    samples: tuple[list[float], list[float]] = [], []
+    about = [timer.sample(call, 1e9)[-1] for call in calls]  # a single call each
+    start = time.monotonic()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        while True:
+            turn = len(samples[1]) % 2
+            for which in (turn, 1 - turn):
+                about[which] = timer.sample(calls[which], about[which])[-1]
+                samples[which].append(about[which])
+            rounds = len(samples[0])
+            if rounds >= LEAST_ROUNDS and time.monotonic() - start >= seconds:
+                break
+            if rounds >= 2 * WINDOW and all(settled(found) for found in samples):
+                break
+            if rounds >= WINDOW and _is_clear(*samples):
+                break
+    finally:
+        if enabled:
+            gc.enable()
+    return Turns(tuple(samples[0]), tuple(samples[1]))
+
+
+def _is_clear(before: list[float], after: list[float]) -> bool:
+    ratios = [b / a for a, b in zip(before, after, strict=True)]
+    return max(ratios) < 1 - CLEARLY or min(ratios) > 1 + CLEARLY

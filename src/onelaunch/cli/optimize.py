@@ -1,0 +1,136 @@
+"""`onelaunch optimize`: the inference checklist on a callable, each step tried and measured."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from onelaunch.cli import OK
+from onelaunch.cli.mistakes import bad, check_file, tracebacks, write
+from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
+from onelaunch.errors import GraphError
+
+if TYPE_CHECKING:
+    from onelaunch.checklist.plan import Plan
+
+STEPS = (
+    *("eval", "inference-mode", "fold-batchnorm", "drop-bias", "merge-branches"),
+    *("channels-last", "half", "int8", "fp8", "pad-channels", "cudnn-benchmark", "tf32"),
+    *("inductor", "graph"),
+)
+"""The names in `checklist.steps`, without their ways; a test compares the two."""
+
+
+def optimize(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A factory, path.py:name or module:name, that returns (callable, args)."
+        ),
+    ],
+    max_error: Annotated[
+        float, typer.Option(help="The largest relative error; 0: the same results bit for bit.")
+    ] = 0.0,
+    seconds: Annotated[float, typer.Option(help="No trial is begun after so many.")] = 60.0,
+    steps: Annotated[
+        str | None, typer.Option(help=f"Only these, with commas: {', '.join(STEPS)}.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="Write the plan here, to be applied.")] = None,
+    apply: Annotated[
+        Path | None, typer.Option(help="Apply this plan and measure it, without a search.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the plan here as JSON, too.")] = None,
+    traceback: Annotated[
+        bool,
+        typer.Option("--traceback", help="Where the target raises, show all of the way there."),
+    ] = False,
+) -> int:
+    """Try the inference checklist on a copy: each step checked, measured, and kept if it pays."""
+    names = _names(steps)
+    if not seconds > 0:
+        why = "the search takes a number of seconds above 0"
+        raise bad(f"--seconds is {seconds:g}", "--seconds", why, "--seconds 60")
+    if not 0 <= max_error < float("inf"):
+        why = "it is a relative error: 0 for bit for bit, or 1e-2, say"
+        raise bad(f"--max-error is {max_error:g}", "--max-error", why, "--max-error 1e-2")
+    for file in (plan, json):
+        if file is not None:
+            check_file(file, "the plan", "optimize")
+    saved = None if apply is None else _read(apply)
+    console = console_for_reports()
+    with tracebacks(traceback):
+        found = _found(target, max_error, seconds, names, saved, console)
+    from onelaunch.cli.plan_table import show_plan
+
+    show_plan(found, console, apply or plan)
+    for file in (plan, json):
+        if file is not None:
+            write(file, found.to_json() + "\n", "optimize")
+    return OK
+
+
+def _found(
+    target: str,
+    max_error: float,
+    seconds: float,
+    steps: list[str] | None,
+    saved: str | None,
+    console: Console,
+) -> Plan:
+    """Load the target; search for a plan, or apply the saved one and measure it."""
+    with progress(console) as tell:
+        with ended_by_interrupts(console):
+            tell("importing PyTorch", 0.0)
+            from onelaunch.bench.target import load, raised
+            from onelaunch.checklist.apply import measure
+            from onelaunch.checklist.optimize import optimize as search
+
+        tell(f"loading {target}", 0.0)
+    given = _plan(saved) if saved is not None else None
+    fn, args, kwargs = load(target, "optimize")  # no bar meanwhile: it may print, or ask something
+    options: dict[str, Any] = {"max_error": max_error, "seconds": seconds, "steps": steps}
+    with progress(console) as tell:
+        try:
+            if given is not None:
+                tell(f"applying {len(given.steps)} steps", 0.1)
+                return measure(given, fn, args, kwargs, name=target)
+            return search(fn, args, kwargs, name=target, on_progress=tell, **options).plan
+        except GraphError:
+            raise
+        except Exception as error:
+            raise raised("the callable", error, target, "optimize") from error
+
+
+def _plan(text: str) -> Plan:
+    from onelaunch.checklist.plan import Plan
+
+    try:
+        return Plan.from_json(text)
+    except ValueError as error:
+        fix = "onelaunch optimize TARGET --plan plan.json"
+        raise bad("the file holds no plan", "--apply", str(error), fix) from error
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        fix = f"onelaunch optimize TARGET --plan {file}"
+        raise bad(f"{file} cannot be read", "--apply", str(error), fix) from error
+
+
+def _names(text: str | None) -> list[str] | None:
+    """Read the names that `--steps` was given."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name.partition(":")[0] not in STEPS]
+    if names and not unknown:
+        return names
+    near = [match for name in names for match in difflib.get_close_matches(name, STEPS, 1)]
+    what = f"no step is called {' or '.join(unknown)}" if unknown else "no step is named"
+    raise bad(what, "--steps", f"the steps are {', '.join(STEPS)}", f"--steps {near or 'graph'}")

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from onelaunch.cli import OK
-from onelaunch.cli.mistakes import bad, check_file, tracebacks, write
+from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks, write
 from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
 from onelaunch.errors import GraphError
 
@@ -39,11 +39,13 @@ def optimize(
     steps: Annotated[
         str | None, typer.Option(help=f"Only these, with commas: {', '.join(STEPS)}.")
     ] = None,
-    plan: Annotated[Path | None, typer.Option(help="Write the plan here, to be applied.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Write the plan here, as JSON, to be applied.")
+    ] = None,
     apply: Annotated[
         Path | None, typer.Option(help="Apply this plan and measure it, without a search.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the plan here as JSON, too.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write it here as one HTML page.")] = None,
     traceback: Annotated[
         bool,
         typer.Option("--traceback", help="Where the target raises, show all of the way there."),
@@ -57,9 +59,10 @@ def optimize(
     if not 0 <= max_error < float("inf"):
         why = "it is a relative error: 0 for bit for bit, or 1e-2, say"
         raise bad(f"--max-error is {max_error:g}", "--max-error", why, "--max-error 1e-2")
-    for file in (plan, json):
-        if file is not None:
-            check_file(file, "the plan", "optimize")
+    if plan is not None:
+        check_file(plan, "the plan", "optimize")
+    if report is not None:
+        check_report(report, "the plan", "optimize")
     saved = None if apply is None else _read(apply)
     console = console_for_reports()
     with tracebacks(traceback):
@@ -67,9 +70,13 @@ def optimize(
     from onelaunch.cli.plan_table import show_plan
 
     show_plan(found, console, apply or plan)
-    for file in (plan, json):
-        if file is not None:
-            write(file, found.to_json() + "\n", "optimize")
+    if plan is not None:
+        write(plan, found.to_json() + "\n", "optimize")
+    if report is not None:
+        from onelaunch.report.page.plan import plan_page
+
+        write(report, plan_page(found), "optimize")
+        console.print(f"\nThe report: {report}", markup=False, highlight=False)
     return OK
 
 

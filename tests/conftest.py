@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Generator
@@ -19,6 +20,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 tqdm.tqdm.monitor_interval = 0
 NEEDS = {"gpu": 1, "multi_gpu": 2}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CAN_BROWSE = CHROMIUM is not None and importlib.util.find_spec("playwright") is not None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,8 +68,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark, needed in NEEDS.items():
         if item.get_closest_marker(mark) is not None and torch.cuda.device_count() < needed:
             pytest.skip(f"needs {needed} NVIDIA GPU{'s' * (needed > 1)}")
-    if item.get_closest_marker("browser") is not None and CHROMIUM is None:
-        pytest.skip("needs chromium, of Debian: apt-get install chromium")
+    if item.get_closest_marker("browser") is not None and not CAN_BROWSE:
+        pytest.skip("needs playwright, and chromium: apt-get install chromium")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,10 +8,9 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
 
 from onelaunch.bench import Timing
 from onelaunch.bench.changes import changes
@@ -21,6 +20,9 @@ from onelaunch.report.page.diagnosis import diagnosis_page
 from onelaunch.report.page.plan import plan_page
 from tests.conftest import CHROMIUM
 from tests.unit import reported
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.browser
 
@@ -61,6 +63,8 @@ class Seen:
 
 @pytest.fixture(scope="session")
 def browser() -> Generator[Browser]:
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield started

@@ -204,6 +204,16 @@ def test_the_bars_are_as_long_as_the_times() -> None:
     assert [value["name"] for value in values if value["best"]] == ["the quick"]
 
 
+def test_one_slow_engine_does_not_hide_the_others() -> None:
+    eager, quick = timed("eager", 90.0), timed("onelaunch", 30.0)
+    page = comparison_page(replace(COMPARISON, rows=(eager, quick, timed("tvm", 9_000.0))))
+    values = {value["name"]: value for value in specs(page)["walls"]["data"]["values"]}
+    ends = {name.removeprefix("the "): value["wall"] for name, value in values.items()}
+    assert ends["eager"] < ends["tvm"] < 1.1 * ends["eager"]
+    assert values["the tvm"]["shown"] == "9.0 ms"
+    assert "Cut off, since it would hide the others: the tvm." in page
+
+
 def test_an_error_of_nothing_is_drawn_below_all() -> None:
     rows = [
         Row(name, name, "ok", error=error, wall=Timing(9.0, 0.1, 5))

@@ -8,6 +8,8 @@ from onelaunch.report.cells import in_order, timing
 from onelaunch.report.charts.chart import Chart, Spec, in_rows, time_axis, x_axis
 
 HEAD = ("engine", "wall / call", "host", "GPU")
+MOST = 5.0
+"""Times of eager's end, or of the fastest's, at which the axis ends at the latest."""
 KEY = (("bar", "wall time"), ("host", "until the host returns"), ("accent", "the GPU's work"))
 
 
@@ -17,13 +19,17 @@ def walls(comparison: Comparison) -> Chart | None:
     if not rows:
         return None
     on_gpu = any(row.gpu is not None for row in rows)
-    longest = max(_end(row) for row in rows)
-    divisor, unit = time_axis(longest)
-    values = [_value(comparison, row, divisor, on_gpu) for row in rows]
     slowest, fastest = max(rows, key=_wall), min(rows, key=_wall)
+    yardstick = next((row for row in rows if row.engine == "eager"), fastest)
+    longest = max(end for row in rows if (end := _end(row)) <= MOST * _end(yardstick))
+    beyond = [row.title for row in rows if _end(row) > longest]
+    divisor, unit = time_axis(longest)
+    values = [_value(comparison, row, divisor, on_gpu, longest) for row in rows]
     caption = "Shorter is better. The line at a bar's end is the spread between the quartiles."
     if any(row.noisy for row in rows):
         caption += " ~: had not settled."
+    if beyond:
+        caption += f" Cut off, since it would hide the others: {', '.join(beyond)}."
     return Chart(
         name="walls",
         title="Wall time per call",
@@ -39,19 +45,22 @@ def walls(comparison: Comparison) -> Chart | None:
     )
 
 
-def _value(comparison: Comparison, row: Row, divisor: float, on_gpu: bool) -> Spec:
+def _value(comparison: Comparison, row: Row, divisor: float, on_gpu: bool, longest: float) -> Spec:
+    def drawn(time_us: float) -> float:
+        return min(max(0.0, time_us), longest) / divisor
+
     half = row.wall.spread_us / 2 if row.wall else 0.0
     value: Spec = {
         "name": f"{row.title}{' *' if row.fresh_output is False else ''}",
         "shown": f"{'~' if row.noisy else ''}{us(_wall(row))}".replace(" us", " µs"),
         "best": comparison.best is not None and row.engine == comparison.best.engine,
-        "wall": _wall(row) / divisor,
-        "low": max(0.0, _wall(row) - half) / divisor,
-        "high": (_wall(row) + half) / divisor,
+        "wall": drawn(_wall(row)),
+        "low": drawn(_wall(row) - half),
+        "high": drawn(_wall(row) + half),
     }
     if on_gpu:
-        value["host"] = row.host.median_us / divisor if row.host else 0
-        value["gpu"] = row.gpu.median_us / divisor if row.gpu else 0
+        value["host"] = drawn(row.host.median_us) if row.host else 0
+        value["gpu"] = drawn(row.gpu.median_us) if row.gpu else 0
     return value
 
 

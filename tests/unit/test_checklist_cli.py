@@ -62,7 +62,7 @@ def test_a_plan_is_found_saved_and_applied(
 ) -> None:
     file, page, again = (tmp_path / name for name in ("plan.json", "plan.html", "again.json"))
     steps = "eval,inference-mode,int8,half:bf16,fold-batchnorm"
-    words = ["--max-error", "0.05", "--seconds", "2", "--steps", steps, "--plan", str(file)]
+    words = ["--max-error", "0.05", "--seconds", "30", "--steps", steps, "--plan", str(file)]
     assert run(["optimize", f"{targets}:model", *words, "--report", str(page)]) == 0
     shown = capsys.readouterr().out
     plan = ol.Plan.from_json(file.read_text())

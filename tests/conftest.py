@@ -18,6 +18,9 @@ from onelaunch import testing
 # drawn from NumPy may be theirs.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 tqdm.tqdm.monitor_interval = 0
+# What the terminal that the tests are started from asks of the texts that they read.
+for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(name, None)
 NEEDS = {"gpu": 1, "multi_gpu": 2}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 CAN_BROWSE = CHROMIUM is not None and importlib.util.find_spec("playwright") is not None

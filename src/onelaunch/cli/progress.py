@@ -18,7 +18,7 @@ from onelaunch.cli import STOPPED, STOPPED_EARLY
 
 OnProgress = Callable[[str, float], None]
 BEGAN = time.monotonic()
-WIDTH = int(os.environ.get("COLUMNS") or 140)  # of what goes to a file or a pipe
+WIDTH = 140  # of what goes to a file or a pipe, if COLUMNS does not say
 REPEAT_SECONDS = 10.0  # between two lines of one step, such as the rounds of timing
 
 
@@ -55,7 +55,11 @@ class Lines:
 
 def console_for_reports() -> Console:
     """Make the console of stdout, also for a time when stdout is redirected."""
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH)
+    if sys.stdout.isatty():
+        return Console(file=sys.stdout)
+    width = int(os.environ.get("COLUMNS") or WIDTH)
+    # With a height, rich takes this width even where TERM says that the terminal is dumb.
+    return Console(file=sys.stdout, width=width, height=width)
 
 
 @contextlib.contextmanager

@@ -1,29 +1,26 @@
 """`ol.optimize` beside the best of the other ways: `results/optimize.json`.
 
-    python -m benchmarks.optimize --budget-seconds 1500        # all of them, on an H200
-    python -m benchmarks.optimize --workloads mlp,cnn --budget-seconds 200    # these anew
+    python -m benchmarks.optimize                      # all of them: some 15 minutes on an H200
+    python -m benchmarks.optimize --workloads mlp,cnn  # these anew
 
-For each workload: eager, the best engine of `compare`, the plans under ``max_error=0`` and under
-1e-2; and for the model cast to bfloat16 the best engine and the plan. Once all are found they are
-built anew and timed together, in turns. Each workload runs in a process of its own, and results
-are written after each, beside those of earlier runs on the same machine.
+For each workload: eager, the best engine of `compare`, and the plans under ``max_error=0`` and
+under 1e-2. The newer kinds of models are given in bfloat16, and only the plan under 1e-2 is asked
+for. Once all are found they are built anew and timed together, in turns. Each workload has a
+process; all of them first compile at once what the engines will, into Inductor's cache, and then
+measure one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import functools
 import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +28,14 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 from benchmarks.optimize_workloads import CYCLES, KINDS, ORDER, SMALL, WORKLOADS
-from benchmarks.processes import ROOT, chosen, earlier, no_silent_eager, parsed, write
+from benchmarks.processes import (
+    chosen,
+    no_silent_eager,
+    parsed,
+    run_and_write,
+    wait_for_turn,
+    write,
+)
 from onelaunch.bench.engines import ENGINES
 from onelaunch.bench.engines.engine import grad_mode
 from onelaunch.bench.environment import environment
@@ -39,49 +43,85 @@ from onelaunch.bench.reference import outputs
 from onelaunch.bench.timers import Timing, timers_for
 from onelaunch.bench.workload import Workload
 
+COMPILED = ("compile", "reduce-overhead", "cudagraphs")
 INCUMBENTS = (
     *("eager", "no_grad", "by-hand", "make_graphed_callables"),
-    *("compile", "reduce-overhead", "cudagraphs", "torchscript", "openxla"),
+    *(*COMPILED, "torchscript", "openxla"),
 )
-GRACE_SECONDS = 60
 ROUNDS = 30
+COMPARE_SECONDS = 3.0
 EXACT, LOOSE = 0.0, 1e-2
-PARTS = {"exact": 0.1, "1e-2": 0.4, "bf16": 0.2}
-"""Of the time of a workload, for the three searches; the comparisons take what they need."""
+OTHERS = 3  # engines that are tried on sizes that change
 Found = dict[str, Any]
-Call = Callable[[], object]
+Mode = Callable[[], AbstractContextManager[object]]
+Contestant = tuple[Mode, Callable[[], object]]
+
+
+def given(name: str) -> tuple[Any, tuple[Any, ...]]:
+    """A workload in the precision in which it is asked about."""
+    torch.manual_seed(0)
+    fn, args = WORKLOADS[name]()
+    return in_bf16(fn, args) if name in KINDS else (fn, args)
+
+
+def prebuild(name: str) -> None:
+    """Fill Inductor's cache with what the engines and the steps will compile."""
+    fn, args = given(name)
+    for engine in (ENGINES[known] for known in COMPILED):
+        with contextlib.suppress(Exception), grad_mode(engine.mode):
+            engine.build(Workload(fn, args).copy()).close()
+    steps = ["inference-mode", "inductor:default"]
+    with contextlib.suppress(Exception):
+        ol.optimize(fn, args, max_error=LOOSE, steps=steps, seconds=1)
 
 
 def measure(name: str, seconds: float) -> Found:
     """Find the best of each kind for one workload, then time them together."""
-    torch.manual_seed(0)
-    fn, args = WORKLOADS[name]()
-    half = in_bf16(fn, args)
-    engines = [*INCUMBENTS, *(["max-autotune"] if name in SMALL else [])]
+    fn, args = given(name)
     rows: dict[str, Found] = {"eager": {"engine": "eager"}}
-    contest: dict[str, Call] = {}
-    given = {"incumbent": (fn, args), "incumbent bf16": half}
-    for row, subject in given.items():
-        if subject is not None:
-            rows[row] = noted(name, row, functools.partial(compared, *subject, engines))
-    if "engines" in rows["incumbent"]:
-        find = functools.partial(bit_for_bit, rows["incumbent"]["engines"], fn, args)
-        rows["exact incumbent"] = noted(name, "exact incumbent", find)
-    given = {"exact": (fn, args), "bf16": half, "1e-2": (fn, args)}
-    for row, subject in given.items():
-        if subject is not None:
-            error = EXACT if row == "exact" else LOOSE
-            find = functools.partial(optimized, *subject, error, PARTS[row] * seconds)
-            rows[row] = noted(name, row, find)
+    contest: dict[str, Contestant] = {}
+    engines = [*INCUMBENTS, *(["max-autotune"] if name in SMALL else [])]
+    finders = {"incumbent": functools.partial(compared, fn, args, engines)}
+    if name not in KINDS:
+        finders["exact incumbent"] = lambda: bit_for_bit(rows["incumbent"]["engines"], fn, args)
+        finders["exact"] = functools.partial(optimized, fn, args, EXACT, seconds / 3)
+    finders["1e-2"] = functools.partial(optimized, fn, args, LOOSE, seconds)
+    for row, find in finders.items():
+        rows[row] = noted(name, row, find)
+    if name in CYCLES:
+        rows |= others(rows)
     for row, found in rows.items():
-        subject = half if row.endswith("bf16") else (fn, args)
-        if found.get("status") != "failed" and subject is not None:
-            noted(
-                name, f"{row} again", functools.partial(built, found, *subject, name, contest, row)
-            )
+        if found.get("status") != "failed":
+            again = functools.partial(built, found, fn, args, name, contest, row)
+            found |= noted(name, f"{row} again", again)
     for row, timing in in_turns(contest, fn, args).items():
         rows[row]["timing"] = asdict(timing)
-    return {"workload": name, "rows": rows, "targets": targets(name, rows)}
+    if name in CYCLES:
+        best_of(rows)
+    dtype = "bfloat16" if name in KINDS else "float32"
+    return {"dtype": dtype, "rows": rows, "targets": targets(name, rows)}
+
+
+def others(rows: dict[str, Found]) -> dict[str, Found]:
+    """The next fastest engines: the fastest on one size may not take others."""
+    timed = [e for e in rows["incumbent"].get("engines", ()) if e["us"] is not None]
+    timed.sort(key=lambda e: e["us"])
+    named = [
+        e["engine"] for e in timed if e["engine"] not in ("eager", rows["incumbent"]["engine"])
+    ]
+    return {
+        f"incumbent, {engine}": {"engine": engine, "title": ENGINES[engine].title}
+        for engine in named[: len(COMPILED) + OTHERS]
+    }
+
+
+def best_of(rows: dict[str, Found]) -> None:
+    """Make the incumbent the one that is fastest over all sizes."""
+    names = [row for row in rows if row.startswith("incumbent") or row == "eager"]
+    timed = [rows[row] for row in names if "timing" in rows[row]]
+    best = min(timed, key=lambda found: found["timing"]["median_us"])
+    engines = rows["incumbent"].get("engines", [])
+    rows["incumbent"] = {**best, "engines": engines}
 
 
 def noted(name: str, row: str, find: Callable[[], Found]) -> Found:
@@ -90,7 +130,7 @@ def noted(name: str, row: str, find: Callable[[], Found]) -> Found:
         found = find()
     except Exception as error:  # noqa: BLE001  any engine may raise anything
         found = {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:300]}
-    print(f"  {name}, {row}: {shown(found)}", flush=True)
+    print(f"  {name}, {row}: {shown(found)}", file=sys.stderr, flush=True)
     return found
 
 
@@ -100,17 +140,15 @@ def shown(found: Found) -> str:
     return f"{said or 'done'}"
 
 
-def in_bf16(fn: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]] | None:
-    """The model and its arguments in bfloat16; None for a function, which has no dtype."""
-    if not isinstance(fn, nn.Module):
-        return None
+def in_bf16(fn: nn.Module, args: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, ...]]:
+    """The model and its arguments in bfloat16."""
     cast = [a.bfloat16() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
     return copy.deepcopy(fn).bfloat16(), tuple(cast)
 
 
 def compared(fn: Any, args: tuple[Any, ...], engines: list[str]) -> Found:
     """The fastest correct engine whose results are the caller's to keep."""
-    result = ol.compare(fn, args, engines=engines, seconds=5)
+    result = ol.compare(fn, args, engines=engines, seconds=COMPARE_SECONDS)
     best = result.best
     assert best is not None, "no engine was right"
     rows = [
@@ -149,45 +187,45 @@ def built(
     fn: Any,
     args: tuple[Any, ...],
     name: str,
-    contest: dict[str, Call],
+    contest: dict[str, Contestant],
     row: str,
 ) -> Found:
     """Build what was found anew, for the contest. Of lengths that change each gets its calls."""
     if "plan" in found:
+        mode: Mode = contextlib.nullcontext
         call: Any = ol.Plan.from_json(json.dumps(found["plan"])).apply(fn, args)
     else:
         engine = ENGINES[found["engine"]]
         mode = functools.partial(grad_mode, engine.mode)
         with mode():
-            run = engine.build(Workload(fn, args).copy()).call
-
-        def call(*args: Any) -> Any:
-            with mode():
-                return run(*args)
-
+            call = engine.build(Workload(fn, args).copy()).call
     batches = CYCLES[name](args) if name in CYCLES else [args]
 
     def cycle() -> None:
         for batch in batches:
             call(*batch)
 
-    for _ in range(6):
-        cycle()
-    contest[row] = cycle
+    with mode():
+        for _ in range(6):
+            cycle()
+    contest[row] = mode, cycle
     return {}
 
 
-def in_turns(contest: dict[str, Call], fn: Any, args: tuple[Any, ...]) -> dict[str, Timing]:
+def in_turns(contest: dict[str, Contestant], fn: Any, args: tuple[Any, ...]) -> dict[str, Timing]:
     """Wall times, each contestant first in its turn."""
     timer = timers_for(Workload(fn, args).device)[0]
-    about = {row: timer.sample(call, 1e9)[-1] for row, call in contest.items()}
+    about = dict.fromkeys(contest, 1e9)
     samples: dict[str, list[float]] = {row: [] for row in contest}
     order = list(contest)
-    for i in range(ROUNDS if order else 0):
-        turn = i % len(order)
+    for i in range(-1, ROUNDS if order else -1):
+        turn = max(i, 0) % len(order)
         for row in order[turn:] + order[:turn]:
-            about[row] = timer.sample(contest[row], about[row])[-1]
-            samples[row].append(about[row])
+            mode, cycle = contest[row]
+            with mode():
+                about[row] = timer.sample(cycle, about[row])[-1]
+            if i >= 0:
+                samples[row].append(about[row])
     return {row: Timing.of(found) for row, found in samples.items() if found}
 
 
@@ -195,13 +233,13 @@ def targets(name: str, rows: dict[str, Found]) -> list[Found]:
     """What was to be reached of the times, and whether it was."""
     times = {row: found["timing"]["median_us"] for row, found in rows.items() if "timing" in found}
     wanted: list[tuple[str, str, float, str]] = []
-    if name not in KINDS:
+    if name in KINDS:
+        wanted.append(("1e-2", "incumbent", 1.0, "the best incumbent in bfloat16"))
+    else:
         wanted.append(("exact", "exact incumbent", 1.0, "the best incumbent that is exact"))
         wanted.append(("exact", "incumbent", 1.0, "the best incumbent"))
     if name in ("resnet50", "resnext101", "bert"):
         wanted.append(("1e-2", "incumbent", 1.5, "1.5x the best incumbent in float32"))
-    if name in KINDS:
-        wanted.append(("bf16", "incumbent bf16", 1.0, "the best incumbent in bfloat16"))
     return [
         {"variant": row, "figure": "wall", "rule": rule, "found_us": times[row]}
         | {"limit_us": limit, "met": times[row] <= limit}
@@ -212,58 +250,48 @@ def targets(name: str, rows: dict[str, Found]) -> list[Found]:
     ]
 
 
-def run_all(names: list[str], out: Path, budget_seconds: float) -> int:
-    """One process for each workload; returns how many gave no result."""
-    deadline = time.monotonic() + budget_seconds
-    here: Found = {"benchmark": "optimize", "environment": environment()}
-    results: Found = {**here, "workloads": earlier(out, here).get("workloads", {})}
-    missing = 0
-    for i, name in enumerate(names):
-        # Large models take most of the time, so small ones leave them more than their share.
-        left = deadline - time.monotonic()
-        weights = [1.0 if n in SMALL else 4.0 for n in names[i:]]
-        start, share = time.monotonic(), left * weights[0] / sum(weights)
-        data = _in_a_process(name, share) if share > 0 else None
-        said = "" if data else ", no result"
-        print(f"{name}: {time.monotonic() - start:.0f} s of {share:.0f}{said}", flush=True)
-        if data is None:
-            missing += 1
-            continue
-        done = results["workloads"] | {name: data}
-        results["workloads"] = {known: done[known] for known in ORDER if known in done}
-        write(out, results)
-    return missing
+def put(results: dict[str, Any], name: str, data: dict[str, Any]) -> None:
+    """Put the figures of one workload beside the others'."""
+    rows = results.get("workloads", {}) | {name: data}
+    results["workloads"] = {known: rows[known] for known in ORDER if known in rows}
 
 
-def _in_a_process(name: str, seconds: float) -> Found | None:
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "one.json"
-        command = [sys.executable, "-m", "benchmarks.optimize", "--one", name, "--out", str(out)]
-        command += ["--budget-seconds", str(seconds)]
-        path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-        child = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path})
-        try:
-            child.wait(1.5 * seconds + GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGKILL)
-            child.wait()
-        return json.loads(out.read_text()) if out.exists() else None
+def summary(name: str, data: dict[str, Any]) -> str:
+    """The times of one workload, for the terminal."""
+    times = {
+        row: f"{found['timing']['median_us']:.1f} us {shown(found)}"
+        for row, found in data["rows"].items()
+        if "timing" in found
+    }
+    return f"{name}: " + "; ".join(f"{row} {text}" for row, text in times.items())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", default=",".join(ORDER), help="names, with commas")
-    parser.add_argument("--budget-seconds", type=float, default=1500.0, help="for everything")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the search under 1e-2")
+    parser.add_argument("--build-seconds", type=float, default=120.0, help="of compiling ahead")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parsed(parser, "optimize")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     if options.one:
         no_silent_eager()
-        write(options.out, measure(options.one, options.budget_seconds))
+        prebuild(options.one)
+        wait_for_turn()
+        write(options.out, measure(options.one, options.seconds) | {"environment": environment()})
         return 0
-    names = chosen(parser, options.workloads, list(WORKLOADS))
-    return 1 if run_all(names, options.out, options.budget_seconds) else 0
+    missing = run_and_write(
+        "benchmarks.optimize",
+        chosen(parser, options.workloads, list(WORKLOADS)),
+        ["--seconds", str(options.seconds)],
+        options.out,
+        build_seconds=options.build_seconds,
+        measure_seconds=5 * options.seconds,
+        put=put,
+        summary=summary,
+    )
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":

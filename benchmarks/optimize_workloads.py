@@ -77,18 +77,41 @@ def decoder() -> Call:
     return ready(Decoder(), torch.randint(32000, (1, 16)))
 
 
-def embedder() -> Call:
-    """MiniLM with its weights on a batch of sentences."""
-    from examples import embeddings
+class Embedder(nn.Module):
+    """MiniLM-L6, weights drawn: int64 tokens (batch, length) to unit vectors (batch, 384)."""
 
-    return embeddings.model()
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import BertConfig, BertModel
+
+        sizes = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12}
+        config = BertConfig(num_hidden_layers=6, attn_implementation="sdpa", **sizes)
+        self.encoder = BertModel(config, add_pooling_layer=False)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        states = self.encoder(input_ids=tokens, attention_mask=mask).last_hidden_state
+        weights = mask[..., None].to(states.dtype)
+        return nn.functional.normalize((states * weights).sum(1) / weights.sum(1), dim=1)
+
+
+def sentences(length: int) -> tuple[Tensor, Tensor]:
+    """Eight sentences of up to that many tokens, with the mask of those that are there."""
+    tokens = torch.randint(30522, (8, length))
+    there = torch.linspace(length // 2, length, 8).long()
+    return tokens, (torch.arange(length) < there[:, None]).long()
+
+
+def embedder() -> Call:
+    """An embedding model on a batch of sentences."""
+    return ready(Embedder(), *sentences(LENGTHS[0]))
+
+
+LENGTHS = (16, 9, 12, 31, 22, 14, 27, 19)
 
 
 def lengths(args: Sequence[Any]) -> list[tuple[Tensor, ...]]:
-    """Batches of sentences of other lengths."""
-    from examples import embeddings
-
-    return [batch for _, batch in embeddings.batches()]
+    """Batches of sentences of other lengths, where the first is."""
+    return [tuple(t.to(args[0].device) for t in sentences(length)) for length in LENGTHS]
 
 
 KINDS: dict[str, Callable[[], Call]] = {

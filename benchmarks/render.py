@@ -47,7 +47,7 @@ NAMES = {
     "vit": "ViT-S/16 (1, 3, 224, 224)",
     "efficientnet": "EfficientNet-B0 (1, 3, 224, 224)",
     "decoder": "Llama, 6 layers, a token after 16",
-    "embedder": "MiniLM, 40 sentences of changing length",
+    "embedder": "MiniLM, 8 batches of changing length",
 }
 MARKED = re.compile(r"(<!-- begin:([\w-]+) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
 

@@ -32,10 +32,11 @@ from onelaunch.bench.workload import Workload
 TARGETS = Path(__file__).parent / "engine_targets.py"
 OURS = ("onelaunch", "onelaunch-rebind", "onelaunch-static", "onelaunch-compile")
 EAGER = ("eager", "no_grad", "inference_mode")
-EXPORTERS = ("onnxruntime", "tvm", "openxla")  # openxla last: beside it torch.compile fails
+EXPORTERS = ("onnxruntime", "tvm", "openxla")
 RUN: dict[str, tuple[str, ...]] = {
     "layers": (*EAGER, "torchscript", "torchscript-script", "compile", *OURS, *EXPORTERS),
-    "function": ("eager", "compile", "aotinductor", *OURS, *EXPORTERS),
+    # Beside torchax torch.compile works.
+    "function": ("eager", "openxla", "compile", "aotinductor", *OURS, "onnxruntime", "tvm"),
     "strided": ("eager", "compile", *OURS, *EXPORTERS),
     "convolutions": EXPORTERS,
     "sequence": EXPORTERS,

@@ -63,8 +63,8 @@ def compare(
         kwargs: keyword arguments.
         engines: names from `ENGINES`, or engines; by default all but onelaunch's max-autotune,
             which takes minutes to build, the two limits, which are not whole calls, and
-            ``openxla`` and ``tensorrt-cudagraphs``, which change torch for the whole process (the
-            command gives each of them one of its own).
+            ``openxla`` and ``tensorrt-cudagraphs``, which leave something behind in the process
+            (the command gives each of them one of its own).
         seconds: how long to time at most, after every engine is built; rounds end sooner when the
             wall times of all engines have settled within 2%.
         name: a name for the workload; the callable's by default.

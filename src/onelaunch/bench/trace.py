@@ -110,7 +110,8 @@ def export(run: Callable[[], object], device: torch.device, file: Path) -> None:
     """Run under torch.profiler, and write its Chrome trace to a file, which Perfetto opens too."""
     activities = [ProfilerActivity.CPU]
     activities += [ProfilerActivity.CUDA] if device.type == "cuda" else []
-    with torch.profiler.profile(activities=activities) as profiler:
+    # Without `acc_events` it warns that the events of earlier steps are gone; there is one step.
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         run()
     profiler.export_chrome_trace(str(file))
 

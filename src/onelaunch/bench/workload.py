@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -318,7 +319,10 @@ def duplicate(held: T, memo: dict[int, Any]) -> T:
         memo: as for `copy.deepcopy`.
     """
     try:
-        made = copy.deepcopy(held, memo)
+        with warnings.catch_warnings():
+            # Python 3.14 copies no iterators; until then they are copied.
+            warnings.filterwarnings("ignore", "Pickle, copy, and deepcopy", DeprecationWarning)
+            made = copy.deepcopy(held, memo)
     except (TypeError, RuntimeError, AttributeError, NotImplementedError, PickleError):
         # A lock, a generator, a tensor in the middle of an autograd graph.
         return held

@@ -144,7 +144,7 @@ import torch
 
 def model(x):
     torch.manual_seed(0)
-    return x + torch.rand(4)
+    return x + torch.rand_like(x)
 
 args = (torch.ones(4),)
 """,
@@ -152,7 +152,7 @@ args = (torch.ones(4),)
 import torch
 
 def model(x):
-    return x + torch.rand(4)
+    return x + torch.rand_like(x)
 
 torch.manual_seed(0)  # before the call
 args = (torch.ones(4),)

@@ -28,7 +28,7 @@ args = (torch.ones(2, 3),)
 import torch
 
 layer = torch.nn.Linear(3, 3)
-optimizer = torch.optim.Adam(layer.parameters(), fused=True)
+optimizer = torch.optim.Adam(layer.parameters(), fused=True, capturable=True)
 
 def model(x):
     optimizer.zero_grad()

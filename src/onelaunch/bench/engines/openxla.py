@@ -37,6 +37,9 @@ def import_torchax() -> Any:
     with (
         mock.patch.object(OpOverloadPacket, "__getattr__", overload),
         mock.patch.dict(tables["post_autograd"]),
+        # torchax takes the name of torch's device for others, which torch.compile then asks for.
+        mock.patch.object(torch.utils, "rename_privateuse1_backend"),
+        mock.patch.object(torch, "_register_device_module"),
     ):
         torchax = importlib.import_module("torchax.export")
     torch.backends.mha.set_fastpath_enabled(fast_path)
@@ -48,6 +51,8 @@ def xla_program(model: Callable[..., Any], args: Any, kwargs: Any) -> Callable[.
     torchax = import_torchax()
     jax: Any = importlib.import_module("jax")
     jax.config.update("jax_enable_x64", True)  # 64-bit integers and floats as they are
+    if not torch.backends.cuda.matmul.allow_tf32:
+        jax.config.update("jax_default_matmul_precision", "highest")
     flat = Flat(model, args, kwargs)
     with torch.no_grad():
         exported = torch.export.export(flat, tuple(flat.take(args, kwargs)))
@@ -59,6 +64,10 @@ def xla_program(model: Callable[..., Any], args: Any, kwargs: Any) -> Callable[.
         return flat.give([torch.from_dlpack(array) for array in compiled(state, given)])
 
     return fast
+
+
+_SET = ("jax_enable_x64", "jax_default_matmul_precision")
+"""The settings of JAX that a program of ours changes."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +90,15 @@ class OpenXLA:
 
     def build(self, workload: Workload) -> Built:
         jax: Any = importlib.import_module("jax")
-        before = jax.config.jax_enable_x64
+        before = {name: getattr(jax.config, name) for name in _SET}
         fast = xla_program(workload.fn, workload.args, workload.kwargs)
         warm(fast, workload)
-        return Built(fast, close=lambda: jax.config.update("jax_enable_x64", before), outside=True)
+
+        def close() -> None:
+            for name, value in before.items():
+                jax.config.update(name, value)
+
+        return Built(fast, close=close, outside=True)
 
     def code(self, workload: Workload) -> Code:
         given = f"model, {workload.args_text}, {workload.kwargs_text}"

@@ -43,15 +43,14 @@ from onelaunch.bench.reference import outputs
 from onelaunch.bench.timers import Timing, timers_for
 from onelaunch.bench.workload import Workload
 
-COMPILED = ("compile", "reduce-overhead", "cudagraphs")
-INCUMBENTS = (
-    *("eager", "no_grad", "by-hand", "make_graphed_callables"),
-    *(*COMPILED, "torchscript", "openxla"),
-)
+INCUMBENTS = ("eager", "no_grad", "by-hand", "reduce-overhead", "torchscript", "openxla")
+"""Without those whose kernels one of these launches faster: make_graphed_callables, the cudagraphs
+backend and the default mode of torch.compile, which `benchmarks.engines` measures."""
+OTHERS = ("compile", "cudagraphs")
+"""Which take sizes that change, as captures by hand do not."""
 ROUNDS = 30
 COMPARE_SECONDS = 3.0
 EXACT, LOOSE = 0.0, 1e-2
-OTHERS = 3  # engines that are tried on sizes that change
 Found = dict[str, Any]
 Mode = Callable[[], AbstractContextManager[object]]
 Contestant = tuple[Mode, Callable[[], object]]
@@ -67,9 +66,9 @@ def given(name: str) -> tuple[Any, tuple[Any, ...]]:
 def prebuild(name: str) -> None:
     """Fill Inductor's cache with what the engines and the steps will compile."""
     fn, args = given(name)
-    for engine in (ENGINES[known] for known in COMPILED):
-        with contextlib.suppress(Exception), grad_mode(engine.mode):
-            engine.build(Workload(fn, args).copy()).close()
+    engine = ENGINES["reduce-overhead"]
+    with contextlib.suppress(Exception), grad_mode(engine.mode):
+        engine.build(Workload(fn, args).copy()).close()
     steps = ["inference-mode", "inductor:default"]
     with contextlib.suppress(Exception):
         ol.optimize(fn, args, max_error=LOOSE, steps=steps, seconds=1)
@@ -80,7 +79,8 @@ def measure(name: str, seconds: float) -> Found:
     fn, args = given(name)
     rows: dict[str, Found] = {"eager": {"engine": "eager"}}
     contest: dict[str, Contestant] = {}
-    engines = [*INCUMBENTS, *(["max-autotune"] if name in SMALL else [])]
+    engines = [*INCUMBENTS]
+    engines += ["max-autotune"] if name in SMALL else OTHERS if name in CYCLES else []
     finders = {"incumbent": functools.partial(compared, fn, args, engines)}
     if name not in KINDS:
         finders["exact incumbent"] = lambda: bit_for_bit(rows["incumbent"]["engines"], fn, args)
@@ -111,7 +111,7 @@ def others(rows: dict[str, Found]) -> dict[str, Found]:
     ]
     return {
         f"incumbent, {engine}": {"engine": engine, "title": ENGINES[engine].title}
-        for engine in named[: len(COMPILED) + OTHERS]
+        for engine in named
     }
 
 

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from onelaunch.checklist.plan import Plan
 
 STEPS = (
-    *("eval", "inference-mode", "graph", "fold-batchnorm", "drop-bias", "merge-branches"),
-    *("channels-last", "half", "int8", "fp8", "pad-channels", "cudnn-benchmark", "tf32"),
-    "inductor",
+    *("eval", "inference-mode", "graph", "fold-batchnorm", "drop-bias", "merge-branches", "half"),
+    *("channels-last", "pad-channels", "cudnn-benchmark", "tf32", "inductor", "int8", "fp8"),
 )
 """The names in `checklist.steps`, without their ways; a test compares the two."""
 

@@ -76,6 +76,12 @@ def assert_same(got: Any, expected: Any, at: str = "result") -> None:
     if isinstance(expected, Tensor):
         assert isinstance(got, Tensor), f"{at}: {got!r} is not a tensor"
         assert describe(got) == describe(expected), at
+        if hasattr(type(expected), "__tensor_flatten__"):
+            (parts, context), now = expected.__tensor_flatten__(), got.__tensor_flatten__()
+            assert now == (parts, context), at
+            for name in parts:
+                assert_same(getattr(got, name), getattr(expected, name), f"{at}.{name}")
+            return
         if expected.layout != torch.strided:
             got, expected = got.to_dense(), expected.to_dense()
         a, b = bits(got), bits(expected)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.call.dtensor import is_wrapped
+from onelaunch.call.wrappers import is_wrapped
 from onelaunch.errors import GraphError
 from onelaunch.state.slots import read_gradient, read_hooks, read_last_hooks
 

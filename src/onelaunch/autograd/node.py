@@ -16,7 +16,7 @@ from torch import Tensor
 from onelaunch.autograd.accumulate import accumulate, is_backward, wanted_gradients
 from onelaunch.autograd.backward import Gradients
 from onelaunch.autograd.graph_walk import AGAIN, MODIFIED
-from onelaunch.call.dtensor import is_wrapped
+from onelaunch.call.wrappers import is_wrapped
 from onelaunch.errors import GraphError
 from onelaunch.source import user_line
 

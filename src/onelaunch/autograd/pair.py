@@ -29,7 +29,7 @@ from onelaunch.autograd.chain import Link
 from onelaunch.autograd.components import Component, ComponentNode
 from onelaunch.autograd.node import InFlightForward, Lease, Saved, launched, launched_directly
 from onelaunch.autograd.rehearsal import Rehearsal
-from onelaunch.call.dtensor import is_wrapped
+from onelaunch.call.wrappers import is_wrapped
 from onelaunch.driver.protocol import Graph, Launch, Pool, Released, Travel
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, let_go
 from onelaunch.trace_names import named

@@ -5,5 +5,5 @@ spec.py     CallSpec: the signature of a call
 kinds.py    the classes of objects that are taken apart, or kept whole
 numbers.py  the numbers among the arguments of a call
 ambient.py  torch's modes around a call, and the check that a call may replay under them
-dtensor.py  tensors that stand for others: DTensors, and transforms' wrappers
+wrappers.py  tensors that stand for others: DTensors, quantised weights, transforms' wrappers
 """

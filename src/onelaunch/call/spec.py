@@ -18,6 +18,7 @@ from torch import Tensor
 
 from onelaunch.call.ambient import MODES
 from onelaunch.call.tree import Container, Tree
+from onelaunch.call.wrappers import is_compound
 
 _C: Any = torch._C
 
@@ -187,13 +188,14 @@ def extent_bytes(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
 
 def has_strides(t: Tensor) -> bool:
     """Return whether a tensor is memory with sizes and strides; a nested one's layout is strided
-    too, without being that."""
-    return t.layout is torch.strided and not t.is_nested
+    too, without being that, and so is that of one made of several."""
+    return t.layout is torch.strided and not t.is_nested and not is_compound(t)
 
 
 def lies_on(t: Tensor, device: torch.device) -> bool:
     """Return whether a tensor is plain memory of a device of this kind."""
-    return t.layout is torch.strided and t.device.type == device.type
+    same = t.layout is torch.strided and t.device.type == device.type
+    return same and not is_compound(t)
 
 
 def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:

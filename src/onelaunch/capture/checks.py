@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onelaunch.call.dtensor import local
 from onelaunch.call.kinds import kinds_in
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import Tree, constants, flatten_call, is_code, is_plain
+from onelaunch.call.wrappers import is_compound, local
 from onelaunch.capture.io_plan import Inputs
 from onelaunch.errors import CaptureError, kind_of
 from onelaunch.state.slots import Slot, gradient_of
@@ -66,13 +66,36 @@ def refuse_opaque(tree: Tree) -> None:
 def refuse_parts(
     results: Sequence[Tensor], stored: Sequence[tuple[Slot, object]], held: Collection[int]
 ) -> None:
-    """Refuse DTensors as results, except existing ones and gradients, which stay as they are: a
-    DTensor is more than the memory that a replay would give."""
+    """Refuse DTensors as results, except existing ones and gradients, which stay as they are, and
+    tensors made of several: both are more than the memory that a replay would give."""
     kept = {id(t) for slot, t in stored if slot.key is gradient_of} | set(held)
     for t in results:
+        if is_compound(t):
+            raise CaptureError("OL108", f"the result holds {kind_of(t)}", fix=_PLAIN)
         if local(t) is not t and id(t) not in kept:
             what = f"the result holds {kind_of(t)}"
             raise CaptureError("OL108", what, fix="return t.full_tensor(), or t.to_local()")
+
+
+_PLAIN = "return it as a plain tensor, `t.dequantize()` say"
+
+
+def refuse_compound_leaves(before: StateWalk) -> None:
+    """Refuse a run with gradients that reaches a tensor made of several which requires grad: a
+    capture has no memory of it to put a stand-in over, or to write the gradient for."""
+    if not (torch.is_grad_enabled() or before.runs_backward()):
+        return
+    for slot, t in before.held.values():
+        if is_compound(t) and before.is_read(slot) and t.requires_grad:
+            what = f"`{slot.name}`, {kind_of(t)}, requires grad and is made of several tensors"
+            raise CaptureError("OL114", what, why=_UNSEEN, fix=_FROZEN)
+
+
+_UNSEEN = "its gradient would go to memory that a replay does not know"
+_FROZEN = (
+    "freeze it, `weight.requires_grad_(False)`, or call under `torch.no_grad()`; a weight that "
+    "learns must be a plain tensor"
+)
 
 
 _IN_PLACE = (

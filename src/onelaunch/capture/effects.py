@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import Constant, flatten, is_plain
+from onelaunch.call.wrappers import is_compound
 from onelaunch.capture.recording import StateOutput
 from onelaunch.driver.protocol import Driver
-from onelaunch.errors import CaptureError
+from onelaunch.errors import CaptureError, kind_of
 from onelaunch.frames.stack import Use
 from onelaunch.source import loaded_at
 from onelaunch.state.slots import (
@@ -77,6 +78,10 @@ def rebound(
         if id(slot.holder) not in holders:
             continue  # a new container: rebuilt as a whole in its slot
         tensors = flatten(new).tensors if new is not MISSING else []
+        compound = next(filter(is_compound, tensors), None)
+        if compound is not None:
+            what = f"the callable puts {kind_of(compound)}, made of several tensors, into "
+            raise CaptureError("OL105", f"{what}`{slot.name}`", fix=_PLAIN)
         if id(old) in modules and id(new) in modules and before.is_read(slot):
             what = f"the callable puts another module that it has into `{slot.name}`"
             raise CaptureError("OL118", what, fix=_BY_NUMBER)
@@ -94,6 +99,7 @@ def rebound(
         yield slot, new
 
 
+_PLAIN = "keep a plain tensor, `t.dequantize()` say, or write into the tensors of the one there"
 _BY_NUMBER = (
     "leave modules where they are and choose one by a number, `self.layers[self.turn]`: each value "
     "has a recording"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from onelaunch.call.tree import Tree
 from onelaunch.capture import distributed
+from onelaunch.capture.checks import refuse_compound_leaves
 from onelaunch.capture.counts import Counts, number_slot
 from onelaunch.capture.followed import FollowedNumbers, NumberTrials
 from onelaunch.capture.forward import BackwardInside
@@ -173,6 +174,7 @@ class CaptureSession:
         """
         job, driver, device = self.job, self.job.driver, self.job.device
         before = StateSnapshot.of(driver, device, job.reached)
+        refuse_compound_leaves(before.walk)
         state_inputs = (*self._state_inputs, *map(number_slot, self._brought))
         state = [cast(Tensor, slot.read()) for slot in state_inputs]
         pinned = set(before.held) - {driver.storage(t) for t in state}

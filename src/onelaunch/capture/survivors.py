@@ -10,7 +10,7 @@ from typing import cast
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from onelaunch.call.dtensor import local
+from onelaunch.call.wrappers import local
 from onelaunch.call.spec import TensorSpec
 from onelaunch.capture.run import CaptureRun
 from onelaunch.errors import CaptureError

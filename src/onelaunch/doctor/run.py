@@ -17,7 +17,7 @@ from torch import nn
 
 from onelaunch.autograd.graph_walk import is_freed
 from onelaunch.bench.workload import Workload, parts
-from onelaunch.call.dtensor import is_wrapper_subclass
+from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.call.tree import flatten
 from onelaunch.doctor.place import Spot, here
 from onelaunch.driver.aten import Operator, imagined, operator

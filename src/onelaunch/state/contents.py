@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.call.tree import is_plain
+from onelaunch.call.wrappers import inner_names, is_compound, is_memory
 from onelaunch.frames.members import behind, functions_in, names_read
 from onelaunch.frames.origins import is_installed, is_machinery
 from onelaunch.frames.peek import MOST, attributes_of
@@ -25,12 +26,14 @@ from onelaunch.frames.stack import Use
 from onelaunch.state.scripted import of_script
 from onelaunch.state.slots import (
     MISSING,
+    InnerTensor,
     Slot,
     arguments_of,
     defaults_of,
     function_of,
     keyword_defaults_of,
     keywords_of,
+    requires_grad,
 )
 
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")
@@ -121,9 +124,25 @@ class Contents:
             return self._of_class(value)
         if isinstance(value, types.ModuleType):
             return self._of_python_module(name, value)
-        if isinstance(value, types.MethodType | Tensor):
+        if isinstance(value, types.MethodType) or is_memory(value):
             return iter(())
+        if isinstance(value, Tensor):
+            return self._of_compound(name, value)
         return itertools.chain(self._items(name, value, use), self._attributes(name, value))
+
+    def _of_compound(self, name: str, t: Tensor) -> Iterator[tuple[Slot, Use | None]]:
+        """Return the slots of a tensor made of several, with what its class keeps beside them.
+        All count as read: reads of tensors' attributes are not noted."""
+        attributes = vars(t)
+        for key in list(attributes):
+            yield Slot("item", attributes, key, f"{name}.{key}", t), Use.READ
+        for key in inner_names(t):
+            if key not in attributes:  # a property, or in `__slots__`
+                reader = InnerTensor(key)
+                yield Slot("contents", t, reader, f"{name}.{key}", None), Use.READ
+        if torch.is_grad_enabled():
+            read = Slot("contents", t, requires_grad, f"{name}.requires_grad", None)
+            yield read, Use.READ
 
     def _of_partial(
         self, name: str, value: functools.partial[Any]
@@ -289,7 +308,7 @@ class Contents:
                 for key, member in vars(value).items():
                     for function in functions_in(member):
                         yield f"{value.__qualname__}.{key}", function
-        elif not isinstance(value, types.ModuleType | Tensor):
+        elif not (isinstance(value, types.ModuleType) or is_memory(value)):
             for inner in behind(value):
                 yield name, inner
             wrapped = (attributes_of(value) or {}).get("__wrapped__")
@@ -332,8 +351,10 @@ def dicts_of(value: object) -> list[dict[str, Any]]:
     if isinstance(value, nn.Module):
         inner = [value.__dict__.get(kind) for kind in MODULE_DICTS]
         return [value.__dict__, *(entries for entries in inner if isinstance(entries, dict))]
-    if isinstance(value, type | types.ModuleType | types.FunctionType | types.MethodType | Tensor):
+    if isinstance(value, type | types.ModuleType | types.FunctionType | types.MethodType):
         return []
+    if isinstance(value, Tensor):
+        return [vars(value)] if is_compound(value) else []
     if type(value).__module__.startswith(_UNWALKED):
         return []
     attributes = attributes_of(value)

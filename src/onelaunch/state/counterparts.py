@@ -11,6 +11,7 @@ from torch import Tensor
 
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import is_ordinary, is_plain
+from onelaunch.call.wrappers import is_compound
 from onelaunch.state.slots import Slot
 
 
@@ -95,7 +96,7 @@ class Counterparts:
         if old is new:
             return
         if isinstance(old, Tensor):
-            if TensorSpec.of(old) != TensorSpec.of(new):
+            if is_compound(old) or TensorSpec.of(old) != TensorSpec.of(new):
                 raise Unlike
         elif type(old) in (list, tuple):
             self._pair_all(old, new)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from onelaunch.call.dtensor import local
 from onelaunch.call.tree import Constant, is_plain
+from onelaunch.call.wrappers import is_memory, local
 from onelaunch.errors import kind_of
 from onelaunch.state.counterparts import Counterparts, ids_in
 from onelaunch.state.host_values import version_of
@@ -311,7 +311,7 @@ class StateGuard:
         return [
             slot.name
             for slot, value in zip(self._slots, self._values, strict=True)
-            if isinstance(value, Tensor)
+            if is_memory(value)
         ]
 
     def _name(self, t: Tensor, index: int) -> str:

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from onelaunch.call.wrappers import is_memory
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.stack import Use
 from onelaunch.state.slots import (
@@ -46,7 +47,7 @@ def relied_on(
     guarded: list[tuple[Slot, object]] = []
     for key, (slot, value) in before.held.items():
         use = before.uses.get(key)
-        if isinstance(value, Tensor):
+        if is_memory(value):
             written = key in rebound and key not in inputs
             if written and key in now and use is Use.READ:
                 # It may be any tensor, but the callable may read whether it is one, and its shape.

@@ -203,6 +203,21 @@ def description_slot(slot: Slot) -> Slot:
     return Slot("contents", slot.holder, _Description(slot.kind, slot.key), name, None)
 
 
+@dataclass(frozen=True)
+class InnerTensor:
+    """A reader of one of the tensors that another is made of."""
+
+    name: str
+
+    def __call__(self, t: Any) -> object:
+        return getattr(t, self.name)
+
+
+def requires_grad(t: Tensor) -> bool:
+    """Return whether a tensor requires grad."""
+    return t.requires_grad
+
+
 def gradient_of(t: Tensor) -> Tensor:
     """Return a leaf's gradient. Raises where there is none: the slot is empty."""
     if not t.is_leaf or t.grad is None:

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from onelaunch.call.dtensor import local
+from onelaunch.call.wrappers import local
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import Same, Tree, call_constants, constants, flatten, is_plain
 from onelaunch.driver.protocol import Driver

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.call.tree import Constant, is_plain
+from onelaunch.call.wrappers import is_memory
 from onelaunch.frames.members import names_read
 from onelaunch.frames.origins import is_installed
 from onelaunch.frames.peek import attributes_of
@@ -204,8 +205,8 @@ class StateWalk:
 
 
 def _tensors_in(found: StateWalk) -> list[tuple[Slot, Tensor]]:
-    """Return the slots of a walk that hold tensors."""
-    return [(slot, value) for slot, value in found.held.values() if isinstance(value, Tensor)]
+    """Return the slots of a walk that hold tensors; for one made of several, theirs."""
+    return [(slot, value) for slot, value in found.held.values() if is_memory(value)]
 
 
 _LEAVES = frozenset({bool, int, float, str, type(None)})
@@ -318,7 +319,7 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
         for item, _ in filter(None, items):
             _add_slot(found, item, Use.READ, queue)
     found.uses[key] = max(use, found.uses.get(key, use))
-    if not tensor and type(content) not in _LEAVES:
+    if type(content) not in _LEAVES and not (tensor and is_memory(content)):
         queue.append((slot.name, content, slot))
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils import backend_registration
 
 from onelaunch.call.spec import contiguous_stride, extent_bytes
+from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.driver.aten import Operator, copy_bits, mapped, operator, tensors
 from onelaunch.driver.tape.recorder import recording
 from onelaunch.testing import engine
@@ -100,6 +101,8 @@ class TapeTensor(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if any(map(is_wrapper_subclass, types)):
+            return NotImplemented  # its own dispatch comes back with the tensors in it
         op = operator(func)
         with torch._C.DisableTorchFunction():
             if op.composite:

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from onelaunch.call.dtensor import local
+from onelaunch.call.wrappers import local
 from onelaunch.call.spec import has_strides
 from onelaunch.call.tree import is_plain
 from onelaunch.driver.aten import Operator, operator, tensors

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from onelaunch.call.dtensor import is_wrapper_subclass
+from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.driver.aten import imagined, operator
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame

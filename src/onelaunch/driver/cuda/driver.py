@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch import Tensor
 
-from onelaunch.call.dtensor import is_wrapped, local
+from onelaunch.call.wrappers import is_wrapped, parts
 from onelaunch.call.spec import TensorSpec
 from onelaunch.driver.cuda import copies as bundle
 from onelaunch.driver.cuda import memory
@@ -263,11 +263,12 @@ def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
 
 
 def _parts(t: Tensor) -> tuple[Tensor, ...]:
-    """List the tensors that hold a tensor's memory: itself, or those of a sparse or sharded one."""
+    """List the tensors that hold a tensor's memory: itself, or those of a sparse, sharded
+    or quantised one."""
     if is_wrapped(t):
         return ()  # no later work of this stream comes before what the caller's has by then
     if t.layout is torch.strided:
-        return (local(t),)
+        return tuple(parts(t))
     if t.layout is torch.sparse_coo:
         return (t._indices(), t._values())
     if t.layout in (torch.sparse_csr, torch.sparse_bsr):

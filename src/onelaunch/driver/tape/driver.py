@@ -15,7 +15,7 @@ from typing import Literal, TypeVar, cast
 import torch
 from torch import Tensor
 
-from onelaunch.call.dtensor import local
+from onelaunch.call.wrappers import local
 from onelaunch.call.spec import TensorSpec, extent_bytes
 from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.protocol import Capture, Graph, Pool, Region, Rewind

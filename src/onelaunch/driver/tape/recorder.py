@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from onelaunch.call.dtensor import is_wrapper_subclass
+from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.call_events import unwatched
 from onelaunch.driver.aten import Operator, Step, imagined, leaves, mapped, operator, tensors
 from onelaunch.driver.host_reads import HostReads

@@ -1,0 +1,391 @@
+"""Tensors made of several others, without memory of their own: quantised weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils import _pytree as pytree
+
+import onelaunch as ol
+
+from .drop_in import assert_same, drop_in_worlds, random_tensor, replays
+
+Rand = Callable[..., Tensor]
+
+
+class Scaled(Tensor):
+    """Integers and a scale for each row, dequantised by every operation."""
+
+    q: Tensor
+    s: Tensor
+    bias: float
+
+    @staticmethod
+    def __new__(cls, q: Tensor, s: Tensor, bias: float = 0.0) -> Scaled:
+        return Tensor._make_wrapper_subclass(cls, q.shape, dtype=s.dtype, device=q.device)
+
+    def __init__(self, q: Tensor, s: Tensor, bias: float = 0.0) -> None:
+        self.q, self.s, self.bias = q, s, bias
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["q", "s"], self.bias
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, bias: Any, size: Any, stride: Any) -> Scaled:
+        return cls(inner["q"], inner["s"], bias)
+
+    def dequantize(self) -> Tensor:
+        return self.q.to(self.s.dtype) * self.s + self.bias
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return "Scaled(...)"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        aten = torch.ops.aten
+        if func in (aten.detach.default, aten.clone.default, aten._to_copy.default):
+            t = args[0]
+            kept = {key: value for key, value in kwargs.items() if key != "dtype"}
+            q, s = func(t.q, **kept), func(t.s, **(kwargs if func is not aten.clone else kept))
+            return type(t)(q, s, t.bias)
+        if func is aten.copy_.default and isinstance(args[1], Scaled):
+            args[0].q.copy_(args[1].q)
+            args[0].s.copy_(args[1].s)
+            return args[0]
+
+        def plain(value: Any) -> Any:
+            return value.dequantize() if isinstance(value, Scaled) else value
+
+        args, kwargs = pytree.tree_map(plain, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+class Twice(Scaled):
+    """A tensor whose first part is itself made of two."""
+
+    def dequantize(self) -> Tensor:
+        return self.q.dequantize() * self.s
+
+
+def scaled(rand: Rand, seed: int, *shape: int, bias: float = 0.0) -> Scaled:
+    q = (rand(seed, *shape) * 40).to(torch.int8)
+    return Scaled(q, rand(seed + 1, shape[0], 1).abs(), bias)
+
+
+def frozen(t: Tensor) -> nn.Parameter:
+    return nn.Parameter(t, requires_grad=False)
+
+
+def quantise(net: nn.Module) -> nn.Module:
+    """Put `Scaled` weights into every linear layer."""
+    for layer in net.modules():
+        if isinstance(layer, nn.Linear):
+            with torch.no_grad():
+                s = layer.weight.abs().amax(1, keepdim=True) / 127
+                layer.weight = frozen(Scaled((layer.weight / s).round().to(torch.int8), s))
+    return net
+
+
+def network(device: torch.device) -> nn.Module:
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+    return net.eval().to(device)
+
+
+def by(rand: Rand) -> Callable[[int], tuple[Tensor]]:
+    return lambda i: (rand(100 + i, 4, 16),)
+
+
+MODES = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=str)
+
+
+@MODES
+def test_weights_made_of_two_tensors(device: torch.device, rand: Rand, mode: Any) -> None:
+    def world() -> Any:
+        return quantise(network(device)), by(rand)
+
+    drop_in_worlds(world, mode=mode)
+
+
+def torchao_configs() -> dict[str, Callable[[Any], Any]]:
+    return {
+        "int8": lambda q: q.Int8WeightOnlyConfig(),
+        "int8 dynamic": lambda q: q.Int8DynamicActivationInt8WeightConfig(),
+        "float8": lambda q: q.Float8WeightOnlyConfig(),
+        "intx": lambda q: q.IntxWeightOnlyConfig(weight_dtype=torch.int4),
+    }
+
+
+@MODES
+@pytest.mark.parametrize("config", torchao_configs())
+def test_torchao(device: torch.device, rand: Rand, config: str, mode: Any) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+
+    def world() -> Any:
+        net = network(torch.device("cpu"))
+        quantization.quantize_(net, torchao_configs()[config](quantization))
+        return net.to(device), by(rand)
+
+    drop_in_worlds(world, mode=mode)
+
+
+def test_compiled(device: torch.device, rand: Rand) -> None:
+    def world() -> Any:
+        return quantise(network(device)), by(rand)
+
+    torch._dynamo.reset()
+    drop_in_worlds(world, compile=True, min_replays=2)
+
+
+def test_grad_mode_with_frozen_weights(device: torch.device, rand: Rand) -> None:
+    net = quantise(network(device))
+    twin = copy.deepcopy(net)
+    fast = ol.graph(net, warmup=1)
+    for i in range(4):
+        for f in (fast, twin):
+            f.zero_grad()
+            f(*by(rand)(i)).sum().backward()
+        assert_same([p.grad for p in net.parameters()], [p.grad for p in twin.parameters()])
+    assert replays(fast)
+
+
+def test_gradient_of_a_weight_is_refused(device: torch.device, rand: Rand) -> None:
+    net = quantise(network(device))
+    net[0].weight.requires_grad_()
+    fast = ol.graph(net, warmup=1)
+    with pytest.raises(ol.CaptureError, match=r"0\.weight") as caught:
+        for i in range(3):
+            fast(*by(rand)(i))
+    assert caught.value.code == "OL114"
+    with torch.no_grad():
+        for i in range(3):
+            assert_same(fast(*by(rand)(i)), net(*by(rand)(i)))
+    assert replays(fast)
+
+
+def test_whole_step_with_a_weight_that_learns_is_refused(device: torch.device, rand: Rand) -> None:
+    net = quantise(network(device))
+    net[0].weight.requires_grad_()
+
+    @ol.graph
+    def step(x: Tensor) -> None:
+        with torch.enable_grad():
+            net(x).sum().backward()
+
+    with pytest.raises(ol.CaptureError) as caught, torch.no_grad():
+        for i in range(5):
+            step(*by(rand)(i))
+    assert caught.value.code == "OL114"
+
+
+def changes() -> dict[str, Callable[[Any, Rand], Any]]:
+    def assigned(net: Any, rand: Rand) -> None:
+        net[0].weight = frozen(scaled(rand, 7, 32, 16))
+
+    def loaded(net: Any, rand: Rand) -> None:
+        net[0].load_state_dict({**net[0].state_dict(), "weight": scaled(rand, 8, 32, 16)})
+
+    def replaced(net: Any, rand: Rand) -> None:
+        state = {**net[0].state_dict(), "weight": frozen(scaled(rand, 9, 32, 16))}
+        net[0].load_state_dict(state, assign=True)
+
+    return {
+        "a part, in place": lambda net, rand: net[0].weight.s.mul_(2),
+        "a part, by data": lambda net, rand: setattr(net[0].weight.s, "data", rand(5, 32, 1)),
+        "a part, replaced": lambda net, rand: setattr(net[0].weight, "s", rand(5, 32, 1)),
+        "a number beside the parts": lambda net, rand: setattr(net[0].weight, "bias", 0.5),
+        "the weight": assigned,
+        "load_state_dict": loaded,
+        "load_state_dict(assign=True)": replaced,
+        "swap_tensors": lambda net, rand: torch.utils.swap_tensors(
+            net[0].weight, frozen(scaled(rand, 6, 32, 16))
+        ),
+        "quantised again": lambda net, rand: quantise(net.load_state_dict(
+            network(net[2].bias.device).state_dict(), assign=True) and net),
+    }
+
+
+@pytest.mark.parametrize("change", changes())
+@MODES
+def test_a_change_between_calls_is_seen(
+    device: torch.device, rand: Rand, change: str, mode: Any
+) -> None:
+    def world() -> Any:
+        return quantise(network(device)), by(rand)
+
+    def between(i: int, net: Any) -> None:
+        if i == 3:
+            with torch.no_grad():
+                changes()[change](net, rand)
+
+    drop_in_worlds(world, calls=8, recordings=None, min_replays=3, between=between, mode=mode)
+
+
+def test_another_dtype(device: torch.device, rand: Rand) -> None:
+    def world() -> Any:
+        return quantise(network(device)), lambda i: (
+            rand(i, 4, 16).to(torch.float32 if i < 3 else torch.float64),
+        )
+
+    def between(i: int, net: Any) -> None:
+        if i == 3:
+            net.to(torch.float64)
+
+    drop_in_worlds(world, calls=8, recordings=None, min_replays=3, between=between)
+
+
+def test_a_weight_that_starts_to_require_grad(device: torch.device, rand: Rand) -> None:
+    net = quantise(network(device))
+    for p in net.parameters():
+        p.requires_grad_(False)
+    fast = ol.graph(net, warmup=1)
+    for i in range(3):
+        assert_same(fast(*by(rand)(i)), net(*by(rand)(i)))
+    assert replays(fast)
+    net[2].weight.requires_grad_()
+    with pytest.raises(ol.CaptureError) as caught:
+        for i in range(3):
+            fast(*by(rand)(i))
+    assert caught.value.code == "OL114"
+
+
+def places(device: torch.device, rand: Rand) -> dict[str, Callable[[], Any]]:
+    class Holder:
+        def __init__(self) -> None:
+            self.w = scaled(rand, 1, 16, 16)
+            self.more = {"w": [scaled(rand, 3, 16, 16)]}
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x @ self.w + x @ self.more["w"][0]
+
+    def closure() -> Any:
+        w, more = scaled(rand, 1, 16, 16), (scaled(rand, 2, 16, 16, bias=0.25),)
+        return lambda x: x @ w @ more[0]
+
+    def nested() -> Any:
+        w = Twice(scaled(rand, 1, 16, 16), rand(4, 16, 1))
+        return lambda x: x @ w
+
+    def shared() -> Any:
+        net = quantise(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))).to(device)
+        net[1].weight = net[0].weight
+        return net
+
+    def parametrized() -> Any:
+        class Double(nn.Module):
+            def forward(self, w: Tensor) -> Tensor:
+                return w * 2
+
+        net = quantise(network(device))
+        parametrize.register_parametrization(net[0], "bias", Double())
+        return net
+
+    def buffer() -> Any:
+        net = nn.Linear(16, 16).to(device)
+        net.register_buffer("w", scaled(rand, 1, 16, 16))
+        net.forward = lambda x: x @ net.w
+        return net
+
+    def swapped() -> Any:
+        w = Twice(scaled(rand, 1, 16, 16), rand(4, 16, 1))
+
+        def f(x: Tensor) -> Tensor:
+            w.q.s.mul_(1.5)
+            return x @ w
+
+        return f
+
+    return {
+        "an object": Holder,
+        "a closure": closure,
+        "in another": nested,
+        "shared": shared,
+        "beside a parametrisation": parametrized,
+        "a buffer": buffer,
+        "written in the call": swapped,
+        "a global": lambda: lambda x: x @ HELD[device],
+    }
+
+
+HELD: dict[torch.device, Tensor] = {}
+
+
+@pytest.mark.parametrize("place", places(torch.device("cpu"), random_tensor))
+def test_where_it_is_held(device: torch.device, rand: Rand, place: str) -> None:
+    HELD[device] = scaled(rand, 1, 16, 16)
+
+    def world() -> Any:
+        torch.manual_seed(1)
+        return places(device, rand)[place](), by(rand)
+
+    drop_in_worlds(world)
+
+
+def test_as_result_it_is_refused(device: torch.device, rand: Rand) -> None:
+    w = scaled(rand, 1, 16, 16)
+    for f in (lambda x: Scaled(w.q * 2, w.s + x.sum()), lambda x: (x * 2, w)):
+        fast = ol.graph(f, warmup=1)
+        with pytest.raises(ol.CaptureError, match="Scaled") as caught, torch.no_grad():
+            for i in range(3):
+                fast(*by(rand)(i))
+        assert caught.value.code == "OL108"
+        assert "dequantize" in caught.value.fix
+
+
+def test_made_and_kept_in_a_call_it_is_refused(device: torch.device, rand: Rand) -> None:
+    net = quantise(network(device))
+
+    def f(x: Tensor) -> Tensor:
+        y = net(x)
+        net[0].weight = frozen(Scaled(net[0].weight.q + 1, net[0].weight.s * 2))
+        return y
+
+    fast = ol.graph(f, warmup=1)
+    with pytest.raises(ol.CaptureError, match="Scaled") as caught, torch.no_grad():
+        for i in range(4):
+            fast(*by(rand)(i))
+    assert caught.value.code == "OL105"
+
+
+def test_put_elsewhere_in_a_call_it_is_refused(device: torch.device, rand: Rand) -> None:
+    net = quantise(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))).to(device)
+
+    def f(x: Tensor) -> Tensor:
+        y = net(x)
+        net[0].weight, net[1].weight = net[1].weight, net[0].weight
+        return y
+
+    fast = ol.graph(f, warmup=1)
+    with pytest.raises(ol.CaptureError, match="Scaled") as caught, torch.no_grad():
+        for i in range(4):
+            fast(*by(rand)(i))
+    assert caught.value.code == "OL105"
+
+
+def test_as_argument_the_call_is_inlined(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(lambda x, w: x @ w, warmup=1)
+    with torch.no_grad():
+        for i in range(4):
+            w = scaled(rand, i, 16, 16)
+            assert_same(fast(*by(rand)(i), w), by(rand)(i)[0] @ w)
+    assert not fast.recordings
+
+
+def test_made_and_dropped_in_a_call(device: torch.device, rand: Rand) -> None:
+    def world() -> Any:
+        net = network(device)
+
+        def f(x: Tensor) -> Tensor:
+            w = Scaled(x.round().to(torch.int8), x.abs().amax(1, keepdim=True))
+            return net(w) + w
+
+        return f, by(rand)
+
+    drop_in_worlds(world)

@@ -77,10 +77,7 @@ def assert_same(got: Any, expected: Any, at: str = "result") -> None:
         assert isinstance(got, Tensor), f"{at}: {got!r} is not a tensor"
         assert describe(got) == describe(expected), at
         if hasattr(type(expected), "__tensor_flatten__"):
-            (parts, context), now = expected.__tensor_flatten__(), got.__tensor_flatten__()
-            assert now == (parts, context), at
-            for name in parts:
-                assert_same(getattr(got, name), getattr(expected, name), f"{at}.{name}")
+            _assert_same_parts(got, expected, at)
             return
         if expected.layout != torch.strided:
             got, expected = got.to_dense(), expected.to_dense()
@@ -107,6 +104,14 @@ def assert_same(got: Any, expected: Any, at: str = "result") -> None:
         assert got.hex() == expected.hex() if expected == expected else got != got, at
     elif isinstance(expected, (int, str, complex, bytes, type(None), torch.dtype, torch.device)):
         assert got == expected, at
+
+
+def _assert_same_parts(got: Any, expected: Any, at: str) -> None:
+    """Equal tensors inside of one that is made of several."""
+    names, context = expected.__tensor_flatten__()
+    assert got.__tensor_flatten__() == (names, context), at
+    for name in names:
+        assert_same(getattr(got, name), getattr(expected, name), f"{at}.{name}")
 
 
 class Runs:

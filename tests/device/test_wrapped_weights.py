@@ -26,9 +26,9 @@ class Scaled(Tensor):
     s: Tensor
     bias: float
 
-    @staticmethod
     def __new__(cls, q: Tensor, s: Tensor, bias: float = 0.0) -> Scaled:
-        return Tensor._make_wrapper_subclass(cls, q.shape, dtype=s.dtype, device=q.device)
+        made: Any = Tensor._make_wrapper_subclass(cls, q.shape, dtype=s.dtype, device=q.device)
+        return made
 
     def __init__(self, q: Tensor, s: Tensor, bias: float = 0.0) -> None:
         self.q, self.s, self.bias = q, s, bias
@@ -83,7 +83,7 @@ def frozen(t: Tensor) -> nn.Parameter:
     return nn.Parameter(t, requires_grad=False)
 
 
-def quantise(net: nn.Module) -> nn.Module:
+def quantise(net: Any) -> Any:
     """Put `Scaled` weights into every linear layer."""
     for layer in net.modules():
         if isinstance(layer, nn.Linear):
@@ -93,7 +93,7 @@ def quantise(net: nn.Module) -> nn.Module:
     return net
 
 
-def network(device: torch.device) -> nn.Module:
+def network(device: torch.device) -> Any:
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
     return net.eval().to(device)
@@ -101,6 +101,15 @@ def network(device: torch.device) -> nn.Module:
 
 def by(rand: Rand) -> Callable[[int], tuple[Tensor]]:
     return lambda i: (rand(100 + i, 4, 16),)
+
+
+def refused(fast: Any, rand: Rand, code: str) -> ol.CaptureError:
+    """Call until the call is refused, and return the refusal."""
+    with pytest.raises(ol.CaptureError) as caught:  # noqa: PT012
+        for i in range(5):
+            fast(*by(rand)(i))
+    assert caught.value.code == code
+    return caught.value
 
 
 MODES = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=str)
@@ -119,7 +128,7 @@ def torchao_configs() -> dict[str, Callable[[Any], Any]]:
         "int8": lambda q: q.Int8WeightOnlyConfig(),
         "int8 dynamic": lambda q: q.Int8DynamicActivationInt8WeightConfig(),
         "float8": lambda q: q.Float8WeightOnlyConfig(),
-        "intx": lambda q: q.IntxWeightOnlyConfig(weight_dtype=torch.int4),
+        "intx": lambda q: q.IntxWeightOnlyConfig(weight_dtype=torch.int8),
     }
 
 
@@ -147,7 +156,7 @@ def test_compiled(device: torch.device, rand: Rand) -> None:
 def test_grad_mode_with_frozen_weights(device: torch.device, rand: Rand) -> None:
     net = quantise(network(device))
     twin = copy.deepcopy(net)
-    fast = ol.graph(net, warmup=1)
+    fast: Any = ol.graph(net, warmup=1)
     for i in range(4):
         for f in (fast, twin):
             f.zero_grad()
@@ -159,11 +168,8 @@ def test_grad_mode_with_frozen_weights(device: torch.device, rand: Rand) -> None
 def test_gradient_of_a_weight_is_refused(device: torch.device, rand: Rand) -> None:
     net = quantise(network(device))
     net[0].weight.requires_grad_()
-    fast = ol.graph(net, warmup=1)
-    with pytest.raises(ol.CaptureError, match=r"0\.weight") as caught:
-        for i in range(3):
-            fast(*by(rand)(i))
-    assert caught.value.code == "OL114"
+    fast: Any = ol.graph(net, warmup=1)
+    assert "0.weight" in refused(fast, rand, "OL114").what
     with torch.no_grad():
         for i in range(3):
             assert_same(fast(*by(rand)(i)), net(*by(rand)(i)))
@@ -179,10 +185,8 @@ def test_whole_step_with_a_weight_that_learns_is_refused(device: torch.device, r
         with torch.enable_grad():
             net(x).sum().backward()
 
-    with pytest.raises(ol.CaptureError) as caught, torch.no_grad():
-        for i in range(5):
-            step(*by(rand)(i))
-    assert caught.value.code == "OL114"
+    with torch.no_grad():
+        refused(step, rand, "OL114")
 
 
 def changes() -> dict[str, Callable[[Any, Rand], Any]]:
@@ -207,8 +211,9 @@ def changes() -> dict[str, Callable[[Any, Rand], Any]]:
         "swap_tensors": lambda net, rand: torch.utils.swap_tensors(
             net[0].weight, frozen(scaled(rand, 6, 32, 16))
         ),
-        "quantised again": lambda net, rand: quantise(net.load_state_dict(
-            network(net[2].bias.device).state_dict(), assign=True) and net),
+        "quantised again": lambda net, rand: quantise(
+            net.load_state_dict(network(net[2].bias.device).state_dict(), assign=True) and net
+        ),
     }
 
 
@@ -230,9 +235,10 @@ def test_a_change_between_calls_is_seen(
 
 def test_another_dtype(device: torch.device, rand: Rand) -> None:
     def world() -> Any:
-        return quantise(network(device)), lambda i: (
-            rand(i, 4, 16).to(torch.float32 if i < 3 else torch.float64),
-        )
+        def arguments(i: int) -> tuple[Tensor]:
+            return (rand(i, 4, 16).to(torch.float32 if i < 3 else torch.float64),)
+
+        return quantise(network(device)), arguments
 
     def between(i: int, net: Any) -> None:
         if i == 3:
@@ -245,15 +251,12 @@ def test_a_weight_that_starts_to_require_grad(device: torch.device, rand: Rand) 
     net = quantise(network(device))
     for p in net.parameters():
         p.requires_grad_(False)
-    fast = ol.graph(net, warmup=1)
+    fast: Any = ol.graph(net, warmup=1)
     for i in range(3):
         assert_same(fast(*by(rand)(i)), net(*by(rand)(i)))
     assert replays(fast)
     net[2].weight.requires_grad_()
-    with pytest.raises(ol.CaptureError) as caught:
-        for i in range(3):
-            fast(*by(rand)(i))
-    assert caught.value.code == "OL114"
+    refused(fast, rand, "OL114")
 
 
 def places(device: torch.device, rand: Rand) -> dict[str, Callable[[], Any]]:
@@ -267,11 +270,25 @@ def places(device: torch.device, rand: Rand) -> dict[str, Callable[[], Any]]:
 
     def closure() -> Any:
         w, more = scaled(rand, 1, 16, 16), (scaled(rand, 2, 16, 16, bias=0.25),)
-        return lambda x: x @ w @ more[0]
+
+        def f(x: Tensor) -> Tensor:
+            return x @ w @ more[0]
+
+        return f
+
+    def of_global() -> Any:
+        def f(x: Tensor) -> Tensor:
+            return x @ HELD[device]
+
+        return f
 
     def nested() -> Any:
         w = Twice(scaled(rand, 1, 16, 16), rand(4, 16, 1))
-        return lambda x: x @ w
+
+        def f(x: Tensor) -> Tensor:
+            return x @ w
+
+        return f
 
     def shared() -> Any:
         net = quantise(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))).to(device)
@@ -288,16 +305,24 @@ def places(device: torch.device, rand: Rand) -> dict[str, Callable[[], Any]]:
         return net
 
     def buffer() -> Any:
-        net = nn.Linear(16, 16).to(device)
-        net.register_buffer("w", scaled(rand, 1, 16, 16))
-        net.forward = lambda x: x @ net.w
-        return net
+        class Buffered(nn.Module):
+            w: Tensor
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("w", scaled(rand, 1, 16, 16))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return x @ self.w
+
+        return Buffered()
 
     def swapped() -> Any:
-        w = Twice(scaled(rand, 1, 16, 16), rand(4, 16, 1))
+        inner = scaled(rand, 1, 16, 16)
+        w = Twice(inner, rand(4, 16, 1))
 
         def f(x: Tensor) -> Tensor:
-            w.q.s.mul_(1.5)
+            inner.s.mul_(1.5)
             return x @ w
 
         return f
@@ -310,7 +335,7 @@ def places(device: torch.device, rand: Rand) -> dict[str, Callable[[], Any]]:
         "beside a parametrisation": parametrized,
         "a buffer": buffer,
         "written in the call": swapped,
-        "a global": lambda: lambda x: x @ HELD[device],
+        "a global": of_global,
     }
 
 
@@ -330,13 +355,18 @@ def test_where_it_is_held(device: torch.device, rand: Rand, place: str) -> None:
 
 def test_as_result_it_is_refused(device: torch.device, rand: Rand) -> None:
     w = scaled(rand, 1, 16, 16)
-    for f in (lambda x: Scaled(w.q * 2, w.s + x.sum()), lambda x: (x * 2, w)):
-        fast = ol.graph(f, warmup=1)
-        with pytest.raises(ol.CaptureError, match="Scaled") as caught, torch.no_grad():
-            for i in range(3):
-                fast(*by(rand)(i))
-        assert caught.value.code == "OL108"
-        assert "dequantize" in caught.value.fix
+
+    def made(x: Tensor) -> Tensor:
+        return Scaled(w.q * 2, w.s + x.sum())
+
+    def held(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, w
+
+    for f in (made, held):
+        with torch.no_grad():
+            error = refused(ol.graph(f, warmup=1), rand, "OL108")
+        assert "Scaled" in error.what
+        assert "dequantize" in error.fix
 
 
 def test_made_and_kept_in_a_call_it_is_refused(device: torch.device, rand: Rand) -> None:
@@ -347,11 +377,9 @@ def test_made_and_kept_in_a_call_it_is_refused(device: torch.device, rand: Rand)
         net[0].weight = frozen(Scaled(net[0].weight.q + 1, net[0].weight.s * 2))
         return y
 
-    fast = ol.graph(f, warmup=1)
-    with pytest.raises(ol.CaptureError, match="Scaled") as caught, torch.no_grad():
-        for i in range(4):
-            fast(*by(rand)(i))
-    assert caught.value.code == "OL105"
+    fast: Any = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        assert "Scaled" in refused(fast, rand, "OL105").what
 
 
 def test_put_elsewhere_in_a_call_it_is_refused(device: torch.device, rand: Rand) -> None:
@@ -362,15 +390,13 @@ def test_put_elsewhere_in_a_call_it_is_refused(device: torch.device, rand: Rand)
         net[0].weight, net[1].weight = net[1].weight, net[0].weight
         return y
 
-    fast = ol.graph(f, warmup=1)
-    with pytest.raises(ol.CaptureError, match="Scaled") as caught, torch.no_grad():
-        for i in range(4):
-            fast(*by(rand)(i))
-    assert caught.value.code == "OL105"
+    fast: Any = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        assert "Scaled" in refused(fast, rand, "OL105").what
 
 
 def test_as_argument_the_call_is_inlined(device: torch.device, rand: Rand) -> None:
-    fast = ol.graph(lambda x, w: x @ w, warmup=1)
+    fast: Any = ol.graph(torch.matmul, warmup=1)
     with torch.no_grad():
         for i in range(4):
             w = scaled(rand, i, 16, 16)

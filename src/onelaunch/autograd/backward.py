@@ -19,9 +19,9 @@ from torch import Tensor
 from onelaunch.autograd.accumulate import laid_out
 from onelaunch.autograd.graph_walk import DENSE, MODIFIED, CapturedGraph
 from onelaunch.autograd.rehearsal import Finding, Rehearsal
-from onelaunch.call.wrappers import is_wrapped
 from onelaunch.call.spec import TensorSpec, lies_on
 from onelaunch.call.tree import flatten
+from onelaunch.call.wrappers import is_wrapped
 from onelaunch.driver.attention_seeds import SeedsOfCapture
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.host_factories import HostFactories

@@ -10,8 +10,8 @@ from typing import cast
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from onelaunch.call.wrappers import local
 from onelaunch.call.spec import TensorSpec
+from onelaunch.call.wrappers import local
 from onelaunch.capture.run import CaptureRun
 from onelaunch.errors import CaptureError
 from onelaunch.state.slots import Slot

@@ -17,8 +17,8 @@ from torch import nn
 
 from onelaunch.autograd.graph_walk import is_freed
 from onelaunch.bench.workload import Workload, parts
-from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.call.tree import flatten
+from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.doctor.place import Spot, here
 from onelaunch.driver.aten import Operator, imagined, operator
 from onelaunch.driver.function_modes import UnnoticedMode

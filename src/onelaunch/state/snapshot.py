@@ -10,9 +10,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from onelaunch.call.wrappers import local
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import Same, Tree, call_constants, constants, flatten, is_plain
+from onelaunch.call.wrappers import local
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.reads import Reads, StandIn
 from onelaunch.state.slots import MISSING

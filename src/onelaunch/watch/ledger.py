@@ -16,9 +16,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from onelaunch.call.wrappers import local
 from onelaunch.call.spec import has_strides
 from onelaunch.call.tree import is_plain
+from onelaunch.call.wrappers import local
 from onelaunch.driver.aten import Operator, operator, tensors
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.random_state import HostGenerators, drawing_line_of

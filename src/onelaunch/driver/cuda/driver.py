@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch import Tensor
 
-from onelaunch.call.wrappers import is_wrapped, parts
 from onelaunch.call.spec import TensorSpec
+from onelaunch.call.wrappers import is_wrapped, parts
 from onelaunch.driver.cuda import copies as bundle
 from onelaunch.driver.cuda import memory
 from onelaunch.driver.cuda import ragged as rows

@@ -15,8 +15,8 @@ from typing import Literal, TypeVar, cast
 import torch
 from torch import Tensor
 
-from onelaunch.call.wrappers import local
 from onelaunch.call.spec import TensorSpec, extent_bytes
+from onelaunch.call.wrappers import local
 from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.protocol import Capture, Graph, Pool, Region, Rewind
 from onelaunch.driver.tape.graph import TapeGraph, TapePool

@@ -412,3 +412,24 @@ def test_hooks_inside_are_refused(device: torch.device, rand: Rand) -> None:
     fast = ol.graph(f, compile=True)
     with pytest.raises(ol.CaptureError, match="OL112"):
         [fast(rand(i, 3).requires_grad_()).sum().backward() for i in range(6)]
+
+
+@on_accelerators
+@pytest.mark.parametrize("ahead", [False, True])
+def test_code_that_reads_the_device_unless_it_is_compiled(rand: Rand, ahead: bool) -> None:
+    """transformers' masks do: the eager run that stands for compiled code goes its way."""
+
+    def f(x: Tensor) -> Tensor:
+        traced = torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()
+        if not traced and bool((x > 1e6).all()):
+            return x
+        return x * 2
+
+    fast = ol.graph(f, compile=True)
+    with torch.no_grad():
+        if ahead:
+            fast.capture(rand(0, 4))
+        for i in range(8):
+            assert_same(fast(rand(i, 4)), rand(i, 4) * 2)
+    assert len(fast.recordings) == 1
+    assert replays(fast) >= 4

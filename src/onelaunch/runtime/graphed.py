@@ -265,7 +265,7 @@ class Graphed(Recorder, Generic[P, R]):
         except CaptureError as error:
             if not signature.asking.switch_answer():
                 return self._refused(signature, error)
-            signature.warm = self.options.warmup_calls - 1
+            signature.warm, signature.known = self.options.warmup_calls - 1, None
             flat = self._flat(args, kwargs)
             again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
             unlike = self._warmup.compare_answers(again, self._name, error)

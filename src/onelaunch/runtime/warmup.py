@@ -165,7 +165,7 @@ class Warmup:
         try:
             run = functools.partial(self._callee.shown, *args, **kwargs)
             hooks = NoHooks(observer.note_refusal) if _trains(attempt) else nullcontext()
-            with observer.host_reads(), hooks, observer:
+            with observer.host_reads(), hooks, observer, signature.asking.answering():
                 result = self._callee.watched(run)()
             if any(t is n for t in flatten(result).tensors for n in numbers):
                 observer.note_refusal(_returned())

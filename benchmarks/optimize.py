@@ -147,10 +147,11 @@ def in_bf16(fn: nn.Module, args: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any,
 
 
 def compared(fn: Any, args: tuple[Any, ...], engines: list[str]) -> Found:
-    """The fastest correct engine whose results are the caller's to keep."""
+    """The fastest correct engine, whether or not its next call overwrites its results."""
     result = ol.compare(fn, args, engines=engines, seconds=COMPARE_SECONDS)
-    best = result.best
-    assert best is not None, "no engine was right"
+    right = [(r.wall.median_us, r) for r in result.rows if r.status == "ok" and r.wall]
+    assert right, "no engine was right"
+    best = min(right, key=lambda timed: timed[0])[1]
     rows = [
         {"engine": r.engine, "status": r.status, "reason": r.reason, "error": r.error}
         | {"us": r.wall.median_us if r.wall else None}

@@ -51,13 +51,13 @@ class EngineChange:
 
     @property
     def worse(self) -> bool:
-        """Whether it got slower, wrong, or fails now."""
+        """True if it got slower, wrong, or fails now."""
         return self.change in ("slower", "wrong", "failed")
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What changed from one comparison to another.
+    """Changes from one comparison to another.
 
     Attributes:
         before, after: the names of the two, such as their files.

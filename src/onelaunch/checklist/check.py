@@ -22,7 +22,7 @@ from onelaunch.bench.workload import Workload
 
 
 class Check(NamedTuple):
-    """What a check found.
+    """Findings of a check.
 
     Attributes:
         error: the largest relative error against float64; NaN where the results are of another

@@ -18,8 +18,8 @@ from onelaunch.doctor.slow.record import Norm, Record
 
 
 class Feeds:
-    """Which layer feeds which norm in a run, as far as that is one to one: each runs once, and
-    nothing else reads what the layer makes."""
+    """Pairs of a layer and the norm that it feeds in a run, as far as that is one to one: each runs
+    once, and nothing else reads what the layer makes."""
 
     def __init__(self, subject: Subject, record: Record) -> None:
         self._modules = subject.by_path()

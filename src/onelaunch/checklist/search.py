@@ -118,7 +118,7 @@ class Search:
                 self._try((step,), "recheck")
 
     def _excluded(self, step: Step) -> bool:
-        """Whether another step of its group is kept already."""
+        """Return whether another step of its group is kept already."""
         return step.group is not None and any(s.group == step.group for s in self.best.steps)
 
     def _without(self) -> None:

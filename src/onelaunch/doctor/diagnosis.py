@@ -31,7 +31,7 @@ _COUNTED: dict[Severity, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What stops a callable from being one launch, right and fast.
+    """Findings on what stops a callable from being one launch, right and fast.
 
     ``print(diagnosis)`` shows each finding in the four parts of an error.
 
@@ -56,12 +56,12 @@ class Diagnosis:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was found."""
+        """True if nothing was found."""
         return not self.findings
 
     @property
     def summary(self) -> str:
-        """What was found, in one line; where that is nothing, what was looked at."""
+        """The findings in one line; where that is nothing, what was looked at."""
         said: list[str] = []
         for severity, (one, many) in _COUNTED.items():
             count = sum(finding.severity == severity for finding in self.findings)
@@ -75,7 +75,7 @@ class Diagnosis:
 
     @property
     def in_pieces(self) -> str:
-        """What ``on_refusal="split"`` makes of it, in a few lines; "" where there is nothing."""
+        """The pieces that ``on_refusal="split"`` makes of it, in a few lines; "" for none."""
         if self.pieces is None:
             return ""
         count = self.pieces.launches

@@ -51,7 +51,7 @@ class Heavy:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the traced calls show, for one call.
+    """Times of one call, by the traced calls.
 
     Attributes:
         launches: of kernels, copies and graphs.

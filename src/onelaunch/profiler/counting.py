@@ -38,7 +38,7 @@ _LOOK_UP = frozenset({"aten::embedding", "aten::index", "aten::index_select", "a
 
 @dataclass(frozen=True)
 class Work:
-    """What one operator does.
+    """The work of one operator.
 
     Attributes:
         name: as in a trace, ``"aten::addmm"``.

@@ -24,7 +24,7 @@ ENOUGH_US = 3_000.0  # a product that takes so long is large enough
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a machine reached, measured in this process.
+    """Peaks that a machine reached, measured in this process.
 
     Attributes:
         working_set: the bytes on which bandwidth was measured.

@@ -21,7 +21,7 @@ small that starting them takes the time, and on a CPU the Python between them.""
 
 @dataclass(frozen=True)
 class Profile:
-    """Where a call's time goes, what bounds it, and what each remedy can gain at most.
+    """An account of a call: where its time goes, what bounds it, what each remedy can gain.
 
     Attributes:
         workload: its name.

@@ -15,7 +15,7 @@ _WIDE = {"float32": 2, "float64": 4}
 
 @dataclass(frozen=True)
 class Roofline:
-    """What a call computes and moves, and how long that takes at the machine's peaks.
+    """The operations and bytes of a call, and how long that takes at the machine's peaks.
 
     Attributes:
         flops: of matrix products, convolutions and attention, by dtype.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """What memory holds between two writes.
+    """The contents of memory between two writes.
 
     Attributes:
         owner: the path of the module whose parameter or buffer it is; also of a copy in another

@@ -89,7 +89,7 @@ class Launches:
 
 @dataclass
 class Record:
-    """What a run showed.
+    """Facts that a run showed.
 
     Attributes:
         fn: the callable.
@@ -123,7 +123,7 @@ class Record:
 
     @property
     def trains(self) -> bool:
-        """Whether gradients are wanted: then no rule of inference applies."""
+        """True if gradients are wanted: then no rule of inference applies."""
         return self.backward or (self.graded and (self.any_training or self.wanted))
 
 

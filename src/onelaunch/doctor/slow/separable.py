@@ -35,7 +35,7 @@ class Measured(NamedTuple):
 
     @property
     def pays(self) -> bool:
-        """Whether the dense one is faster: in nearly every round, and by more than noise."""
+        """True if the dense one is faster: in nearly every round, and by more than noise."""
         rounds = zip(self.pair_us, self.dense_us, strict=True)
         lost = sum(pair <= dense for pair, dense in rounds)
         longer = statistics.median(self.pair_us) / statistics.median(self.dense_us)

@@ -104,13 +104,13 @@ class Class:
 
     @cached_property
     def is_module(self) -> bool:
-        """Whether it is surely an `nn.Module` that can be called."""
+        """True if it is surely an `nn.Module` that can be called."""
         forward = self.find("forward")
         return forward is not None and forward.method and self._derives
 
     @cached_property
     def _derives(self) -> bool:
-        """Whether its bases, or what it is made of, say that it is an `nn.Module`."""
+        """True if its bases, or what it is made of, say that it is an `nn.Module`."""
         if any(base.endswith("Function") for base in self.bases):  # of autograd
             return False
         if any(base.startswith("torch.nn.") or _named_so(base) for base in self.bases):

@@ -27,7 +27,7 @@ Kind = Literal[
 
 
 class Value(NamedTuple):
-    """What is known of a value.
+    """Knowledge of a value.
 
     Attributes:
         mask: whether it is a tensor of bools.
@@ -62,12 +62,12 @@ class Value(NamedTuple):
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it is surely a tensor, on the device or not."""
+        """True if it is surely a tensor, on the device or not."""
         return self.kind in ("tensor", "host")
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is surely neither a tensor nor holds one."""
+        """True if it is surely neither a tensor nor holds one."""
         return self.kind in ("plain", "number")
 
 

@@ -96,7 +96,7 @@ def captured_call(
         written_inputs=written_inputs,
         version_bumped=version_bumped,
         bumped_inputs=bumped_inputs,
-        draws=observer.draws,
+        draws=observer.admission.draws,
         scalars=scalars,
         values=observer.host.read_arguments(),
         lifted=list(run.lifted.used.values()) if run.lifted else [],

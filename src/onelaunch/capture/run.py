@@ -418,7 +418,7 @@ class CaptureRun:
             return CaptureError("OL106", what, where=self.job.line("OL106"))
 
         def redraw() -> None:
-            for draw in self.observer.draws:
+            for draw in self.observer.admission.draws:
                 draw()
 
         return seeded_once(refusal, redraw)

@@ -98,7 +98,7 @@ class CaptureSession:
                 if not isinstance(error, CaptureError):
                     raise
                 let_go(error)
-                unfollowed = [o for run in self._runs for o in run.observer.unfollowed]
+                unfollowed = [o for run in self._runs for o in run.observer.admission.unfollowed]
                 if self._wanted_by_host() or self._trials.keep(unfollowed):
                     continue
                 if self._lifted is not None and self._lifted.misses():
@@ -151,7 +151,7 @@ class CaptureSession:
             index
             for run in self._runs
             for storage, index in run.filled.items()
-            if storage in run.observer.wanted
+            if storage in run.observer.admission.wanted
         }
         self._by_value |= found
         return bool(found)

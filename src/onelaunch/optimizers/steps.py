@@ -162,17 +162,17 @@ class Steps:
             observer.on_operation = None if is_of_torch(optimizer) else self._note
             groups = {id(group) for group in optimizer.param_groups}
             replaced = any(group in groups for group, _, _ in self.places)
-            observer.stepping = optimizer if replaced else None
+            observer.admission.stepping = optimizer if replaced else None
 
         def after(optimizer: Optimizer) -> None:
-            observer.on_operation = observer.stepping = None
+            observer.on_operation = observer.admission.stepping = None
             self.after(optimizer)
 
         try:
             with watching_steps(before, after):
                 yield
         finally:
-            observer.on_operation = observer.stepping = None
+            observer.on_operation = observer.admission.stepping = None
             self.restore()
 
     def _note(self, func: Any, args: Any, kwargs: Any) -> None:

@@ -58,7 +58,7 @@ class CompiledAccesses:
             observer.external,
             observer.written,
             observer.version_bumped,
-            observer.draws,
+            observer.admission.draws,
             observer.refused,
             by_storage,
         )
@@ -77,7 +77,7 @@ class CompiledAccesses:
             originals, statics: the inputs of the recording, and the tensor the callable got for
                 each.
         """
-        observer.draws += self.draws
+        observer.admission.draws += self.draws
         stands_for: dict[int | None, list[Tensor]] = {}
         for t, static in zip(originals, statics, strict=True):
             storage = observer.storage_of(t)

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.call.spec import has_strides
@@ -23,12 +21,13 @@ from onelaunch.driver.aten import Operator, mapped, operator, tensors
 from onelaunch.driver.attention_seeds import given_seeds
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver, Region
-from onelaunch.driver.refusals import CHECKED, DRAWN, refusal, refuse
+from onelaunch.driver.refusals import DRAWN, refuse
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.source import Place, user_frame
+from onelaunch.watch.admission import Admission, readable
 from onelaunch.watch.host_memory import HostMemory, named
 from onelaunch.watch.ledger import Ledger
-from onelaunch.watch.lifted import Lifted, brought
+from onelaunch.watch.lifted import Lifted
 from onelaunch.watch.on_device import fill_on_device
 from onelaunch.watch.operations import Watching
 
@@ -42,7 +41,6 @@ def _placed_nowhere(func: Any, args: Any, kwargs: Any) -> None:
 _DEFERRED = frozenset({"OL101", "OL102", "OL104"})
 """Codes of what compiled code does as eager code does it."""
 LIFTS = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
-_COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::copy")
 
 
 class Observer(Watching):
@@ -75,9 +73,7 @@ class Observer(Watching):
     ) -> None:
         super().__init__()
         self._driver = driver
-        self._lifted = lifted
         self._device = device
-        self._numbers = {id(t) for t in numbers}
         self._kind = device.type
         self._save = save
         self._refuse = refuse is True
@@ -88,13 +84,21 @@ class Observer(Watching):
             stop = self._inputs.get(region.storage, 0)
             self._inputs[region.storage] = max(stop, region.stop)
         self._reads = HostReads(self._on_device, self._refuse_read, self._read_on_host)
-        self._displaced = {driver.storage(t) for t in displaced}
         self._held = held or {}
         self._produced: set[int] = set()
         self.host = HostMemory()
         """The host tensors of the run."""
-        self.wanted: set[int] = set()
-        """Storages on the device whose values the host wanted."""
+        self.admission = Admission(
+            driver,
+            device,
+            self.host,
+            self._reads,
+            inputs=self._inputs,
+            displaced={driver.storage(t) for t in displaced},
+            lifted=lifted,
+            numbers={id(t) for t in numbers},
+            read_on_host=self._read_on_host,
+        )
         # ids of views made in the run, of memory that is read by address.
         self._derived: set[int] = set()
         # Kept so that no other tensor gets their ids or addresses during the run.
@@ -107,8 +111,6 @@ class Observer(Watching):
         self._reshaped_at: dict[int, Place | None] = {}
         self.seeds: set[int] = set()
         """Storages of seeds for a backward, which are on the host in eager."""
-        self.draws: list[Callable[[], object]] = []
-        """Draws from the host's default generator, which each call advances."""
         self.refused: CaptureError | None = None
         """The first refusal, which the callable may have caught."""
         self.placed: Callable[[Any, Any, Any], tuple[Any, Any] | None] = _placed_nowhere
@@ -118,10 +120,6 @@ class Observer(Watching):
         """Called with each operation."""
         self.ledger: Ledger | None = None
         """The ledger that notes the operations."""
-        self.stepping: Optimizer | None = None
-        """The optimizer that steps with stand-ins for its numbers."""
-        self.unfollowed: list[Optimizer] = []
-        """Optimizers that bring such a number to the device."""
         self.external: dict[int, list[Tensor]] = {}
         """storage -> the tensors over it that were read or written by address."""
         self.written: dict[int, Tensor] = {}
@@ -140,10 +138,10 @@ class Observer(Watching):
                 args, kwargs = self.placed(func, args, kwargs) or noting
                 given, inside, lifted = self._consume(op, args, kwargs)
                 noted = self.ledger and self.ledger.note(op, *noting)
-                if op.base == "aten::copy_" and self._is_number(args):
+                if op.base == "aten::copy_" and self.admission.is_number(args):
                     func, args, kwargs = torch.ops.aten.fill_.Scalar, (args[0], args[1].item()), {}
                 elif lifted:
-                    copies = {id(t): self._copy_of(op.base, t) for t in lifted}
+                    copies = {id(t): self.admission.copy_of(op.base, t) for t in lifted}
                     args = mapped(args, lambda value: copies.get(id(value), value))
                 elif self._refuse:
                     filled = fill_on_device(op.base, args, self._on_device)
@@ -171,11 +169,11 @@ class Observer(Watching):
         if op.base in LIFTS:
             self._lift(given)
         if self._refuse:
-            lifted = self._check(op, given, args, kwargs)
+            lifted = self.admission.check(op, given, args, kwargs)
             if op.reshapes:
                 self._reshaped_at[id(given[0])] = user_frame()
         elif self._deferring:
-            self._defer(self._check, op, given, args, kwargs)
+            self._defer(self.admission.check, op, given, args, kwargs)
         host: list[Tensor] = []
         inside: set[int] = set()
         for t in given:
@@ -265,7 +263,7 @@ class Observer(Watching):
         return self._reads
 
     def _refuse_read(self, code: str, what: str, t: Tensor, fix: str | None) -> None:
-        self.wanted.add(self._storage(t))
+        self.admission.wanted.add(self._storage(t))
         error = self.note_refusal(refuse(code, what, fix=fix))
         if not self._deferring:
             raise error
@@ -286,87 +284,6 @@ class Observer(Watching):
                 self._kept.append(t)
                 self.host.lifted(t)
 
-    def _check(
-        self, op: Operator, tensors: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
-    ) -> list[Tensor]:
-        """Refuse what cannot be captured. Return the host tensors that are to be lifted."""
-        func, name = op.func, op.base
-        if name == "aten::as_strided":
-            self._refuse_absolute(*args, **kwargs)
-        device: list[Tensor] = []
-        host: list[Tensor] = []
-        for t in tensors:
-            if not has_strides(t):
-                kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
-                raise refuse("OL109", f"{_readable(name)} on {kind}")
-            (device if self._on_device(t) else host).append(t)
-        if device:
-            found = refusal(func, args, kwargs)
-            if found is not None:
-                self.wanted.add(self._storage(device[0]))
-                what = found.what or f"{_readable(name)} needs the value of {named(device[0])}"
-                what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
-                raise refuse(found.code, what, fix=fix)
-        target = kwargs.get("device")
-        if device and not host and target is None:
-            return []  # nearly all operations: nothing of them is on the host
-        moves = (
-            name in _COPIES
-            and not self._is_number(args)
-            and bool(
-                (device and host)
-                or (device and target is not None and not self._is_ours(target))
-                or (host and self._is_ours(target))
-            )
-        )
-        lifted = self._liftable(name, args, kwargs)
-        if moves and not lifted:
-            raise refuse("OL103", f"{_readable(name)} copies {named(tensors[-1])} across")
-        if self._device.type != "cpu" and not (device or self._is_ours(target)) and op.random:
-            if kwargs.get("generator") is not None:
-                raise refuse("OL104", f"{_readable(name)} draws from a generator of the host's")
-            self.draws.append(partial(func, *args, **kwargs))
-        for t in host:
-            if any(t is other for other in lifted) or id(t) in self._numbers:
-                continue
-            if device and not t.dim() and self._is_fixed(t):
-                continue  # kernels hold its value
-            varying = self.host.varies(t)
-            if device and (varying or t.dim()):
-                raise refuse(
-                    "OL104",
-                    f"{_readable(name)} uses a host tensor, {named(t)}, with device tensors",
-                )
-            if varying and refusal(func, args, kwargs) is not None:
-                self._read_on_host(t)
-        return lifted
-
-    def _liftable(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-        """Return the host tensors that an operation brings to the device, if each call brings the
-        same values; these are part of what a call must match."""
-        if self._lifted is None or (name == "aten::copy_" and self._is_number(args)):
-            return []
-        found = brought(name, args, kwargs, self._kind)
-        return found if all(map(self._is_fixed, found)) else []
-
-    def _is_fixed(self, t: Tensor) -> bool:
-        """Return whether each call has these values of a host tensor; they are compared from now
-        on. Not the numbers of optimizers that step, which each call reads."""
-        if self._lifted is None or (t.requires_grad and torch.is_grad_enabled()):
-            return False
-        if self.stepping is not None and t.is_floating_point():
-            self.unfollowed.append(self.stepping)
-            return False
-        return self.host.fixes(t)
-
-    def _copy_of(self, name: str, t: Tensor) -> Tensor:
-        """Return the device's copy of a host tensor that is lifted."""
-        assert self._lifted is not None
-        there = self._lifted.of(t)
-        if there is None:
-            raise refuse("OL103", f"{_readable(name)} copies {named(t)} across")
-        return there
-
     def _read_on_host(self, t: Tensor) -> None:
         """Note that the host uses the values of a host tensor."""
         try:
@@ -375,39 +292,6 @@ class Observer(Watching):
         except CaptureError as error:
             self.note_refusal(error)
             raise
-
-    def _is_ours(self, device: torch.device | str | None) -> bool:
-        return device is not None and torch.device(device).type == self._device.type
-
-    def _is_number(self, args: Sequence[Any]) -> bool:
-        """Return whether a copy is ``x[0] = 5``: a 0-dim host constant, which a fill writes too."""
-        if len(args) < 2 or not isinstance(args[0], Tensor) or not isinstance(args[1], Tensor):
-            return False
-        target, source = args[:2]
-        return (
-            self._on_device(target)
-            and not self._on_device(source)
-            and source.dim() == 0
-            and (self.host.is_constant(source) or self._reads.assigning > 0)
-        )
-
-    def _refuse_absolute(
-        self,
-        t: Tensor,
-        size: Sequence[int],
-        stride: Sequence[int],
-        storage_offset: int | None = None,
-    ) -> None:
-        """Refuse `as_strided` beyond the argument: a recording does not have the whole storage."""
-        if not self._on_device(t) or self._storage(t) not in self._inputs:
-            return
-        if self._storage(t) in self._displaced:
-            raise refuse("OL109", "as_strided on an argument that does not begin its storage")
-        first = t.storage_offset() if storage_offset is None else storage_offset
-        last = first + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-        stop = t.data_ptr() + (last + 1 - t.storage_offset()) * t.element_size()
-        if 0 not in size and stop > self._inputs[self._storage(t)]:
-            raise refuse("OL109", "as_strided reaches beyond the argument")
 
     def _read(self, t: Tensor, storage: int) -> None:
         if storage in self._produced or storage in self._inputs:
@@ -442,7 +326,7 @@ class Observer(Watching):
         for t in made:
             if not has_strides(t):
                 if t.is_nested and self._refuse:
-                    raise refuse("OL109", f"{_readable(op.name)} makes a nested tensor")
+                    raise refuse("OL109", f"{readable(op.name)} makes a nested tensor")
                 continue
             if self._on_device(t):
                 storage = self._storage(t)
@@ -511,7 +395,3 @@ class Observer(Watching):
             if memory.untyped_storage().nbytes():  # else the run allocated it and freed it
                 memory.copy_(before)
         self._saved.clear()
-
-
-def _readable(name: str) -> str:
-    return f"`{name.removeprefix('aten::')}`"

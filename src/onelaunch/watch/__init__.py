@@ -1,7 +1,7 @@
 """Modes that watch the operations of a run, one by one.
 
 operations.py   Watching: a mode that gets operations as they are recorded
-admission.py    Admission: which operations a recording can hold, and which host values it brings along
+admission.py    Admission: which operations and host values a recording can hold
 observer.py     Observer: the reads and writes of memory, operation by operation
 ledger.py       Ledger: the operations of a run, compared with another run's
 on_device.py    fills by a number of the device, without the host

@@ -128,6 +128,8 @@ class StaticGraph:
             for (static, _), data in zip(edits.moved, kept_data, strict=True):
                 static.data = data
             _set_versions(tuple(read), tuple(before))
+            for t in read:
+                _ = t.grad_fn  # a view's is made anew after a change of version: here, in no run
 
     def rehearse(self, grads: Gradients) -> tuple[list[Tensor | None], Rehearsal | None]:
         """Do `run`, and return what a capture takes from it too."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
@@ -415,3 +416,59 @@ def test_made_and_dropped_in_a_call(device: torch.device, rand: Rand) -> None:
         return f, by(rand)
 
     drop_in_worlds(world)
+
+
+class Read:
+    """A weight with a scale, which the host reads in the `__torch_function__` of its class."""
+
+    def __init__(self, weight: Tensor, scale: Tensor, read: Callable[[Tensor], float]) -> None:
+        self.weight, self.scale, self.read = weight, scale, read
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        x, own = args
+        return func(x, own.weight) * own.read(own.scale)
+
+
+def by_list(t: Tensor) -> float:
+    return t.tolist()[0]
+
+
+def by_item(t: Tensor) -> float:
+    return t[0].item()
+
+
+def by_print(t: Tensor) -> float:
+    return float(str(t[:1]).split("[")[1].split("]")[0])
+
+
+READS = pytest.mark.parametrize("read", [by_list, by_item, by_print])
+
+
+@READS
+def test_a_read_in_the_function_of_a_class_is_refused(
+    device: torch.device, rand: Rand, read: Any
+) -> None:
+    weight: Any = Read(rand(0, 3, 4), torch.full((2,), 0.5, device=device), read)
+    fast = ol.graph(lambda x: F.linear(x, weight), warmup=1)
+    with torch.no_grad():
+        fast(rand(0, 2, 4))
+        with pytest.raises(ol.CaptureError, match="OL101"):
+            fast(rand(1, 2, 4))
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@READS
+def test_a_number_that_the_function_of_a_class_reads_is_watched(
+    device: torch.device, rand: Rand, read: Any, trains: bool
+) -> None:
+    if device.type == "cpu":
+        pytest.skip("there the number is a result of the device")
+    weight: Any = Read(rand(0, 3, 4).requires_grad_(trains), torch.ones(2), read)
+    plain: Callable[[Tensor], Tensor] = lambda x: F.linear(x, weight)  # noqa: E731
+    fast = ol.graph(plain, warmup=1)
+    for i in range(6):
+        weight.scale.fill_(max(i, 3))
+        x = rand(i, 2, 4)
+        assert_same(fast(x), plain(x))
+    assert replays(fast) >= 1

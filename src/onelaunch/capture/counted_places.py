@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.capture.counts import Count, Counts
-from onelaunch.driver.function_modes import UnnoticedMode
+from onelaunch.driver.function_modes import UnnoticedMode, call
 
 
 class CountedPlaces(UnnoticedMode):
@@ -26,14 +26,16 @@ class CountedPlaces(UnnoticedMode):
         super().__init__()
         self._counts = counts
 
-    def function(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a function of torch's, with counts on the device; see `UnnoticedMode`."""
         if func is torch.tensor:
             made = self._tensor(*args, **kwargs)
-            return func(_plain(args[0]), *args[1:], **kwargs) if made is None else made
+            if made is not None:
+                return made
+            return call(func, types, (_plain(args[0]), *args[1:]), kwargs)
         place = _place_of(args[0], args[1])
         if place is None or not self._put(place, args[0], args[2]):
-            func(*args, **kwargs)
+            call(func, types, args, kwargs)
         return None
 
     def _tensor(

@@ -21,7 +21,7 @@ from onelaunch.call.tree import flatten
 from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.doctor.place import Spot, here
 from onelaunch.driver.aten import Operator, imagined, operator
-from onelaunch.driver.function_modes import UnnoticedMode
+from onelaunch.driver.function_modes import UnnoticedMode, call
 from onelaunch.rules.finding import Finding
 from onelaunch.unwinding import DispatchMode
 
@@ -163,8 +163,8 @@ class _Functions(UnnoticedMode):
                 self._by_function.setdefault(function, []).append(listener)
         self.concerns = frozenset(self._by_function)
 
-    def function(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         event = FunctionCall(func, args, kwargs, _spot)
         for listener in self._by_function[func]:
             listener.function(event)
-        return func(*args, **kwargs)
+        return call(func, types, args, kwargs)

@@ -1,7 +1,9 @@
-"""Function modes of ours: torch's own code does not notice them, and they are on in backwards."""
+"""Function modes of ours: torch's own code does not notice them, and they are on in backwards and
+in the functions of tensor classes."""
 
 from __future__ import annotations
 
+import inspect
 import threading
 from abc import abstractmethod
 from collections.abc import Generator
@@ -16,15 +18,16 @@ from onelaunch.unwinding import FunctionMode
 
 _C: Any = torch._C
 _Variable: Any = Variable
+_OF_TORCH: Any = (Tensor.__torch_function__.__func__, _C._disabled_torch_function_impl)
 _BACKWARDS = frozenset({Tensor.backward, torch.autograd.backward, torch.autograd.grad})
 
 
 class UnnoticedMode(FunctionMode):
     """A function mode that `torch.overrides.has_torch_function` does not notice.
 
-    Torch turns a mode off while the mode handles a function, which for a backward would be all that
-    runs in it: hooks, an `autograd.Function`, the recomputation of a checkpoint. This one is on
-    again there.
+    Torch turns a mode off while the mode handles a function. For a backward that would be all that
+    runs in it: hooks, an `autograd.Function`, the recomputation of a checkpoint; for a class with a
+    `__torch_function__`, all that this one does. This mode is on again there.
     """
 
     concerns: frozenset[Any]
@@ -42,29 +45,68 @@ class UnnoticedMode(FunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in self.concerns:
-            return self.function(func, args, kwargs or {})
-        if func not in _BACKWARDS:
-            return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
+        types = _overriding(types)
+        if not types and func not in _BACKWARDS:
+            if func in self.concerns:
+                return self.function(func, types, args, kwargs)
+            return func(*args, **kwargs)
         _off.modes.append(self)
         try:
-            return func(*args, **(kwargs or {}))
+            if func in self.concerns:
+                return self.function(func, types, args, kwargs)
+            return call(func, types, args, kwargs)
         finally:
             _off.modes.pop()
 
     @abstractmethod
-    def function(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run one of the functions that concern this mode, and return its result."""
+    def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run one of the functions that concern this mode, by `call`, and return its result."""
+
+
+def call(func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call a function of torch's from a mode that handles it: as torch would, but with the modes
+    on in the `__torch_function__` of the classes of its arguments, `types`."""
+    if types and not _C._len_torch_function_stack():
+        with _on_again():
+            for kind in types:
+                result = kind.__torch_function__(func, types, args, kwargs)
+                if result is not NotImplemented:
+                    return result
+    return func(*args, **kwargs)
+
+
+def _overriding(types: Any) -> Any:
+    """Return the classes, if torch asks one of them what a function does. It gives `Tensor` too,
+    and classes while they are not asked."""
+    if not types or not _C._is_torch_function_enabled():
+        return ()
+    found = [kind.__torch_function__ for kind in types]
+    own = [f for f in found if getattr(f, "__func__", f) not in _OF_TORCH]
+    return types if own and all(map(inspect.ismethod, own)) else ()
 
 
 class _Off(threading.local):
-    """The modes that are off in a thread because they handle a backward."""
+    """The modes that are off in a thread because they handle a function."""
 
     def __init__(self) -> None:
         self.modes: list[UnnoticedMode] = []
 
 
 _off = _Off()
+
+
+@contextmanager
+def _on_again() -> Generator[None]:
+    off, _off.modes = _off.modes, []
+    for mode in reversed(off):
+        _C._push_on_torch_function_stack(mode)
+    try:
+        yield
+    finally:
+        for _ in off:
+            _C._pop_torch_function_stack()
+        _off.modes = off
 
 
 class _Engine:
@@ -76,15 +118,8 @@ class _Engine:
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """See `torch.autograd.backward`."""
-        off, _off.modes = _off.modes, []
-        for mode in reversed(off):
-            _C._push_on_torch_function_stack(mode)
-        try:
+        with _on_again():
             return self.engine.run_backward(*args, **kwargs)
-        finally:
-            for _ in off:
-                _C._pop_torch_function_stack()
-            _off.modes = off
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.ambient import default_device
-from onelaunch.driver.function_modes import UnnoticedMode
+from onelaunch.driver.function_modes import UnnoticedMode, call
 from onelaunch.driver.host_reads import is_places, parts_of
 
 _FACTORIES: tuple[Any, ...] = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
@@ -37,11 +37,11 @@ class HostFactories(UnnoticedMode):
         self._kind = device.type
         self._whole = whole
 
-    def function(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a function of torch's, by way of the host if it is such a one; see
         `UnnoticedMode`."""
         if self._kind == "cpu":  # nothing is brought anywhere
-            return func(*args, **kwargs)
+            return call(func, types, args, kwargs)
         if func in _FACTORIES:
             device = self._target(func, args, kwargs)
             if device is not None:
@@ -69,7 +69,7 @@ class HostFactories(UnnoticedMode):
             if not (adds or alike) and _fills(value, x) and _is_masked_by(mask, x):
                 return _filled(x, mask, value, out=None if func in _PUTS[:2] else x)
             args = (x, index, value, *accumulate)
-        return func(*args, **kwargs)
+        return call(func, types, args, kwargs)
 
     def _must_save_alike(self) -> bool:
         """Return whether autograd must save what it saves in eager. A checkpoint compares that with

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.function_modes import UnnoticedMode
+from onelaunch.driver.function_modes import UnnoticedMode, call
 from onelaunch.driver.refusals import BY_LIST, CHECKED, READS
 from onelaunch.source import library_calls
 
@@ -41,7 +41,7 @@ class HostReads(UnnoticedMode):
         self.calling: Any = None
         """The function of torch's that is under way, if it reads an argument inside."""
 
-    def function(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a function of torch's, unless it is such a read; see `UnnoticedMode`."""
         if func is Tensor.__repr__ and is_asked_for_class():
             return type(args[0]).__name__
@@ -55,7 +55,7 @@ class HostReads(UnnoticedMode):
         if func in CHECKED if not indexing else _selects(args[1]):
             self.calling = func
             try:
-                return func(*args, **kwargs)
+                return call(func, types, args, kwargs)
             finally:
                 self.calling = None
         by_list = indexing and any(map(is_places, parts_of(args[1])))
@@ -65,10 +65,10 @@ class HostReads(UnnoticedMode):
         if func is Tensor.__setitem__ and not isinstance(args[2], Tensor):
             self.assigning += 1
             try:
-                return func(*args, **kwargs)
+                return call(func, types, args, kwargs)
             finally:
                 self.assigning -= 1
-        return func(*args, **kwargs)
+        return call(func, types, args, kwargs)
 
 
 def is_asked_for_class() -> bool:

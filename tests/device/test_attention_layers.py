@@ -82,7 +82,7 @@ def model_of(name: str, device: torch.device, checkpointed: bool) -> nn.Module:
 @CHECKPOINTED
 def test_pairs(device: torch.device, rand: Rand, name: str, checkpointed: bool) -> None:
     def program(model: Any, i: int) -> Any:
-        x = rand(i, 2, 8, 8).requires_grad_()
+        x = rand(i, 2, 4, 8).requires_grad_()
         loss = model(x).square().mean()
         loss.backward()
         return loss, x.grad
@@ -96,8 +96,8 @@ def test_whole_steps(device: torch.device, name: str, checkpointed: bool) -> Non
     def job() -> Training:
         torch.manual_seed(5)
         inner = model_of(name, device, checkpointed)
-        model = nn.Sequential(nn.Linear(4, 64), nn.Unflatten(1, (8, 8)), inner)
-        model = nn.Sequential(model, nn.Flatten(), nn.Linear(64, 3)).to(device)
+        model = nn.Sequential(nn.Linear(4, 32), nn.Unflatten(1, (4, 8)), inner)
+        model = nn.Sequential(model, nn.Flatten(), nn.Linear(32, 3)).to(device)
         return training_of(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
 
     as_eager(job, device)

@@ -48,7 +48,7 @@ def new(t: Tensor, i: int) -> Tensor:
 
 def junk(device: torch.device) -> None:
     """Reuse memory that was freed, so that a stale read shows."""
-    gc.collect()
+    gc.collect(1)  # what became garbage just now
     for _ in range(8):
         torch.full((4, 4), float("nan"), device=device)
         torch.full((4,), float("nan"), device=device)

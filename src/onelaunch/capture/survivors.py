@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Collection, Sequence
 from types import FrameType
 from typing import cast
@@ -70,14 +71,11 @@ def _survivor(
         # One without elements has no memory that a replay could write over.
         alive = [t for t in found if t is not None and t.numel() and id(t) not in ids]
         del found
-        # C++ keeps steps between a tensor and a view of it. All at once: each search for referrers
-        # goes through every object of the process, which takes 30 ms.
-        but = {*holders, id(alive)}
-        if not alive or not _are_held(alive, but):
-            return None
-        for t in alive:  # no generator, which would hold it too
-            if _are_held([t], but):
-                return t
+        # C++ keeps what a backward reads, and the steps between a tensor and a view of it.
+        held = [n for n, count in enumerate(_references(alive)) if count > _ALONE]
+        for n in held:
+            if _is_held(alive[n : n + 1], {*holders, id(alive)}):
+                return alive[n]
         return None
 
     if find() is None:
@@ -86,12 +84,33 @@ def _survivor(
     return find()
 
 
-def _are_held(tensors: list[Tensor], but: Collection[int]) -> bool:
-    """Return whether a Python object other than a running frame holds one of these tensors."""
-    return any(
-        not isinstance(holder, FrameType) and id(holder) not in but and holder is not tensors
-        for holder in gc.get_referrers(*tensors)
-    )
+def _references(objects: Sequence[object]) -> list[int]:
+    """Count the references to each object from Python. C++ has one of its own to the object of a
+    tensor that something else in C++ holds too."""
+    return [
+        sys.getrefcount(o) - (isinstance(o, Tensor) and o._use_count() > 1)  # pyright: ignore
+        for o in objects
+    ]
+
+
+_ALONE = _references([object()])[0]
+"""What is counted for an object that is in the list alone."""
+
+
+def _holders(one: Sequence[object]) -> list[object]:
+    """Return what holds the object in a list, but for the list; None for what `gc.freeze` hides.
+
+    The search goes through every object of the process: 30 ms, and more in a large one.
+    """
+    found = gc.get_referrers(*one)
+    hidden = _references(one)[0] - _ALONE - (len(found) - 1)
+    seen = [holder for holder in found if holder is not one]
+    return [*seen, None] if gc.get_freeze_count() and hidden > 0 else seen
+
+
+def _is_held(one: Sequence[Tensor], but: Collection[int]) -> bool:
+    """Return whether Python holds the tensor in a list, besides running frames and these."""
+    return any(not isinstance(h, FrameType) and id(h) not in but for h in _holders(one))
 
 
 def _dropped(found: Sequence[Change], before: StateWalk) -> list[Tensor]:
@@ -101,7 +120,7 @@ def _dropped(found: Sequence[Change], before: StateWalk) -> list[Tensor]:
     tensors: list[Tensor] = []
     for change in found:
         if isinstance(change.before, dict | list):
-            holders = gc.get_referrers(change.before)
+            holders = _holders([change.before])
             if all(id(h) in ours or isinstance(h, FrameType | Slot) for h in holders):
                 tensors += _inside(change.before)
     return tensors

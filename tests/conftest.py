@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -44,6 +45,9 @@ def pytest_configure() -> None:
     once. Not beside CUDA: there it comes last, see below. One thread, from before the engine makes
     its own, which keep the number that they find: how a sum is split depends on it."""
     torch.set_num_threads(1)
+    # What a shell runs in the background ignores Ctrl-C, and so would the processes of the tests.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not torch.cuda.is_available():
         testing.install()
 

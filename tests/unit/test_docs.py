@@ -189,7 +189,7 @@ def missing(words: list[str]) -> str | None:
         ok = rest[0] in {
             c.name or c.callback.__name__ for c in app.registered_commands if c.callback
         }
-    elif command == "python" and rest[0] == "-m":
+    elif command in ("python", ".venv/bin/python") and rest[0] == "-m":
         ok = importlib.util.find_spec(rest[1]) is not None
     else:
         ok = command in ("cd", "git", "pip", "python") or shutil.which(command) is not None

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from onelaunch.call import tree
 from onelaunch.driver.aten import Operator, operator, tensors
@@ -94,6 +93,8 @@ def flops_of(
     op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> int | None:
     """Return the arithmetic of an operation; None if it is neither product nor convolution."""
+    from torch.utils.flop_counter import flop_registry  # imports triton, where there is one
+
     packet = _LIKE.get(op.name, op.func._overloadpacket)
     formula: Any = flop_registry.get(packet)
     if formula is None or op.name in _BY_LENGTHS:

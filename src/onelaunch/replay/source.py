@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 
@@ -28,10 +30,17 @@ class GeneratedFunction:
 
     def compile(self, signature: str, label: str) -> Callable[..., Any]:
         text = "\n".join([f"def call({signature}):", *self.lines])
-        exec(compile(text, f"<onelaunch {label}>", "exec"), self.names)
+        exec(_code(text, f"<onelaunch {label}>"), self.names)
         # If names held the function, that cycle would keep a recording's memory until the next
         # collection.
         return self.names.pop("call")
+
+
+@functools.lru_cache(maxsize=64)
+def _code(text: str, name: str) -> CodeType:
+    """Compile a function's text, once for all requests whose recordings differ in their objects
+    alone. 0.5 ms."""
+    return compile(text, name, "exec")
 
 
 def tuple_of(names: Sequence[str]) -> str:

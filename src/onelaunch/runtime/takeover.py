@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import groupby
 from threading import RLock
 from typing import Any
 
@@ -199,11 +200,12 @@ def exchange(places: Sequence[tuple[Tensor, Tensor]]) -> None:
 
     The first of each pair has its contents at any time: another thread may be reading it.
     """
-    for old, new in places:
-        with torch.inference_mode(old.is_inference()), torch.no_grad():
-            here, there = old.detach(), new.detach()
-            kept = new.clone()
-            there.copy_(here)
-            old.data = there
-            here.copy_(kept)
-            new.data = here
+    for is_inference, group in groupby(places, key=lambda pair: pair[0].is_inference()):
+        with torch.inference_mode(is_inference), torch.no_grad():
+            for old, new in group:
+                here, there = old.detach(), new.detach()
+                kept = new.clone()
+                there.copy_(here)
+                old.data = there
+                here.copy_(kept)
+                new.data = here

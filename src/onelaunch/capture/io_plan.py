@@ -25,7 +25,7 @@ from onelaunch.watch.observer import Observer
 
 
 class Unfit(Exception):
-    """A tensor that a port of varying size cannot carry, so that the call is padded before it."""
+    """An argument or result that no port of varying size can carry: the call is padded outside."""
 
 
 @dataclass(slots=True, eq=False)

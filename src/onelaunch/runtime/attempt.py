@@ -142,9 +142,11 @@ class Strategy:
         """Warm up without a call, by `warm` or in another way."""
         warm()
 
-    def record(self, attempt: Attempt, record: Callable[[], E]) -> E:
-        """Capture by calling `record`, possibly again with other `varying` arguments."""
-        return record()
+    def prepare(self, attempt: Attempt) -> None:
+        """Decide, before a capture, which arguments may be smaller in a call: `varying`."""
+
+    def pad_outside(self) -> None:
+        """Let no argument vary: a capture has shown that the recording cannot pad by itself."""
 
     def call_path(self, captured: CapturedCall, spec: CallSpec, label: str) -> CallPath:
         """Return the call path of a recording."""

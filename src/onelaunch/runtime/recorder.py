@@ -17,8 +17,9 @@ from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.forward import BackwardInside, Forward
+from onelaunch.capture.io_plan import Unfit
 from onelaunch.capture.numbers import Following, Unfollowed
-from onelaunch.capture.recording import NeedsGrad, describe
+from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
 from onelaunch.capture.run import CaptureJob
 from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import Driver
@@ -57,27 +58,33 @@ class Recorder(Table):
 
     def _record(self, attempt: Attempt) -> Entry | None:
         """Return a recording in the pool; None if the pool's `max_bytes` leaves no room for it."""
-
-        def admitted() -> Entry | None:
-            return self._pool.admit(
-                attempt.driver,
-                attempt.device,
-                attempt.signature.need_bytes,
-                lambda: self._captured(attempt),
-                self._user,
-            )
-
-        entry = attempt.strategy.record(attempt, admitted)
+        strategy = attempt.strategy
+        strategy.prepare(attempt)
+        try:
+            entry = self._record_in_pool(attempt)
+        except Unfit:
+            strategy.pad_outside()
+            entry = self._record_in_pool(attempt)
         if entry is not None:
             attempt.signature.launches = None
         return entry
 
-    def _captured(self, attempt: Attempt) -> Entry:
-        """Capture an attempt, and make its call path."""
+    def _record_in_pool(self, attempt: Attempt) -> Entry | None:
+        driver, device, need_bytes = attempt.driver, attempt.device, attempt.signature.need_bytes
+        with self._pool.lease(driver, device, need_bytes, self._user) as lease:
+            while lease.has_room:
+                entry = self._capture(attempt)
+                if lease.keep(entry.member):
+                    return entry
+                del entry  # before the next capture, which needs its memory
+        return None
+
+    def _capture(self, attempt: Attempt) -> Entry:
+        """Capture a call, and return the recording with its call path."""
         signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
         attempt.reached.know(self._callee.reads)
         owners = tensors_in(requests_in(spec.tree))
-        before = memory_uses(owners)
+        uses = memory_uses(owners)
         reason = signature.why or why(self._entries, spec, flat.tensors)
         job = self._job(attempt)
         session, following = CaptureSession(job), job.following
@@ -87,6 +94,18 @@ class Recorder(Table):
             self._varied.note_recorded(following, job.following)
         note_modes()
         distributed.shutdown.watch(self, captured.graph)
+        entry = self._entry(attempt, job, captured, reason)
+        if owners:
+            entry.shares = shares(uses, owners, self._entries)
+        if owners or captured.followed:  # which each launch finds as its call wrote them
+            entry.call = locked(entry.call, entry.lock)
+        return entry
+
+    def _entry(
+        self, attempt: Attempt, job: CaptureJob, captured: CapturedCall, reason: str
+    ) -> Entry:
+        """Return the entry for a capture, with its call path and its figures."""
+        signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
         if signature.launches is not None:
             captured.launches = signature.launches
         captured.clock = self._pool.clock
@@ -106,12 +125,7 @@ class Recorder(Table):
         busy = bool if pair is None else lambda: pair.in_flight
         forget = weakref.WeakMethod(self._evicted)
         member = Member(job.pool, captured.graph, captured.launches, kept, forget, busy)
-        entry = Entry(call, spec, signature, flat.paths, captured, info, member)
-        if owners:
-            entry.shares = shares(before, owners, self._entries)
-        if owners or captured.followed:  # which each launch finds as its call wrote them
-            entry.call = locked(call, entry.lock)
-        return entry
+        return Entry(call, spec, signature, flat.paths, captured, info, member)
 
     def _job(self, attempt: Attempt) -> CaptureJob:
         """Return the task of capturing an attempt, as the options and the warm-up have it."""

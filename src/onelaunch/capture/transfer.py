@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from onelaunch.call.tree import Constant, Container, Same, Tree
+from onelaunch.capture.io_plan import Held, HeldView, HostConstant, Memory
 from onelaunch.capture.recording import CapturedCall
 from onelaunch.driver.protocol import Travel
 from onelaunch.state.counterparts import Counterparts
@@ -43,7 +44,10 @@ def transferred(captured: CapturedCall, parts: Counterparts) -> CapturedCall | N
         new = parts.of(t)
         return homes.get(storage(t), t) if new is t else new
 
-    outputs = [replace(output, tensor=parts.of(output.tensor)) for output in captured.outputs.made]
+    outputs = [
+        replace(output, memory=_transferred_memory(output.memory, parts))
+        for output in captured.outputs.made
+    ]
     return replace(
         captured,
         hidden=[parts.slot(slot) for slot in captured.hidden],
@@ -61,6 +65,14 @@ def transferred(captured: CapturedCall, parts: Counterparts) -> CapturedCall | N
         untraced=[parts.of(t) for t in captured.untraced],
         inputs=replace(captured.inputs),
     )
+
+
+def _transferred_memory(memory: Memory, parts: Counterparts) -> Memory:
+    match memory:
+        case Held(tensor) | HostConstant(tensor) | HeldView(tensor, _):
+            return replace(memory, tensor=parts.of(tensor))
+        case _:
+            return memory
 
 
 def _transferred_tree(tree: Tree, parts: Counterparts) -> Tree:

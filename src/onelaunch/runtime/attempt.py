@@ -78,6 +78,10 @@ class SignatureState:
         launches[0] += self.launches[0] if self.launches else 0
         self.launches = launches
 
+    def warmup_calls(self, option: int) -> int:
+        """Return the number of its calls that warm up, under the option `warmup_calls`."""
+        return max(option, self.least)
+
     def agreed(self) -> None:
         """Note a capture that did, and read, no more than the runs before it."""
         self.ledger, self.differing, self.unread = None, 0, 0

@@ -109,7 +109,7 @@ class InPieces(Graphed[P, R]):
         if settled or told.calls >= _UNSETTLED:
             told.done = True
             told.launches, told.host_us = after.replays - before.replays, host_us
-            self._tell(warning_of(self._name, self.PIECES, self.stats(), settled))
+            self._notices.give(warning_of(self._name, self.PIECES, self.stats(), settled))
 
     # For users.
 

@@ -63,8 +63,8 @@ class Budget(Protocol):
 
 @contextmanager
 def leaves_refused() -> Generator[None]:
-    """Refuse an operation in place that autograd takes amiss in a capture, where stand-ins for
-    arguments and parameters are leaves.
+    """Refuse an in-place operation that autograd forbids in a capture alone, because the stand-ins
+    for arguments and parameters are leaves there.
 
     Raises:
         CaptureError: OL113.
@@ -241,7 +241,7 @@ class Forward:
         observer: Observer,
         held: dict[int, list[Tensor]],
     ) -> _Seen:
-        """Return the tensors of the caller's, and the results, that eager would save."""
+        """Return the caller's tensors, and the results, that eager would save."""
         saved = graph.saved()
         region = self.driver.region
         saves = True

@@ -69,7 +69,7 @@ class Retry(Exception):
 
 
 _UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, Unfit, Unfollowed)
-"""The ends of a run after which the callable always runs once more for the same call."""
+"""The exceptions after which the callable always runs once more for the same call."""
 
 
 @dataclass(slots=True)

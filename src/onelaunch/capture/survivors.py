@@ -94,7 +94,7 @@ def _references(objects: Sequence[object]) -> list[int]:
 
 
 _ALONE = _references([object()])[0]
-"""What is counted for an object that is in the list alone."""
+"""The references counted for an object to which only the list refers."""
 
 
 def _holders(one: Sequence[object]) -> list[object]:

@@ -38,7 +38,7 @@ class SignatureState:
     threads: set[int] = field(default_factory=set[int])
     """The threads that warmed up: cuBLAS and cuDNN make a handle per thread, not under capture."""
     least: int = 0
-    """The warm-up calls that the state it reaches needs, whatever the option says."""
+    """The fewest warm-up calls, whatever the option says: DDP and FSDP modules need some."""
     unfit: int = 0
     """Recordings in a row that did not fit the very call that they were captured for."""
     eager: str | None = None
@@ -122,7 +122,7 @@ class Attempt:
     reached: ReachableState
     strategy: Strategy
     ahead: bool = False
-    """True if there is only a capture, and no call."""
+    """True for `capture(...)`, a capture without a call."""
     chain: Chain | None = None
     """The chain that is captured, of which the callable is a part."""
 

@@ -63,7 +63,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _SIGNATURES_A_RECORDING = 4
-"""More signatures than so many times `max_recordings` are not even remembered."""
+"""The signatures that are remembered, as a multiple of `max_recordings`."""
 _OF_FUNCTIONS = frozenset(
     {"__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"}
 )
@@ -95,8 +95,8 @@ class Graphed(Generic[P, R]):
         self._table = Table(name, options.warmup_calls, pool, self._notices)
         self._recorder = Recorder(name, options, pool, callee, self._table, self._signatures)
         self._running: list[int] = []
-        """The threads in an eager run: a capture of a forward replaces parameters by stand-ins for
-        a moment, and such a run would use these."""
+        """The threads in an eager run. Meanwhile no other thread captures a forward: that puts
+        stand-ins in the places of parameters, and the eager run would use them."""
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -163,8 +163,8 @@ class Graphed(Generic[P, R]):
                 return self._capture_and_replay(attempt, args, kwargs)
 
     def _phase(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
-        """Decide what a call that no recording fits is to do, and keep the books of its signature:
-        make it, count the calls that it waits, free recordings that cannot fit again."""
+        """Choose the phase of a call that no recording fits, and update its signature: create it,
+        count the calls of its backoff, free recordings that cannot fit again."""
         incomparable = opaque(flat)
         if incomparable is not None:
             return Eager("OL302", f"{incomparable}: runs eagerly")
@@ -213,7 +213,7 @@ class Graphed(Generic[P, R]):
         return Ready(attempt)
 
     def _refusal(self, signature: SignatureState, reached: ReachableState) -> CaptureError | None:
-        """Return the refusal of a signature, as far as it shows before a capture; or None."""
+        """Return the refusal of a signature that is known before any capture, or None."""
         if signature.warm == 0 and not self._table.entries:  # modules of several processes
             values = distributed.where_spread(reached.values)
             signature.least = distributed.least_warmup(values)

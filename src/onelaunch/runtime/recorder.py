@@ -155,7 +155,7 @@ class Recorder:
         return Entry(call, spec, signature, flat.paths, captured, info, member)
 
     def _job(self, attempt: Attempt) -> CaptureJob:
-        """Return the task of capturing an attempt, as the options and the warm-up have it."""
+        """Return the job of capturing an attempt, from the options and the facts of its warm-up."""
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         callee, options = self._callee, self._options
         raises, hidden = options.on_refusal == "raise", callee.is_compiled(driver)
@@ -190,13 +190,13 @@ class Recorder:
         )
 
     def _counting(self, spec: CallSpec) -> list[Slot]:
-        """Return the numbers that recordings of a signature move on."""
+        """Return the numbers that the callable itself changes, by the recordings of a signature."""
         slots = [s for e in self._table.entries if e.spec == spec for s in moving_in(e.captured)]
         return list({slot.id: slot for slot in slots}.values())
 
     def take_over(self, driver: Driver, device: torch.device, flat: Flat) -> bool:
-        """Have the objects of a new request take over the recordings of an earlier one's, if they
-        can; return whether they did."""
+        """Give the recordings of an earlier request's objects to those of a new request. Return
+        whether that was possible."""
         present, displaced = self._table.entries, self.requests.displaced
         if not present:
             return False

@@ -57,9 +57,10 @@ class Signatures:
     def note_new(
         self, spec: CallSpec, flat: Flat, signature: SignatureState, followed: bool = False
     ) -> None:
-        """Note a new signature, and act if each call brings another number, object or size, before
-        there are too many signatures to capture any more; of a number only if it is not to be
-        followed."""
+        """Note a new signature. If each call brings another object, take such objects apart from
+        now on; if that is impossible, or it is another number or size, warn, before the signatures
+        are too many to capture. `followed`: recordings follow its numbers, which are no reason to
+        warn."""
         found = self.newest.note(spec, flat.paths, signature)
         if found is None or (followed and found.kind == "number"):
             return
@@ -72,7 +73,7 @@ class Signatures:
 
     def keep_whole(self, before: Flat, after: Flat) -> None:
         """Stop taking apart objects that the callable changes: a replay would not change them. A
-        dataclass is then what any object is."""
+        dataclass then counts as any other object."""
         changed = changed_kinds(before, after)
         self._apart.update(dict.fromkeys(changed, False))
         names = " and ".join(sorted(kind.__name__ for kind, asked in changed.items() if asked))

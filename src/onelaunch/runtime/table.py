@@ -131,8 +131,8 @@ class Table:
                 self.drop(other)
 
     def _warn_unrepeated(self, captured: CapturedCall, codes: Collection[CodeType]) -> None:
-        """Warn of Python in the callable, the code of which is given, whose other effects no replay
-        repeats."""
+        """Warn of effects in Python that no replay repeats: hooks, and containers that `codes`, the
+        code of the callable, adds to."""
         if captured.hooks:
             these = ", ".join(captured.hooks)
             what = "what they compute on tensors, and store of these, is repeated, and the rest not"
@@ -221,8 +221,8 @@ class Table:
 def refuse_moving(
     name: str, entries: Iterable[Entry], spec: CallSpec, codes: Iterable[CodeType]
 ) -> CaptureError | None:
-    """Return the refusal of another recording of a signature whose calls each change a number; None
-    while more may be made.
+    """Return the refusal of a signature whose calls each change a number, and so need a recording
+    each; None while it may get more of them.
 
     Args:
         codes: the code that the callable runs.
@@ -238,7 +238,7 @@ def refuse_moving(
 
 
 def moving_in(captured: CapturedCall) -> list[Slot]:
-    """Return the numbers that a recorded call moves on, and does not only count."""
+    """Return the numbers that a recorded call both reads and changes."""
     return [*captured.moves, *(count.slot for count in captured.counts)]
 
 
@@ -288,7 +288,8 @@ def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:
 
 
 def _other_count(entry: Entry) -> str | None:
-    """Describe a number whose value a recording that follows it does not serve; or return None."""
+    """Describe the numbers that a recording follows, but not to their present values; or return
+    None."""
     slots = [count.slot for count in entry.captured.counts if not count.current()]
     followed = entry.captured.followed
     if not followed.arguments and not followed.serves():

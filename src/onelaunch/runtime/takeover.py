@@ -43,8 +43,8 @@ def memory_uses(tensors: Sequence[Tensor]) -> dict[int, int]:
 def shares(
     before: Mapping[int, int], tensors: Sequence[Tensor], entries: Sequence[Entry]
 ) -> dict[int, int]:
-    """Return how often a new recording itself refers to the memory of each tensor; without those to
-    which anything refers but the tensor and recordings.
+    """Return how often a new recording refers to the memory of each tensor, by the tensor's id.
+    Left out is memory that anything but its tensor and recordings refers to.
 
     Args:
         before: the uses of the memory before the capture.

@@ -24,7 +24,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _UNSETTLED = 32
-"""The calls in pieces after which they are told of, even if some of these are never launched."""
+"""The calls in pieces after which the warning is given, even if some pieces are never launched."""
 _MOST = 8
 """The modules that a message names."""
 

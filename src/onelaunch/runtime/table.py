@@ -6,6 +6,7 @@ import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import CodeType
+from typing import Any
 
 from torch import Tensor
 
@@ -75,6 +76,7 @@ class Table:
     Attributes:
         entries: the recordings.
         calls: their call paths, which a call tries in turn.
+        index: call paths by a key of the owner's choice, which it fills; emptied at each change.
         counts: the captures, evictions and calls that were no replays.
         lock: held while they are changed.
     """
@@ -82,6 +84,7 @@ class Table:
     def __init__(self, name: str, warmup_calls: int, pool: PoolManager, notices: Notices) -> None:
         self.entries: tuple[Entry, ...] = ()
         self.calls: tuple[CallPath, ...] = ()
+        self.index: dict[Any, Any] = {}
         self.counts = Counts()
         self.lock = threading.RLock()
         self._name = name
@@ -97,6 +100,7 @@ class Table:
         """Replace the recordings. Hold the lock."""
         self.entries = tuple(entries)
         self.calls = tuple(entry.call for entry in self.entries)
+        self.index = {}  # a new one: another thread may be filling the old one
 
     def clear(self) -> None:
         """Free every recording, and forget the counts."""

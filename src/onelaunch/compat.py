@@ -14,10 +14,9 @@ from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.tree import flatten, unique
 from onelaunch.errors import ArgumentError
-from onelaunch.runtime.graphed import Graphed, capture_in
+from onelaunch.runtime.graphed import Graphed, capture_in, newest_pair
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Pool, PoolManager, manager_of
-from onelaunch.runtime.table import newest_pair
 
 _POOLS: dict[object, PoolManager] = {}
 """Torch's pool id -> the pool in its place."""

@@ -32,7 +32,7 @@ def rand(rand: Rand) -> Rand:
 
 def recorded() -> set[Sizes]:
     """The sizes of the buckets that have a recording."""
-    entries = [entry for graphed in graphs() for entry in graphed._entries]
+    entries = [entry for graphed in graphs() for entry in graphed._table.entries]
     return {e.captured.bucket.sizes for e in entries if e.captured.bucket is not None}
 
 

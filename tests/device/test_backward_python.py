@@ -75,7 +75,7 @@ def train(fast: Any, rand: Rand) -> None:
 
 def backwards(fast: Any) -> int:
     """Return the number of backwards that are graphs."""
-    return sum(len(entry.captured.pair.backwards()) for entry in fast._entries)
+    return sum(len(entry.captured.pair.backwards()) for entry in fast._table.entries)
 
 
 @on_accelerators

@@ -638,7 +638,7 @@ def test_all_buckets_share_what_looks_at_the_state(device: torch.device, rand: R
     model = nn.Sequential(nn.Linear(3, 2), nn.Dropout()).requires_grad_(False).to(device).eval()
     fast: Any = ol.graph(model, buckets=BATCH)
     fast.capture_all(rand(1, 3, 3))
-    assert len({id(e.captured.guard) for e in fast.__graphed__._entries}) == 1
+    assert len({id(e.captured.guard) for e in fast.__graphed__._table.entries}) == 1
     with torch.no_grad():
         model[0].weight.data = model[0].weight.data * 2
     for n in range(1, 9):

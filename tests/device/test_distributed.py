@@ -158,7 +158,7 @@ def test_recordings_are_freed_before_process_groups_end(kept: bool) -> None:
     fast: Any = ol.graph(f, warmup=1)
     for i in range(3):
         fast(rows(i))
-    graph = fast._entries[0].captured.graph
+    graph = fast._table.entries[0].captured.graph
     resets: list[bool] = []
     reset = graph.reset
     graph.reset = lambda: (resets.append(True), reset())[1]

@@ -102,7 +102,7 @@ def test_a_later_request_is_checked_as_fast(device: torch.device) -> None:
     rows = torch.randn(12, 4).to(device)
     for _ in range(3):
         run(fast, Cache(device), rows)
-    guards = [entry.captured.guard for entry in fast._entries]
+    guards = [entry.captured.guard for entry in fast._table.entries]
     assert fast.stats().captures < 3 * 12
     assert all(guard.check != guard._python_check for guard in guards)
 

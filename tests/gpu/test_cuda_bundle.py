@@ -98,7 +98,7 @@ def test_a_launch_that_is_refused_points_at_nobodys_memory() -> None:
     pair = [torch.randn(16, device=DEVICE), torch.randn(40, device=DEVICE)]
     for _ in range(5):
         fast(*pair)
-    graph = fast._entries[0].captured.graph
+    graph = fast._table.entries[0].captured.graph
     kept = torch.zeros(40, device=DEVICE)
     with pytest.raises((IndexError, AttributeError)):
         graph.launch(pair, (kept,))  # of two results

@@ -16,7 +16,7 @@ def test_what_torch_notes_about_modules_costs_no_look() -> None:
     with torch.no_grad():
         for _ in range(3):
             fast(torch.ones(2, 4))
-    (entry,) = fast.__graphed__._entries
+    (entry,) = fast.__graphed__._table.entries
     slots = entry.captured.guard._slots
     assert {slot.name for slot in slots if slot.key == "training"}
     assert not [slot.name for slot in slots if slot.kind == "contents"]

@@ -56,8 +56,8 @@ def is_backward(node: Any) -> bool:
 
 
 def wanted_gradients(node: Any, direct: int) -> list[bool]:
-    """Return, for each input of a node, whether the engine wants its gradient; then for each of its
-    `direct` leaves, if there are any: the node's first input is an anchor then."""
+    """Return whether the engine wants the gradient of each input of a node, then of each of its
+    `direct` leaves. If there are such leaves, the node's first input is an anchor."""
     edges = [following for following, _ in node.next_functions]
     rest = [is_backward(node)] * direct if direct else []
     return [e is not None and _will_run(e) for e in edges[1 if direct else 0 :]] + rest

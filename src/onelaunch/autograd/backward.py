@@ -53,8 +53,8 @@ class Edits(NamedTuple):
     changed: Collection[int]
     """Storages, in the recording, of tensors changed in place."""
     moved: Sequence[tuple[Tensor, Tensor]]
-    """(tensor that the captured graph saved, the caller's tensor) where the latter was given other
-    memory: eager saves the tensor, and its backward reads its memory at that time."""
+    """(tensor that the captured graph saved, the caller's tensor), for each caller's tensor that
+    got other memory since: eager saves the tensor object, and its backward reads the new memory."""
 
 
 @dataclass(slots=True)
@@ -408,8 +408,8 @@ def _one_owner() -> int:
 
 
 def _own_memory(t: Tensor, observer: Observer, driver: Driver, taken: set[int]) -> Tensor:
-    """Return `t`, or a copy if its memory is not its own: a gradient passed on, or returned
-    twice. Memory that compiled code makes is seen by nobody, and has no other owner."""
+    """Return `t`, or a copy if it shares its memory: a gradient passed on, or returned twice.
+    Memory that compiled code allocates is not observed, and counts as unshared."""
     if t.layout is not torch.strided or is_wrapped(t):
         return t.clone()
     storage = driver.storage(t)

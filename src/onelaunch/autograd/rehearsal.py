@@ -53,7 +53,8 @@ class Rehearsal:
         self._driver, self._device, self._known = driver, device, known
         saved = CapturedGraph(outputs).saved() if device.type == "cpu" else None
         self._numbers = [(t, t) for t in saved or () if not t.dim()]
-        """Numbers that the forward computed: on a CPU nothing else tells them from the host's."""
+        """Numbers that the forward computed: on a CPU nothing else distinguishes them from the
+        host's."""
         given = [*((g, g) for g in grads), *self._numbers]
         self.ledger = Ledger(driver, device, given, walk((), known))
         """The operations."""

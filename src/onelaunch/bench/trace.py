@@ -1,4 +1,4 @@
-"""What torch.profiler sees of some calls, as plain events."""
+"""The events that torch.profiler records of some calls, as plain data."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ def kinds_in(tree: Tree) -> dict[type, bool]:
 
 
 def changed_kinds(before: Flat, after: Flat) -> dict[type, bool]:
-    """Return the classes of the arguments that a call changed, as `kinds_in` does: of objects that
-    are flattened, and of dataclasses in which only numbers and the like changed.
+    """Return the classes of the arguments that a call changed, in the form of `kinds_in`: objects
+    that are flattened, and dataclasses of which only plain values changed.
 
     Args:
         before: the arguments.

@@ -1,4 +1,4 @@
-"""The numbers among the arguments of a call: constants that another call may bring others of."""
+"""The numbers among the arguments of a call: constants whose values may differ in another call."""
 
 from __future__ import annotations
 

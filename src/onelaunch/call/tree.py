@@ -246,8 +246,8 @@ class _Flattening:
 
 
 def is_ordinary(kind: type) -> bool:
-    """Return whether the instances of a class are all that their attributes are: a dataclass, which
-    is flattened, or constants that can be flattened, if their class is requested."""
+    """Return whether attributes make up the whole of a class's instances. Such are dataclasses,
+    which are flattened, and constants that are flattened if their class is requested."""
     return kind is types.SimpleNamespace or (
         kind.__dictoffset__ != 0
         and kind.__basicsize__ == _Ordinary.__basicsize__

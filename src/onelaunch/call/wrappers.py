@@ -31,8 +31,8 @@ def local(t: Tensor) -> Tensor:
 
 def is_compound(value: object) -> TypeGuard[Tensor]:
     """Return whether a value is a tensor made of several others, without memory of its own: a
-    weight that torchao quantised has its integers and their scales. To what looks at memory it is
-    an object with tensors among its attributes."""
+    weight that torchao quantised has its integers and their scales. Code that looks at memory
+    treats it as an object with tensors among its attributes."""
     kind = type(value)
     return kind is not Tensor and kind is not Parameter and _is_compound_class(kind)
 

@@ -17,6 +17,5 @@ counts.py       integers that the callable moves on, followed from call to call
 counted_places.py  counts in ``torch.tensor([count])`` and ``x[:, count] = y``
 numbers.py      stand-ins in a capture for the numbers that the caller varies
 followed.py     the proof that a recording follows these, and their reading at each call
-transfer.py     the transfer of a recording to the objects of another request
 recording.py    CapturedCall, all that a call path needs; Recording, the figures for users
 """

@@ -67,7 +67,7 @@ class Callee:
 
     @property
     def codes(self) -> Collection[CodeType]:
-        """The code that runs were seen to run."""
+        """The code objects that past runs executed."""
         return () if self.reads is None else self.reads.codes
 
     def forget(self, values: Iterable[object]) -> None:
@@ -146,7 +146,7 @@ class Callee:
         return self.fn
 
     def is_compiled(self, driver: Driver) -> bool:
-        """Return whether what is captured is compiled code, whose operations no mode sees."""
+        """Return whether a capture runs compiled code, whose operations no dispatch mode sees."""
         return self.on(driver) is not self.shown
 
     def on(self, driver: Driver) -> Callable[..., Any]:

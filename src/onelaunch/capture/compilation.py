@@ -168,7 +168,7 @@ def _metadata() -> Any:
 
 @contextmanager
 def _recorded_backward() -> Generator[None]:
-    """Have what AOTAutograd compiles be such that it can be recorded.
+    """Make AOTAutograd compile code that can be recorded.
 
     The backward is compiled with the forward, not in its own first run, which may be a capture. It
     leaves the saved tensors as they are: they belong to the recording of the forward. And

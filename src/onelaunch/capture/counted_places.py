@@ -151,7 +151,7 @@ def _items(data: Any) -> Iterator[Any]:
 
 
 def _plain(data: Any) -> Any:
-    """Return the data with the values of counts, which torch does not take for numbers."""
+    """Return the data with the value of each count: torch does not take a count for a number."""
     if type(data) in (list, tuple):
         return [_plain(item) for item in data]
     return data.fixed() if type(data) is Count else data

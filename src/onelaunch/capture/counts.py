@@ -236,9 +236,9 @@ class Count(StandIn):
 
 
 def _computed(count: Count, operation: Callable[[Any, Any], Any], other: Any) -> Any:
-    """Return a sum, a difference or a comparison that is not noted: on the device, with a tensor of
-    integers there; else of the plain number. Of these the device has the same bits for a number as
-    for a tensor of it."""
+    """Return a sum, a difference or a comparison without noting it: on the device, if the other
+    operand is a tensor of integers there, for which a number and a tensor of it give the same bits;
+    else with the plain number."""
     device = count.counts.device
     if isinstance(other, Tensor) and _keeps_dtype(other) and other.device == device:
         mine = count.counts.tensor(count)
@@ -252,7 +252,7 @@ def _of_plain(count: Count, operation: Callable[..., Any], *others: Any) -> Any:
 
 
 def _keeps_dtype(t: Tensor) -> bool:
-    """Return whether a tensor's dtype is that of its sum with the device's int64 for a number."""
+    """Return whether a tensor keeps its dtype when the number is added as an int64 tensor."""
     return t.dtype == torch.int64 or (t.dtype == torch.int32 and t.dim() > 0)
 
 

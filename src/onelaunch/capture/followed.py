@@ -50,8 +50,8 @@ _SPECIAL: dict[type, tuple[float, ...]] = {
 }
 """Numbers for which an operation may take another kernel."""
 _CHOOSING = frozenset((0.0, 1.0, -1.0))
-"""Those that are left to recordings of their own, whatever a trial says, where an operation takes
-no tensor of one element: it may skip a product by them."""
+"""Numbers that get recordings of their own, whatever a trial says, if an operation takes no tensor
+of one element in their place: it may skip a product by them."""
 _SIZES = (64, 3, 2)
 """The most elements of a trial's tensors in the last dimension, the one before it, and others."""
 
@@ -206,7 +206,7 @@ _proofs: dict[object, Excluded] = {}
 def _proven(
     driver: Driver, device: torch.device, pool: Pool, operation: Operation
 ) -> Excluded | None:
-    """Do `_tried`, or return what it found for the same kernels under the same flags of torch's."""
+    """Return the result of `_tried`, cached by the kernels and torch's flags."""
     kernels = torch._C._dispatch_dump_table(operation.func.name())
     flags = _C._dynamo.guards.GlobalStateGuard().__getstate__()
     key = device, operation.key(), kernels, flags

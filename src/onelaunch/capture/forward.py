@@ -22,7 +22,7 @@ from onelaunch.autograd.pair import AutogradPair
 from onelaunch.autograd.proxies import NoHooks, ProxyLeaves, refuse_backward_hooks
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import unique
-from onelaunch.capture.io_plan import Inputs, Outputs, own
+from onelaunch.capture.io_plan import ArgumentView, HeldView, Inputs, Outputs, Own, OwnView, own
 from onelaunch.driver.protocol import Driver, Rewind
 from onelaunch.driver.protocol import Pool as DevicePool
 from onelaunch.driver.refusals import refuse
@@ -63,8 +63,8 @@ class Budget(Protocol):
 
 @contextmanager
 def leaves_refused() -> Generator[None]:
-    """Refuse an operation in place that autograd takes amiss in a capture, where stand-ins for
-    arguments and parameters are leaves.
+    """Refuse an in-place operation that autograd forbids in a capture alone, because the stand-ins
+    for arguments and parameters are leaves there.
 
     Raises:
         CaptureError: OL113.
@@ -241,7 +241,7 @@ class Forward:
         observer: Observer,
         held: dict[int, list[Tensor]],
     ) -> _Seen:
-        """Return the tensors of the caller's, and the results, that eager would save."""
+        """Return the caller's tensors, and the results, that eager would save."""
         saved = graph.saved()
         region = self.driver.region
         saves = True
@@ -303,20 +303,17 @@ def _through_node(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -
     for number, (output, t) in enumerate(zip(outputs.made, results, strict=True)):
         if not output.spec.requires_grad:
             continue
-        if output.source in ("view", "held view") and not is_pure_view(t):
-            output.source, output.is_view = "own", False
-            own(driver, outputs, output, t)
-        if output.source != "own":
+        if isinstance(output.memory, ArgumentView | HeldView) and not is_pure_view(t):
+            output.memory, output.is_view = own(driver, outputs, t), False
+        if not isinstance(output.memory, Own):
             continue
         base = _base(t, results, outputs)
         if base is None:
             output.is_view = False
             chosen.append(number)
             continue
-        output.source, output.index = "own view", base
-        output.offset = 0
-        if t.numel():
-            output.offset = driver.region(t).start - driver.region(results[base]).start
+        first = driver.region(results[base]).start
+        output.memory = OwnView(base, driver.region(t).start - first if t.numel() else 0)
     return chosen
 
 
@@ -325,6 +322,7 @@ def _base(t: Tensor, results: Sequence[Tensor], outputs: Outputs) -> int | None:
     if not t._is_view():
         return None
     for number, other in enumerate(results):
-        if other is t._base and outputs.made[number].source == "own" and other.grad_fn is not None:
+        owned = isinstance(outputs.made[number].memory, Own)
+        if other is t._base and owned and other.grad_fn is not None:
             return number if is_pure_view(t, other) else None
     return None

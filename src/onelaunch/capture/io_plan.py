@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from onelaunch.call.spec import TensorSpec, contiguous_stride
-from onelaunch.call.tree import unique
 from onelaunch.driver.protocol import Capture, Driver, Region, Travel
 from onelaunch.driver.refusals import refuse
 from onelaunch.errors import CaptureError
@@ -25,7 +24,7 @@ from onelaunch.watch.observer import Observer
 
 
 class Unfit(Exception):
-    """A tensor that a port of varying size cannot carry, so that the call is padded before it."""
+    """An argument or result that no port of varying size can carry: the call is padded outside."""
 
 
 @dataclass(slots=True, eq=False)
@@ -172,29 +171,100 @@ def _static(driver: Driver, buffer: Tensor, t: Tensor, offset: int) -> Tensor:
     return static.requires_grad_(t.requires_grad) if t.requires_grad else static
 
 
-Source = Literal["argument", "view", "held", "held view", "own", "own view", "host constant"]
+# The memory of a result, with the name that `Recording.outputs` has for it. Offsets are in bytes.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Argument:
+    """An input itself."""
+
+    kind: ClassVar = "argument"
+    index: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArgumentView:
+    """Memory of an input, from an offset to the input's first element."""
+
+    kind: ClassVar = "view"
+    index: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A tensor that exists outside the recording, such as a parameter."""
+
+    kind: ClassVar = "held"
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldView:
+    """Memory of a tensor that exists outside, from an offset to that tensor's first element."""
+
+    kind: ClassVar = "held view"
+    tensor: Tensor
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lasting:
+    """A gradient in the recording's own memory, which each replay writes and none copies."""
+
+    kind: ClassVar = "held"
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Own:
+    """The recording's own memory, which each call copies to fresh memory with its `OwnGroup`.
+
+    Attributes:
+        group: the number of the group.
+        start: the first byte, in the storage of the group.
+    """
+
+    kind: ClassVar = "own"
+    group: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnView:
+    """A view of another result, which comes out of a node of autograd.
+
+    Attributes:
+        result: the number of the other result.
+        offset: from the other result's first element.
+    """
+
+    kind: ClassVar = "own view"
+    result: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostConstant:
+    """A host tensor that the call made, with the same values in each call, which gets a copy."""
+
+    kind: ClassVar = "host constant"
+    tensor: Tensor
+
+
+Memory = Argument | ArgumentView | Held | HeldView | Lasting | Own | OwnView | HostConstant
 
 
 @dataclass(slots=True)
 class Output:
-    """One tensor of the result.
+    """One tensor of the result."""
 
-    `source` names its memory: the `argument` number `index` itself, a `view` of it, a tensor that
-    exists elsewhere (`held`) or a view of one, the recording's `own`, a view of the result number
-    `index` (`own view`, where that result comes out of a node of autograd), or a `host constant`.
-    `offset` is in bytes, from the first element of the viewed tensor, or from its group's start.
-    """
-
-    source: Source
     spec: TensorSpec
-    index: int = -1
-    offset: int = 0
-    tensor: Tensor | None = None
-    is_view: bool = False
+    memory: Memory
+    is_view: bool
+    """True if autograd is to see it as a view of the memory's tensor."""
     follows: tuple[Follow, ...] = ()
     """The dimensions that follow the real sizes of a bucketed call."""
-    lasts: bool = False
-    """True if it is the recording's own memory, which each replay writes and none copies."""
     spent: bool = False
     """True if it requires grad, by a graph whose backward the callable itself has run."""
 
@@ -218,17 +288,25 @@ class Outputs:
     numbers: dict[int, int] = field(default_factory=dict[int, int])
     """id of a tensor -> its place in `made`."""
 
+    def of_group(self, index: int) -> list[tuple[int, Output]]:
+        """Return the results in a group, with their numbers."""
+        return [
+            (number, output)
+            for number, output in enumerate(self.made)
+            if isinstance(output.memory, Own) and output.memory.group == index
+        ]
 
-def _on_host(t: Tensor, spec: TensorSpec, observer: Observer, state: Collection[int]) -> Output:
-    """Return the output for a host tensor, whose values are the same in each call: a tensor of the
+
+def _on_host(t: Tensor, spec: TensorSpec, observer: Observer, state: Collection[int]) -> Memory:
+    """Return the memory of a host tensor, whose values are the same in each call: a tensor of the
     callable's state as it is, and copies of one that the call made."""
     made = observer.host.made_here(t)
     wants_grad = t.grad_fn is not None or (t.requires_grad and torch.is_grad_enabled())
     if wants_grad or not (made or id(t) in state) or not observer.host.fixes(t):
         raise refuse("OL104", f"a result, {spec}, is on the host and varies")
     if made:
-        return Output("host constant", spec, tensor=t.clone())
-    return Output("held", spec, tensor=t)
+        return HostConstant(t.clone())
+    return Held(t)
 
 
 def plan_outputs(
@@ -261,31 +339,29 @@ def plan_outputs(
         plan.numbers[id(t)] = len(plan.made)
         spec = TensorSpec.of(t)
         if id(t) in statics:
-            plan.made.append(Output("argument", spec, statics[id(t)]))
+            memory = Argument(statics[id(t)])
         elif t.device.type != device.type:
-            plan.made.append(_on_host(t, spec, observer, state))
+            memory = _on_host(t, spec, observer, state)
         elif driver.storage(t) in observer.seeds:
             what = f"a result, {spec}, is the seed of a backward, which eager has on the host"
             raise refuse("OL104", what, fix="return the result of the operator alone")
         else:
-            output = _place(driver, t, spec, inputs, storages, held)
-            if output.source == "own" and id(t) in lasting:
-                output = Output("held", spec, tensor=t, lasts=True)
-            plan.made.append(output)
-    for output, t in zip(plan.made, unique(results), strict=True):
-        if output.source == "own":
-            own(driver, plan, output, t)
+            memory = _outside(driver, t, inputs, storages, held)
+            if memory is None:
+                memory = Lasting(t) if id(t) in lasting else own(driver, plan, t)
+        plan.made.append(Output(spec, memory, t._is_view()))
     return plan
 
 
-def _place(
+def _outside(
     driver: Driver,
     t: Tensor,
-    spec: TensorSpec,
     inputs: Inputs,
     storages: dict[int, int],
     held: dict[int, list[Tensor]],
-) -> Output:
+) -> Memory | None:
+    """Return the memory of a result that lies in an input or in a held tensor; None if it is the
+    recording's own."""
     region = driver.region(t)
     if region.storage in storages:
         first = storages[region.storage]
@@ -301,15 +377,15 @@ def _place(
             first,
         )
         offset = region.start - driver.region(inputs.statics[index]).start if t.numel() else 0
-        return Output("view", spec, index, offset, is_view=t._is_view())
+        return ArgumentView(index, offset)
     if region.storage in held:
         for other in held[region.storage]:
             if other is t:
-                return Output("held", spec, tensor=t)
+                return Held(t)
         base = held[region.storage][0]
         offset = region.start - driver.region(base).start if t.numel() else 0
-        return Output("held view", spec, offset=offset, tensor=base, is_view=t._is_view())
-    return Output("own", spec, is_view=t._is_view())
+        return HeldView(base, offset)
+    return None
 
 
 def varying_group(plan: Outputs, index: int) -> Varying | None:
@@ -319,7 +395,7 @@ def varying_group(plan: Outputs, index: int) -> Varying | None:
         Unfit: its results are views of each other, or not contiguous.
     """
     group = plan.groups[index]
-    members = [o for o in plan.made if o.source == "own" and o.index == index]
+    members = [output for _, output in plan.of_group(index)]
     follows = next((o.follows for o in members if o.follows), ())
     if not follows:
         return None
@@ -335,24 +411,19 @@ def varying_group(plan: Outputs, index: int) -> Varying | None:
     return Varying(spec.shape, spec.dtype, dims, (None,) * len(dims))
 
 
-def own(driver: Driver, plan: Outputs, output: Output, t: Tensor) -> None:
+def own(driver: Driver, plan: Outputs, t: Tensor) -> Own:
     """Put a result into the group of its storage."""
     region = driver.region(t)
     for index, group in enumerate(plan.groups):
         if group.storage == region.storage:
-            output.index = index
             if not t.numel():
-                return
+                return Own(index, group.start)
             if region.start < group.start:
-                for other in plan.made:
-                    if other.source == "own" and other.index == index and other is not output:
-                        other.offset += group.start - region.start
                 group.start, group.example = region.start, t
             group.stop = max(group.stop, region.stop)
-            output.offset = region.start - group.start
-            return
-    output.index = len(plan.groups)
+            return Own(index, region.start)
     plan.groups.append(OwnGroup(region.storage, region.start, region.stop, t))
+    return Own(len(plan.groups) - 1, region.start)
 
 
 def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int]:

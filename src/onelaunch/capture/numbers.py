@@ -80,7 +80,7 @@ class Unfollowed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A tensor of an operation, as far as it matters to the kernel."""
+    """The facts about a tensor of an operation on which the choice of its kernel depends."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -259,8 +259,8 @@ class Numbers:
         return mapped(args, scalar), mapped(kwargs, scalar)
 
     def _is_scalar(self, func: Any, every: Sequence[Any], nodes: Sequence[_Node]) -> bool:
-        """Return whether an operation takes these numbers as scalars, of one kernel whose choice
-        does not depend on them."""
+        """Return whether an operation passes these numbers as scalars to one kernel, and does not
+        choose the kernel by them."""
         name: str = func._schema.name
         tensors = [value for value in every if isinstance(value, Tensor)]
         devices = [t.device for t in tensors]

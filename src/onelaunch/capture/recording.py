@@ -36,8 +36,8 @@ class Recording:
             the launch), ``"fill"`` (a 0-dim host tensor), ``"rebind"`` (kernels read the caller's
             memory), ``"pad"`` (copied and padded inside the graph), ``"address"`` (the very memory
             of the capture), ``"host"`` (not used by the device).
-        outputs: the memory of each result: ``"own"``, ``"argument"``, ``"view"``, ``"held"``,
-            ``"held view"`` or ``"host constant"``.
+        outputs: the memory of each result: ``"own"``, ``"own view"``, ``"argument"``, ``"view"``,
+            ``"held"``, ``"held view"`` or ``"host constant"``.
         by_address: the names of the tensors that kernels read in place.
         untraced: tensors read by address for which no attribute or variable was found.
         nodes: kernels and copies in one launch.
@@ -191,7 +191,7 @@ def describe(
         spec=spec,
         why=why,
         inputs=dict(zip(names, map(str, travels), strict=True)),
-        outputs=[output.source for output in captured.outputs.made],
+        outputs=[output.memory.kind for output in captured.outputs.made],
         by_address=captured.guard.names(),
         untraced=[str(TensorSpec.of(t)) for t in captured.untraced],
         nodes=captured.graph.nodes,

@@ -28,8 +28,11 @@ from onelaunch.capture.counts import Counts
 from onelaunch.capture.effects import grown, lasting_gradients, moved_on, rebound, recurrent
 from onelaunch.capture.forward import BackwardInside, Forward, leaves_refused
 from onelaunch.capture.io_plan import (
+    Argument,
     Inputs,
+    Lasting,
     Outputs,
+    Own,
     Unfit,
     output_ports,
     plan_outputs,
@@ -66,7 +69,7 @@ class Retry(Exception):
 
 
 _UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, Unfit, Unfollowed)
-"""The ends of a run after which the callable always runs once more for the same call."""
+"""The exceptions after which the callable always runs once more for the same call."""
 
 
 @dataclass(slots=True)
@@ -375,7 +378,7 @@ class CaptureRun:
             lasting,
             {id(t) for _, t in before.walk.tensors()},
         )
-        self.lasting = [o.tensor for o in outputs.made if o.tensor is not None and o.lasts]
+        self.lasting = [o.memory.tensor for o in outputs.made if isinstance(o.memory, Lasting)]
         if forward is not None:
             forward.plan(outputs, unique(every), plan, observer, before.held)
         else:
@@ -384,7 +387,7 @@ class CaptureRun:
         for t, follows in zip(flat.tensors, job.follows, strict=False):
             output = outputs.made[numbers[id(t)]]
             output.follows = follows
-            if follows and output.source not in ("own", "argument"):
+            if follows and not isinstance(output.memory, Own | Argument):
                 raise Unfit
         self.tree, self.numbers = flat.tree, tuple(numbers[id(t)] for t in flat.tensors)
         self.state = [
@@ -432,6 +435,7 @@ def _mark_spent(outputs: Outputs, results: Sequence[Tensor]) -> None:
     """
     for t in results:
         output = outputs.made[outputs.numbers[id(t)]]
-        output.spent = output.source == "own" and is_freed(t)
-        if output.source == "own" and output.spec.requires_grad and not output.spent:
+        owned = isinstance(output.memory, Own)
+        output.spent = owned and is_freed(t)
+        if owned and output.spec.requires_grad and not output.spent:
             raise NeedsGrad

@@ -132,8 +132,8 @@ class CaptureSession:
             raise Unfollowed(positions, only_this_call)
 
     def _retry_without_stand_ins(self) -> NoReturn:
-        """Have the next attempt run without stand-ins, for the one after it to be compared with; or
-        take all numbers for constants, if it was.
+        """Have the next attempt run without stand-ins, as a baseline for the one after it. If there
+        was a baseline already, have it take all numbers for constants.
 
         Raises:
             Retry: to that end.

@@ -94,11 +94,12 @@ def _references(objects: Sequence[object]) -> list[int]:
 
 
 _ALONE = _references([object()])[0]
-"""What is counted for an object that is in the list alone."""
+"""The references counted for an object to which only the list refers."""
 
 
 def _holders(one: Sequence[object]) -> list[object]:
-    """Return what holds the object in a list, but for the list; None for what `gc.freeze` hides.
+    """Return the holders of the object in a list, except the list; None for a holder that
+    `gc.freeze` hides.
 
     The search goes through every object of the process: 30 ms, and more in a large one.
     """

@@ -10,13 +10,12 @@ apply.py      a saved plan on a callable
 build.py      a callable made of a workload by a list of steps
 subject.py    the copy that steps change, and the callable that comes out
 step.py       one step
-steps.py      all of them, in their orders
+steps.py      all of them, in their orders; those to Inductor's kernels and to one launch
 modes.py      the steps on modes, layout and settings
 norms.py      the steps on norms and the layers before them
 branches.py   the step on sums of convolutions
 parallel.py   the step on layers of one input
 channels.py   the step on channel counts
 precision.py  the steps to 16 and 8 bits
-launch.py     the steps to other kernels, and to one launch
 layers.py     layers that may be rewritten
 """

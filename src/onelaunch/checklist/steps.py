@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Iterable, Sequence
 from typing import cast
 
 from onelaunch.checklist.branches import SUMS
 from onelaunch.checklist.channels import PAD_CHANNELS
-from onelaunch.checklist.launch import GRAPH, INDUCTOR
 from onelaunch.checklist.modes import CHANNELS_LAST, CUDNN_BENCHMARK, EVAL, INFERENCE, TF32
 from onelaunch.checklist.norms import DROP_BIAS, FOLD
 from onelaunch.checklist.parallel import PARALLEL
 from onelaunch.checklist.precision import FP8, HALF, INT8
 from onelaunch.checklist.step import Step
+from onelaunch.checklist.subject import Compiled, NotPossible, Subject
 from onelaunch.errors import ArgumentError
+
+
+def _inductor(mode: Compiled) -> Step:
+    def take(subject: Subject) -> None:
+        if subject.device.type == "cuda" and importlib.util.find_spec("triton") is None:
+            raise NotPossible("triton is not installed")
+        if mode == "max-autotune" and subject.device.type == "cpu":
+            raise NotPossible("its templates are a GPU's")
+        subject.compiled = mode
+
+    title = "kernels by Inductor" + (", the fastest of many" if mode == "max-autotune" else "")
+    return Step(f"inductor:{mode}", title, take, mode == "max-autotune", "inductor")
+
+
+def _graph(subject: Subject) -> None:
+    subject.graphed = True
+
+
+INDUCTOR = (_inductor("default"), _inductor("max-autotune"))
+GRAPH = Step("graph", "one launch", _graph)
 
 STEPS = (
     # One launch comes early, since beside the host's time a faster kernel would not be noticed;

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from onelaunch.cli import FAILED, FOUND, OK
-from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks, write
+from onelaunch.cli.mistakes import bad, check_file, check_report, read_saved, tracebacks, write
 from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
 from onelaunch.doctor.diagnosis import Diagnosis, together
 from onelaunch.doctor.paths import shown
@@ -62,7 +62,8 @@ def doctor(
     paths = [Path(target) for target in targets if _is_path(target)]
     console = console_for_reports()
     unread: list[ArgumentError] = []
-    found = [_saved(file) for file in saved]
+    fix = "onelaunch doctor path.py:model --json found.json"
+    found = [read_saved(file, "diagnosis", Diagnosis.from_json, fix) for file in saved]
     found += [_of_source(paths, config, console, unread)] if paths else []
     with tracebacks(traceback):
         found += _of_callables([t for t in targets if Path(t) not in paths], console)
@@ -83,25 +84,6 @@ def doctor(
     if unread:
         return FAILED
     return OK if result.clean else FOUND
-
-
-def _saved(file: Path) -> Diagnosis:
-    """Read a diagnosis that ``--json`` wrote.
-
-    Raises:
-        ArgumentError: there is no such file, or it holds something else.
-    """
-    fix = "onelaunch doctor path.py:model --json found.json"
-    try:
-        return Diagnosis.from_json(file.read_text())
-    except OSError as error:
-        what = f"{file} cannot be read: {error.strerror}"
-        raise bad(
-            what, str(file), "a target that ends in .json is a saved diagnosis", fix
-        ) from error
-    except ValueError as error:
-        what = f"{file} is not a diagnosis that --json wrote"
-        raise bad(what, str(file), str(error), fix) from error
 
 
 def _config(targets: list[str], select: str | None, ignore: str | None) -> Config:

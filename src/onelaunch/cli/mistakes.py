@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from traceback import print_exception
+from typing import TypeVar
 
 from onelaunch.errors import ArgumentError, GraphError
+
+T = TypeVar("T")
 
 
 def bad(what: str, where: str, why: str, fix: str) -> ArgumentError:
@@ -54,6 +57,28 @@ def write(file: Path, text: str, command: str) -> None:
     except OSError as error:
         what = f"{file} could not be written: {error.strerror}"
         raise bad(what, str(file), str(error), f"onelaunch {command} --help") from error
+
+
+def read_saved(file: Path, noun: str, parse: Callable[[str], T], fix: str) -> T:
+    """Read a result that ``--json`` wrote.
+
+    Args:
+        noun: what it is, such as ``"comparison"``.
+        parse: makes it of the text; raises ValueError of another text.
+        fix: the command that writes one.
+
+    Raises:
+        ArgumentError: there is no such file, or it holds something else.
+    """
+    try:
+        return parse(file.read_text())
+    except OSError as error:
+        what = f"{file} cannot be read: {error.strerror}"
+        why = f"a target that ends in .json is a saved {noun}"
+        raise bad(what, str(file), why, fix) from error
+    except ValueError as error:
+        what = f"{file} is not a {noun} that --json wrote"
+        raise bad(what, str(file), str(error), fix) from error
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from onelaunch.cli import OK, WRONG
-from onelaunch.cli.mistakes import bad, write
+from onelaunch.cli.mistakes import bad, read_saved, write
 
 if TYPE_CHECKING:
     from onelaunch.bench import Comparison
@@ -32,7 +32,10 @@ def saved_files(targets: list[str]) -> list[Path]:
 
 def show_saved(files: list[Path], console: Console, json: Path | None, report: Path | None) -> int:
     """Show one saved comparison again, or what changed from one to another."""
-    found = [_read(file) for file in files]
+    from onelaunch.bench import Comparison
+
+    fix = "onelaunch compare path.py:model --json result.json"
+    found = [read_saved(file, "comparison", Comparison.from_json, fix) for file in files]
     if len(found) == 1:
         show_comparison(found[0], console, json, report)
         return WRONG if found[0].wrong else OK
@@ -67,24 +70,3 @@ def show_comparison(
 def _write_page(file: Path, page: str, console: Console) -> None:
     write(file, page, "compare")
     console.print(f"\nThe report: {file}", markup=False, highlight=False)
-
-
-def _read(file: Path) -> Comparison:
-    """Read a saved comparison.
-
-    Raises:
-        ArgumentError: there is no such file, or it holds something else.
-    """
-    from onelaunch.bench import Comparison
-
-    fix = "onelaunch compare path.py:model --json result.json"
-    try:
-        return Comparison.from_json(file.read_text())
-    except OSError as error:
-        what = f"{file} cannot be read: {error.strerror}"
-        raise bad(
-            what, str(file), "a target that ends in .json is a saved comparison", fix
-        ) from error
-    except ValueError as error:
-        what = f"{file} is not a comparison that --json wrote"
-        raise bad(what, str(file), str(error), fix) from error

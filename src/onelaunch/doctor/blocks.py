@@ -1,4 +1,4 @@
-"""What of an eager run blocks a capture: by the very checks that captures refuse by."""
+"""The operations of an eager run that block a capture, found by the checks that refuse captures."""
 
 from __future__ import annotations
 

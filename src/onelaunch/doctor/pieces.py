@@ -1,4 +1,4 @@
-"""What ``on_refusal="split"`` makes of a callable that cannot be captured whole."""
+"""The pieces that ``on_refusal="split"`` makes of a callable that cannot be captured whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of an eager run a bare graph would get wrong in silence.
+"""The silent faults that a bare graph of an eager run would have.
 
 Two calls are watched. The first may make caches and other state that lasts; what the second
 changes, each call changes.

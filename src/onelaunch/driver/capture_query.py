@@ -21,8 +21,8 @@ import torch
 
 _graphs: Any = torch.cuda.graphs
 _TRUTHFUL = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
-"""Code that is told the truth. Told of a capture, an optimizer that cannot be captured would refuse
-to step, and collectives would rely on one."""
+"""Code that gets the true answer. Told of a capture where there is none, an optimizer that cannot
+be captured would refuse to step, and collectives would rely on the capture."""
 _lock = threading.Lock()
 _active: list[tuple[int, Asking]] = []
 _truth: Any = None

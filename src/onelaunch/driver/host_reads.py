@@ -15,8 +15,8 @@ from onelaunch.source import library_calls
 
 
 class HostReads(UnnoticedMode):
-    """A mode that hands every such read to `refuse`; so too an index that is a list, of which torch
-    makes a tensor on the device behind the dispatcher.
+    """A mode that passes every such read to `refuse`, and every index that is a list: torch makes a
+    tensor on the device of it, without the dispatcher.
 
     Args:
         owns: tells whether a tensor's memory is the device's.

@@ -168,8 +168,8 @@ class ScalarPatch(Protocol):
     """Positions of the numbers that some recorded operation holds."""
 
     def write(self, numbers: Sequence[float]) -> None:
-        """Have every launch from the next one on use these numbers. Launches that are queued keep
-        theirs. 1 us for each kernel that holds one."""
+        """Set the numbers of all later launches. Launches that are queued keep theirs. Costs 1 us
+        for each kernel that holds one."""
         ...
 
 
@@ -216,8 +216,8 @@ class Graph(Protocol):
     def scalar_patch(
         self, numbers: Sequence[float], confirmed: Ambiguities = frozenset()
     ) -> ScalarPatch | None:
-        """Find where the recorded operations hold these numbers: themselves, their negatives or
-        their reciprocals, in any precision. None where what is recorded cannot be changed.
+        """Find the places where the recorded operations hold these numbers, their negatives or
+        their reciprocals, in any precision. Return None if the recording cannot be changed.
 
         The numbers must be unlike all others of the recording. Costs as much as the instantiation.
 

@@ -114,8 +114,8 @@ setattr(onelaunch, "reset", reset)  # noqa: B010
 
 
 def _raising(error: CaptureError) -> Callable[..., Any]:
-    """Return a callable that raises: what is raised while Dynamo compiles comes out as an error of
-    its own."""
+    """Return a callable that raises the error. Raised while Dynamo compiles, it would be wrapped in
+    an error of Dynamo's."""
 
     def refuse(*args: Any) -> Any:
         raise copy.copy(error)

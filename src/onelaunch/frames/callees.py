@@ -1,4 +1,5 @@
-"""Callees that are not read, C or machinery, and what they may read of their arguments."""
+"""Callees whose code is not read (C, or machinery), and the reads of their arguments that they may
+make."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from onelaunch.frames.stack import Use
 
 
 class StandIn:
-    """An object that a run finds in place of a plain value, and takes for it unless it asks for its
-    `type`."""
+    """An object in the place of a plain value. A run takes it for that value, unless it asks for
+    its `type`."""
 
     __slots__ = ()
 
@@ -107,7 +107,7 @@ class Reads:
         return found if found or isinstance(value, _NOT_ALIKE) else self.kinds.get(_kind(value))
 
     def forget(self, values: Iterable[object]) -> None:
-        """Forget what was read of these objects, and not what is expected of their classes."""
+        """Forget the reads of these objects, but not the expected reads of their classes."""
         for value in values:
             if self.of(value) is not None:
                 del self.owners[id(value)]
@@ -181,7 +181,7 @@ def _reference(value: object) -> Callable[[], object]:
 
 
 _NOT_ALIKE = (type, types.ModuleType)
-"""Types whose instances have nothing in common: reads of one are not expected of another."""
+"""Types whose instances are unrelated: reads of one instance do not predict reads of another."""
 
 
 def _is_gone(value: object) -> bool:

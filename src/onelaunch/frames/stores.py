@@ -11,7 +11,7 @@ _PLACE_STORES = {dis.opmap["STORE_ATTR"], dis.opmap["STORE_SUBSCR"]}
 
 
 class SureStore(NamedTuple):
-    """A store that a run comes by: ``self.size = len(x)``, or ``self.sizes["x"] = len(x)``.
+    """A store that every run makes: ``self.size = len(x)``, or ``self.sizes["x"] = len(x)``.
 
     Attributes:
         offset: the offset of its instruction.
@@ -30,8 +30,8 @@ class SureStore(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def sure_stores(code: types.CodeType) -> tuple[SureStore, ...]:
-    """Return the stores that each run of the code comes by that gets beyond them. Not those in a
-    branch or a loop, which a jump passes over, nor any where exceptions are handled."""
+    """Return the stores that every run of the code makes, if it gets that far. Left out are stores
+    in a branch or a loop, which a jump may skip, and any in code that handles exceptions."""
     if code.co_exceptiontable or _PLACE_STORES.isdisjoint(code.co_code[::2]):
         return ()
     steps = list(dis.get_instructions(code))

@@ -141,8 +141,8 @@ class Steps:
         self.stepped[id(optimizer)] = [p for p in parameters_of(optimizer) if p.grad is not None]
 
     def outlasting(self) -> bool:
-        """Return, after the run, whether it stepped an optimizer that outlives it unexpectedly,
-        which is held from now on."""
+        """Return, after the run, whether it stepped an optimizer that unexpectedly outlives it.
+        That optimizer is kept alive from now on."""
         found = outlasting(self._passing) if self._passing else []
         self._passing.clear()
         for optimizer in found:

@@ -111,8 +111,8 @@ class ScalarTrials:
         return None
 
     def keep(self, optimizers: Sequence[Optimizer]) -> bool:
-        """Make the numbers of optimizers constants from now on, of those that are not torch's.
-        Return whether there are any."""
+        """Make the numbers of optimizers that are not torch's constants from now on. Return whether
+        there are any."""
         own = [o for o in optimizers if not is_of_torch(o)]
         for optimizer in own:
             self._learn(optimizer, every_key(optimizer))

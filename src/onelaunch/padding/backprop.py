@@ -13,7 +13,8 @@ from onelaunch.call.tree import flatten, unique
 
 
 class Backprop:
-    """A callable whose results are the gradients sent back from the real rows of another's results.
+    """A callable that runs another one, then the backward from the real rows of its results, and
+    returns the gradients.
 
     The first call is at the real size: later ones send back the same from those rows, and 0 from
     all others.

@@ -75,8 +75,6 @@ class Bucketed(Graphed[P, R]):
         check_named(self._buckets, fn, self._name)
         self._names = parameters(fn)
         self._counts_by_size: dict[Sizes, Calls] = {}
-        self._paths_by_size: dict[Sizes, tuple[Calls, list[CallPath]]] = {}
-        self._indexed: object = None
         self._read_sizes: Callable[..., Sizes] = unread
         self._raises = options.on_refusal == "raise"
         self._chunks = Chunks(self._buckets, self._callee, 4 * most, self._raises)
@@ -87,18 +85,17 @@ class Bucketed(Graphed[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if runs_inline():
             return self.fn(*args, **kwargs)
-        if self._indexed is self._entries:
-            try:
-                known = self._paths_by_size.get(self._read_sizes(args, kwargs))
-            except (LookupError, AttributeError, TypeError):  # arguments of another form
-                known = None
-            if known is not None:
-                counted, paths = known
-                for call in paths:
-                    result = call(args, kwargs)
-                    if result is not MISS:
-                        counted.made += 1
-                        return result
+        try:
+            known = self._table.index.get(self._read_sizes(args, kwargs))
+        except (LookupError, AttributeError, TypeError):  # arguments of another form
+            known = None
+        if known is not None:
+            counted, paths = known
+            for call in paths:
+                result = call(args, kwargs)
+                if result is not MISS:
+                    counted.made += 1
+                    return result
         return self._miss(args, kwargs)
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
@@ -115,7 +112,7 @@ class Bucketed(Graphed[P, R]):
         self._count(call.sizes).made += 1
         bucket = self._buckets.choose(call.sizes)
         if 0 in call.sizes:
-            self._counts.eager_calls += 1
+            self._table.counts.eager_calls += 1
             return self.fn(*args, **kwargs)
         if bucket is None:
             return self._above(driver, device, call, flat, args, kwargs)
@@ -136,18 +133,17 @@ class Bucketed(Graphed[P, R]):
 
     def _index(self, call: Request, flat: Flat) -> None:
         """Index the recordings for calls of these sizes, so that these need no flattening."""
-        entries = self._entries
-        if self._indexed is not entries:
-            self._paths_by_size, self._indexed = {}, entries
+        index = self._table.index
+        if not index:
             self._read_sizes = reader(call, flat)
         bucket = self._buckets.choose(call.sizes)
         assert bucket is not None
-        self._paths_by_size[call.sizes] = self._count(call.sizes), self._paths(bucket)
+        index[call.sizes] = self._count(call.sizes), self._paths(bucket)
 
     def _paths(self, bucket: Sizes) -> list[CallPath]:
         """Return the call paths of a bucket's recordings; first the ones that pad nothing before
         the launch."""
-        entries = [e for e in self._entries if serves(e, bucket)]
+        entries = [e for e in self._table.entries if serves(e, bucket)]
         around = [e.captured.bucket.around for e in entries if e.captured.bucket is not None]
         return [*(e.call for e in entries), *(call for call in around if call is not None)]
 
@@ -187,8 +183,8 @@ class Bucketed(Graphed[P, R]):
 
     def _unbucketed(self, error: GraphError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run a call that no bucket serves as it is, with a warning."""
-        self._tell(error.warning("such calls run eagerly"))
-        self._counts.eager_calls += 1
+        self._notices.give(error.warning("such calls run eagerly"))
+        self._table.counts.eager_calls += 1
         return self.fn(*args, **kwargs)
 
     def _in_chunks(self, proof: Proof, call: Request, flat: Flat, place: int) -> R:
@@ -274,4 +270,3 @@ class Bucketed(Graphed[P, R]):
         super().reset()
         self._counts_by_size.clear()
         self._chunks.clear()
-        self._paths_by_size, self._indexed = {}, None

@@ -14,7 +14,6 @@ from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.dry_run import DryRun
-from onelaunch.capture.io_plan import Unfit
 from onelaunch.capture.recording import Bucket, CapturedCall
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.padding.compare import Known
@@ -70,17 +69,16 @@ class BucketStrategy(Strategy):
         self._prove(attempt)
         attempt.signature.threads.add(get_ident())
 
-    def record(self, attempt: Attempt, record: Callable[[], E]) -> E:
+    def prepare(self, attempt: Attempt) -> None:
+        """Prove that padding changes no result, and choose the arguments that vary."""
         if not self._proven:
             self._prove(attempt)
         refuse_shared(self._proof, self._flat)
         # Autograd has to see the padding and the cut: its node has the bucket's size.
         self._set_varying({} if attempt.signature.forward else self._grown_inside(attempt))
-        try:
-            return record()
-        except Unfit:
-            self._set_varying({})
-            return record()
+
+    def pad_outside(self) -> None:
+        self._set_varying({})
 
     def call_path(self, captured: CapturedCall, spec: CallSpec, label: str) -> CallPath:
         places = {index: _places(self._call.padded[index]) for index in self.varying}

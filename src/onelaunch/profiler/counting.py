@@ -112,9 +112,9 @@ class _Counter(TorchDispatchMode):
         self._made: dict[int, StorageWeakRef] = {}
         """The memory that the call allocates, which reserves its numbers."""
         self._read: dict[int, dict[tuple[Any, ...], tuple[int, Tensor]]] = {}
-        """What the call reads from outside, by its memory and its place there."""
+        """The outside memory that the call reads: storage -> places in it."""
         self._left: dict[int, int] = {}
-        """What it writes outside."""
+        """The bytes that it writes outside, by storage."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

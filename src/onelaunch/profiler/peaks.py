@@ -1,4 +1,4 @@
-"""What a machine reaches at best: bytes and matrix products per second, measured."""
+"""The best rates of a machine, measured: bytes and matrix products per second."""
 
 from __future__ import annotations
 

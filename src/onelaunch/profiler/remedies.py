@@ -1,4 +1,4 @@
-"""What each remedy can gain at most, and the code or the command that applies it."""
+"""The most that each remedy can gain, and the code or the command that applies it."""
 
 from __future__ import annotations
 

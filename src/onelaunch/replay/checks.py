@@ -213,7 +213,7 @@ def check_default_device(source: GeneratedFunction, spec: CallSpec) -> None:
 def check_memory(
     source: GeneratedFunction, driver: Driver, captured: CapturedCall, inputs: Sequence[str]
 ) -> None:
-    """Check the memory of inputs, as far as it matters.
+    """Check the addresses and overlaps of inputs that the recording relies on.
 
     An argument read in place must be the captured memory. Arguments captured as one run of bytes
     must overlap as they did. Others may overlap in any way, unless the graph writes to an argument

@@ -13,7 +13,18 @@ from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import Above, Attribute, Constant, Leaf, Same, Tree, build
 from onelaunch.capture.effects import keeper
-from onelaunch.capture.io_plan import Output
+from onelaunch.capture.io_plan import (
+    Argument,
+    ArgumentView,
+    Held,
+    HeldView,
+    HostConstant,
+    Lasting,
+    Output,
+    Own,
+    OwnGroup,
+    OwnView,
+)
 from onelaunch.capture.recording import CapturedCall, StateOutput
 from onelaunch.driver.protocol import Driver, Released, Travel
 from onelaunch.replay.source import GeneratedFunction, tuple_of
@@ -41,7 +52,7 @@ def launch(
     names: dict[int, str] = {}
     if captured.statics:
         for number, output in enumerate(captured.outputs.made):
-            if output.source == "own":
+            if isinstance(output.memory, Own):
                 names[number] = source.name("static", captured.statics[number])
     else:
         for index in range(len(captured.outputs.groups)):
@@ -102,7 +113,7 @@ def _take_writes(
             empty, where = source.name("empty", driver.empty), source.name("device", device)
             source.line(f"{buffer} = {empty}({nbytes}, {where})")
             spec = captured.inputs.specs[group.members[0]]
-            view = source.name("view", viewer(Output("own", spec)))
+            view = source.name("view", viewer(spec))
             after.append(f"{leaf}.copy_({view}({buffer}))")
             targets.append(buffer)
         else:
@@ -142,9 +153,8 @@ def _make_group(
     return the name of that memory."""
     group = captured.outputs.groups[index]
     nbytes = group.stop - group.start
-    made = enumerate(captured.outputs.made)
-    members = [(n, o) for n, o in made if o.source == "own" and o.index == index]
-    base = next((member for member in members if _is_whole(member[1], nbytes)), None)
+    members = captured.outputs.of_group(index)
+    base = next((member for member in members if _is_whole(member[1], group)), None)
     name, where = f"g{index}", source.name("device", device)
     if base is None:
         source.line(f"{name} = {source.name('empty', driver.empty)}({nbytes}, {where})")
@@ -158,7 +168,8 @@ def _make_group(
             names[number] = name
             continue
         names[number] = f"o{number}"
-        source.line(f"o{number} = {source.name('view', viewer(output))}({name})")
+        view = source.name("view", viewer(output.spec, _offset(output, group), output.is_view))
+        source.line(f"o{number} = {view}({name})")
     return name
 
 
@@ -183,31 +194,42 @@ def _sizes(output: Output) -> str:
     return f"({tuple_of(sizes)}), ({tuple_of(strides[::-1])})"
 
 
-def _is_whole(output: Output, nbytes: int) -> bool:
+def _offset(output: Output, group: OwnGroup) -> int:
+    """Return the first byte of a result in the memory of its group."""
+    assert isinstance(output.memory, Own)
+    return output.memory.start - group.start
+
+
+def _is_whole(output: Output, group: OwnGroup) -> bool:
     """Return whether a result is its group's memory itself, and not a view of it."""
-    spec = output.spec
-    covers = spec.dense and spec.extent_bytes == nbytes and output.offset == 0
+    spec, nbytes = output.spec, group.stop - group.start
+    covers = spec.dense and spec.extent_bytes == nbytes and _offset(output, group) == 0
     return covers and not (output.is_view or spec.conj or spec.neg)
 
 
 def _caller_result(
     source: GeneratedFunction, output: Output, inputs: Sequence[str], names: dict[int, str]
 ) -> str:
-    """Return the name of a result that is the caller's memory, a view of another result, or a
-    constant."""
+    """Return the name of a result that is not in a group: the caller's memory, a held tensor, a
+    view of another result, or a constant."""
     name = f"r{len(source.lines)}"
-    if output.source == "argument":
-        return inputs[output.index]
-    if output.source == "held":
-        return source.name("held", output.tensor)
-    if output.source == "host constant":
-        source.line(f"{name} = {source.name('constant', output.tensor)}.clone()")
-        return name
-    if output.source == "held view":
-        base = source.name("base", output.tensor)
-    else:
-        base = (names if output.source == "own view" else inputs)[output.index]
-    view = source.name("view", viewer(output))
+    match output.memory:
+        case Argument(index):
+            return inputs[index]
+        case Held(tensor) | Lasting(tensor):
+            return source.name("held", tensor)
+        case HostConstant(tensor):
+            source.line(f"{name} = {source.name('constant', tensor)}.clone()")
+            return name
+        case ArgumentView(index, offset):
+            base = inputs[index]
+        case HeldView(tensor, offset):
+            base = source.name("base", tensor)
+        case OwnView(result, offset):
+            base = names[result]
+        case Own():
+            raise AssertionError("the results of a group have their names")
+    view = source.name("view", viewer(output.spec, offset, output.is_view))
     source.line(f"{name} = {view}({base})")
     return name
 
@@ -244,8 +266,8 @@ def gradient_in(state: StateOutput, captured: CapturedCall) -> Tensor | None:
     """Return the gradient that each replay writes in place, if the slot gets one; else None."""
     if state.slot.key is not gradient_of or not isinstance(state.tree, Leaf):
         return None
-    output = captured.outputs.made[state.numbers[0]]
-    return output.tensor if output.lasts else None
+    memory = captured.outputs.made[state.numbers[0]].memory
+    return memory.tensor if isinstance(memory, Lasting) else None
 
 
 def _bump(t: Tensor) -> None:
@@ -285,15 +307,19 @@ def expression(source: GeneratedFunction, tree: Tree, names: Sequence[str]) -> s
     return f"{source.name('build', build)}({source.name('tree', tree)}, [{', '.join(children)}])"
 
 
-def viewer(output: Output) -> Callable[[Tensor], Tensor]:
+def viewer(spec: TensorSpec, offset: int = 0, is_view: bool = False) -> Callable[[Tensor], Tensor]:
     """Return a function that makes a result over the memory of `base`, sharing its version counter
-    as a view does."""
-    spec, offset = output.spec, output.offset
+    as a view does.
+
+    Args:
+        offset: the bytes from the first element of `base`.
+        is_view: whether autograd is to see the result as a view of `base`.
+    """
     if not spec.inference and torch.is_inference_mode_enabled():
         # A view of a normal tensor is normal in inference mode, but one of another dtype is not.
-        outside = _viewer_of(spec, offset, output.is_view)
+        outside = _viewer_of(spec, offset, is_view)
         return lambda base: _outside_inference_mode(outside, base)
-    return _viewer_of(spec, offset, output.is_view)
+    return _viewer_of(spec, offset, is_view)
 
 
 def _outside_inference_mode(view: Callable[[Tensor], Tensor], base: Tensor) -> Tensor:

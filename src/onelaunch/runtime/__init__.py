@@ -3,8 +3,9 @@
 graphed.py    Graphed: a callable whose calls replay once they can
 attempt.py    a call on its way to a recording: the state of its signature, how it is recorded
 recorder.py   how a callable gets recordings: captured, or taken over from another request's
-table.py      the recordings of a callable, and their figures for users
-signature.py  the signature of a call, which decides what it can replay
+table.py      the recordings of a callable: added, freed, and compared with a call that fits none
+signature.py  the signatures of calls, which decide what a call can replay
+notices.py    the warnings of a callable, each given once
 requests.py   objects that a request makes anew and passes to the callable; those seen so far
 takeover.py   the recordings of one request's objects, taken over by the next request's
 changing.py   arguments that differ at each call, so that no signature comes again
@@ -12,6 +13,6 @@ varied.py     numbers that the caller varies, to be read at each call
 warmup.py     the runs before a capture, and the facts that they show
 pool.py       `ol.Pool`, and the manager of its memory and budget
 stats.py      the cost and use of recordings, as data
-ungraphed.py  the refusals to graph gradients
+ungraphed.py  the refusals of gradients, and of a pool that is too small
 options.py    the options of `ol.graph`, checked
 """

@@ -38,7 +38,7 @@ class SignatureState:
     threads: set[int] = field(default_factory=set[int])
     """The threads that warmed up: cuBLAS and cuDNN make a handle per thread, not under capture."""
     least: int = 0
-    """The warm-up calls that the state it reaches needs, whatever the option says."""
+    """The fewest warm-up calls, whatever the option says: DDP and FSDP modules need some."""
     unfit: int = 0
     """Recordings in a row that did not fit the very call that they were captured for."""
     eager: str | None = None
@@ -77,6 +77,10 @@ class SignatureState:
         """Keep the counter of a dropped recording, which the next one continues."""
         launches[0] += self.launches[0] if self.launches else 0
         self.launches = launches
+
+    def warmup_calls(self, option: int) -> int:
+        """Return the number of its calls that warm up, under the option `warmup_calls`."""
+        return max(option, self.least)
 
     def agreed(self) -> None:
         """Note a capture that did, and read, no more than the runs before it."""
@@ -118,7 +122,7 @@ class Attempt:
     reached: ReachableState
     strategy: Strategy
     ahead: bool = False
-    """True if there is only a capture, and no call."""
+    """True for `capture(...)`, a capture without a call."""
     chain: Chain | None = None
     """The chain that is captured, of which the callable is a part."""
 
@@ -142,9 +146,11 @@ class Strategy:
         """Warm up without a call, by `warm` or in another way."""
         warm()
 
-    def record(self, attempt: Attempt, record: Callable[[], E]) -> E:
-        """Capture by calling `record`, possibly again with other `varying` arguments."""
-        return record()
+    def prepare(self, attempt: Attempt) -> None:
+        """Decide, before a capture, which arguments may be smaller in a call: `varying`."""
+
+    def pad_outside(self) -> None:
+        """Let no argument vary: a capture has shown that the recording cannot pad by itself."""
 
     def call_path(self, captured: CapturedCall, spec: CallSpec, label: str) -> CallPath:
         """Return the call path of a recording."""

@@ -14,6 +14,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 
 from onelaunch.autograd.chain import Chain
+from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.ambient import note_modes, runs_inline
 from onelaunch.call.numbers import numbers_read
 from onelaunch.call.tree import Flat
@@ -21,7 +22,7 @@ from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.forward import BackwardInside
 from onelaunch.capture.numbers import Unfollowed
-from onelaunch.capture.recording import NeedsGrad
+from onelaunch.capture.recording import NeedsGrad, Recording
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.gc_pause import collection_kept, no_collection
@@ -37,20 +38,24 @@ from onelaunch.runtime.attempt import (
     Strategy,
     Warming,
 )
+from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import PoolManager
+from onelaunch.runtime.pool import PoolManager, User
 from onelaunch.runtime.recorder import Recorder
 from onelaunch.runtime.requests import requests_in
-from onelaunch.runtime.signature import is_unrecordable, opaque, spec_of
+from onelaunch.runtime.signature import Signatures, is_unrecordable, opaque, spec_of
+from onelaunch.runtime.stats import GraphStats, graph_stats
 from onelaunch.runtime.table import (
+    Table,
     in_flight,
     mismatch,
     moving_in,
     refuse_moving,
     varying,
 )
-from onelaunch.runtime.ungraphed import backward_inside, grad_in_no_grad, name_split
+from onelaunch.runtime.ungraphed import backward_inside, grad_in_no_grad, name_split, no_room
 from onelaunch.runtime.warmup import wants_grad
+from onelaunch.source import user_line
 from onelaunch.state.snapshot import ReachableState
 from onelaunch.watch.operations import HigherOrder
 
@@ -58,13 +63,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _SIGNATURES_A_RECORDING = 4
-"""More signatures than so many times `max_recordings` are not even remembered."""
+"""The signatures that are remembered, as a multiple of `max_recordings`."""
 _OF_FUNCTIONS = frozenset(
     {"__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"}
 )
 
 
-class Graphed(Recorder, Generic[P, R]):
+class Graphed(Generic[P, R]):
     """A callable that runs as one launch once it is warm. Made by `graph`.
 
     A call runs the original, warms up, captures or replays, whichever is due; see `graph`.
@@ -80,19 +85,25 @@ class Graphed(Recorder, Generic[P, R]):
         callee: Callee | None = None,
     ) -> None:
         name, dynamic = getattr(fn, "__name__", type(fn).__name__), options.buckets is not None
-        callee = callee or Callee(fn, options.compile, dynamic, root)
-        super().__init__(name, options, pool or PoolManager(), callee)
         self.fn = fn
+        self.options = options
+        self._name = name
+        self._pool = pool = pool or PoolManager()
+        self._callee = callee = callee or Callee(fn, options.compile, dynamic, root)
+        self._notices = Notices()
+        self._signatures = Signatures(name, self._notices)
+        self._table = Table(name, options.warmup_calls, pool, self._notices)
+        self._recorder = Recorder(name, options, pool, callee, self._table, self._signatures)
         self._running: list[int] = []
-        """The threads in an eager run: a capture of a forward replaces parameters by stand-ins for
-        a moment, and such a run would use these."""
+        """The threads in an eager run. Meanwhile no other thread captures a forward: that puts
+        stand-ins in the places of parameters, and the eager run would use them."""
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if runs_inline():
             return self.fn(*args, **kwargs)
-        for entry in self._entries:
-            result = entry.call(args, kwargs)
+        for call in self._table.calls:
+            result = call(args, kwargs)
             if result is not MISS:
                 return result
         return self._miss(args, kwargs)
@@ -106,7 +117,7 @@ class Graphed(Recorder, Generic[P, R]):
             return self._recorded_or_eager(args, kwargs)
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        flat = self._flat(args, kwargs)
+        flat = self._signatures.flat(args, kwargs)
         driver, device = self._callee.where(flat)
         if is_unrecordable(driver, flat):
             return self.fn(*args, **kwargs)
@@ -130,9 +141,9 @@ class Graphed(Recorder, Generic[P, R]):
         """Warm up, or capture and replay; return `MISS` if the call is to run eagerly."""
         requests = requests_in(flat.tree) if strategy is AS_IT_IS else []
         if requests:
-            fleeting = self._requests.is_new(requests)
-            self._requests.begin(requests, self._callee)
-            if self._take_over(driver, device, flat):
+            fleeting = self._recorder.requests.is_new(requests)
+            self._recorder.requests.begin(requests, self._callee)
+            if self._recorder.take_over(driver, device, flat):
                 result = self._replayed(args, kwargs)
                 if result is not MISS:
                     return result
@@ -141,40 +152,40 @@ class Graphed(Recorder, Generic[P, R]):
         match self._phase(driver, device, flat, strategy):
             case Eager(code, why):
                 if code:
-                    self._warn(code, why)
+                    self._notices.warn(code, why)
                 return MISS
             case Refused(signature, error):
                 return self._refused(signature, error)
             case Warming(attempt):
-                now = self._flat(args, kwargs)  # at its own size, where `flat` is padded
+                now = self._signatures.flat(args, kwargs)  # at its own size, where `flat` is padded
                 return self._warm(replace(attempt, flat=now), args, kwargs)
             case Ready(attempt):
                 return self._capture_and_replay(attempt, args, kwargs)
 
     def _phase(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
-        """Decide what a call that no recording fits is to do, and keep the books of its signature:
-        make it, count the calls that it waits, free recordings that cannot fit again."""
+        """Choose the phase of a call that no recording fits, and update its signature: create it,
+        count the calls of its backoff, free recordings that cannot fit again."""
         incomparable = opaque(flat)
         if incomparable is not None:
             return Eager("OL302", f"{incomparable}: runs eagerly")
         spec = spec_of(driver, flat, device)
-        signature = self._signatures.get(spec)
+        signature = self._signatures.known.get(spec)
         if signature is None and strategy is AS_IT_IS and not self._callee.is_compiled(driver):
-            exact, spec = spec, self._varied.spec(spec, self._entries)
-            signature = self._signatures.get(spec)
+            exact, spec = spec, self._signatures.varied.spec(spec, self._table.entries)
+            signature = self._signatures.known.get(spec)
             if spec is not exact:  # noted as one of many, in case its numbers cannot be followed
-                self._note_new(exact, flat, SignatureState(warm=1), followed=True)
+                self._signatures.note_new(exact, flat, SignatureState(warm=1), followed=True)
         if signature is None:
-            alike = strategy.alike(self._entries)
+            alike = strategy.alike(self._table.entries)
             if self.options.on_mismatch == "raise" and alike:
                 raise mismatch(self._name, alike[0], spec)
-            if len(self._signatures) >= _SIGNATURES_A_RECORDING * self.options.max_recordings:
-                many = varying(self._name, self._entries, len(self._signatures), spec)
+            if len(self._signatures.known) >= _SIGNATURES_A_RECORDING * self.options.max_recordings:
+                many = varying(self._name, self._table.entries, len(self._signatures.known), spec)
                 return Eager("OL301", many)
-            signature = self._signatures[spec] = SignatureState()
-            self._varied.note(spec, signature)
+            signature = self._signatures.known[spec] = SignatureState()
+            self._signatures.varied.note(spec, signature)
             if not numbers_read(spec.tree):
-                self._note_new(spec, flat, signature)
+                self._signatures.note_new(spec, flat, signature)
         reached = self._callee.reached(flat)
         if signature.parts is not None:
             signature = signature.part(reached.walk())
@@ -182,28 +193,28 @@ class Graphed(Recorder, Generic[P, R]):
             return Eager()
         if distributed.is_unsharded(reached.values):
             return Eager()
-        self._drop_stale(spec, signature)  # recordings whose parameters moved: recorded anew
-        moving = refuse_moving(self._name, self._entries, spec, self._callee.codes)
+        self._table.drop_stale(spec, signature)  # recordings whose parameters moved: recorded anew
+        moving = refuse_moving(self._name, self._table.entries, spec, self._callee.codes)
         refused = self._refusal(signature, reached) or moving
         if refused is not None:
             return Refused(signature, refused)
-        waiting = in_flight(self._entries, spec)
+        waiting = in_flight(self._table.entries, spec)
         if waiting >= self.options.max_in_flight:
             return Eager("OL305", f"{waiting} forwards of `{self._name}` wait for their backward")
         attempt = Attempt(driver, device, spec, signature, flat, reached, strategy)
-        cold = signature.warm < self._warmup_calls(signature) and not waiting
+        cold = signature.warm < signature.warmup_calls(self.options.warmup_calls) and not waiting
         if cold or get_ident() not in signature.threads:
             return Warming(attempt)
-        if len(self._entries) >= self.options.max_recordings:
-            count = len(self._signatures)
-            return Eager("OL301", varying(self._name, self._entries, count, spec, flat.tensors))
+        if len(self._table.entries) >= self.options.max_recordings:
+            count, entries = len(self._signatures.known), self._table.entries
+            return Eager("OL301", varying(self._name, entries, count, spec, flat.tensors))
         if signature.forward and any(ident != get_ident() for ident in self._running):
             return Eager()  # that thread would meet the capture's stand-ins for parameters
         return Ready(attempt)
 
     def _refusal(self, signature: SignatureState, reached: ReachableState) -> CaptureError | None:
-        """Return the refusal of a signature, as far as it shows before a capture; or None."""
-        if signature.warm == 0 and not self._entries:  # modules of several processes
+        """Return the refusal of a signature that is known before any capture, or None."""
+        if signature.warm == 0 and not self._table.entries:  # modules of several processes
             values = distributed.where_spread(reached.values)
             signature.least = distributed.least_warmup(values)
             refused = distributed.refused_step(values)
@@ -221,12 +232,12 @@ class Graphed(Recorder, Generic[P, R]):
         """Run one of the caller's own first calls as a warm-up."""
         driver, signature = attempt.driver, attempt.signature
         try:
-            result = self._warmup.run(attempt, args, kwargs, self._refused)
+            result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         except HigherOrder as error:
             return self._refused(signature, error)
-        self._counts.warmup_calls += 1
-        after = self._flat(args, kwargs)
-        self._keep_whole(attempt.flat, after)
+        self._table.counts.warmup_calls += 1
+        after = self._signatures.flat(args, kwargs)
+        self._signatures.keep_whole(attempt.flat, after)
         reached = self._callee.reached(after)
         if self._callee.learn(attempt.flat, attempt.device, result, reached):
             signature.warm -= 1  # it did not run on the stream that will capture
@@ -247,7 +258,7 @@ class Graphed(Recorder, Generic[P, R]):
         signature = attempt.signature
         try:
             with no_collection():
-                entry = self._record(attempt)
+                entry = self._recorder.record(attempt, self)
         except NeedsGrad:  # not seen in the warm-up
             if not torch.is_grad_enabled():
                 return self._ungraphed(signature, grad_in_no_grad())
@@ -257,18 +268,18 @@ class Graphed(Recorder, Generic[P, R]):
             return self._ungraphed(signature, backward_inside())
         except Unfollowed as error:
             if error.only_this_call:
-                self._varied.keep_these(attempt.spec, attempt.flat.tree)
+                self._signatures.varied.keep_these(attempt.spec, attempt.flat.tree)
             else:
-                del self._signatures[attempt.spec]
-                self._varied.keep(attempt.spec, error.positions)
+                del self._signatures.known[attempt.spec]
+                self._signatures.varied.keep(attempt.spec, error.positions)
             return MISS
         except CaptureError as error:
             if not signature.asking.switch_answer():
                 return self._refused(signature, error)
             signature.warm, signature.known = self.options.warmup_calls - 1, None
-            flat = self._flat(args, kwargs)
+            flat = self._signatures.flat(args, kwargs)
             again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
-            unlike = self._warmup.compare_answers(again, self._name, error)
+            unlike = self._recorder.warmup.compare_answers(again, self._name, error)
             if unlike is not None:
                 return self._refused(signature, unlike)
             return self._warm(again, args, kwargs)
@@ -276,40 +287,63 @@ class Graphed(Recorder, Generic[P, R]):
             signature.backoff.defer()
             return MISS
         if entry is None:
-            return self._ungraphed(signature, self._no_room(attempt))
+            return self._ungraphed(signature, no_room(self._name, attempt, self._pool))
         moves = bool(moving_in(entry.captured))  # the next value needs one call to warm up, no more
         signature.warm = self.options.warmup_calls - 1 if moves else 0
         result = entry.call(args, kwargs)
         if result is MISS:  # state that it relies on was changed, by another thread or the capture
-            unfit = self._drop_unfit(entry, attempt)
+            unfit = self._table.drop_unfit(entry, attempt)
             if unfit is None:
                 return MISS
             return self._ungraphed(signature, CaptureError("OL307", unfit))
         signature.unfit = 0
         differs = entry.captured.differs
         if entry.unsettled:  # this call is done, as it was captured
-            if not self._drop_unsettled(entry) and differs is not None:
+            if not self._table.drop_unsettled(entry) and differs is not None:
                 self._ungraphed(signature, differs.refusal())
             return result
         signature.agreed()
-        self._note_alone(entry)
-        self._drop_followed(entry)
-        self._add(entry, self._callee.codes)
+        self._table.note_alone(entry)
+        self._table.drop_followed(entry, self._signatures.varied)
+        self._table.add(entry, self._callee.codes)
         return result
 
     def _replayed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
         """Return the result of the first recording that fits; `MISS` if none does."""
-        for entry in self._entries:
-            result = entry.call(args, kwargs)
+        for call in self._table.calls:
+            result = call(args, kwargs)
             if result is not MISS:
                 return result
+        return MISS
+
+    @property
+    def _user(self) -> User:
+        """The callable that the pool asks for the figures of the recordings."""
+        return self
+
+    # Refused.
+
+    def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
+        """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
+        if error.code == "OL117":
+            signature.unlike = error.with_traceback(None)
+        if self.options.on_refusal == "raise":
+            name_split(error, self._callee.root[1], self.options)
+            raise error
+        return self._ungraphed(signature, error)
+
+    def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
+        """Have a signature run eagerly for good, with a warning."""
+        signature.eager = error.code
+        error.where = error.where or user_line()
+        self._notices.give(error.warning("this signature runs eagerly"))
         return MISS
 
     # An eager run.
 
     def _enter_eager(self) -> None:
         """Count a run by `_eager`; call it while no other thread captures."""
-        self._counts.eager_calls += 1
+        self._table.counts.eager_calls += 1
         self._running.append(get_ident())
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
@@ -327,6 +361,31 @@ class Graphed(Recorder, Generic[P, R]):
 
     # For users.
 
+    @property
+    def recordings(self) -> list[Recording]:
+        """The recordings, the newest first."""
+        return self._table.figures()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device bytes that the recordings hold, a shared pool counted once."""
+        return self._pool.memory_bytes if self._table.entries else 0
+
+    def stats(self) -> GraphStats:
+        """Return the figures of the recordings and calls. Costs microseconds, and no sync."""
+        gone = self._signatures.gone()
+        return graph_stats(self._table.figures(), self._table.counts, gone)
+
+    def reset(self) -> None:
+        """Free every recording and forget every signature; the next calls warm up again.
+
+        Tensors returned by earlier calls stay valid, except under ``outputs="static"``.
+        """
+        with self._table.lock:
+            self._signatures.clear()
+            self._notices.clear()
+            self._table.clear()
+
     def capture(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Record the signature of this call ahead of time, without making the call.
 
@@ -343,6 +402,16 @@ class Graphed(Recorder, Generic[P, R]):
             name_split(error, self._callee.root[1], self.options)
             raise
 
+    def _capture_ahead(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        strategy: Strategy = AS_IT_IS,
+        chain: Chain | None = None,
+        then: Callable[[Any], object] = lambda result: None,
+    ) -> None:
+        self._recorder.capture_ahead(self, args, kwargs, strategy, chain, then)
+
     # As the callable itself.
 
     def __getattr__(self, name: str) -> Any:
@@ -356,7 +425,7 @@ class Graphed(Recorder, Generic[P, R]):
         return self if owner is None else types.MethodType(self, owner)
 
     def __repr__(self) -> str:
-        return f"<onelaunch.Graphed {self._name}, recordings: {len(self._entries)}>"
+        return f"<onelaunch.Graphed {self._name}, recordings: {len(self._table.entries)}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphed[P, R]:
         root = copy.deepcopy(self._callee.root, memo)
@@ -364,6 +433,12 @@ class Graphed(Recorder, Generic[P, R]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.fn, self.options, None, self._callee.root)
+
+
+def newest_pair(graphed: Graphed[..., Any]) -> AutogradPair | None:
+    """Return the autograd side of the newest recording, or None."""
+    entries = graphed._table.entries
+    return entries[0].captured.pair if entries else None
 
 
 def like(graphed: Graphed[P, R], fn: Callable[P, R]) -> Graphed[P, R]:

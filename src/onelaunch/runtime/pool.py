@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -89,16 +90,6 @@ class Backoff:
         return self.wait > 0
 
 
-class Admitted(Protocol):
-    """The product of a capture, which holds a member."""
-
-    @property
-    def member(self) -> Member: ...
-
-
-A = TypeVar("A", bound=Admitted)
-
-
 class User(Protocol):
     """A graphed callable."""
 
@@ -160,6 +151,31 @@ class Pool:
 def manager_of(pool: Pool) -> PoolManager:
     """Return the manager of a pool."""
     return pool._manager
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Room in a pool for one recording; see `PoolManager.lease`.
+
+    Attributes:
+        has_room: True while a capture may fit.
+        again: True if a second capture may fit where the first does not, because keeping the limit
+            evicts the other recordings, and with them the gaps between them.
+    """
+
+    pool: PoolManager
+    has_room: bool
+    again: bool
+
+    def keep(self, member: Member) -> bool:
+        """Put a new recording into the pool, evicting others to keep its limit. Return False if it
+        does not fit: then it is freed."""
+        if self.pool.keep_within():
+            self.pool.add(member)
+            return True
+        member.graph.reset()
+        self.has_room, self.again = self.again, False
+        return False
 
 
 class PoolManager:
@@ -237,44 +253,32 @@ class PoolManager:
             return driver.warmup(run, device), 0
         return driver.foresee(run, device, staged_bytes(driver, inputs, device))
 
-    def admit(
-        self,
-        driver: Driver,
-        device: torch.device,
-        need_bytes: int,
-        capture: Callable[[], A],
-        user: User,
-    ) -> A | None:
-        """Make room for a recording, then return it from `capture`; None if it does not fit.
+    @contextmanager
+    def lease(
+        self, driver: Driver, device: torch.device, need_bytes: int, user: User
+    ) -> Generator[Lease]:
+        """Make room for a recording, and give a lease to capture it under::
+
+            with pool.lease(driver, device, need_bytes, user) as lease:
+                while lease.has_room:
+                    entry = capture()
+                    if lease.keep(entry.member):
+                        return entry
+                    del entry
 
         Args:
-            need_bytes: the bytes, or the least of them, that it would need in a pool for itself;
-                0 if unknown.
-            capture: called again if the first recording fits only without gaps between others.
+            need_bytes: the bytes, or the least of them, that the recording would need in a pool for
+                itself; 0 if unknown.
         """
         with self._lock:
             self._users.add(user)
-        if self.max_bytes is None:
-            return self._add(capture())
-        if need_bytes > self.max_bytes:
-            return None
-        part = self.on(driver, device)
-        if not self._make_room(part, need_bytes):
-            return None
-        alone = not self._by_age()
+        has_room = self._make_room(driver, device, need_bytes)
+        lease = Lease(self, has_room, again=bool(self._by_age()))
         try:
-            made = capture()
-            if not self.keep_within() and not alone:
-                made.member.graph.reset()  # the pool is empty now, and has no gaps
-                del made
-                made = capture()
+            yield lease
         except BaseException:  # from the callable, which runs in the capture, or Ctrl-C
             self.keep_within()  # the memory that it took goes back with the pool's last recording
             raise
-        if self.memory_bytes > self.max_bytes:
-            made.member.graph.reset()
-            return None
-        return self._add(made)
 
     def free(self, member: Member) -> None:
         """Free a recording. A thread that is about to launch it tries the next recording."""
@@ -288,12 +292,12 @@ class PoolManager:
         assert self.max_bytes is not None
         return need_bytes <= self.max_bytes and any(m.busy() for m in self._by_age())
 
-    def _add(self, made: A) -> A:
+    def add(self, member: Member) -> None:
+        """Count a recording as one of this pool's."""
         if self.clock is not None:
-            made.member.used[1] = self.clock()  # a capture ahead is a use
+            member.used[1] = self.clock()  # a capture ahead is a use
         with self._lock:
-            self._members.add(made.member)
-        return made
+            self._members.add(member)
 
     def _by_age(self, part: DevicePool | None = None) -> list[Member]:
         """Return the recordings, the least recently used first."""
@@ -302,11 +306,15 @@ class PoolManager:
         found = [m for m in members if part is None or m.part is part]
         return sorted(found, key=lambda m: m.used[1])
 
-    def _make_room(self, part: DevicePool, need_bytes: int) -> bool:
+    def _make_room(self, driver: Driver, device: torch.device, need_bytes: int) -> bool:
         """Evict until the need fits into the pool's free memory and what it may still take; return
         False if that is impossible."""
         most = self.max_bytes
-        assert most is not None
+        if most is None:
+            return True
+        if need_bytes > most:
+            return False
+        part = self.on(driver, device)
 
         def fits() -> bool:
             reserved = sum(p.memory_bytes for p in self._parts() if p is not part)

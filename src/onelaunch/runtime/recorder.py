@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,23 +17,23 @@ from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.forward import BackwardInside, Forward
+from onelaunch.capture.io_plan import Unfit
 from onelaunch.capture.numbers import Following, Unfollowed
-from onelaunch.capture.recording import NeedsGrad, describe
+from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
 from onelaunch.capture.run import CaptureJob
 from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import Options as StepOptions
-from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import AS_IT_IS, Attempt, SignatureState, Strategy
+from onelaunch.runtime.attempt import Attempt, SignatureState, Strategy
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager, User
 from onelaunch.runtime.requests import Requests, requests_in, tensors_in
-from onelaunch.runtime.signature import opaque, spec_of
+from onelaunch.runtime.signature import Signatures, opaque, spec_of
 from onelaunch.runtime.table import Entry, Table, moving_in, why
 from onelaunch.runtime.takeover import locked, memory_uses, shares, take_over
-from onelaunch.runtime.ungraphed import backward_inside, name_split
+from onelaunch.runtime.ungraphed import backward_inside, no_room
 from onelaunch.runtime.warmup import Warmup
 from onelaunch.source import user_line
 from onelaunch.state.slots import Slot
@@ -41,56 +41,102 @@ from onelaunch.trace_names import named, sizes
 from onelaunch.watch.ledger import TRIES
 
 
-class Recorder(Table):
-    """A table that makes its recordings."""
-
-    def __init__(self, name: str, options: Options, pool: PoolManager, callee: Callee) -> None:
-        super().__init__(name, options, pool)
-        self._callee = callee
-        self._warmup = Warmup(callee, options, pool)
-        self._requests = Requests()
+class Owner(Protocol):
+    """The graphed callable that recordings are made for."""
 
     @property
     def _user(self) -> User:
         """The callable that the pool asks for the figures of the recordings."""
-        return self
+        ...
 
-    def _record(self, attempt: Attempt) -> Entry | None:
+    def _refused(self, signature: SignatureState, error: CaptureError) -> object:
+        """Act on the refusal of a signature; may raise it."""
+        ...
+
+    def reset(self) -> None: ...
+
+
+class Recorder:
+    """The maker of the recordings of one callable.
+
+    Args:
+        name: the name of the callable.
+        table: gets the recordings that are made ahead of a call or taken over.
+        signatures: the signatures of the calls so far.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: Options,
+        pool: PoolManager,
+        callee: Callee,
+        table: Table,
+        signatures: Signatures,
+    ) -> None:
+        self._name = name
+        self._options = options
+        self._pool = pool
+        self._callee = callee
+        self._table = table
+        self._signatures = signatures
+        self.warmup = Warmup(callee, options, pool)
+        self.requests = Requests()
+
+    def record(self, attempt: Attempt, owner: Owner) -> Entry | None:
         """Return a recording in the pool; None if the pool's `max_bytes` leaves no room for it."""
-
-        def admitted() -> Entry | None:
-            return self._pool.admit(
-                attempt.driver,
-                attempt.device,
-                attempt.signature.need_bytes,
-                lambda: self._captured(attempt),
-                self._user,
-            )
-
-        entry = attempt.strategy.record(attempt, admitted)
+        strategy = attempt.strategy
+        strategy.prepare(attempt)
+        try:
+            entry = self._record_in_pool(attempt, owner)
+        except Unfit:
+            strategy.pad_outside()
+            entry = self._record_in_pool(attempt, owner)
         if entry is not None:
             attempt.signature.launches = None
         return entry
 
-    def _captured(self, attempt: Attempt) -> Entry:
-        """Capture an attempt, and make its call path."""
+    def _record_in_pool(self, attempt: Attempt, owner: Owner) -> Entry | None:
+        driver, device, need_bytes = attempt.driver, attempt.device, attempt.signature.need_bytes
+        with self._pool.lease(driver, device, need_bytes, owner._user) as lease:
+            while lease.has_room:
+                entry = self._capture(attempt, owner)
+                if lease.keep(entry.member):
+                    return entry
+                del entry  # before the next capture, which needs its memory
+        return None
+
+    def _capture(self, attempt: Attempt, owner: Owner) -> Entry:
+        """Capture a call, and return the recording with its call path."""
         signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
         attempt.reached.know(self._callee.reads)
         owners = tensors_in(requests_in(spec.tree))
-        before = memory_uses(owners)
-        reason = signature.why or why(self._entries, spec, flat.tensors)
+        uses = memory_uses(owners)
+        reason = signature.why or why(self._table.entries, spec, flat.tensors)
         job = self._job(attempt)
         session, following = CaptureSession(job), job.following
         with named(f"onelaunch capture: {self._name} {sizes([t.shape for t in flat.tensors])}"):
             captured = session.record(flat.tree, flat.tensors)
         if not session.unserved:
-            self._varied.note_recorded(following, job.following)
+            self._signatures.varied.note_recorded(following, job.following)
         note_modes()
-        distributed.shutdown.watch(self, captured.graph)
+        distributed.shutdown.watch(owner, captured.graph)
+        entry = self._entry(attempt, job, captured, reason)
+        if owners:
+            entry.shares = shares(uses, owners, self._table.entries)
+        if owners or captured.followed:  # which each launch finds as its call wrote them
+            entry.call = locked(entry.call, entry.lock)
+        return entry
+
+    def _entry(
+        self, attempt: Attempt, job: CaptureJob, captured: CapturedCall, reason: str
+    ) -> Entry:
+        """Return the entry for a capture, with its call path and its figures."""
+        signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
         if signature.launches is not None:
             captured.launches = signature.launches
         captured.clock = self._pool.clock
-        captured.guard = self._shared(captured.guard)
+        captured.guard = self._table.shared(captured.guard)
         call = attempt.strategy.call_path(captured, spec, self._name)
         if job.forward is not None:
             kept = captured.graph.memory_bytes
@@ -101,22 +147,17 @@ class Recorder(Table):
         info = describe(self._name, captured, spec, flat, reason, kept)
         captured.inputs.tensors = []
         signature.options = StepOptions(captured.optimizers, captured.scalars.keys)
-        self._counts.captured(captured.seconds)
+        self._table.counts.captured(captured.seconds)
         pair = captured.pair
         busy = bool if pair is None else lambda: pair.in_flight
-        forget = weakref.WeakMethod(self._evicted)
+        forget = weakref.WeakMethod(self._table.evicted)
         member = Member(job.pool, captured.graph, captured.launches, kept, forget, busy)
-        entry = Entry(call, spec, signature, flat.paths, captured, info, member)
-        if owners:
-            entry.shares = shares(before, owners, self._entries)
-        if owners or captured.followed:  # which each launch finds as its call wrote them
-            entry.call = locked(call, entry.lock)
-        return entry
+        return Entry(call, spec, signature, flat.paths, captured, info, member)
 
     def _job(self, attempt: Attempt) -> CaptureJob:
-        """Return the task of capturing an attempt, as the options and the warm-up have it."""
+        """Return the job of capturing an attempt, from the options and the facts of its warm-up."""
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
-        callee, options = self._callee, self.options
+        callee, options = self._callee, self._options
         raises, hidden = options.on_refusal == "raise", callee.is_compiled(driver)
         forward = None
         if signature.forward:
@@ -125,7 +166,7 @@ class Recorder(Table):
             forward = Forward(driver, device, self._pool, top, raises, direct, attempt.chain)
         following = Following()
         if forward is None and not hidden:
-            following = self._varied.following(attempt.spec, self._entries)
+            following = self._signatures.varied.following(attempt.spec, self._table.entries)
         elif numbers := numbers_read(attempt.spec.tree):
             raise Unfollowed(numbers)
         return CaptureJob(
@@ -149,49 +190,50 @@ class Recorder(Table):
         )
 
     def _counting(self, spec: CallSpec) -> list[Slot]:
-        """Return the numbers that recordings of a signature move on."""
-        slots = [s for e in self._entries if e.spec == spec for s in moving_in(e.captured)]
+        """Return the numbers that the callable itself changes, by the recordings of a signature."""
+        slots = [s for e in self._table.entries if e.spec == spec for s in moving_in(e.captured)]
         return list({slot.id: slot for slot in slots}.values())
 
-    def _take_over(self, driver: Driver, device: torch.device, flat: Flat) -> bool:
-        """Have the objects of a new request take over the recordings of an earlier one's, if they
-        can; return whether they did."""
-        if not self._entries:
+    def take_over(self, driver: Driver, device: torch.device, flat: Flat) -> bool:
+        """Give the recordings of an earlier request's objects to those of a new request. Return
+        whether that was possible."""
+        present, displaced = self._table.entries, self.requests.displaced
+        if not present:
             return False
         spec = spec_of(driver, flat, device)
-        if spec in self._signatures:
+        if spec in self._signatures.known:
             return False
-        displaced = self._requests.displaced
-        taken = take_over(driver, device, self._entries, spec, flat.tensors, displaced, self._name)
+        taken = take_over(driver, device, present, spec, flat.tensors, displaced, self._name)
         if taken is None:
             return False
         entries, objects = taken
         old = set(map(id, objects))
         signature = next(iter(entries.values())).signature
-        with self._lock:
-            self._entries = tuple(entries.get(id(e), e) for e in self._entries)
-            recorded = {id(e.signature) for e in self._entries}
-            for key, known in list(self._signatures.items()):
+        with self._table.lock:
+            self._table.keep(entries.get(id(e), e) for e in self._table.entries)
+            recorded = {id(e.signature) for e in self._table.entries}
+            for key, known in list(self._signatures.known.items()):
                 unrecorded = id(known) not in recorded
                 of_old = any(id(value) in old for value in requests_in(key.tree))
                 if known is signature or (unrecorded and of_old):
-                    del self._signatures[key]
-            self._signatures[spec] = signature
+                    del self._signatures.known[key]
+            self._signatures.known[spec] = signature
             # What is read of the new objects is not known before a run over them.
-            signature.warm = min(signature.warm, self.options.warmup_calls - 1)
-            self._newest.clear()
-        self._requests.displace(objects)
+            signature.warm = min(signature.warm, self._options.warmup_calls - 1)
+            self._signatures.newest.clear()
+        self.requests.displace(objects)
         return True
 
     # Ahead of a call.
 
-    def _capture_ahead(
+    def capture_ahead(
         self,
+        owner: Owner,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        strategy: Strategy = AS_IT_IS,
-        chain: Chain | None = None,
-        then: Callable[[Any], object] = lambda result: None,
+        strategy: Strategy,
+        chain: Chain | None,
+        then: Callable[[Any], object],
     ) -> None:
         """Record the signature of a call ahead of it, and call `then` with the result of the
         warm-up; see `Graphed.capture`.
@@ -200,7 +242,7 @@ class Recorder(Table):
             chain: the chain that is captured, of which this callable is a part.
         """
         kwargs = dict(kwargs)
-        flat = self._flat(args, kwargs)
+        flat = self._signatures.flat(args, kwargs)
         reason = ambient()
         reached = self._callee.reached(flat)
         driver, device = self._callee.where(flat, reached)
@@ -211,15 +253,15 @@ class Recorder(Table):
             raise CaptureError("OL302", unequal)
         with driver.exclusive(), no_collection():
             spec = spec_of(driver, flat, device)
-            signature = self._signatures.setdefault(spec, SignatureState())
-            if any(e.spec == spec and e.captured.guard.check() for e in self._entries):
+            signature = self._signatures.known.setdefault(spec, SignatureState())
+            if any(e.spec == spec and e.captured.guard.check() for e in self._table.entries):
                 return
-            self._drop_stale(spec, signature)
+            self._table.drop_stale(spec, signature)
             refused = distributed.refused_ahead(distributed.where_spread(reached.values))
             if refused is not None:
                 raise refused
-            if len(self._entries) >= self.options.max_recordings:
-                what = f"{len(self._entries)} recordings exist"
+            if len(self._table.entries) >= self._options.max_recordings:
+                what = f"{len(self._table.entries)} recordings exist"
                 raise CaptureError("OL301", what, where=user_line())
             attempt = Attempt(
                 driver, device, spec, signature, flat, reached, strategy, ahead=True, chain=chain
@@ -233,65 +275,39 @@ class Recorder(Table):
                     then(result)
 
             try:
-                self._rehearse(attempt, learn)
+                self._rehearse(attempt, owner, learn)
                 if works_elsewhere:
-                    self._capture_ahead(args, kwargs, strategy, chain, then)
+                    self.capture_ahead(owner, args, kwargs, strategy, chain, then)
                     return
-                entry = self._record_ahead(attempt)
+                entry = self._record_ahead(attempt, owner)
                 while entry is not None and entry.unsettled:
-                    self._drop_unsettled(entry)
-                    entry = self._record_ahead(attempt)
+                    self._table.drop_unsettled(entry)
+                    entry = self._record_ahead(attempt, owner)
             except BackwardInside:
                 raise backward_inside() from None
             if entry is None:
-                raise self._no_room(attempt)
+                raise no_room(self._name, attempt, self._pool)
             signature.eager = None
             signature.agreed()
-            self._add(entry, self._callee.codes)
+            self._table.add(entry, self._callee.codes)
 
-    def _record_ahead(self, attempt: Attempt) -> Entry | None:
+    def _record_ahead(self, attempt: Attempt, owner: Owner) -> Entry | None:
         try:
-            return self._record(attempt)
+            return self.record(attempt, owner)
         except NeedsGrad:
             attempt.signature.forward = True
         except CaptureError as error:
             if not attempt.signature.asking.switch_answer():
                 raise
             attempt.reached.forget()
-            unlike = self._warmup.compare_answers(attempt, self._name, error)
+            unlike = self.warmup.compare_answers(attempt, self._name, error)
             if unlike is not None:
                 raise unlike from None
-            self._rehearse(attempt, lambda result: None)
-        return self._record_ahead(attempt)
+            self._rehearse(attempt, owner, lambda result: None)
+        return self._record_ahead(attempt, owner)
 
-    def _rehearse(self, attempt: Attempt, then: Callable[[Any], object]) -> None:
+    def _rehearse(self, attempt: Attempt, owner: Owner, then: Callable[[Any], object]) -> None:
         """Warm up without a call, and call `then` with the result."""
         attempt.strategy.rehearse(
-            attempt, lambda: self._warmup.rehearse(attempt, self._refused, then)
+            attempt, lambda: self.warmup.rehearse(attempt, owner._refused, then)
         )
-
-    # Refused.
-
-    def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
-        """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
-        if error.code == "OL117":
-            signature.unlike = error.with_traceback(None)
-        if self.options.on_refusal == "raise":
-            name_split(error, self._callee.root[1], self.options)
-            raise error
-        return self._ungraphed(signature, error)
-
-    def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
-        """Have a signature run eagerly for good, with a warning."""
-        signature.eager = error.code
-        error.where = error.where or user_line()
-        self._tell(error.warning("this signature runs eagerly"))
-        return MISS
-
-    def _no_room(self, attempt: Attempt) -> CaptureError:
-        """Return the refusal of a recording that does not fit into the pool."""
-        need = attempt.signature.need_bytes
-        foreseen = f"{need} bytes are foreseen" if need else "what it needs was not foreseen"
-        what = f"`{self._name}`, called with {attempt.spec}: {foreseen}"
-        most = self._pool.max_bytes
-        return CaptureError("OL304", f"{what}, and the pool has max_bytes={most}")

@@ -57,8 +57,8 @@ class Requests:
         )
 
     def begin(self, objects: Sequence[object], callee: Callee) -> None:
-        """Note a call with these objects, and forget what was read of other requests', on which it
-        does not rely."""
+        """Note a call with these objects, and forget the reads of other requests' objects, which do
+        not matter to it."""
         parts = parts_of(objects)
         mine = {id(part) for part in parts}
         callee.forget(part for part in self._parts if id(part) not in mine)

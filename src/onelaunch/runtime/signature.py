@@ -1,18 +1,93 @@
-"""The signature of a call, which decides what it can replay."""
+"""The signatures of calls, which decide what a call can replay."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
 
 from onelaunch.autograd.pair import packing
 from onelaunch.call.ambient import default_device, modes
+from onelaunch.call.kinds import changed_kinds
 from onelaunch.call.spec import CallSpec, TensorSpec
-from onelaunch.call.tree import Flat, call_constants, is_code, is_plain
+from onelaunch.call.tree import Flat, call_constants, flatten_call, is_code, is_ordinary, is_plain
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import recordable
 from onelaunch.errors import kind_of
+from onelaunch.runtime.attempt import SignatureState
+from onelaunch.runtime.changing import Finding, Newest
+from onelaunch.runtime.notices import Notices
+from onelaunch.runtime.varied import Varied
+
+
+class Signatures:
+    """The signatures of the calls of one callable, and what differs from one to the next.
+
+    Attributes:
+        known: the state of each signature.
+        varied: the numbers that the caller varies.
+    """
+
+    def __init__(self, name: str, notices: Notices) -> None:
+        self.known: dict[CallSpec, SignatureState] = {}
+        self.varied = Varied()
+        self.newest = Newest()
+        self._apart: dict[type, bool] = {}
+        """Classes of which each call brings another object -> True if such objects are taken
+        apart."""
+        self._name = name
+        self._notices = notices
+
+    def clear(self) -> None:
+        """Forget every signature."""
+        self.known.clear()
+        self.newest.clear()
+        self.varied.clear()
+
+    def gone(self) -> int:
+        """Return the launches of dropped recordings that no other one has taken over yet."""
+        return sum(signature.gone() for signature in list(self.known.values()))
+
+    def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
+        """Flatten the arguments of a call, and take apart objects that are new at each call."""
+        return flatten_call(args, kwargs, self._apart)
+
+    def note_new(
+        self, spec: CallSpec, flat: Flat, signature: SignatureState, followed: bool = False
+    ) -> None:
+        """Note a new signature. If each call brings another object, take such objects apart from
+        now on; if that is impossible, or it is another number or size, warn, before the signatures
+        are too many to capture. `followed`: recordings follow its numbers, which are no reason to
+        warn."""
+        found = self.newest.note(spec, flat.paths, signature)
+        if found is None or (followed and found.kind == "number"):
+            return
+        kind = type(found.newest)
+        if found.kind == "object" and kind not in self._apart and is_ordinary(kind):
+            self._apart[kind] = True
+            self.newest.clear()
+        else:
+            self._warn_changing(found)
+
+    def keep_whole(self, before: Flat, after: Flat) -> None:
+        """Stop taking apart objects that the callable changes: a replay would not change them. A
+        dataclass then counts as any other object."""
+        changed = changed_kinds(before, after)
+        self._apart.update(dict.fromkeys(changed, False))
+        names = " and ".join(sorted(kind.__name__ for kind, asked in changed.items() if asked))
+        if names:
+            what = f"`{self._name}` is called with another {names} each time, and changes it"
+            fix = "return what it stores there, or give it the same object at each call"
+            self._notices.warn("OL302", f"{what}: such calls run eagerly", "object", fix)
+
+    def _warn_changing(self, found: Finding) -> None:
+        code, end = "OL301", ""
+        if found.kind == "object":
+            code, end = "OL302", ": such calls run eagerly"
+        text = f"`{self._name}` was called with {found.text}{end}"
+        self._notices.warn(code, text, found.kind, found.fix)
 
 
 def spec_of(driver: Driver, flat: Flat, device: torch.device) -> CallSpec:

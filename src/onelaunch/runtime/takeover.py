@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import Constant, Container, Tree
-from onelaunch.capture.transfer import is_transferable, transferred
-from onelaunch.driver.protocol import Driver
+from onelaunch.call.tree import Constant, Container, Same, Tree
+from onelaunch.capture.io_plan import Held, HeldView, HostConstant, Memory
+from onelaunch.capture.recording import CapturedCall
+from onelaunch.driver.protocol import Driver, Travel
 from onelaunch.replay.call_path import CallPath, build_call
 from onelaunch.runtime.requests import Objects, is_request, requests_in
 from onelaunch.runtime.table import Entry
@@ -42,8 +43,8 @@ def memory_uses(tensors: Sequence[Tensor]) -> dict[int, int]:
 def shares(
     before: Mapping[int, int], tensors: Sequence[Tensor], entries: Sequence[Entry]
 ) -> dict[int, int]:
-    """Return how often a new recording itself refers to the memory of each tensor; without those to
-    which anything refers but the tensor and recordings.
+    """Return how often a new recording refers to the memory of each tensor, by the tensor's id.
+    Left out is memory that anything but its tensor and recordings refers to.
 
     Args:
         before: the uses of the memory before the capture.
@@ -116,7 +117,7 @@ def take_over(
         tried.append(entry.spec)
         pairs = _pairs(entry.spec, spec)
         group = [e for e in entries if e.spec == entry.spec]
-        if not pairs or not all(is_transferable(e.captured) for e in group):
+        if not pairs or not all(_is_transferable(e.captured) for e in group):
             continue
         try:
             parts = Counterparts(pairs)
@@ -130,7 +131,7 @@ def take_over(
                 held.enter_context(e.lock)
             driver.synchronize(device)  # launches on other streams may still use this memory
             exchange(places)
-            made = [transferred(e.captured, parts) for e in group]
+            made = [_transferred(e.captured, parts) for e in group]
             if any(captured is None for captured in made):
                 exchange(places)
                 continue
@@ -209,3 +210,78 @@ def exchange(places: Sequence[tuple[Tensor, Tensor]]) -> None:
                 old.data = there
                 here.copy_(kept)
                 new.data = here
+
+
+# The same recording over other objects.
+
+
+def _is_transferable(captured: CapturedCall) -> bool:
+    """Return whether a recording relies on no object in a way that cannot be transferred."""
+    return (
+        captured.pair is None
+        and captured.bucket is None
+        and not captured.optimizers
+        and not captured.statics
+        and not captured.lasting
+        and not captured.values
+        and not captured.followed
+        and Travel.ADDRESS not in captured.inputs.travels
+        and captured.guard.is_transferable
+    )
+
+
+def _transferred(captured: CapturedCall, parts: Counterparts) -> CapturedCall | None:
+    """Return the same recording over other objects; None if its guard tells them apart.
+
+    Tensors that the recording reads by address must have changed places already.
+    """
+    guard = captured.guard.transferred(parts)
+    if guard is None:
+        return None
+    storage = captured.driver.storage
+    homes = {storage(new): new for _, new in parts.tensors()}
+
+    def moved(t: Tensor) -> Tensor:
+        """Return the counterpart of a tensor, or of the one that it is a view of."""
+        new = parts.of(t)
+        return homes.get(storage(t), t) if new is t else new
+
+    outputs = [
+        replace(output, memory=_transferred_memory(output.memory, parts))
+        for output in captured.outputs.made
+    ]
+    return replace(
+        captured,
+        hidden=[parts.slot(slot) for slot in captured.hidden],
+        outputs=replace(captured.outputs, made=outputs),
+        tree=_transferred_tree(captured.tree, parts),
+        state=[
+            s._replace(slot=parts.slot(s.slot), tree=_transferred_tree(s.tree, parts))
+            for s in captured.state
+        ],
+        guard=guard,
+        moves=tuple(map(parts.slot, captured.moves)),
+        counts=[count.at(parts.slot(count.slot)) for count in captured.counts],
+        written=[moved(t) for t in captured.written],
+        version_bumped=[moved(t) for t in captured.version_bumped],
+        untraced=[parts.of(t) for t in captured.untraced],
+        inputs=replace(captured.inputs),
+    )
+
+
+def _transferred_memory(memory: Memory, parts: Counterparts) -> Memory:
+    match memory:
+        case Held(tensor) | HostConstant(tensor) | HeldView(tensor, _):
+            return replace(memory, tensor=parts.of(tensor))
+        case _:
+            return memory
+
+
+def _transferred_tree(tree: Tree, parts: Counterparts) -> Tree:
+    if isinstance(tree, Container):
+        return tree._replace(children=tuple(_transferred_tree(c, parts) for c in tree.children))
+    if isinstance(tree, Same):
+        return tree._replace(value=parts.of(tree.value))
+    if isinstance(tree, Constant) and tree.by_identity:
+        return Constant(parts.of(tree.value))
+    return tree

@@ -1,11 +1,13 @@
-"""The refusals to graph the gradients of a signature (OL303), and what is added to others."""
+"""Refusals: of gradients (OL303), of a pool that is too small (OL304), and an advice for any."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from onelaunch.errors import CaptureError
+from onelaunch.runtime.attempt import Attempt
 from onelaunch.runtime.options import Options
+from onelaunch.runtime.pool import PoolManager
 from onelaunch.source import user_line
 
 
@@ -31,6 +33,14 @@ def grad_in_no_grad() -> CaptureError:
         why="the callable turns grad mode on for itself, where its caller has it off",
         fix="call it outside of torch.no_grad(), or return `y.detach()` where no backward follows",
     )
+
+
+def no_room(name: str, attempt: Attempt, pool: PoolManager) -> CaptureError:
+    """Return the refusal of a recording that does not fit into the pool."""
+    need = attempt.signature.need_bytes
+    foreseen = f"{need} bytes are foreseen" if need else "what it needs was not foreseen"
+    what = f"`{name}`, called with {attempt.spec}: {foreseen}"
+    return CaptureError("OL304", f"{what}, and the pool has max_bytes={pool.max_bytes}")
 
 
 def name_split(error: CaptureError, root: object, options: Options) -> None:

@@ -60,8 +60,8 @@ class Varied:
         self._constant.clear()
 
     def spec(self, spec: CallSpec, entries: Iterable[Entry]) -> CallSpec:
-        """Return the signature of a call that no recording fits and whose own is new: one of calls
-        with any number in the places of those that vary."""
+        """Return the signature to use for a call whose own is new: numbers that vary are replaced
+        by a placeholder for any number."""
         found = self._family(spec)
         if found is None:
             return spec
@@ -103,8 +103,8 @@ class Varied:
             found[1].own.add(tuple(numbers_in(tree)))
 
     def following(self, spec: CallSpec, entries: Iterable[Entry]) -> Following:
-        """Return the numbers that a new recording of a signature is to follow: those of which two
-        recordings have other values, and those that one follows already."""
+        """Return the numbers that a new recording of a signature should follow: those whose values
+        differ between two recordings, and those that a recording follows already."""
         values: defaultdict[tuple[int, object], set[Constant]] = defaultdict(set)
         slots: dict[tuple[int, object], Slot] = {}
         again: dict[tuple[int, object], Slot] = {}
@@ -125,7 +125,7 @@ class Varied:
         return Following(tuple(numbers_read(spec.tree)), tuple(places))
 
     def covers(self, entry: Entry, other: Entry) -> bool:
-        """Return whether a recording follows the numbers by which alone another one differs."""
+        """Return whether another recording differs only in numbers that this one follows."""
         followed = entry.captured.followed
         tree = any_number(other.spec.tree, followed.arguments)
         alike = replace(other.spec, tree=tree) == entry.spec and other.captured.pair is None
@@ -139,7 +139,7 @@ class Varied:
         return False
 
     def note_recorded(self, wanted: Following, followed: Following) -> None:
-        """Take the numbers that a recording was to follow, and does not, for constants from now
+        """Take numbers that a recording should have followed, and does not, for constants from now
         on."""
         self._constant.update({*wanted.names()} - {*followed.names()})
 
@@ -155,8 +155,9 @@ class Varied:
 
 
 def _many(entries: Iterable[Entry]) -> bool:
-    """Return whether so many recordings follow numbers, and do not serve the present ones, that the
-    next is to have them as constants: comparisons come out in ever more ways."""
+    """Return whether `_MOST` recordings follow numbers and do not serve the present ones.
+    Comparisons then come out in ever more ways, and the next recording takes the numbers for
+    constants."""
     return sum(bool(e.captured.followed) and e.captured.guard.check() for e in entries) >= _MOST
 
 

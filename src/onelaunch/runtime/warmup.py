@@ -79,7 +79,7 @@ _NOT_COMPILED = (
     *("trace_names", "watch"),
 )
 _ROUNDING = 0.05
-"""Distance of results by different kernels, as a part of the largest."""
+"""The distance, relative to the largest value, that different kernels' rounding can make."""
 
 
 class Warmup:
@@ -178,8 +178,8 @@ class Warmup:
         return result
 
     def _stepping(self, signature: SignatureState, refuse: Refuse) -> AbstractContextManager[None]:
-        """Return a context for a warm-up in which no optimizer steps that a capture could not hold:
-        it is made capturable, if that was asked for, or refused."""
+        """Return a context for a warm-up. An optimizer that cannot be captured is made capturable
+        before it steps, if the options ask for that, or else refused."""
 
         def before(optimizer: Optimizer) -> None:
             error = refusal(optimizer)
@@ -219,8 +219,8 @@ class Warmup:
         return CaptureError("OL109", what, where=user_line(), fix=fix)
 
     def _answered(self, attempt: Attempt, answer: bool) -> tuple[list[Tensor], list[object]]:
-        """Return the results of a run that is told whether it is captured, and rolled back; and
-        the random numbers that it drew."""
+        """Run the callable with this answer to whether it is being captured, and roll it back.
+        Return its results, and the random numbers that it drew."""
         driver, device, flat = attempt.driver, attempt.device, attempt.flat
         args, kwargs = unflatten(flat.tree, flat.tensors)
         undone = rolled_back(driver, device, flat.tensors, attempt.reached)
@@ -284,7 +284,8 @@ class _Draws(DispatchMode):
         return result
 
     def made(self) -> list[object]:
-        """Return what was drawn; of operations that only may draw, nothing."""
+        """Return the draws; none if no generator moved, since some operations draw only at
+        times."""
         states = self._states()
         return [] if states == self._before else [states, self._found]
 
@@ -311,7 +312,8 @@ def _returned() -> CaptureError:
 
 
 def _noted(attempt: Attempt, run: Callable[[], Any]) -> Callable[[], Any]:
-    """Return `run`, made to go the capture's way and to note its operations for comparison."""
+    """Return `run` under the conditions of a capture, noting its operations to compare that
+    with."""
     tensors = attempt.flat.tensors
     walked = attempt.reached.walk()
     pairs = list(zip(tensors, tensors, strict=True))

@@ -1,8 +1,7 @@
 """A module that cannot be captured whole: it runs as it is, and its children are graphed.
 
-in_pieces.py  InPieces: a callable, whole where it can be captured, else in pieces of any kind
+in_pieces.py  InPieces: a callable, whole where it can be captured, else in pieces; its warning
 graphed.py    SplitGraphed: a module's forward, whose pieces are its children
 pieces.py     the graphed children, in the places of their forwards while the module runs
-message.py    what was split, by which line, and what a call costs
 forward.py    the callable that a recording of a module runs
 """

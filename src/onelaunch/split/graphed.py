@@ -72,7 +72,9 @@ class SplitGraphed(InPieces[P, R]):
         """Look for children that the module does not call but reaches through, as in
         `self.encoder.layers[0](x)`: their own children are graphed then."""
         self._runs += 1
-        called = {id(module) for module, piece in found if piece._signatures or piece._refusals}
+        called = {
+            id(module) for module, piece in found if piece._signatures.known or piece._refusals
+        }
         self._opened |= {id(module): module for module, _ in found if id(module) not in called}
         if self._runs == _OPENING:
             self._opened = {

@@ -13,19 +13,20 @@ import torch
 from onelaunch.call.tree import Flat
 from onelaunch.capture.recording import Recording
 from onelaunch.driver.protocol import Driver
-from onelaunch.errors import CaptureError
+from onelaunch.errors import CaptureError, GraphWarning
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import Eager, Phase, SignatureState, Strategy
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.stats import GraphStats, SplitModule
 from onelaunch.source import user_line
-from onelaunch.split.message import warning_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _UNSETTLED = 32
-"""The calls in pieces after which they are told of, even if some of these are never launched."""
+"""The calls in pieces after which the warning is given, even if some pieces are never launched."""
+_MOST = 8
+"""The modules that a message names."""
 
 
 class Told:
@@ -109,7 +110,7 @@ class InPieces(Graphed[P, R]):
         if settled or told.calls >= _UNSETTLED:
             told.done = True
             told.launches, told.host_us = after.replays - before.replays, host_us
-            self._tell(warning_of(self._name, self.PIECES, self.stats(), settled))
+            self._notices.give(_warning(self._name, self.PIECES, self.stats(), settled))
 
     # For users.
 
@@ -138,3 +139,43 @@ class InPieces(Graphed[P, R]):
             split_launches=self._told.launches,
             split_us=self._told.host_us,
         )
+
+
+def _warning(name: str, pieces: str, stats: GraphStats, settled: bool) -> GraphWarning:
+    """Make the warning of a callable that runs in pieces: those that run as they are, the lines
+    that are the reason, and the cost of a call.
+
+    Args:
+        pieces: the noun for what is graphed.
+        settled: whether each piece was launched, or runs as it is for good.
+    """
+    of_line: dict[str | None, SplitModule] = {}
+    for refusal in stats.split:  # the outer ones first: a line is its innermost module's
+        of_line[refusal.where] = refusal
+    whole = list(dict.fromkeys(f"`{refusal.module}`" for refusal in stats.split))
+    what = (
+        f"`{name}` runs in pieces: {_listed(whole)} as {_are(whole)}, with {pieces} graphed; "
+        f"a call is {_counted(stats.split_launches, 'launch')} and {stats.split_us:.0f} us of host "
+        "time, waits for the device included"
+    )
+    if not settled:
+        what += "; some pieces still get other sizes or arguments at each call, and run as they are"
+    lines = [
+        f"{refusal.where or refusal.module} ({refusal.code}, {refusal.what})"
+        for refusal in of_line.values()
+    ]
+    return GraphWarning("OL311", what, where="\n         ".join(lines))
+
+
+def _listed(names: list[str]) -> str:
+    most = names[:_MOST]
+    rest = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return f"{', '.join(most)}{rest} {'run' if len(names) > 1 else 'runs'}"
+
+
+def _are(names: list[str]) -> str:
+    return "they are" if len(names) > 1 else "it is"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}es"

@@ -155,7 +155,7 @@ class StateGuard:
     def _part(
         self, slots: list[int], tensors: list[int], sized: list[int], modes: list[Reader]
     ) -> StateGuard:
-        """Return a guard of some of what this one checks."""
+        """Return a guard that makes a part of this one's checks."""
         part = copy.copy(self)
         part._slots = [self._slots[i] for i in slots]
         part._values = [self._values[i] for i in slots]
@@ -327,7 +327,8 @@ class StateGuard:
 
 
 class _Division(NamedTuple):
-    """A guard's division in what changes with the objects of a request, by index, and the rest.
+    """A guard in two parts: the checks that change with the objects of a request, by index, and the
+    check of the rest.
 
     Attributes:
         fixed: the check of the rest.

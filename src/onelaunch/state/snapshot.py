@@ -34,7 +34,7 @@ class LastWalk:
         self._kept: tuple[StateWalk, _Refs, bool] | None = None
 
     def keep(self, found: StateWalk) -> None:
-        """Keep a walk, which is no more to be used itself."""
+        """Keep a walk. The caller must not use it any longer."""
         self._kept = None
         in_modules = all(isinstance(slot.owner, nn.Module) for slot, _ in found.tensors())
         if in_modules and not found.strays and found.reads is not None:

@@ -83,7 +83,7 @@ class HostMemory:
         return True
 
     def _depend(self, storage: int, sources: Sequence[int], random: bool) -> None:
-        """Note what the values of a tensor of the call come from, besides what is known of it."""
+        """Add to the known origins of the values of a tensor of the call."""
         if random or any(source in self._random for source in sources):
             self._random.add(storage)
         none: frozenset[int] = frozenset()
@@ -113,7 +113,7 @@ class HostMemory:
         return True
 
     def read(self, t: Tensor) -> None:
-        """Note that the host uses the values of a tensor, which a call must match from now on.
+        """Note that the host uses the values of a tensor: each call must match them from now on.
 
         Raises:
             CaptureError: OL104, they cannot be compared.

@@ -156,8 +156,8 @@ class Ledger:
         """storage -> a weak reference, which keeps the id of a storage taken, not its memory: so no
         storage that a compiled kernel makes unseen is mistaken for one that was freed."""
         self._unseen: list[tuple[int, StorageWeakRef, int, Place | None]] = []
-        """Memory that is in neither the call nor its state, and that no operation was seen to make;
-        with the operation that used it first, and its line."""
+        """Memory of unknown origin, which is in neither the call nor its state, and which no
+        operation made: with the first operation that used it, and its line."""
         self.lasting: dict[int, int] = {}
         """Number in `_unseen` -> storage, of memory that outlives the run."""
         self._entries: list[tuple[Any, ...]] = []

@@ -75,8 +75,8 @@ class Lifted:
         return found
 
     def misses(self) -> bool:
-        """Return whether an attempt that failed brought unforeseen values to the device: the next
-        has them there. Values that differ at each attempt are refused in the end."""
+        """Return whether a failed attempt brought unforeseen values to the device. The next attempt
+        has copies of them there; values that differ at each attempt are refused in the end."""
         self._misses += bool(self.missing)
         return bool(self.missing) and not self.exhausted
 

@@ -245,8 +245,8 @@ class Observer(Watching):
         return storage in self._produced or storage in self._inputs
 
     def refuse_seed(self, method: str) -> CaptureError:
-        """Return the error for a generator that is seeded, or whose state is set or read, in the
-        run; not by torch's functions for the default one (see `Driver.rewind`)."""
+        """Return the error for a run that seeds a generator, or sets or reads its state. Torch's
+        functions for the default generator are no error, see `Driver.rewind`."""
         fix = None
         if method.endswith("get_state"):
             fix = "get_rng_state and set_rng_state of torch or torch.cuda, which a replay repeats"
@@ -385,7 +385,7 @@ class Observer(Watching):
         self.host.release()
 
     def forget(self) -> None:
-        """Release every tensor, once nobody asks any more what the run read and wrote."""
+        """Release every tensor. The reads and writes of the run are unknown from then on."""
         self.release()
         self.external, self.written = {}, {}  # others may use these dicts
 

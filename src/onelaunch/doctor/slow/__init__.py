@@ -1,4 +1,4 @@
-"""What of a run is slow in inference: the rules OL601 to OL614.
+"""The rules on slow inference, OL601 to OL614, which read a watched run.
 
 listener.py   writes down what a run shows, and asks the rules
 record.py     what a run showed, as plain data

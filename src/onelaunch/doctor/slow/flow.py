@@ -1,4 +1,4 @@
-"""What the memory of a run holds between two writes: who wrote it, and how many read it.
+"""The memory of a run between two writes: who wrote it, and how many read it.
 
 No tensor is kept. A storage is known by a weak reference, which reserves its address only.
 """

@@ -1,4 +1,4 @@
-"""What a run showed of its speed, as plain data: the rules read it when the run is over."""
+"""The facts of a run on which its speed depends, as plain data that the rules read afterwards."""
 
 from __future__ import annotations
 

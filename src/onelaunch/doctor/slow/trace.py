@@ -1,4 +1,4 @@
-"""What the values of a run come from, as far as a rule asks: layers, sums of them, copies."""
+"""The origins of the values of a run that a rule asks for: layers, sums of layers, copies."""
 
 from __future__ import annotations
 

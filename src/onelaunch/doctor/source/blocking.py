@@ -1,4 +1,4 @@
-"""What blocks a capture, as far as the source shows it surely."""
+"""The code that blocks a capture, as far as the source alone proves it."""
 
 from __future__ import annotations
 

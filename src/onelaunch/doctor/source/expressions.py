@@ -1,4 +1,4 @@
-"""What an expression gives, as far as reading tells."""
+"""The value of an expression, as far as the source shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What functions and methods of libraries give, by their names."""
+"""The results of library functions and methods, by their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bare graph gets wrong in silence, as far as the source shows it surely."""
+"""The silent faults of a bare graph that the source alone proves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a value by reading: whether it is a tensor, and where its memory is."""
+"""The facts about a value that the source shows: is it a tensor, and where is its memory."""
 
 from __future__ import annotations
 

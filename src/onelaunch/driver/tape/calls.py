@@ -46,8 +46,8 @@ class Call:
         return [v for v in leaves(self._recorded) if type(v) is float]
 
     def turn(self, numbers: dict[float, float]) -> None:
-        """Repeat the operation with other numbers from now on: those that these lead to from the
-        recorded ones."""
+        """Repeat the operation with other numbers from now on: `numbers` has a new one for each
+        recorded one."""
 
         def turned(value: Any) -> Any:
             return numbers.get(value, value) if type(value) is float else value

@@ -124,8 +124,8 @@ def _fixed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def reach(step: Step) -> int:
-    """Return how far an operation moves elements, or reaches for others, at most; 0 if it does
-    not."""
+    """Return the largest distance by which an operation moves elements or reads neighbours; 0 if
+    none."""
     packet = packet_of(step.name)
     if packet not in MOVES | _WINDOWS and "pool" not in packet:
         return 0

@@ -1,4 +1,4 @@
-"""What of an architecture slows inference down: norms, branches, channels, kernels."""
+"""Rules on architectures that are slow in inference: norms, branches, channels, kernels."""
 
 from __future__ import annotations
 

@@ -1,0 +1,33 @@
+"""The warnings of a graphed callable, each given once."""
+
+from __future__ import annotations
+
+import warnings
+
+from onelaunch.errors import GraphWarning
+from onelaunch.source import levels_to_user, user_line
+
+
+class Notices:
+    """The warnings that a callable has given."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+
+    def clear(self) -> None:
+        """Forget them, so that each may be given again."""
+        self._given.clear()
+
+    def warn(
+        self, code: str, what: str, kind: str = "", fix: str = "", where: str | None = None
+    ) -> None:
+        """Warn once for each code and kind; of the line that runs, by default."""
+        if code + kind not in self._given:
+            warning = GraphWarning(code, what, where=where or user_line(), fix=fix or None)
+            self.give(warning, kind)
+
+    def give(self, warning: GraphWarning, kind: str = "") -> None:
+        """Warn, unless that was done for the same code and kind."""
+        if warning.code + kind not in self._given:
+            self._given.add(warning.code + kind)
+            warnings.warn(warning, stacklevel=levels_to_user())

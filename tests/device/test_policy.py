@@ -7,6 +7,7 @@ On CUDA with Inductor's kernels; on the emulated device see inductor.py.
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch._inductor import cudagraph_utils
 
 import onelaunch as ol
+from onelaunch.driver.select import driver_of
 from onelaunch.dynamo import cudagraph_policy
 
 from .drop_in import allocated, assert_same, on_accelerators
@@ -433,6 +435,42 @@ def test_several_threads(device: torch.device, rand: Rand, fast: Compile) -> Non
         quick(rand(1, 64))  # Dynamo compiles in one thread
     run_threads(3, work)
     assert replays() >= 6
+
+
+@with_hook
+@on_accelerators
+def test_a_backward_while_another_thread_has_the_lock(
+    device: torch.device, rand: Rand, fast: Compile
+) -> None:
+    """That thread may be waiting for this backward, as in the warm-up of a whole step."""
+
+    def f(x: Tensor) -> Tensor:
+        return x.exp() * 2
+
+    quick, driver = fast(f), driver_of(device.type)
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with driver.exclusive():
+            held.set()
+            assert done.wait(60)
+
+    for i in range(8):
+        x, y = rand(i, 4).requires_grad_(), rand(i, 4).requires_grad_()
+        f(x).sum().backward()
+        got = quick(y).sum()
+        if i % 2:
+            thread = threading.Thread(target=hold)
+            thread.start()
+            assert held.wait(60)
+            got.backward()
+            done.set()
+            thread.join()
+            held.clear()
+            done.clear()
+        else:
+            got.backward()
+        torch.testing.assert_close(y.grad, x.grad)
 
 
 @with_hook

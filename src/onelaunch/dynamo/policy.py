@@ -110,7 +110,7 @@ class _Hooks:
         if not graph.partition_maps:
             return make(model, static, written)
         if [part.id for part in graph.partition_maps] != [0]:
-            _warn(f"Inductor captures `{name}` in parts", None)
+            _warn(f"Inductor captures `{name}` in parts", fix=_NAMED)
         parts: list[Callable[[Boxed], Boxed]] = []
         for part in graph.partition_maps:
             # A part may write what another one computed, or use its memory again.
@@ -243,6 +243,9 @@ def _wanted(compiled_graph: Any) -> bool:
     return config.triton.cudagraphs and bool({*compiled_graph.device_types} - {"cpu", "meta"})
 
 
-def _warn(what: str, where: str | None) -> None:
-    error = CaptureError("OL312", what, where=where)
+_NAMED = "move what is between them to the device; TORCH_LOGS=+cudagraphs names it, with its line"
+
+
+def _warn(what: str, where: str | None = None, fix: str | None = None) -> None:
+    error = CaptureError("OL312", what, where=where, fix=fix)
     warnings.warn(error.warning("a part runs as it is"), stacklevel=levels_to_user())

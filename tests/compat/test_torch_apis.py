@@ -5,6 +5,8 @@ A new version of torch that changes one of them fails here, by name, before it f
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import threading
 from collections.abc import Callable
@@ -13,7 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config as config
 from torch import Tensor, nn
+from torch._inductor import cudagraph_utils
+from torch._inductor.output_code import CompiledFxGraph
+from torch._inductor.utils import GraphPartitionMap, align_inputs_from_check_idxs
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -861,3 +867,20 @@ def test_the_precision_of_products_has_one_name_in_both_interfaces() -> None:
     assert backends.cudnn.conv.fp32_precision != "tf32"
     backends.cudnn.allow_tf32 = True
     assert backends.cudnn.conv.fp32_precision == "tf32"
+
+
+@pytest.mark.skipif(not hasattr(config, "cudagraph_policy"), reason="the hook is torch 2.12's")
+def test_inductor_has_a_hook_for_cuda_graphs() -> None:
+    """And shows its code with what a policy reads of it."""
+    policy = cudagraph_utils.CUDAGraphPolicy
+    assert set(inspect.signature(policy.cudagraphify).parameters) >= {
+        *("model", "example_inputs", "static_input_idxs", "is_backward", "kwargs")
+    }
+    assert list(inspect.signature(policy.should_wrap).parameters) == ["self", "compiled_graph"]
+    assert {*CompiledFxGraph.__annotations__} >= {
+        *("cudagraph_info", "device_types", "disabled_cudagraphs_reason", "partition_maps"),
+        "recursively_apply_fns",
+    }
+    assert {f.name for f in dataclasses.fields(GraphPartitionMap)} >= {"id", "input_index_mapping"}
+    check = list(inspect.signature(align_inputs_from_check_idxs).parameters)
+    assert check == ["model", "inputs_to_check", "mutated_input_idxs"]

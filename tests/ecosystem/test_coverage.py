@@ -32,6 +32,17 @@ def test_sixty_architectures() -> None:
     assert not bad
 
 
+def test_the_backend_of_torch_compile() -> None:
+    """On the emulated device with torch's own operators; what Inductor runs is CUDA's to show."""
+    names = ("bert", "convnext", "vit")
+    engines = ["onelaunch backend"]
+    cases = [Case(f"transformers/{name}", "inference", engines) for name in names]
+    cases.append(Case("transformers/vit", "training", engines))
+    run(cases, "tape", 2, 600.0, lambda case: None)
+    rows = [case.rows.get("onelaunch backend", {}) for case in cases]
+    assert all(row.get("verdict") == "one launch" for row in rows), rows
+
+
 def _as_known(case: Case) -> bool:
     row = case.rows.get("onelaunch", {})
     known = REFUSED.get(case.name.partition("/")[2])

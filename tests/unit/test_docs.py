@@ -3,6 +3,7 @@
 The info string of a block says how it is run. `python`: on every machine, all blocks of a page in
 one namespace, in order. `python gpu`: only where there is a GPU. `python raises=OL101`: an error or
 warning of that code must come out of it. `python needs=transformers`: only where that is installed.
+`python torch=2.12`: only on that release of torch and later ones.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ WORDS = {
     "gpu",
     *(f"raises={code}" for code in CATALOGUE),
     *(f"needs={package}" for package in PACKAGES),
+    "torch=2.12",
 }
 
 
@@ -77,8 +79,11 @@ class Block:
 
     @property
     def missing(self) -> bool:
-        """Whether one of them is not installed."""
-        return any(importlib.util.find_spec(package) is None for package in self.needs)
+        """Whether one of them is not installed, or torch is too old."""
+        releases = [word.removeprefix("torch=") for word in self.words if word[:6] == "torch="]
+        return any(importlib.util.find_spec(package) is None for package in self.needs) or any(
+            torch.__version__ < release for release in releases
+        )
 
     def run(self, namespace: dict[str, Any]) -> None:
         """Run it as the page's own lines, so that messages name them."""

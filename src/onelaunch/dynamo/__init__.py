@@ -4,6 +4,7 @@ Torch loads it by its entry point (``torch_dynamo_backends``), where nothing els
 imported.
 
 backend.py   the backend, and what `torch._dynamo.reset` calls
+policy.py    cudagraph_policy: the same recordings under `mode="reduce-overhead"`
 function.py  SplitFunction: a function that `ol.graph` cannot capture whole, by the same graphs
 settings.py  `mode` and `options` of `torch.compile`
 split.py     parts that cannot be captured
@@ -13,5 +14,6 @@ sizes.py     the inputs of a graph that follow bucketed sizes
 """
 
 from onelaunch.dynamo.backend import onelaunch
+from onelaunch.dynamo.policy import cudagraph_policy
 
-__all__ = ["onelaunch"]
+__all__ = ["cudagraph_policy", "onelaunch"]

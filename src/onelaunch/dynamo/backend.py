@@ -98,6 +98,11 @@ def record_graph(
     return compiled_parts(graph, refused, compile_part)
 
 
+def note_region(region: Region) -> None:
+    """Have `graphs` count a region, and `reset` free its recordings."""
+    _regions.add(region)
+
+
 def graphs() -> list[Graphed[..., Any]]:
     """Return the graphed callables of all compiled graphs."""
     return [program.graphed for region in list(_regions) for program in region.programs()]

@@ -107,10 +107,20 @@ def _parts(graph: Graph, refused: Mapping[Node, CaptureError]) -> dict[Node, int
         if source in parts:
             parts[node] = parts[source]
             continue
-        if (node in refused) != within:
+        if (node in refused) != within and not (within and _is_number(node)):
             number, within = number + 1, not within
         parts[node] = number
     return parts
+
+
+def _is_number(node: Node) -> bool:
+    """Return whether a node has to do with numbers alone: a size, and what is asserted of it, stay
+    beside the operation whose result has that size."""
+    values = [n.meta.get("example_value") for n in (node, *node.all_input_nodes)]
+    return not isinstance(values[0], tuple | list) and (
+        isinstance(values[0], torch.SymInt | torch.SymFloat | torch.SymBool | int | float)
+        or not any(isinstance(value, Tensor) for value in values)
+    )
 
 
 class _Fake(torch.fx.Interpreter):
@@ -125,6 +135,15 @@ class _Fake(torch.fx.Interpreter):
         """Return the example of a tensor that the graph holds."""
         value = super().get_attr(target, args, kwargs)
         return self.mode.from_tensor(value) if isinstance(value, Tensor) else value
+
+    def run_node(self, n: Node) -> Any:
+        """Run a node. The result of one that reads data is Dynamo's: it has the symbols that other
+        nodes know it by."""
+        if not n.meta.get("unbacked_bindings"):
+            return super().run_node(n)
+        with self.mode.shape_env.ignore_fresh_unbacked_symbols():
+            super().run_node(n)
+        return n.meta["example_value"]
 
 
 class _Inputs(_Fake):

@@ -1,0 +1,251 @@
+"""Recordings for ``mode="reduce-overhead"``: Inductor's own hook for CUDA graphs (torch 2.12).
+
+Inductor compiles, and decides what can be captured. What it would give to its CUDA graph trees, a
+function of a list of inputs, without autograd, is a region here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from onelaunch.driver.select import select
+from onelaunch.dynamo.backend import note_region
+from onelaunch.dynamo.lines import function_in, line_in
+from onelaunch.dynamo.region import Region
+from onelaunch.dynamo.settings import Settings
+from onelaunch.errors import ArgumentError, CaptureError
+from onelaunch.runtime.pool import Pool
+from onelaunch.source import levels_to_user
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+"""Code of Inductor's: it empties the list that holds its inputs."""
+
+
+def cudagraph_policy(*, pool: Pool | None = None, warmup: int = 3, max_recordings: int = 64) -> Any:
+    """Make a policy for ``torch._inductor.config.cudagraph_policy``: what Inductor compiles with
+    ``mode="reduce-overhead"`` replays through onelaunch.
+
+    Set it for the whole process: a backward is compiled when it first runs. Inductor's caches hold
+    the same code with and without it.
+
+    Args:
+        pool: of the recordings; they share that of the backend ``"onelaunch"`` otherwise.
+        warmup: calls of a signature before its capture, at least 3.
+        max_recordings: of each compiled graph; beyond that it runs as it is, with one warning.
+
+    Raises:
+        ArgumentError: OL401, this torch has no such hook, or a value that an option cannot have.
+
+    Example:
+        >>> import torch, onelaunch.dynamo
+        >>> import torch._inductor.config as config
+        >>> with config.patch(cudagraph_policy=onelaunch.dynamo.cudagraph_policy()):
+        ...     f = torch.compile(lambda x: x.sin().cos(), mode="reduce-overhead")
+        ...     f(torch.zeros(2))
+        tensor([1., 1.])
+    """
+    options = {"pool": pool, "warmup": warmup, "max_recordings": max_recordings}
+    return _policy_class()(Settings.of(None, options))
+
+
+@functools.cache
+def _policy_class() -> type[Any]:
+    utils: Any = importlib.import_module("torch._inductor.cudagraph_utils")
+    base = getattr(utils, "CUDAGraphPolicy", None)
+    if base is None:
+        what = f"torch {torch.__version__} has no torch._inductor.config.cudagraph_policy"
+        fix = 'torch 2.12 or later, or torch.compile(f, backend="onelaunch")'
+        raise ArgumentError("OL401", what, fix=fix)
+    return type("RecordingPolicy", (_Hooks, base), {})
+
+
+class _Hooks:
+    """The methods of the policy that are not torch's own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
+        self._compiled = threading.local()
+        """`graph`: what this thread compiles. Inductor shows it before it asks to wrap its code."""
+
+    def __deepcopy__(self, memo: object) -> _Hooks:
+        """Return itself: torch copies its settings when it reads them."""
+        return self
+
+    def should_wrap(self, compiled_graph: Any) -> bool:
+        """Return whether a graph can be captured, or parts of it."""
+        self._compiled.graph = weakref.ref(compiled_graph)
+        reason = _refused(compiled_graph)
+        if reason is not None and _wanted(compiled_graph):
+            _warn(f"Inductor captures none of a graph: {reason.splitlines()[0]}", line_in(reason))
+        return reason is None
+
+    def cudagraphify(
+        self,
+        model: Boxed,
+        example_inputs: Sequence[Any],
+        static_input_idxs: Sequence[int],
+        *,
+        is_backward: bool,
+        stack_traces: Sequence[str | None] = (),
+        mutated_input_idxs: Collection[int] = (),
+        **unused: Any,
+    ) -> Boxed:
+        """Return the code of a graph with its recordings; or the code itself, once the parts that
+        Inductor has made of it have theirs."""
+        graph = self._compiled.graph()
+        name = function_in(stack_traces) + (" backward" if is_backward else "")
+        static, written = set(static_input_idxs), set(mutated_input_idxs)
+        make = functools.partial(RecordedCode, self._settings, self._note, name, is_backward)
+        if not graph.partition_maps:
+            return make(model, static, written)
+        if [part.id for part in graph.partition_maps] != [0]:
+            _warn(f"Inductor captures `{name}` in parts", fix=_NAMED)
+        parts: list[Callable[[Boxed], Boxed]] = []
+        for part in graph.partition_maps:
+            # A part may write what another one computed, or use its memory again.
+            places = dict(enumerate(part.input_index_mapping))
+            of_graph = {i for i, place in places.items() if place in static}
+            changed = {i for i, place in places.items() if place is None or place in written}
+            parts.append(functools.partial(make, static=of_graph, written=changed))
+        graph.recursively_apply_fns(parts)
+        return model
+
+    def reset(self) -> None:
+        """Free the recordings of everything that was compiled with this policy."""
+        for region in list(self._regions):
+            region.reset()
+
+    def _note(self, region: Region) -> None:
+        self._regions.add(region)
+        note_region(region)
+
+
+class RecordedCode:
+    """Compiled code, and its recordings.
+
+    Args:
+        note: called with the region, which the first call makes.
+        static: places of inputs that are read where they are, as far as they stay.
+        written: places of inputs that the code writes, for the caller to see.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        note: Callable[[Region], object],
+        name: str,
+        is_backward: bool,
+        model: Boxed,
+        static: Collection[int],
+        written: Collection[int],
+    ) -> None:
+        self._settings = settings
+        self._note = note
+        self._name = name
+        self._is_backward = is_backward
+        self._model = model
+        self._static = static
+        self._written = written
+        self._region: Region | None = None
+        self._making = threading.Lock()
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """Replay, or whatever a call of these inputs is to do; empties the list."""
+        given = tuple(inputs)
+        inputs.clear()
+        driver, device = select(t for t in given if isinstance(t, Tensor))
+        if not self._is_backward:
+            return self._recorded(given, device)
+        # The holder of the lock may be waiting for this thread, if it is the engine's.
+        if not driver.lock.acquire(blocking=False):
+            return list(self._code(given)(list(given)))
+        try:
+            return self._recorded(given, device)
+        finally:
+            driver.lock.release()
+
+    def _recorded(self, given: tuple[Any, ...], device: torch.device) -> list[Any]:
+        region = self._region
+        if region is None:
+            with self._making:
+                region = self._region = self._region or self._made(given, device)
+        return [given[r[0]] if type(r) is tuple else r for r in region(*given)]
+
+    def _made(self, given: Sequence[Any], device: torch.device) -> Region:
+        # Of what a forward has saved only parameters are where they were.
+        kind = nn.Parameter if self._is_backward else Tensor
+        static = {i: f"input {i}" for i in sorted(self._static) if isinstance(given[i], kind)}
+        written = [i for i in sorted(self._written) if isinstance(given[i], Tensor)]
+        run = functools.partial(self._run, self._code(given), static)
+        shown = functools.partial(_shown, run, written)
+        count = len(given)
+        region = Region(self._name, run, shown, static, (), None, count, device, self._settings)
+        self._note(region)
+        return region
+
+    def _code(self, given: Sequence[Any]) -> Boxed:
+        """Return the code, which takes the memory of its inputs to be aligned, for any."""
+        utils: Any = importlib.import_module("torch._inductor.utils")
+        tensors = [i for i, t in enumerate(given) if isinstance(t, Tensor)]
+        return utils.align_inputs_from_check_idxs(self._model, tensors, self._written)
+
+    def _run(self, model: Boxed, static: Collection[int], *args: Any) -> list[Any]:
+        """Run the code. A result that is an input is its place, in a tuple of one.
+
+        A backward may make its results in the memory of what was saved for it (AOTAutograd's
+        donated buffers). A recording has copies of that, and such a result is its own.
+        """
+        results = model(list(args))
+        given = {i: t for i, t in enumerate(args) if isinstance(t, Tensor)}
+        if self._is_backward:
+            driver, _ = select(given.values())
+            kept = {*static, *self._written}
+            reused = {driver.storage(t) for i, t in given.items() if i not in kept}
+            return [
+                r.clone() if isinstance(r, Tensor) and driver.storage(r) in reused else r
+                for r in results
+            ]
+        places = {id(t): i for i, t in given.items()}
+        return [(places[id(r)],) if id(r) in places else r for r in results]
+
+
+def _shown(run: Callable[..., list[Any]], written: Sequence[int], *args: Any) -> list[Any]:
+    """Run the code, whose operations nobody sees, and show what it writes."""
+    with _disable_current_modes():
+        results = run(*args)
+    for place in written:
+        args[place].copy_(args[place])
+    return results
+
+
+def _refused(compiled_graph: Any) -> str | None:
+    """Return why Inductor will not capture a graph, or None."""
+    reason = compiled_graph.disabled_cudagraphs_reason
+    if reason is not None or compiled_graph.cudagraph_info is None:
+        return reason
+    return next(iter(compiled_graph.cudagraph_info.cudagraph_fail_reasons), None)
+
+
+def _wanted(compiled_graph: Any) -> bool:
+    """Return whether a graph was to be captured: it is for a device, and the mode asks for it."""
+    config: Any = importlib.import_module("torch._inductor.config")
+    return config.triton.cudagraphs and bool({*compiled_graph.device_types} - {"cpu", "meta"})
+
+
+_NAMED = "move what is between them to the device; TORCH_LOGS=+cudagraphs names it, with its line"
+
+
+def _warn(what: str, where: str | None = None, fix: str | None = None) -> None:
+    error = CaptureError("OL312", what, where=where, fix=fix)
+    warnings.warn(error.warning("a part runs as it is"), stacklevel=levels_to_user())

@@ -23,7 +23,7 @@ from onelaunch.sizes.dims import Follow, Varying
 from onelaunch.watch.observer import Observer
 
 
-class Unfit(Exception):
+class CannotPadInside(Exception):
     """An argument or result that no port of varying size can carry: the call is padded outside."""
 
 
@@ -127,7 +127,7 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
     alone = {group.members[0] for group in inputs.groups if len(group.members) == 1}
     for index in inputs.varying:
         if inputs.travels[index] != Travel.NODE or index not in alone:
-            raise Unfit
+            raise CannotPadInside
         inputs.travels[index] = Travel.PAD
     for group in inputs.groups:
         first = group.members[0]
@@ -392,7 +392,7 @@ def varying_group(plan: Outputs, index: int) -> Varying | None:
     """Return how the sizes of group `index` of the results vary; None if they do not.
 
     Raises:
-        Unfit: its results are views of each other, or not contiguous.
+        CannotPadInside: its results are views of each other, or not contiguous.
     """
     group = plan.groups[index]
     members = [output for _, output in plan.of_group(index)]
@@ -405,9 +405,9 @@ def varying_group(plan: Outputs, index: int) -> Varying | None:
     dims = tuple(sorted(f.dim for f in follows))
     contiguous = spec.stride == contiguous_stride(spec.shape)
     if len(members) > 1 or not plain or not contiguous or len(dims) > 2:
-        raise Unfit
+        raise CannotPadInside
     if any(f.more < 0 for f in follows):  # there may be no rows to copy
-        raise Unfit
+        raise CannotPadInside
     return Varying(spec.shape, spec.dtype, dims, (None,) * len(dims))
 
 

@@ -29,11 +29,11 @@ from onelaunch.capture.effects import grown, lasting_gradients, moved_on, reboun
 from onelaunch.capture.forward import BackwardInside, Forward, leaves_refused
 from onelaunch.capture.io_plan import (
     Argument,
+    CannotPadInside,
     Inputs,
     Lasting,
     Outputs,
     Own,
-    Unfit,
     output_ports,
     plan_outputs,
     stage,
@@ -68,7 +68,7 @@ class Retry(Exception):
     """A run showed a fact that the next one has to know; the text names it."""
 
 
-_UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, Unfit, Unfollowed)
+_UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, CannotPadInside, Unfollowed)
 """The exceptions after which the callable always runs once more for the same call."""
 
 
@@ -388,7 +388,7 @@ class CaptureRun:
             output = outputs.made[numbers[id(t)]]
             output.follows = follows
             if follows and not isinstance(output.memory, Own | Argument):
-                raise Unfit
+                raise CannotPadInside
         self.tree, self.numbers = flat.tree, tuple(numbers[id(t)] for t in flat.tensors)
         self.state = [
             StateOutput(slot, part.tree, tuple(numbers[id(t)] for t in part.tensors))

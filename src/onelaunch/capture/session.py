@@ -39,11 +39,11 @@ class CaptureSession:
     """Attempts at the capture of one call, until one succeeds, with what each of them showed."""
 
     job: CaptureJob
-    unserved: bool = False
+    serves_one_call: bool = False
     """True if numbers that the caller varies are constants for this call alone."""
     _number_trials: NumberTrials = field(default_factory=NumberTrials)
     _plain: PlainRun = field(default_factory=PlainRun)
-    _brought: list[Slot] = field(default_factory=list[Slot])
+    _counts_on_device: list[Slot] = field(default_factory=list[Slot])
     """The counted numbers that the device needs."""
     _state_inputs: list[Slot] = field(default_factory=list[Slot])
     """State that is passed to the callable like arguments, because the callable replaces it."""
@@ -112,7 +112,7 @@ class CaptureSession:
 
     def _stop_counting(self) -> None:
         self.job.counting = ()
-        self._brought.clear()
+        self._counts_on_device.clear()
 
     def _unfollow(self, escaped: Sequence[object], only_this_call: bool = False) -> None:
         """Have the next attempt take numbers for constants.
@@ -127,7 +127,7 @@ class CaptureSession:
         following = self.job.following
         positions = [i for i in following.arguments if i in escaped]
         self.job.following = following.without(escaped)
-        self.unserved = only_this_call
+        self.serves_one_call = only_this_call
         if positions:
             raise Unfollowed(positions, only_this_call)
 
@@ -175,16 +175,16 @@ class CaptureSession:
         job, driver, device = self.job, self.job.driver, self.job.device
         before = StateSnapshot.of(driver, device, job.reached)
         refuse_compound_leaves(before.walk)
-        state_inputs = (*self._state_inputs, *map(number_slot, self._brought))
-        state = [cast(Tensor, slot.read()) for slot in state_inputs]
+        all_state_inputs = (*self._state_inputs, *map(number_slot, self._counts_on_device))
+        state = [cast(Tensor, slot.read()) for slot in all_state_inputs]
         pinned = set(before.held) - {driver.storage(t) for t in state}
         kept, lasts = self._trials.kept(before.walk), lasting(optimizers_in(before.walk))
         steps = Steps(kept, driver.demands_capturable, self._trials.seed, lasts)
         plan = plan_inputs(driver, [*tensors, *state], device, pinned)
         plan.varying = dict(job.varying)
         plan.give_by_value(self._by_value)
-        counts, brought = Counts(job.counting, device), tuple(self._brought)
-        run = CaptureRun(job, before, plan, steps, counts, state_inputs, brought, self._lifted)
+        counts, brought = Counts(job.counting, device), tuple(self._counts_on_device)
+        run = CaptureRun(job, before, plan, steps, counts, all_state_inputs, brought, self._lifted)
         following = Following() if self._plain.due else job.following
         run.varied, run.plain = Numbers(following, device, self._number_trials.seed), self._plain
         graph: Graph | None = None
@@ -252,7 +252,7 @@ class CaptureSession:
                 "a number that the callable moves on is kept elsewhere too, or asked for its type"
             )
         if run.counts.wanted:
-            self._brought += run.counts.wanted
+            self._counts_on_device += run.counts.wanted
             raise Retry("numbers that the callable moves on became inputs")
         if self._rewind is not None and not self._rewind.done:
             raise Retry("the places in the stream of random numbers are known now")
@@ -313,7 +313,7 @@ class CaptureSession:
         """Return the difference from the run before, unless guarded values differ too: then each
         gets a recording."""
         earlier, differs = self.job.earlier, run.differs or self._plain.differs
-        if earlier is None or differs is None or captured.moves or self._brought:
+        if earlier is None or differs is None or captured.moves or self._counts_on_device:
             return None
         # A call's work depends on the gradient that it finds, although it leaves another one.
         own = {change.slot.id for change in run.found if change.slot.key is not gradient_of}

@@ -2,6 +2,7 @@
 
 graphed.py    Graphed: a callable whose calls replay once they can
 attempt.py    a call on its way to a recording: the state of its signature, how it is recorded
+phase.py      the phase of a call that no recording fits: warm-up, capture, eager or refused
 recorder.py   how a callable gets recordings: captured, or taken over from another request's
 table.py      the recordings of a callable: added, freed, and compared with a call that fits none
 signature.py  the signatures of calls, which decide what a call can replay

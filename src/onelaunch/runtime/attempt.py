@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -157,36 +157,4 @@ class Strategy:
         return build_call(captured, spec, label)
 
 
-AS_IT_IS = Strategy()
-
-
-# The phases of a call's signature.
-
-
-class Eager(NamedTuple):
-    """A call that runs as it is, with a warning if there is a code."""
-
-    code: str = ""
-    why: str = ""
-
-
-class Refused(NamedTuple):
-    """A signature that cannot be captured."""
-
-    signature: SignatureState
-    error: CaptureError
-
-
-class Warming(NamedTuple):
-    """A signature that needs more warm-up calls."""
-
-    attempt: Attempt
-
-
-class Ready(NamedTuple):
-    """A signature that is to be captured."""
-
-    attempt: Attempt
-
-
-Phase = Eager | Refused | Warming | Ready
+UNPADDED = Strategy()

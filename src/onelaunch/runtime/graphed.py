@@ -16,7 +16,6 @@ import torch
 from onelaunch.autograd.chain import Chain
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.ambient import note_modes, runs_inline
-from onelaunch.call.numbers import numbers_read
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
@@ -27,43 +26,27 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.gc_pause import collection_kept, no_collection
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import (
-    AS_IT_IS,
-    Attempt,
-    Eager,
-    Phase,
-    Ready,
-    Refused,
-    SignatureState,
-    Strategy,
-    Warming,
-)
+from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
 from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.options import Options
+from onelaunch.runtime.phase import Eager, Phase, Phases, Ready, Refused, Warming
 from onelaunch.runtime.pool import PoolManager, User
 from onelaunch.runtime.recorder import Recorder
 from onelaunch.runtime.requests import requests_in
-from onelaunch.runtime.signature import Signatures, is_unrecordable, opaque, spec_of
+from onelaunch.runtime.signature import Signatures, is_unrecordable
 from onelaunch.runtime.stats import GraphStats, graph_stats
 from onelaunch.runtime.table import (
     Table,
-    in_flight,
-    mismatch,
     moving_in,
-    refuse_moving,
-    varying,
 )
 from onelaunch.runtime.ungraphed import backward_inside, grad_in_no_grad, name_split, no_room
 from onelaunch.runtime.warmup import wants_grad
 from onelaunch.source import user_line
-from onelaunch.state.snapshot import ReachableState
 from onelaunch.watch.operations import HigherOrder
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_SIGNATURES_A_RECORDING = 4
-"""The signatures that are remembered, as a multiple of `max_recordings`."""
 _OF_FUNCTIONS = frozenset(
     {"__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"}
 )
@@ -95,8 +78,8 @@ class Graphed(Generic[P, R]):
         self._table = Table(name, options.warmup_calls, pool, self._notices)
         self._recorder = Recorder(name, options, pool, callee, self._table, self._signatures)
         self._running: list[int] = []
-        """The threads in an eager run. Meanwhile no other thread captures a forward: that puts
-        stand-ins in the places of parameters, and the eager run would use them."""
+        """The threads in an eager run."""
+        self._phases = Phases(name, options, callee, self._signatures, self._table, self._running)
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -136,18 +119,20 @@ class Graphed(Generic[P, R]):
         flat: Flat,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        strategy: Strategy = AS_IT_IS,
+        strategy: Strategy = UNPADDED,
     ) -> R | Miss:
         """Warm up, or capture and replay; return `MISS` if the call is to run eagerly."""
-        requests = requests_in(flat.tree) if strategy is AS_IT_IS else []
+        # Objects that each request makes anew, such as a cache. The first call with one may replay
+        # the last request's recordings; if not, as a prompt, it is not worth a warm-up.
+        requests = requests_in(flat.tree) if strategy is UNPADDED else []
         if requests:
-            fleeting = self._recorder.requests.is_new(requests)
+            first_call = self._recorder.requests.is_new(requests)
             self._recorder.requests.begin(requests, self._callee)
             if self._recorder.take_over(driver, device, flat):
                 result = self._replayed(args, kwargs)
                 if result is not MISS:
                     return result
-            elif fleeting:
+            elif first_call:
                 return MISS
         match self._phase(driver, device, flat, strategy):
             case Eager(code, why):
@@ -157,76 +142,15 @@ class Graphed(Generic[P, R]):
             case Refused(signature, error):
                 return self._refused(signature, error)
             case Warming(attempt):
-                now = self._signatures.flat(args, kwargs)  # at its own size, where `flat` is padded
+                # `flat` may be padded to a bucket; a warm-up runs at the call's own size.
+                now = self._signatures.flat(args, kwargs)
                 return self._warm(replace(attempt, flat=now), args, kwargs)
             case Ready(attempt):
                 return self._capture_and_replay(attempt, args, kwargs)
 
     def _phase(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
-        """Choose the phase of a call that no recording fits, and update its signature: create it,
-        count the calls of its backoff, free recordings that cannot fit again."""
-        incomparable = opaque(flat)
-        if incomparable is not None:
-            return Eager("OL302", f"{incomparable}: runs eagerly")
-        spec = spec_of(driver, flat, device)
-        signature = self._signatures.known.get(spec)
-        if signature is None and strategy is AS_IT_IS and not self._callee.is_compiled(driver):
-            exact, spec = spec, self._signatures.varied.spec(spec, self._table.entries)
-            signature = self._signatures.known.get(spec)
-            if spec is not exact:  # noted as one of many, in case its numbers cannot be followed
-                self._signatures.note_new(exact, flat, SignatureState(warm=1), followed=True)
-        if signature is None:
-            alike = strategy.alike(self._table.entries)
-            if self.options.on_mismatch == "raise" and alike:
-                raise mismatch(self._name, alike[0], spec)
-            if len(self._signatures.known) >= _SIGNATURES_A_RECORDING * self.options.max_recordings:
-                many = varying(self._name, self._table.entries, len(self._signatures.known), spec)
-                return Eager("OL301", many)
-            signature = self._signatures.known[spec] = SignatureState()
-            self._signatures.varied.note(spec, signature)
-            if not numbers_read(spec.tree):
-                self._signatures.note_new(spec, flat, signature)
-        reached = self._callee.reached(flat)
-        if signature.parts is not None:
-            signature = signature.part(reached.walk())
-        if signature.eager is not None or signature.backoff.waits():
-            return Eager()
-        if distributed.is_unsharded(reached.values):
-            return Eager()
-        self._table.drop_stale(spec, signature)  # recordings whose parameters moved: recorded anew
-        moving = refuse_moving(self._name, self._table.entries, spec, self._callee.codes)
-        refused = self._refusal(signature, reached) or moving
-        if refused is not None:
-            return Refused(signature, refused)
-        waiting = in_flight(self._table.entries, spec)
-        if waiting >= self.options.max_in_flight:
-            return Eager("OL305", f"{waiting} forwards of `{self._name}` wait for their backward")
-        attempt = Attempt(driver, device, spec, signature, flat, reached, strategy)
-        cold = signature.warm < signature.warmup_calls(self.options.warmup_calls) and not waiting
-        if cold or get_ident() not in signature.threads:
-            return Warming(attempt)
-        if len(self._table.entries) >= self.options.max_recordings:
-            count, entries = len(self._signatures.known), self._table.entries
-            return Eager("OL301", varying(self._name, entries, count, spec, flat.tensors))
-        if signature.forward and any(ident != get_ident() for ident in self._running):
-            return Eager()  # that thread would meet the capture's stand-ins for parameters
-        return Ready(attempt)
-
-    def _refusal(self, signature: SignatureState, reached: ReachableState) -> CaptureError | None:
-        """Return the refusal of a signature that is known before any capture, or None."""
-        if signature.warm == 0 and not self._table.entries:  # modules of several processes
-            values = distributed.where_spread(reached.values)
-            signature.least = distributed.least_warmup(values)
-            refused = distributed.refused_step(values)
-            if refused is not None:
-                return refused
-        if signature.unlike is not None:
-            return copy.copy(signature.unlike)
-        reads = self._callee.reads
-        if reads is not None and reads.takes_functions is not None:
-            return HigherOrder(reads.takes_functions)
-        restless = signature.options.restless() if signature.options is not None else None
-        return None if restless is None else CaptureError("OL123", f"{restless} changes")
+        """Return what a call that no recording fits is to do; see `Phases`."""
+        return self._phases.of(driver, device, flat, strategy)
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
         """Run one of the caller's own first calls as a warm-up."""
@@ -298,7 +222,7 @@ class Graphed(Generic[P, R]):
             return self._ungraphed(signature, CaptureError("OL307", unfit))
         signature.unfit = 0
         differs = entry.captured.differs
-        if entry.unsettled:  # this call is done, as it was captured
+        if entry.unsettled:  # the result stands; the recording is dropped, to be made once more
             if not self._table.drop_unsettled(entry) and differs is not None:
                 self._ungraphed(signature, differs.refusal())
             return result
@@ -352,11 +276,11 @@ class Graphed(Generic[P, R]):
         This holds no lock: threads that the callable starts may wait for each other.
         """
         try:
-            return self._as_it_is(args, kwargs)
+            return self._run_original(args, kwargs)
         finally:
             self._running.remove(get_ident())
 
-    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _run_original(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         return self.fn(*args, **kwargs)
 
     # For users.
@@ -406,7 +330,7 @@ class Graphed(Generic[P, R]):
         self,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        strategy: Strategy = AS_IT_IS,
+        strategy: Strategy = UNPADDED,
         chain: Chain | None = None,
         then: Callable[[Any], object] = lambda result: None,
     ) -> None:

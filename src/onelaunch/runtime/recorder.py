@@ -17,7 +17,7 @@ from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.forward import BackwardInside, Forward
-from onelaunch.capture.io_plan import Unfit
+from onelaunch.capture.io_plan import CannotPadInside
 from onelaunch.capture.numbers import Following, Unfollowed
 from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
 from onelaunch.capture.run import CaptureJob
@@ -89,7 +89,7 @@ class Recorder:
         strategy.prepare(attempt)
         try:
             entry = self._record_in_pool(attempt, owner)
-        except Unfit:
+        except CannotPadInside:
             strategy.pad_outside()
             entry = self._record_in_pool(attempt, owner)
         if entry is not None:
@@ -110,21 +110,22 @@ class Recorder:
         """Capture a call, and return the recording with its call path."""
         signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
         attempt.reached.know(self._callee.reads)
-        owners = tensors_in(requests_in(spec.tree))
-        uses = memory_uses(owners)
+        request_tensors = tensors_in(requests_in(spec.tree))
+        uses = memory_uses(request_tensors)
         reason = signature.why or why(self._table.entries, spec, flat.tensors)
         job = self._job(attempt)
         session, following = CaptureSession(job), job.following
         with named(f"onelaunch capture: {self._name} {sizes([t.shape for t in flat.tensors])}"):
             captured = session.record(flat.tree, flat.tensors)
-        if not session.unserved:
+        if not session.serves_one_call:
             self._signatures.varied.note_recorded(following, job.following)
         note_modes()
         distributed.shutdown.watch(owner, captured.graph)
         entry = self._entry(attempt, job, captured, reason)
-        if owners:
-            entry.shares = shares(uses, owners, self._table.entries)
-        if owners or captured.followed:  # which each launch finds as its call wrote them
+        if request_tensors:
+            entry.shares = shares(uses, request_tensors, self._table.entries)
+        if request_tensors or captured.followed:
+            # No other thread may write these between the checks of a call and its launch.
             entry.call = locked(entry.call, entry.lock)
         return entry
 
@@ -145,11 +146,11 @@ class Recorder:
         else:
             kept = job.pool.memory_bytes
         info = describe(self._name, captured, spec, flat, reason, kept)
-        captured.inputs.tensors = []
+        captured.inputs.tensors = []  # the caller's, which only the making of the call path needs
         signature.options = StepOptions(captured.optimizers, captured.scalars.keys)
         self._table.counts.captured(captured.seconds)
         pair = captured.pair
-        busy = bool if pair is None else lambda: pair.in_flight
+        busy = (lambda: False) if pair is None else lambda: pair.in_flight
         forget = weakref.WeakMethod(self._table.evicted)
         member = Member(job.pool, captured.graph, captured.launches, kept, forget, busy)
         return Entry(call, spec, signature, flat.paths, captured, info, member)

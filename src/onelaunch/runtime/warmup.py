@@ -2,7 +2,7 @@
 
 Libraries make their handles and choose their kernels, and the pool's allocator gets its memory. The
 runs show whether the results require grad, and how much memory the capture will need.
-`Graphed._phase` decides how many there are.
+`phase.Phases` decides how many there are.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ from onelaunch.capture.recording import Recording
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, GraphWarning
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import Eager, Phase, SignatureState, Strategy
+from onelaunch.runtime.attempt import SignatureState, Strategy
 from onelaunch.runtime.graphed import Graphed
+from onelaunch.runtime.phase import Eager, Phase
 from onelaunch.runtime.stats import GraphStats, SplitModule
 from onelaunch.source import user_line
 
@@ -91,9 +92,9 @@ class InPieces(Graphed[P, R]):
         refusal = SplitModule(self._name, error.code, error.what, where)
         self._refusals.setdefault((error.code, where), refusal)
 
-    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _run_original(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         if not self._refusals:
-            return super()._as_it_is(args, kwargs)
+            return super()._run_original(args, kwargs)
         with self._watched() if not self._told.done and self._watches() else nullcontext():
             return self._in_pieces(args, kwargs)
 

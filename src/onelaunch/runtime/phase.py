@@ -1,0 +1,160 @@
+"""The phase of a call that no recording fits: warm-up, capture, eager, or refused.
+
+The options `warmup`, `max_recordings`, `max_in_flight` and `on_mismatch` act here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from threading import get_ident
+from typing import NamedTuple
+
+import torch
+
+from onelaunch.call.numbers import numbers_read
+from onelaunch.call.spec import CallSpec
+from onelaunch.call.tree import Flat
+from onelaunch.capture import distributed
+from onelaunch.capture.callee import Callee
+from onelaunch.driver.protocol import Driver
+from onelaunch.errors import CaptureError
+from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
+from onelaunch.runtime.options import Options
+from onelaunch.runtime.signature import Signatures, opaque, spec_of
+from onelaunch.runtime.table import Table, in_flight, mismatch, refuse_moving, varying
+from onelaunch.state.snapshot import ReachableState
+from onelaunch.watch.operations import HigherOrder
+
+_SIGNATURES_A_RECORDING = 4
+"""The signatures that are remembered, as a multiple of `max_recordings`."""
+
+
+class Eager(NamedTuple):
+    """A call that runs as it is, with a warning if there is a code."""
+
+    code: str = ""
+    why: str = ""
+
+
+class Refused(NamedTuple):
+    """A signature that cannot be captured."""
+
+    signature: SignatureState
+    error: CaptureError
+
+
+class Warming(NamedTuple):
+    """A signature that needs more warm-up calls."""
+
+    attempt: Attempt
+
+
+class Ready(NamedTuple):
+    """A signature that is to be captured."""
+
+    attempt: Attempt
+
+
+Phase = Eager | Refused | Warming | Ready
+
+
+class Phases:
+    """The rules that give a call its phase, over the signatures and recordings of one callable.
+
+    Args:
+        running: the threads in an eager run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: Options,
+        callee: Callee,
+        signatures: Signatures,
+        table: Table,
+        running: Sequence[int],
+    ) -> None:
+        self._name = name
+        self._options = options
+        self._callee = callee
+        self._signatures = signatures
+        self._table = table
+        self._running = running
+
+    def of(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
+        """Choose the phase of a call, and update its signature: create it, count the calls of its
+        backoff, free recordings that cannot fit again."""
+        incomparable = opaque(flat)
+        if incomparable is not None:
+            return Eager("OL302", f"{incomparable}: runs eagerly")
+        found = self._signature(driver, device, flat, strategy)
+        if isinstance(found, Eager):
+            return found
+        spec, signature = found
+        reached = self._callee.reached(flat)
+        if signature.parts is not None:
+            signature = signature.part(reached.walk())
+        if signature.eager is not None or signature.backoff.waits():
+            return Eager()
+        if distributed.is_unsharded(reached.values):
+            return Eager()
+        self._table.drop_stale(spec, signature)  # recordings whose parameters moved: recorded anew
+        moving = refuse_moving(self._name, self._table.entries, spec, self._callee.codes)
+        refused = self._refusal(signature, reached) or moving
+        if refused is not None:
+            return Refused(signature, refused)
+        waiting = in_flight(self._table.entries, spec)
+        if waiting >= self._options.max_in_flight:
+            return Eager("OL305", f"{waiting} forwards of `{self._name}` wait for their backward")
+        attempt = Attempt(driver, device, spec, signature, flat, reached, strategy)
+        cold = signature.warm < signature.warmup_calls(self._options.warmup_calls) and not waiting
+        if cold or get_ident() not in signature.threads:
+            return Warming(attempt)
+        if len(self._table.entries) >= self._options.max_recordings:
+            count, entries = len(self._signatures.known), self._table.entries
+            return Eager("OL301", varying(self._name, entries, count, spec, flat.tensors))
+        if signature.forward and any(ident != get_ident() for ident in self._running):
+            return Eager()  # that thread would use the proxies that a capture puts for parameters
+        return Ready(attempt)
+
+    def _signature(
+        self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy
+    ) -> tuple[CallSpec, SignatureState] | Eager:
+        """Return the signature of a call, a new one if it is the first of it."""
+        signatures, entries = self._signatures, self._table.entries
+        spec = spec_of(driver, flat, device)
+        signature = signatures.known.get(spec)
+        if signature is None and strategy is UNPADDED and not self._callee.is_compiled(driver):
+            exact, spec = spec, signatures.varied.spec(spec, entries)
+            signature = signatures.known.get(spec)
+            if spec is not exact:  # noted as one of many, in case its numbers cannot be followed
+                signatures.note_new(exact, flat, SignatureState(warm=1), followed=True)
+        if signature is not None:
+            return spec, signature
+        alike = strategy.alike(entries)
+        if self._options.on_mismatch == "raise" and alike:
+            raise mismatch(self._name, alike[0], spec)
+        if len(signatures.known) >= _SIGNATURES_A_RECORDING * self._options.max_recordings:
+            return Eager("OL301", varying(self._name, entries, len(signatures.known), spec))
+        signature = signatures.known[spec] = SignatureState()
+        signatures.varied.note(spec, signature)
+        if not numbers_read(spec.tree):
+            signatures.note_new(spec, flat, signature)
+        return spec, signature
+
+    def _refusal(self, signature: SignatureState, reached: ReachableState) -> CaptureError | None:
+        """Return the refusal of a signature that is known before any capture, or None."""
+        if signature.warm == 0 and not self._table.entries:  # modules of several processes
+            values = distributed.where_spread(reached.values)
+            signature.least = distributed.least_warmup(values)
+            refused = distributed.refused_step(values)
+            if refused is not None:
+                return refused
+        if signature.unlike is not None:
+            return copy.copy(signature.unlike)
+        reads = self._callee.reads
+        if reads is not None and reads.takes_functions is not None:
+            return HigherOrder(reads.takes_functions)
+        restless = signature.options.restless() if signature.options is not None else None
+        return None if restless is None else CaptureError("OL123", f"{restless} changes")

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from onelaunch.cli import OK
-from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks, write
+from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks, unlike, write
 from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
 from onelaunch.errors import GraphError
 
@@ -122,7 +122,7 @@ def _plan(text: str, target: str) -> Plan:
         return Plan.from_json(text)
     except ValueError as error:
         fix = f"onelaunch optimize {target} --plan plan.json"
-        raise bad("the file holds no plan", "--apply", str(error), fix) from error
+        raise bad("the file holds no plan", "--apply", unlike(error), fix) from error
 
 
 def _read(file: Path, target: str) -> str:

@@ -53,7 +53,10 @@ def compare(
     ] = False,
     limit: Annotated[
         float | None,
-        typer.Option(help="How long such a process may take for building, and for each round."),
+        typer.Option(
+            help="How long such a process may take, in seconds, for building, and for each round; "
+            "300 by default."
+        ),
     ] = None,
     python: Annotated[
         list[str] | None,

@@ -80,7 +80,10 @@ def test_a_plan_is_found_saved_and_applied(
     assert measured.steps == plan.steps
     assert measured.trials == ()
     assert measured.error <= 0.05
-    assert "Applied as it was saved" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "Applied as it was saved" in said.out
+    for step in ("applying ", "float64 reference", "checking the result", "against the original"):
+        assert step in said.err
 
 
 def test_a_plan_for_another_model_is_refused(

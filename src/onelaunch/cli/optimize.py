@@ -106,8 +106,7 @@ def _found(
     with progress(console) as tell:
         try:
             if given is not None:
-                tell(f"applying {len(given.steps)} steps", 0.1)
-                return measure(given, fn, args, kwargs, name=target)
+                return measure(given, fn, args, kwargs, name=target, on_progress=tell)
             return search(fn, args, kwargs, name=target, on_progress=tell, **options).plan
         except GraphError:
             raise

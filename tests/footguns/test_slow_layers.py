@@ -152,7 +152,11 @@ class TestNorms:
         model = nn.Sequential(layer, norm).eval()
         (found,) = (f for f in slow(model, x) if f.code == "OL608")
         fuse = fuse_linear_bn_eval if kind == "linear" else fuse_conv_bn_eval
-        assert found.fix.startswith(f"parent[0] = torch.nn.utils.fusion.{fuse.__name__}(parent[0]")
+        assert found.fix.startswith(f"model[0] = torch.nn.utils.fusion.{fuse.__name__}(model[0]")
+        pasted = copy.deepcopy(model)
+        exec(found.fix, {"torch": torch, "nn": nn, "model": pasted})
+        torch.testing.assert_close(pasted(x), model(x))
+        assert isinstance(pasted[1], nn.Identity)
         folded = fuse(*model)  # pyright: ignore
         torch.testing.assert_close(folded(x), model(x))
         assert "OL608" not in codes(folded, x)
@@ -161,6 +165,9 @@ class TestNorms:
         found = slow(resnet50().eval(), torch.randn(1, 3, 64, 64))
         (unfolded,) = (f for f in found if f.code == "OL608")
         assert "53 batch norms, the first `stem.1`" in unfolded.what
+        assert unfolded.fix.endswith(
+            "(model.stem[0], model.stem[1]); model.stem[1] = nn.Identity()"
+        )
         assert unfolded.source == "x = self.pool(torch.relu(self.stem(images)))"
 
     def test_the_mode_of_the_norm_counts(self) -> None:

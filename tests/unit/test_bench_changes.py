@@ -170,9 +170,14 @@ def test_mistakes_with_files(
     first = str(saved[0])
     other = tmp_path / "other.json"
     other.write_text("[1]")
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}")
     for targets, what in (
         (["none.json"], "none.json cannot be read: No such file"),
         ([str(other)], "is not a comparison that --json wrote"),
+        ([str(plan)], "why:   it has no 'profile'\n"),
+        ([first, "--engines", "eager"], "--engines cannot be applied to a saved comparison"),
+        ([first, "--isolate"], f"fix:   onelaunch compare {first}\n"),
         ([first, "a.py:model"], "2 targets were given"),
         ([first, first, first], "3 targets were given"),
         (["a.py:model", "b.py:model"], "2 targets were given"),

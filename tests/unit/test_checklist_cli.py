@@ -80,7 +80,10 @@ def test_a_plan_is_found_saved_and_applied(
     assert measured.steps == plan.steps
     assert measured.trials == ()
     assert measured.error <= 0.05
-    assert "Applied as it was saved" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "Applied as it was saved" in said.out
+    for step in ("applying ", "float64 reference", "checking the result", "against the original"):
+        assert step in said.err
 
 
 def test_a_plan_for_another_model_is_refused(
@@ -100,12 +103,18 @@ def test_a_plan_for_another_model_is_refused(
     ("words", "what"),
     [
         (["--steps", "grahp"], "no step is called grahp"),
+        (["--steps", "grahp,fold-batchnorms"], "fix:   --steps graph,fold-batchnorm\n"),
+        (["--steps", "graph", "--apply", "plan.json"], "--steps and --apply are both given"),
         (["--steps", ","], "no step is named"),
         (["--seconds", "0"], "--seconds is 0"),
         (["--max-error", "-1"], "--max-error is -1"),
         (["--max-error", "nan"], "--max-error is nan"),
         (["--plan", "nowhere/plan.json"], "there is no folder nowhere"),
         (["--apply", "nowhere.json"], "nowhere.json cannot be read"),
+        (
+            ["--apply", "no.json"],
+            "fix:   onelaunch optimize no_such_file.py:model --plan no.json\n",
+        ),
     ],
 )
 def test_mistakes_are_told_before_the_work(

@@ -123,6 +123,8 @@ def test_the_result_is_never_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fast.plan.remarks == ("Nothing that was tried pays, so nothing is changed.",)
     assert fast.plan.result == fast.plan.eager
     assert "Nothing that was tried pays" in fast.plan.summary
+    untried = dataclasses.replace(fast.plan, trials=())  # as a plan that was applied
+    assert untried.summary.startswith("The plan has no steps: ")
     assert torch.equal(fast(X), net()(X))
 
 

@@ -97,6 +97,28 @@ def test_what_pays_is_kept_in_order() -> None:
     assert first.reason == "done"
 
 
+def test_a_gain_that_is_not_kept_says_why() -> None:
+    """Twice as fast by the medians, but slower in every third round."""
+    turns = itertools.cycle((50.0, 50.0, 130.0))
+    found = searched([step("a")], lambda steps: next(turns) if steps else 100.0, seconds=4.0)
+    (trial,) = (t for t in found.trials if t.round == "first")
+    assert trial.outcome == "no gain"
+    assert trial.gain == pytest.approx(2.0)
+    assert trial.reason == "done; not in three rounds of four"
+
+
+def test_what_is_not_tried_is_not_told() -> None:
+    told: list[str] = []
+    workload = Workload(nn.Linear(4, 4).eval(), (X,))
+    reference = make_reference(workload, torch.Generator().manual_seed(0))
+    timer = Stated(additive(a=20))
+    found = Search(
+        workload, [step("a")], reference, 1e-2, timer, 1e-9, lambda text, _: told.append(text)
+    )
+    found.run()
+    assert (found.left, told) == (["a"], [])
+
+
 def test_what_came_too_early_is_tried_again() -> None:
     def cost(steps: set[str]) -> float:
         return 100 - 20 * ("b" in steps) - 30 * ({"a", "b"} <= steps)

@@ -228,6 +228,7 @@ def test_where_is_the_users_line(factories: Path, capsys: pytest.CaptureFixture[
         (["compare", "FILE:model", "--seconds", "nan"], "--seconds is nan"),
         (["compare", "FILE:model", "--report", f"{'x' * 300}.html"], "cannot be written: File n"),
         (["compare", "FILE:model", "--json", "/no/such/folder/x.json"], "there is no folder"),
+        (["compare", "FILE:model", "--json", "/no/such/x.json"], "fix:   mkdir -p /no/such\n"),
         (["compare", "FILE:model", "--sceonds", "1"], "--sceonds"),
         ([], "no command is given"),
         (["compare"], "Missing argument"),

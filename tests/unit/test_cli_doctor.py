@@ -266,7 +266,7 @@ def test_it_prints_to_a_pipe(factories: Path) -> None:
             ["FILE:model", "--select", "host-raed"],
             "no rule is called 'host-raed'\n  where: --select\n",
         ),
-        (["FILE:model", "--select", "host-raed"], 'fix:   "host-read"\n'),
+        (["FILE:model", "--select", "host-raed"], "fix:   --select host-read\n"),
         (["FILE:model", "--ignore", "OL1,zzz"], "where: --ignore\n"),
         (["FILE:model", "--ignore", ","], "no rule is named\n"),
         (

@@ -109,6 +109,7 @@ def test_a_trace_of_what_cannot_be_graphed(
         (["{}:broken"], "the callable raised RuntimeError: mat1 and mat2 shapes"),
         (["{}:nothing"], "the callable runs no operator of torch"),
         (["{}:missing"], "has no `missing`"),
+        (["profile.json"], "`onelaunch profile` shows no saved results"),
         (["{}"], "it is not path.py:name or module:name"),
         (["{}:model", "--json", "/no/such/folder/p.json"], "there is no folder /no/such/folder"),
         (["{}:model", "--trace", "/no/such/folder/t.json"], "there is no folder /no/such/folder"),

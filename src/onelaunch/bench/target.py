@@ -29,6 +29,12 @@ _DONE: dict[Command, str] = {
     "profile": "profiled",
 }
 
+_SAVED: dict[Command, str] = {
+    "optimize": "onelaunch optimize path.py:model --apply plan.json",
+    "profile": 'print(ol.Profile.from_json(open("profile.json").read()).summary)    # in Python',
+}
+"""What is done with saved results of a command that does not show them again."""
+
 
 def load(target: str, command: Command = "compare") -> Call:
     """Import a factory and call it.
@@ -45,6 +51,13 @@ def load(target: str, command: Command = "compare") -> Call:
         ArgumentError: OL401: no such target, it does not import, or it returns another shape.
     """
     place, separator, name = target.rpartition(":")
+    if not separator and target.endswith(".json"):  # those who show such files took them before
+        raise _bad(
+            target,
+            f"`onelaunch {command}` shows no saved results",
+            "its target is path.py:name or module:name of a factory",
+            _SAVED.get(command, f"onelaunch {command} path.py:model"),
+        )
     if not separator or not place or not name:
         file = "path.py" if separator or not target else target
         raise _bad(

@@ -17,6 +17,7 @@ from onelaunch.checklist.check import check, judged
 from onelaunch.checklist.modes import EVAL
 from onelaunch.checklist.optimize import FINAL_SECONDS, Optimized, isolated, validated
 from onelaunch.checklist.plan import Plan
+from onelaunch.checklist.search import OnProgress
 from onelaunch.checklist.step import Step
 from onelaunch.checklist.steps import BY_NAME
 from onelaunch.checklist.subject import modules_behind
@@ -51,23 +52,29 @@ def measure(
     kwargs: Mapping[str, Any] | None,
     *,
     name: str,
+    on_progress: OnProgress,
 ) -> Plan:
     """Apply a plan, and return it with the error and the times of this machine.
 
     Raises:
         ArgumentError: OL403, as from `Plan.apply`.
     """
+    many = len(plan.steps)
+    on_progress(f"applying {many} step{'s' * (many != 1)}", 0.1)
     fast = apply(plan, fn, args, kwargs)
     workload = validated(fn, args, kwargs)
     steps = [BY_NAME[step] for step in plan.steps]
     with isolated(workload.device, steps):
         modes = build(workload, [step for step in steps if step is EVAL and _trains(workload)])
+        on_progress("float64 reference", 0.3)
         reference = make_reference(
             replace(workload, fn=modes.call), torch.Generator().manual_seed(0)
         )
+        on_progress("checking the result", 0.5)
         found = check(fast, workload, reference, plan.max_error)
         if found.wrong is not None:
             raise _refused(plan, {" + ".join(plan.steps): found.wrong})
+        on_progress("the result against the original", 0.8)
         eager = build(workload, ())
         eager.warm()
         built = Built(fast, {}, workload.copy_inputs())

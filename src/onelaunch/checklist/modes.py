@@ -45,7 +45,7 @@ def _channels_last(subject: Subject) -> str:
     if any(t.dim() == 4 and t.is_contiguous() for t in inputs):
         subject.before.append(_to_channels_last)
         subject.after.append(_to_contiguous)  # as the results were
-    return f"{len(found)} 2-D convolutions"
+    return f"{len(found)} 2-D convolution{'s' * (len(found) > 1)}"
 
 
 def _to_channels_last(t: Tensor) -> Tensor:

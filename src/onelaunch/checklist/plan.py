@@ -89,7 +89,8 @@ class Plan:
     def summary(self) -> str:
         """The result in a sentence."""
         if not self.steps:
-            return f"Nothing that was tried pays: {us(self.eager.median_us)} per call, as before."
+            head = "Nothing that was tried pays" if self.trials else "The plan has no steps"
+            return f"{head}: {us(self.eager.median_us)} per call, as before."
         return (
             f"{us(self.result.median_us)} per call instead of {us(self.eager.median_us)}, "
             f"{self.speedup:.2f}x, at a relative error of {self.error:.1e}, by "

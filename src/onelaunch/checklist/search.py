@@ -104,6 +104,8 @@ class Search:
 
     def _tell(self, text: str, part: float) -> None:
         spent = (time.monotonic() - self._start) / self.seconds
+        if spent >= 1:
+            return  # it is not tried
         self.tell(f"trying: {text}", min(0.95, max(part, spent)))
 
     def _again(self) -> None:
@@ -183,6 +185,9 @@ class Search:
             self.best = candidate
             self._refused = [s for s in self._refused if s not in steps]
         else:
+            before, after = turns.timings
+            if after.median_us <= before.median_us * (1 - max(step.least_gain, 0)):
+                did = "; ".join(filter(None, (did, "not in three rounds of four")))
             self._note(step, "no gain", did, candidate.check.error, turns, when)
             self._refused += [s for s in steps if s not in self._refused]
         del candidate

@@ -15,7 +15,7 @@ from onelaunch.cli import FAILED, OK, STOPPED, WRONG
 from onelaunch.cli.apart import Apart
 from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks
 from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
-from onelaunch.cli.saved import saved_files, show_comparison, show_saved
+from onelaunch.cli.saved import refuse_options, saved_files, show_comparison, show_saved
 from onelaunch.errors import GraphError
 
 if TYPE_CHECKING:
@@ -53,7 +53,10 @@ def compare(
     ] = False,
     limit: Annotated[
         float | None,
-        typer.Option(help="How long such a process may take for building, and for each round."),
+        typer.Option(
+            help="How long such a process may take, in seconds, for building, and for each round; "
+            "300 by default."
+        ),
     ] = None,
     python: Annotated[
         list[str] | None,
@@ -85,6 +88,9 @@ def compare(
     apart = Apart.of(isolate, limit, python or [], names, ENGINES)
     console = console_for_reports()
     if saved := saved_files(targets):
+        given = {"--engines": names, "--script": script, "--isolate": isolate}
+        given |= {"--limit": limit, "--python": python}
+        refuse_options(saved, [option for option, value in given.items() if value])
         return show_saved(saved, console, json, report)
     with tracebacks(traceback):
         if script is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Callable, Generator
 from pathlib import Path
 from traceback import print_exception
@@ -29,6 +30,7 @@ def check_file(file: Path, holds: str, command: str) -> None:
     why, fix = f"{holds} is written there", f"onelaunch {command} --help"
     try:
         if not folder.is_dir():
+            fix = f"mkdir -p {shlex.quote(str(file.parent))}"
             raise bad(f"there is no folder {file.parent}", str(file), why, fix)
         if file.is_dir():
             raise bad(f"{file} is a folder", str(file), why, f"the name of a file: {file}/result")
@@ -78,7 +80,13 @@ def read_saved(file: Path, noun: str, parse: Callable[[str], T], fix: str) -> T:
         raise bad(what, str(file), why, fix) from error
     except ValueError as error:
         what = f"{file} is not a {noun} that --json wrote"
-        raise bad(what, str(file), str(error), fix) from error
+        raise bad(what, str(file), unlike(error), fix) from error
+
+
+def unlike(error: ValueError) -> str:
+    """Say what keeps a file from being a saved result: a key that it lacks, or its JSON."""
+    lacks = error.__cause__
+    return f"it has no {lacks}" if isinstance(lacks, KeyError) else str(error)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from onelaunch.cli import OK
-from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks, write
+from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks, unlike, write
 from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
 from onelaunch.errors import GraphError
 
@@ -58,11 +58,15 @@ def optimize(
     if not 0 <= max_error < float("inf"):
         why = "it is a relative error: 0 for bit for bit, or 1e-2, say"
         raise bad(f"--max-error is {max_error:g}", "--max-error", why, "--max-error 1e-2")
+    if apply is not None and names is not None:
+        why = "the steps of a plan are applied as they were saved, without a search"
+        fix = "leave out --steps, or --apply; in Python `plan.without(...)` leaves out steps"
+        raise bad("--steps and --apply are both given", "--steps", why, fix)
     if plan is not None:
         check_file(plan, "the plan", "optimize")
     if report is not None:
         check_report(report, "the plan", "optimize")
-    saved = None if apply is None else _read(apply)
+    saved = None if apply is None else _read(apply, target)
     console = console_for_reports()
     with tracebacks(traceback):
         found = _found(target, max_error, seconds, names, saved, console)
@@ -96,14 +100,13 @@ def _found(
             from onelaunch.checklist.optimize import optimize as search
 
         tell(f"loading {target}", 0.0)
-    given = _plan(saved) if saved is not None else None
+    given = _plan(saved, target) if saved is not None else None
     fn, args, kwargs = load(target, "optimize")  # no bar meanwhile: it may print, or ask something
     options: dict[str, Any] = {"max_error": max_error, "seconds": seconds, "steps": steps}
     with progress(console) as tell:
         try:
             if given is not None:
-                tell(f"applying {len(given.steps)} steps", 0.1)
-                return measure(given, fn, args, kwargs, name=target)
+                return measure(given, fn, args, kwargs, name=target, on_progress=tell)
             return search(fn, args, kwargs, name=target, on_progress=tell, **options).plan
         except GraphError:
             raise
@@ -111,21 +114,21 @@ def _found(
             raise raised("the callable", error, target, "optimize") from error
 
 
-def _plan(text: str) -> Plan:
+def _plan(text: str, target: str) -> Plan:
     from onelaunch.checklist.plan import Plan
 
     try:
         return Plan.from_json(text)
     except ValueError as error:
-        fix = "onelaunch optimize TARGET --plan plan.json"
-        raise bad("the file holds no plan", "--apply", str(error), fix) from error
+        fix = f"onelaunch optimize {target} --plan plan.json"
+        raise bad("the file holds no plan", "--apply", unlike(error), fix) from error
 
 
-def _read(file: Path) -> str:
+def _read(file: Path, target: str) -> str:
     try:
         return file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        fix = f"onelaunch optimize TARGET --plan {file}"
+        fix = f"onelaunch optimize {target} --plan {file}"
         raise bad(f"{file} cannot be read", "--apply", str(error), fix) from error
 
 
@@ -139,4 +142,6 @@ def _names(text: str | None) -> list[str] | None:
         return names
     near = [match for name in names for match in difflib.get_close_matches(name, STEPS, 1)]
     what = f"no step is called {' or '.join(unknown)}" if unknown else "no step is named"
-    raise bad(what, "--steps", f"the steps are {', '.join(STEPS)}", f"--steps {near or 'graph'}")
+    raise bad(
+        what, "--steps", f"the steps are {', '.join(STEPS)}", f"--steps {','.join(near) or 'graph'}"
+    )

@@ -30,6 +30,14 @@ def saved_files(targets: list[str]) -> list[Path]:
     raise bad(what, "compare", why, "onelaunch compare before.json after.json")
 
 
+def refuse_options(files: list[Path], options: list[str]) -> None:
+    """Refuse options that a saved comparison, in which nothing runs, cannot follow."""
+    if options:
+        what = f"{' and '.join(options)} cannot be applied to a saved comparison"
+        why = "it is shown as it was measured, and nothing is run"
+        raise bad(what, options[0], why, f"onelaunch compare {' '.join(map(str, files))}")
+
+
 def show_saved(files: list[Path], console: Console, json: Path | None, report: Path | None) -> int:
     """Show one saved comparison again, or what changed from one to another."""
     from onelaunch.bench import Comparison

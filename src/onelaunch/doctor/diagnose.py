@@ -33,7 +33,7 @@ def _quiet(step: str, part: float) -> None:
 def diagnose(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
     """Find what stops a callable from being one launch, right and fast, by line.
 
-    The callable runs on copies of its state and of its arguments, about 25 times: watched,
+    The callable runs on copies of its state and of its arguments, about 15 to 30 times: watched,
     recorded bare and replayed beside eager, captured and replayed. On a machine without a GPU the
     tensors of the CPU stand for a GPU's.
 

@@ -108,7 +108,13 @@ def _profiled(workload: Workload, name: str, tell: OnProgress) -> Profile:
     tell("counting its arithmetic and bytes", 0.4)
     work = count(workload, device)
     if not work.works:
-        raise _bad("the callable runs no operator of torch", "there is nothing to profile")
+        raise ArgumentError(
+            "OL401",
+            "the callable runs no operator of torch",
+            where=name,
+            why="there is nothing to profile",
+            fix="profile what computes with tensors: `return net, (images,)`",
+        )
     tell("measuring the peaks of this machine", 0.5)
     dtypes = {w.dtype for w in work.works if w.flops}
     if dtypes & {"float32", "float64"}:

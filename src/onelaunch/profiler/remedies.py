@@ -107,7 +107,10 @@ def _half(wall_us: float, target: str | None) -> Remedy:
         "half the bytes, products at bfloat16's measured peak, and kernels as near to the peaks "
         "as they are now"
     )
-    how = "ol.optimize(model, args)" if target is None else f"onelaunch optimize {target}"
+    # Under the default error, 0, `optimize` does not try half precision.
+    how = "ol.optimize(model, args, max_error=1e-2)"
+    if target is not None:
+        how = f"onelaunch optimize {target} --max-error 1e-2"
     return Remedy("half precision", 0.0, wall_us, assumes, how)
 
 

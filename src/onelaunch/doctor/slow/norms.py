@@ -42,7 +42,10 @@ def unfolded_batchnorm(record: Record) -> list[Finding]:
     names = named([n.path for n in unfolded], "batch norms")
     what = f"unfolded BatchNorm, which the layer before could do: {names}"
     linear = all(p.kind == "linear" for n in unfolded if (p := n.product))
-    fix = RULES["OL608"].fix.replace("conv_bn", "linear_bn") if linear else None
+    fix = RULES["OL608"].fix.replace("conv_bn", "linear_bn") if linear else RULES["OL608"].fix
+    layer = next((p.path for n in unfolded[:1] if (p := n.product)), "")
+    if layer and unfolded[0].path:
+        fix = fix.replace("parent[0]", _code(layer)).replace("parent[1]", _code(unfolded[0].path))
     return [unfolded[0].spot.finding("OL608", what, fix, "run")]
 
 
@@ -55,6 +58,12 @@ def inference_statistics(record: Record) -> list[Finding]:
     kinds = " and ".join(dict.fromkeys(n.kind for n in computing))
     what = f"{kinds} without running statistics computes them at each call: {names}"
     return [computing[0].spot.finding("OL609", what, None, "run")]
+
+
+def _code(path: str) -> str:
+    """Write the path of a module as Python has it: ``"stem.0"`` as ``"model.stem[0]"``."""
+    steps = (f"[{step}]" if step.isdigit() else f".{step}" for step in path.split("."))
+    return f"model{''.join(steps)}"
 
 
 def _layer(norm: Norm) -> Product | None:

@@ -53,12 +53,13 @@ class Config:
 
     def _unknown(self, name: str) -> ArgumentError:
         near = nearest(name)
+        near = near if near and named(near) else "OL1"
         return ArgumentError(
             "OL401",
             f"no rule is called {name!r}",
             where=self.where,
             why="a rule is named by its code or the beginning of it, its name, or its severity",
-            fix=f'"{near if near and named(near) else "OL1"}"',
+            fix=f"{self.where} {near}" if self.where.startswith("--") else f'"{near}"',
         )
 
     def chosen(self, findings: Iterable[Finding]) -> list[Finding]:

@@ -52,7 +52,7 @@ def _answer(plan: Plan) -> Html:
         head = f"{many} make it run {times:.2f}x as fast"
         head = head if len(plan.steps) > 1 else head.replace("make", "makes")
     else:
-        head = "Nothing that was tried pays"
+        head = plan.summary.partition(":")[0]
     allowed = f" ({plan.max_error:.0e} is allowed)" if plan.max_error else ""
     return joined(
         [

@@ -255,13 +255,16 @@ def main(argv: list[str] | None = None) -> list[Row]:
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="a file for the results, as JSON")
+    parser.add_argument(
+        "--out", type=Path, help="a file for the results, as JSON; others of this machine stay"
+    )
     options = parser.parse_args(argv)
     chosen: dict[str, list[str]] = {}
     for name, known in (("sizes", SIZES), ("engines", ENGINES), ("ways", WAYS)):
         chosen[name] = getattr(options, name).split(",")
         if unknown := set(chosen[name]) - set(known):
             parser.error(f"--{name}: no {' or '.join(unknown)} among {', '.join(known)}")
+    kept = earlier(options.out, options.tokens)
     rows: list[Row] = []
     with torch.no_grad():
         for size in chosen["sizes"]:
@@ -275,9 +278,35 @@ def main(argv: list[str] | None = None) -> list[Row]:
                 print(f"{size:5} {row.way:9} {row.pick:8} {row.engine:18}{text}", flush=True)
                 if options.out is not None:  # what is known by now, should it be cut off
                     options.out.parent.mkdir(parents=True, exist_ok=True)
-                    found = json.dumps(results(rows, options.tokens), indent=1)
+                    now = {row[:4] for row in rows}
+                    whole = [*(row for row in kept if row[:4] not in now), *rows]
+                    found = json.dumps(results(sorted(whole, key=place), options.tokens), indent=1)
                     options.out.write_text(found + "\n")
     return rows
+
+
+def earlier(out: Path | None, tokens: int) -> list[Row]:
+    """Return the rows of a results file, if it is of this machine and of such requests."""
+    if out is None or not out.exists():
+        return []
+    found = json.loads(out.read_text())
+    if (found["environment"], found["tokens"]) != (versions(), tokens):
+        return []
+    return [Row(**{name: row[name] for name in Row._fields}) for row in found["rows"]]
+
+
+def place(row: Row) -> tuple[int, int, int, int]:
+    """Order the rows as they are measured."""
+    return (
+        list(SIZES).index(row.size),
+        WAYS.index(row.way),
+        list(PICKS).index(row.pick),
+        ENGINES.index(row.engine),
+    )
+
+
+def versions() -> dict[str, Any]:
+    return environment() | {"transformers": version("transformers")}
 
 
 def results(rows: list[Row], tokens: int) -> dict[str, Any]:
@@ -291,8 +320,7 @@ def results(rows: list[Row], tokens: int) -> dict[str, Any]:
         }
         for row in rows
     ]
-    versions = environment() | {"transformers": version("transformers")}
-    return {"benchmark": "generate", "environment": versions, "tokens": tokens, "rows": made}
+    return {"benchmark": "generate", "environment": versions(), "tokens": tokens, "rows": made}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from onelaunch.call.spec import has_strides
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import local
 from onelaunch.driver.aten import Operator, operator, tensors
-from onelaunch.driver.protocol import Driver
+from onelaunch.driver.overlaps import joined
+from onelaunch.driver.protocol import Driver, Region
 from onelaunch.driver.random_state import HostGenerators, drawing_line_of
 from onelaunch.driver.refusals import DRAWN
 from onelaunch.errors import CaptureError
@@ -113,6 +114,7 @@ class Ledger:
         earlier: Ledger | None = None,
     ) -> None:
         self._storage = driver.storage
+        self._region = driver.region
         self._on_host = device.type == "cpu"
         self._kind = device.type
         self.brought: list[Tensor] = []
@@ -123,16 +125,20 @@ class Ledger:
                 self._origins.setdefault(self._storage(t), f"`{slot.name}`")
         self._origins.update({storage: f"`{name}`" for storage, name in (hidden or {}).items()})
         self._displaced = frozenset(hidden or ())  # their offsets depend on the capture
-        first: dict[int, str] = {}
         named = dict(self._origins)
         layouts: list[object] = []
-        for index, (t, here) in enumerate(inputs):
-            if _has_memory(t):
-                place = named.get(self._storage(t))
-                layouts.append((t.dtype, t.shape, t.stride(), t.device, place))
-                name = first.setdefault(self._storage(t), f"argument {index}")
-                self._origins[self._storage(here)] = name
-                self._displaced |= {self._storage(here)}
+        self._arguments: dict[int, list[tuple[Region, str]]] = {}
+        """storage -> the arguments in it. A capture has those apart that do not overlap, wherever
+        the caller's lie: `f(z[:4], z[4:])` is the same call as `f(x, y)`."""
+        given = [(i, t, here) for i, (t, here) in enumerate(inputs) if _has_memory(t)]
+        first = joined(driver, [t for _, t, _ in given])
+        for (_, t, here), joins in zip(given, first, strict=True):
+            place = named.get(self._storage(t))
+            layouts.append((t.dtype, t.shape, t.stride(), t.device, place))
+            name, storage = f"argument {given[joins][0]}", self._storage(here)
+            self._arguments.setdefault(storage, []).append((driver.region(here), name))
+            self._origins[storage] = self._arguments[storage][0][1]
+            self._displaced |= {storage}
         self._layouts = layouts
         self.values = values_of(t for t, _ in inputs) if not self._on_host else {}
         """Bytes of the host arguments, by number."""
@@ -263,6 +269,10 @@ class Ledger:
             origin = None  # other memory, at an address that was free again
         scalar = not t.dim()
         displaced = isinstance(origin, tuple) or storage in self._displaced
+        several = self._arguments.get(storage, ())
+        if len(several) > 1:
+            start = self._region(t).start
+            origin = next((n for at, n in several if at.start <= start < at.stop), origin)
         if origin is None:
             origin = self._unnamed(t, storage)
             displaced = scalar

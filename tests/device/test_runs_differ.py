@@ -452,3 +452,18 @@ def test_arguments_of_one_storage_that_are_taken_in_turn(rand: Rand) -> None:
     fast = ol.graph(f, warmup=1)
     with pytest.raises(ol.CaptureError, match="argument 0 in the run before, and argument 1"):
         several(lambda whole: fast(whole[:4], whole[4:]), lambda i: rand(i, 8))
+
+
+@pytest.mark.parametrize("of", ["argument", "result"])
+def test_parts_of_a_tensor_that_are_taken_in_turn(rand: Rand, of: str) -> None:
+    """They differ in nothing but where they begin."""
+    turns = itertools.cycle([0, 1])
+
+    def f(x: Tensor) -> Tensor:
+        whole = x if of == "argument" else x + 1
+        return whole.chunk(2)[next(turns)] * 2
+
+    fast = ol.graph(f, warmup=1)
+    what = "a tensor of offset 0 in the run before, and one of offset 4 in the capture"
+    with pytest.raises(ol.CaptureError, match=what), torch.no_grad():
+        several(fast, lambda i: rand(i, 8))

@@ -393,3 +393,47 @@ def test_a_delay_line(rand: Rand) -> None:
         return f, lambda i: (rand(i, 3),)
 
     right_or_refused(world, "OL105")
+
+
+@dataclasses.dataclass
+class Holder:
+    y: Tensor
+    more: list[Tensor]
+
+
+def test_a_container_in_several_places_of_a_result_is_one_object(rand: Rand) -> None:
+    def f(x: Tensor) -> dict[str, Any]:
+        several, holder = [x * 2], Holder(x + 1, [x])
+        return {"a": several, "b": (several, holder), "c": {"deep": holder}, "apart": [x * 2]}
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(5):
+        result = fast(rand(i, 4))
+        (several, holder), one = result["b"], result["c"]["deep"]
+        assert result["a"] is several
+        assert holder is one
+        assert holder.more is not several
+        assert result["apart"] is not several
+        several.append(rand(i, 4))  # the next call has objects of its own
+    assert replays(fast) == 4
+
+
+class Keeper(nn.Module):
+    last: Any = None
+    best: Any = None
+
+    def forward(self, x: Tensor) -> Any:
+        self.last = self.best = {"y": x * 2, "parts": [x + 1]}
+        return self.last
+
+
+def test_a_container_that_is_stored_and_returned_is_one_object(rand: Rand) -> None:
+    model = Keeper()
+    fast = ol.graph(model, warmup=1)
+    for i in range(6):
+        result = fast(rand(i, 4))
+        assert model.last is result
+        assert model.best is result
+        result["parts"].append(i)
+        assert model.last["parts"] == [result["parts"][0], i]
+    assert replays(fast) > 0

@@ -425,3 +425,45 @@ def test_code_that_reads_the_device_unless_it_is_captured(rand: Rand) -> None:
             assert_same(fast(rand(i, 4)), rand(i, 4) * 2)
     assert len(fast.recordings) == 1
     assert replays(fast) == 4
+
+
+@pytest.mark.parametrize("shared_first", [True, False])
+def test_arguments_of_one_storage_and_of_several_in_turn(rand: Rand, shared_first: bool) -> None:
+    """Parts of one tensor that do not overlap are as tensors of their own: the calls are alike."""
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(y)
+        return x * y
+
+    def arguments(i: int) -> tuple[Tensor, Tensor]:
+        whole = rand(i, 8)
+        parts = whole[:4], whole[4:]
+        return parts if (i % 2 == 0) is shared_first else (parts[0].clone(), parts[1].clone())
+
+    drop_in(f, arguments, calls=8, min_replays=7)
+
+
+def test_arguments_of_one_storage_that_are_taken_in_turn(rand: Rand) -> None:
+    turns = iter([0, 1] * 8)
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return (x, y)[next(turns)] * 2
+
+    fast = ol.graph(f, warmup=1)
+    with pytest.raises(ol.CaptureError, match="argument 0 in the run before, and argument 1"):
+        several(lambda whole: fast(whole[:4], whole[4:]), lambda i: rand(i, 8))
+
+
+@pytest.mark.parametrize("of", ["argument", "result"])
+def test_parts_of_a_tensor_that_are_taken_in_turn(rand: Rand, of: str) -> None:
+    """They differ in nothing but where they begin."""
+    turns = itertools.cycle([0, 1])
+
+    def f(x: Tensor) -> Tensor:
+        whole = x if of == "argument" else x + 1
+        return whole.chunk(2)[next(turns)] * 2
+
+    fast = ol.graph(f, warmup=1)
+    what = "a tensor of offset 0 in the run before, and one of offset 4 in the capture"
+    with pytest.raises(ol.CaptureError, match=what), torch.no_grad():
+        several(fast, lambda i: rand(i, 8))

@@ -141,13 +141,52 @@ class Same(NamedTuple):
     steps: tuple[object, ...] | None
 
 
+class Shared(NamedTuple):
+    """A container that is in several places, of a result or of what is stored: one object in each
+    call.
+
+    Attributes:
+        number: the number of the object, in all trees of a call.
+        tree: the container.
+    """
+
+    number: int
+    tree: Container
+
+
 class Attribute(NamedTuple):
     """A step to an attribute."""
 
     name: str
 
 
-Tree = Leaf | Constant | Container | Above | Same
+Tree = Leaf | Constant | Container | Above | Same | Shared
+
+
+class Places:
+    """The containers in the trees of one call, by identity, and which of them come again."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[object, int]] = {}  # kept alive: an id is not used again
+        self._again: set[int] = set()
+
+    def note(self, value: object) -> int:
+        """Note one more place of a container, and return its number."""
+        new = id(value) not in self._found
+        number = self._found.setdefault(id(value), (value, len(self._found)))[1]
+        if not new:
+            self._again.add(number)
+        return number
+
+    def shared(self, tree: Tree) -> Tree:
+        """Return a tree in which only containers in several places are marked as shared."""
+        if isinstance(tree, Shared):
+            inside = self.shared(tree.tree)
+            assert isinstance(inside, Container)
+            return Shared(tree.number, inside) if tree.number in self._again else inside
+        if isinstance(tree, Container):
+            return tree._replace(children=tuple(map(self.shared, tree.children)))
+        return tree
 
 
 class Flat(NamedTuple):
@@ -164,6 +203,7 @@ def flatten(
     *,
     objects: bool | Mapping[type, bool] = False,
     known: Mapping[int, Same] = types.MappingProxyType({}),
+    places: Places | None = None,
 ) -> Flat:
     """Flatten a value into a tree and its tensors.
 
@@ -177,8 +217,10 @@ def flatten(
             Hugging Face `Cache`) into their attributes; or class -> True to flatten its instances
             so, with the objects inside them that hold tensors, False to keep its instances whole.
         known: id -> objects that are not flattened.
+        places: the containers of other trees; those of this one are noted there, and each is marked
+            as `Shared`.
     """
-    flattening = _Flattening(objects, known)
+    flattening = _Flattening(objects, known, places)
     return Flat(flattening.tree_of(value, root), flattening.tensors, flattening.paths)
 
 
@@ -196,10 +238,16 @@ def flatten_call(
 class _Flattening:
     """A flattening of one value; see `flatten`."""
 
-    def __init__(self, objects: bool | Mapping[type, bool], known: Mapping[int, Same]) -> None:
+    def __init__(
+        self,
+        objects: bool | Mapping[type, bool],
+        known: Mapping[int, Same],
+        places: Places | None = None,
+    ) -> None:
         self._all = objects is True
         self._kinds: Mapping[type, bool] = {} if isinstance(objects, bool) else objects
         self._known = known
+        self._places = places
         self.tensors: list[Tensor] = []
         self.paths: list[str] = []
 
@@ -242,7 +290,10 @@ class _Flattening:
             self.tree_of(child, path + step, inside, within)
             for child, step in zip(children, _steps(value, keys), strict=True)
         )
-        return Container(type(value), keys, flat)
+        made = Container(type(value), keys, flat)
+        if self._places is None or type(value) in (tuple, slice):
+            return made
+        return Shared(self._places.note(value), made)
 
 
 def is_ordinary(kind: type) -> bool:
@@ -364,6 +415,8 @@ def unflatten(tree: Tree, leaves: list[Any], within: tuple[Any, ...] = ()) -> An
         return leaves[tree.index]
     if isinstance(tree, Constant | Same):
         return tree.value
+    if isinstance(tree, Shared):  # each place gets an object of its own: see `replay.launch`
+        return unflatten(tree.tree, leaves, within)
     if isinstance(tree, Above):
         return weakref.ref(within[-tree.up]) if tree.weak else within[-tree.up]
     if isinstance(tree.keys, Names):  # made before its attributes, which may refer to it
@@ -453,6 +506,8 @@ def _child_steps(tree: Container) -> Iterable[Any]:
 
 def constants(tree: Tree, path: str = "") -> Iterator[tuple[str, Constant]]:
     """Return every constant of a tree, with its path."""
+    if isinstance(tree, Shared):
+        tree = tree.tree
     if isinstance(tree, Constant):
         yield path, tree
     elif isinstance(tree, Container):

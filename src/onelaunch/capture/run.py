@@ -13,7 +13,16 @@ from torch import Tensor
 
 from onelaunch.autograd.graph_walk import is_freed
 from onelaunch.autograd.proxies import proxy_for
-from onelaunch.call.tree import Flat, Same, Tree, argument_objects, flatten, unflatten, unique
+from onelaunch.call.tree import (
+    Flat,
+    Places,
+    Same,
+    Tree,
+    argument_objects,
+    flatten,
+    unflatten,
+    unique,
+)
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.checks import (
@@ -164,6 +173,7 @@ class CaptureRun:
         filled: storage -> input number of the 0-dim host tensor that is copied there.
         result, tree, numbers: the tensors that it returned, their tree, and the number of the
             output for each tensor in it.
+        places: the containers in the result and in what is stored.
         after, found: the state after it, and the changes.
         state: the slots that each replay writes, with their values.
         lasting: gradients that each replay writes in place.
@@ -188,6 +198,7 @@ class CaptureRun:
     result: Any = None
     tree: Tree | None = None
     numbers: tuple[int, ...] = ()
+    places: Places = field(default_factory=Places)
     after: StateWalk | None = None
     found: list[Change] = field(default_factory=list[Change])
     state: list[StateOutput] = field(default_factory=list[StateOutput])
@@ -247,7 +258,7 @@ class CaptureRun:
                 raise CaptureError("OL107", "an argument was given other memory", where=where)
         # Objects that the callable may return or store as they are; `follows` counts tensors too.
         known = {} if job.follows else before.objects() | argument_objects(tree, (args, kwargs))
-        flat = flatten(result, "result", objects=True, known=known)
+        flat = flatten(result, "result", objects=True, known=known, places=self.places)
         if job.forward is not None:
             job.forward.replace_proxies(observer, flat.tensors, arguments, plan)
         refuse_opaque(flat.tree)
@@ -358,7 +369,8 @@ class CaptureRun:
         job, before, plan, observer = self.job, self.before, self.plan, self.observer
         forward = job.forward
         stored = list(rebound(self.found, before.walk, observer, job.callee.codes))
-        trees = [flatten(value, slot.name, known=known) for slot, value in stored]
+        in_places = self.places
+        trees = [flatten(v, slot.name, known=known, places=in_places) for slot, v in stored]
         if forward is not None:
             for part in trees:
                 part.tensors[:] = map(forward.real, part.tensors)
@@ -389,9 +401,12 @@ class CaptureRun:
             output.follows = follows
             if follows and not isinstance(output.memory, Own | Argument):
                 raise CannotPadInside
-        self.tree, self.numbers = flat.tree, tuple(numbers[id(t)] for t in flat.tensors)
+        self.tree = in_places.shared(flat.tree)
+        self.numbers = tuple(numbers[id(t)] for t in flat.tensors)
         self.state = [
-            StateOutput(slot, part.tree, tuple(numbers[id(t)] for t in part.tensors))
+            StateOutput(
+                slot, in_places.shared(part.tree), tuple(numbers[id(t)] for t in part.tensors)
+            )
             for (slot, _), part in zip(stored, trees, strict=True)
         ]
         own = {state.slot.id for state in self.state}

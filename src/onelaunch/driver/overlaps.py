@@ -34,3 +34,13 @@ class Overlaps:
             others += [(len(regions) + j, r) for j, r in self._fixed.get(region.storage, ())]
             found += [(i, j, r.start - region.start) for j, r in others if region.overlaps(r)]
         return tuple(found)
+
+
+def joined(driver: Driver, tensors: Sequence[Tensor]) -> list[int]:
+    """Return for each tensor the first one that it shares memory with, through others too, or
+    itself."""
+    first = list(range(len(tensors)))
+    for i, j, _ in Overlaps(driver)(*tensors):
+        low, high = sorted((first[i], first[j]))
+        first = [low if n == high else n for n in first]
+    return first

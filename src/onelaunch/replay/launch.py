@@ -11,7 +11,7 @@ from torch import Tensor
 from onelaunch.autograd.node import mark_freed
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import TensorSpec
-from onelaunch.call.tree import Above, Attribute, Constant, Leaf, Same, Tree, build
+from onelaunch.call.tree import Above, Attribute, Constant, Leaf, Same, Shared, Tree, build
 from onelaunch.capture.effects import keeper
 from onelaunch.capture.io_plan import (
     Argument,
@@ -286,7 +286,14 @@ def _access(source: GeneratedFunction, steps: Sequence[object]) -> str:
 
 
 def expression(source: GeneratedFunction, tree: Tree, names: Sequence[str]) -> str:
-    """Return an expression that builds a result from its tensors' names."""
+    """Return an expression that builds a result from its tensors' names; add lines for objects that
+    come again."""
+    if isinstance(tree, Shared):
+        name = f"shared{tree.number}"
+        if tree.number not in source.shared:
+            source.line(f"{name} = {expression(source, tree.tree, names)}")
+            source.shared.add(tree.number)
+        return name
     if isinstance(tree, Leaf):
         return names[tree.index]
     if isinstance(tree, Constant):

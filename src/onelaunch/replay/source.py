@@ -15,6 +15,8 @@ class GeneratedFunction:
 
     lines: list[str] = field(default_factory=list[str])
     names: dict[str, Any] = field(default_factory=dict[str, Any])
+    shared: set[int] = field(default_factory=set[int])
+    """The numbers of the objects of results that lines have made."""
 
     def line(self, text: str, depth: int = 1) -> None:
         self.lines.append("    " * depth + text)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import Constant, Container, Same, Tree
+from onelaunch.call.tree import Constant, Container, Same, Shared, Tree
 from onelaunch.capture.io_plan import Held, HeldView, HostConstant, Memory
 from onelaunch.capture.recording import CapturedCall
 from onelaunch.driver.protocol import Driver, Travel
@@ -278,6 +278,10 @@ def _transferred_memory(memory: Memory, parts: Counterparts) -> Memory:
 
 
 def _transferred_tree(tree: Tree, parts: Counterparts) -> Tree:
+    if isinstance(tree, Shared):
+        inside = _transferred_tree(tree.tree, parts)
+        assert isinstance(inside, Container)
+        return Shared(tree.number, inside)
     if isinstance(tree, Container):
         return tree._replace(children=tuple(_transferred_tree(c, parts) for c in tree.children))
     if isinstance(tree, Same):

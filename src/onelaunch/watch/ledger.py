@@ -20,7 +20,8 @@ from onelaunch.call.spec import has_strides
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import local
 from onelaunch.driver.aten import Operator, operator, tensors
-from onelaunch.driver.protocol import Driver
+from onelaunch.driver.overlaps import joined
+from onelaunch.driver.protocol import Driver, Region
 from onelaunch.driver.random_state import HostGenerators, drawing_line_of
 from onelaunch.driver.refusals import DRAWN
 from onelaunch.errors import CaptureError
@@ -113,6 +114,7 @@ class Ledger:
         earlier: Ledger | None = None,
     ) -> None:
         self._storage = driver.storage
+        self._region = driver.region
         self._on_host = device.type == "cpu"
         self._kind = device.type
         self.brought: list[Tensor] = []
@@ -123,16 +125,26 @@ class Ledger:
                 self._origins.setdefault(self._storage(t), f"`{slot.name}`")
         self._origins.update({storage: f"`{name}`" for storage, name in (hidden or {}).items()})
         self._displaced = frozenset(hidden or ())  # their offsets depend on the capture
-        first: dict[int, str] = {}
+        self._starts: dict[int, int] = {}
+        """storage -> bytes to the first element of the argument or result that it belongs to, from
+        which offsets are counted: where that lies differs in a capture."""
         named = dict(self._origins)
         layouts: list[object] = []
-        for index, (t, here) in enumerate(inputs):
-            if _has_memory(t):
-                place = named.get(self._storage(t))
-                layouts.append((t.dtype, t.shape, t.stride(), t.device, place))
-                name = first.setdefault(self._storage(t), f"argument {index}")
-                self._origins[self._storage(here)] = name
-                self._displaced |= {self._storage(here)}
+        self._arguments: dict[int, list[tuple[Region, str, int]]] = {}
+        """storage -> the arguments in it. A capture has those apart that do not overlap, wherever
+        the caller's lie: `f(z[:4], z[4:])` is the same call as `f(x, y)`."""
+        given = [(i, t, here) for i, (t, here) in enumerate(inputs) if _has_memory(t)]
+        first = joined(driver, [t for _, t, _ in given])
+        for (_, t, here), joins in zip(given, first, strict=True):
+            place = named.get(self._storage(t))
+            layouts.append((t.dtype, t.shape, t.stride(), t.device, place))
+            name, storage = f"argument {given[joins][0]}", self._storage(here)
+            self._arguments.setdefault(storage, []).append(
+                (driver.region(here), name, _bytes(here))
+            )
+            self._starts.setdefault(storage, _bytes(here))
+            self._origins[storage] = self._arguments[storage][0][1]
+            self._displaced |= {storage}
         self._layouts = layouts
         self.values = values_of(t for t, _ in inputs) if not self._on_host else {}
         """Bytes of the host arguments, by number."""
@@ -207,6 +219,7 @@ class Ledger:
                 storage = self._storage(t)
                 if storage not in storages:
                     self._origins[storage] = number, place
+                    self._starts[storage] = _bytes(t)
                     self._made[storage] = StorageWeakRef(local(t).untyped_storage())
 
     def differs(self, difference: Difference) -> None:
@@ -261,8 +274,15 @@ class Ledger:
         origin = self._origins.get(storage)
         if isinstance(origin, tuple) and storage in self._made and self._made[storage].expired():
             origin = None  # other memory, at an address that was free again
+            self._starts.pop(storage, None)
         scalar = not t.dim()
         displaced = isinstance(origin, tuple) or storage in self._displaced
+        from_ = self._starts.get(storage, 0)
+        several = self._arguments.get(storage, ())
+        if len(several) > 1:
+            start = self._region(t).start
+            named = [(n, b) for at, n, b in several if at.start <= start < at.stop]
+            origin, from_ = named[0] if named else (origin, from_)
         if origin is None:
             origin = self._unnamed(t, storage)
             displaced = scalar
@@ -270,7 +290,10 @@ class Ledger:
             # The memory of a number depends on how the call gets it; attention's seed and offset
             # are on the device in a capture only.
             return _Operand(origin, tuple(t.shape), t.dtype)
-        offset = 0 if displaced else int(t.storage_offset())
+        if displaced:
+            offset = (_bytes(t) - from_) // t.element_size() if storage in self._starts else 0
+        else:
+            offset = int(t.storage_offset())
         shape, stride = tuple(t.shape), t.stride()
         return _Operand(origin, shape, t.dtype, stride, offset, t.device, t.requires_grad)
 
@@ -305,6 +328,11 @@ def _hooks_of(t: Tensor) -> tuple[Any, Any]:
 
 def _has_memory(t: Tensor) -> bool:
     return not is_lazy(t) and has_strides(t)
+
+
+def _bytes(t: Tensor) -> int:
+    """Return the offset of a tensor in its storage."""
+    return int(t.storage_offset()) * t.element_size()
 
 
 def _is_position(t: Tensor) -> bool:

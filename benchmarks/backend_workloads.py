@@ -123,8 +123,9 @@ class Work:
             for leaf in leaves:
                 leaf.grad = None
             result = run(*self.args)
-            y = result if isinstance(result, Tensor) else result[0]
-            loss = y.float().square().mean()
+            # Of all results: a leaf that none is made of has no gradient in eager, and may get zeros.
+            results = [result] if isinstance(result, Tensor) else result
+            loss = torch.stack([y.float().square().mean() for y in results]).sum()
             loss.backward()
             return [loss.detach(), *(t.grad for t in leaves[-2:])]
 

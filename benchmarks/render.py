@@ -123,7 +123,7 @@ def call_overhead(results: dict[str, Any]) -> str:
 def host_and_wall(data: dict[str, Any], variant: str) -> str:
     row = next(row for row in data["rows"] if row["variant"] == variant)
     if row["status"] != "ok":
-        return row["status"]
+        return "no time left" if row["reason"] == "not built in time" else row["status"]
     return f"{number(row['host']['median_us'])} / {number(row['wall']['median_us'])}"
 
 

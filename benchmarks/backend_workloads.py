@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from examples import bert, resnet
 from examples.placement import device
@@ -123,9 +124,9 @@ class Work:
             for leaf in leaves:
                 leaf.grad = None
             result = run(*self.args)
-            # Of all results: a leaf that none is made of has no gradient in eager, and may get zeros.
-            results = [result] if isinstance(result, Tensor) else result
-            loss = torch.stack([y.float().square().mean() for y in results]).sum()
+            # Of all results: a leaf that only others lead to has no gradient in eager alone.
+            losses = [y.float().square().mean() for y in tree_leaves(result)]
+            loss = torch.stack(losses).sum()
             loss.backward()
             return [loss.detach(), *(t.grad for t in leaves[-2:])]
 

@@ -51,6 +51,39 @@ def test_a_function(device: torch.device, rand: Rand) -> None:
     assert replays() == 5
 
 
+@on_accelerators
+def test_a_float_that_changes_from_call_to_call(device: torch.device, rand: Rand) -> None:
+    """Dynamo passes it as a tensor from the second value on: one recording reads it each time."""
+    layer = nn.Linear(4, 4).to(device)
+
+    def f(x: Tensor, beta: float) -> Tensor:
+        return layer(x) * beta + beta
+
+    with torch.no_grad():
+        same_calls(f, compiled(f, codegen="eager"), lambda i: (rand(i, 2, 4), 0.25 * i), calls=10)
+    assert len(recordings()) == 1
+    assert replays() >= 5
+
+
+@on_accelerators
+@pytest.mark.filterwarnings("ignore:.*OL312")
+def test_an_optimizer_under_a_schedule(device: torch.device, rand: Rand) -> None:
+    def trained(compile_: bool) -> Tensor:
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 4).to(device)
+        optimizer = torch.optim.Adam(layer.parameters(), lr=0.5, foreach=True)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        step = compiled(optimizer.step, codegen="eager") if compile_ else optimizer.step
+        for i in range(10):
+            layer(rand(i, 2, 4)).square().sum().backward()
+            step()
+            optimizer.zero_grad()
+            schedule.step()
+        return layer.weight.detach()
+
+    torch.testing.assert_close(trained(True), trained(False))
+
+
 @on_cpu
 def test_on_plain_cpu_tensors_the_compiled_code_runs(device: torch.device, rand: Rand) -> None:
     def f(x: Tensor) -> Tensor:

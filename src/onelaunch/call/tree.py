@@ -12,7 +12,7 @@ import struct
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -163,32 +163,6 @@ class Attribute(NamedTuple):
 Tree = Leaf | Constant | Container | Above | Same | Shared
 
 
-class Places:
-    """The containers in the trees of one call, by identity, and which of them come again."""
-
-    def __init__(self) -> None:
-        self._found: dict[int, tuple[object, int]] = {}  # kept alive: an id is not used again
-        self._again: set[int] = set()
-
-    def note(self, value: object) -> int:
-        """Note one more place of a container, and return its number."""
-        new = id(value) not in self._found
-        number = self._found.setdefault(id(value), (value, len(self._found)))[1]
-        if not new:
-            self._again.add(number)
-        return number
-
-    def shared(self, tree: Tree) -> Tree:
-        """Return a tree in which only containers in several places are marked as shared."""
-        if isinstance(tree, Shared):
-            inside = self.shared(tree.tree)
-            assert isinstance(inside, Container)
-            return Shared(tree.number, inside) if tree.number in self._again else inside
-        if isinstance(tree, Container):
-            return tree._replace(children=tuple(map(self.shared, tree.children)))
-        return tree
-
-
 class Flat(NamedTuple):
     """A tree with its tensors, and the path of each: ``["x"][0]``."""
 
@@ -203,7 +177,7 @@ def flatten(
     *,
     objects: bool | Mapping[type, bool] = False,
     known: Mapping[int, Same] = types.MappingProxyType({}),
-    places: Places | None = None,
+    number: Callable[[object], int] | None = None,
 ) -> Flat:
     """Flatten a value into a tree and its tensors.
 
@@ -217,10 +191,10 @@ def flatten(
             Hugging Face `Cache`) into their attributes; or class -> True to flatten its instances
             so, with the objects inside them that hold tensors, False to keep its instances whole.
         known: id -> objects that are not flattened.
-        places: the containers of other trees; those of this one are noted there, and each is marked
-            as `Shared`.
+        number: called with each container but tuples, which is marked as `Shared` with the result;
+            see `Places`.
     """
-    flattening = _Flattening(objects, known, places)
+    flattening = _Flattening(objects, known, number)
     return Flat(flattening.tree_of(value, root), flattening.tensors, flattening.paths)
 
 
@@ -242,12 +216,12 @@ class _Flattening:
         self,
         objects: bool | Mapping[type, bool],
         known: Mapping[int, Same],
-        places: Places | None = None,
+        number: Callable[[object], int] | None = None,
     ) -> None:
         self._all = objects is True
         self._kinds: Mapping[type, bool] = {} if isinstance(objects, bool) else objects
         self._known = known
-        self._places = places
+        self._number = number
         self.tensors: list[Tensor] = []
         self.paths: list[str] = []
 
@@ -291,9 +265,9 @@ class _Flattening:
             for child, step in zip(children, _steps(value, keys), strict=True)
         )
         made = Container(type(value), keys, flat)
-        if self._places is None or type(value) in (tuple, slice):
+        if self._number is None or type(value) in (tuple, slice):
             return made
-        return Shared(self._places.note(value), made)
+        return Shared(self._number(value), made)
 
 
 def is_ordinary(kind: type) -> bool:
@@ -463,45 +437,6 @@ def build(tree: Container, children: list[Any]) -> Any:
     for name, child in zip(keys, children, strict=True):
         object.__setattr__(made, name, child)
     return made
-
-
-def argument_objects(tree: Tree, value: object) -> dict[int, Same]:
-    """Return the objects among the arguments of a call, by id.
-
-    Args:
-        tree: of ``(args, kwargs)``.
-        value: both, as the callable gets them.
-    """
-    found: dict[int, Same] = {}
-    _collect(tree, value, (), found)
-    return found
-
-
-def _collect(tree: Tree, value: Any, steps: tuple[object, ...], found: dict[int, Same]) -> None:
-    if isinstance(tree, Constant):
-        if tree.by_identity and not is_code(value):
-            found[id(value)] = Same(value, None)
-    elif isinstance(tree, Container) and tree.kind is not slice:
-        if len(steps) > 1:  # `args` and `kwargs` themselves are made at each call
-            found[id(value)] = Same(value, steps)
-        for child, step in zip(tree.children, _child_steps(tree), strict=False):
-            inside = getattr(value, step.name) if isinstance(step, Attribute) else value[step]
-            _collect(child, inside, (*steps, step), found)
-
-
-def _child_steps(tree: Container) -> Iterable[Any]:
-    """Return the steps to the children of a container; none if they are not items or attributes."""
-    kind, keys = tree.kind, tree.keys
-    if kind is tuple or kind is list or hasattr(kind, "_fields"):
-        return range(len(tree.children))
-    if keys and isinstance(keys[0], pytree.NodeDef):
-        return ()
-    if isinstance(keys, Names):
-        return [Attribute(name) for name in keys] if all(map(str.isidentifier, keys)) else ()
-    if dataclasses.is_dataclass(kind):
-        names = keys.attributes if isinstance(keys, RecordKeys) else keys
-        return [Attribute(name) for name in names]
-    return keys if kind is dict or kind is OrderedDict else ()
 
 
 def constants(tree: Tree, path: str = "") -> Iterator[tuple[str, Constant]]:

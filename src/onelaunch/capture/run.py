@@ -13,16 +13,8 @@ from torch import Tensor
 
 from onelaunch.autograd.graph_walk import is_freed
 from onelaunch.autograd.proxies import proxy_for
-from onelaunch.call.tree import (
-    Flat,
-    Places,
-    Same,
-    Tree,
-    argument_objects,
-    flatten,
-    unflatten,
-    unique,
-)
+from onelaunch.call.places import Places, argument_objects
+from onelaunch.call.tree import Flat, Same, Tree, flatten, unflatten, unique
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.checks import (
@@ -258,7 +250,7 @@ class CaptureRun:
                 raise CaptureError("OL107", "an argument was given other memory", where=where)
         # Objects that the callable may return or store as they are; `follows` counts tensors too.
         known = {} if job.follows else before.objects() | argument_objects(tree, (args, kwargs))
-        flat = flatten(result, "result", objects=True, known=known, places=self.places)
+        flat = flatten(result, "result", objects=True, known=known, number=self.places.note)
         if job.forward is not None:
             job.forward.replace_proxies(observer, flat.tensors, arguments, plan)
         refuse_opaque(flat.tree)
@@ -370,7 +362,7 @@ class CaptureRun:
         forward = job.forward
         stored = list(rebound(self.found, before.walk, observer, job.callee.codes))
         in_places = self.places
-        trees = [flatten(v, slot.name, known=known, places=in_places) for slot, v in stored]
+        trees = [flatten(v, slot.name, known=known, number=in_places.note) for slot, v in stored]
         if forward is not None:
             for part in trees:
                 part.tensors[:] = map(forward.real, part.tensors)

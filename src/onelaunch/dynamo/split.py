@@ -138,8 +138,15 @@ class _Fake(torch.fx.Interpreter):
 
     def run_node(self, n: Node) -> Any:
         """Run a node. The result of one that reads data is Dynamo's: it has the symbols that other
-        nodes know it by."""
-        if not n.meta.get("unbacked_bindings"):
+        nodes know it by.
+
+        So is a float that changes from call to call, which Dynamo passes as a tensor: examples have
+        forgotten its symbol.
+        """
+        reads = n.meta.get("unbacked_bindings")
+        if n.target == "item" and isinstance(n.meta["example_value"], torch.SymFloat) and not reads:
+            return n.meta["example_value"]
+        if not reads:
             return super().run_node(n)
         with self.mode.shape_env.ignore_fresh_unbacked_symbols():
             super().run_node(n)

@@ -76,6 +76,7 @@ def generated(
         device_idxs={0},
         disabled_cudagraphs_reason=None,
         mutated_input_idxs=set(mutated(graph)),
+        kernel_free_cudagraph=False,  # since torch 2.15
         inputs_to_check=(),
         output_strides=[None] * len(results),
         _defers_input_alignment=True,

@@ -16,6 +16,8 @@ from tests.unit import engine_runs
 
 LSTM = "output 2 is float32[1, 1, 2, 16] where eager's is float32[1, 2, 16]"
 """What torch 2.11 makes of an LSTM that it exports, but for its own engines."""
+TORCHAX = "AttributeError: '_OpNamespace' 'aten' object has no attribute 'cholesky'"
+"""What torchax 0.0.13 says of torch 2.15, as it is imported."""
 PRINTED = re.compile(r"relative error (\S+) against eager\nmedian (\S+) us per call\n")
 
 
@@ -34,6 +36,9 @@ def test_engines_are_right_and_their_scripts_reproduce_their_rows(names: tuple[s
         for engine, row in rows.items():
             if name == "sequence" and engine in ("openxla", "tvm") and torch.__version__ < (2, 12):
                 assert (row["status"], row["reason"]) == ("wrong", LSTM)
+                continue
+            if engine == "openxla" and torch.__version__ >= (2, 15):
+                assert (row["status"], row["reason"]) == ("failed", TORCHAX)
                 continue
             _check(f"{name}: {engine}", row, name in engine_runs.SCRIPTED)
 

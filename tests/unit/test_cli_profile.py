@@ -33,7 +33,7 @@ def reads():
 
 def broken():
     def f(x):
-        return x @ x
+        raise RuntimeError("shapes that do not fit")
 
     return f, (torch.ones(2, 3),)
 
@@ -106,7 +106,7 @@ def test_a_trace_of_what_cannot_be_graphed(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{}:broken"], "the callable raised RuntimeError: mat1 and mat2 shapes"),
+        (["{}:broken"], "the callable raised RuntimeError: shapes"),
         (["{}:nothing"], "the callable runs no operator of torch"),
         (["{}:missing"], "has no `missing`"),
         (["profile.json"], "`onelaunch profile` shows no saved results"),
@@ -129,7 +129,7 @@ def test_mistakes_are_exit_code_2(
 def test_the_line_that_raised_is_named(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     run(["profile", f"{target}:broken", "--traceback"])
     err = capsys.readouterr().err
-    assert "return x @ x" in err
+    assert 'raise RuntimeError("shapes that do not fit")' in err
     assert "it must run by itself before it can be profiled" in err
     assert "Traceback (most recent call last)" in err
 

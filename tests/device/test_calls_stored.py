@@ -437,3 +437,17 @@ def test_a_container_that_is_stored_and_returned_is_one_object(rand: Rand) -> No
         result["parts"].append(i)
         assert model.last["parts"] == [result["parts"][0], i]
     assert replays(fast) > 0
+
+
+def test_an_object_that_the_call_makes_reads_and_returns_is_captured_once(rand: Rand) -> None:
+    """It is no state: nothing keeps it once the capture is made."""
+
+    def f(x: Tensor) -> Holder:
+        holder = Holder(x * 2, [x + 1])
+        holder.more.append(holder.y + holder.more[0])
+        return holder
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(5):
+        assert_same(fast(rand(i, 4)).more[1], f(rand(i, 4)).more[1])
+    assert fast.stats().captures == 1

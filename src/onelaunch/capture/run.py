@@ -165,7 +165,6 @@ class CaptureRun:
         filled: storage -> input number of the 0-dim host tensor that is copied there.
         result, tree, numbers: the tensors that it returned, their tree, and the number of the
             output for each tensor in it.
-        places: the containers in the result and in what is stored.
         after, found: the state after it, and the changes.
         state: the slots that each replay writes, with their values.
         lasting: gradients that each replay writes in place.
@@ -190,7 +189,6 @@ class CaptureRun:
     result: Any = None
     tree: Tree | None = None
     numbers: tuple[int, ...] = ()
-    places: Places = field(default_factory=Places)
     after: StateWalk | None = None
     found: list[Change] = field(default_factory=list[Change])
     state: list[StateOutput] = field(default_factory=list[StateOutput])
@@ -250,7 +248,8 @@ class CaptureRun:
                 raise CaptureError("OL107", "an argument was given other memory", where=where)
         # Objects that the callable may return or store as they are; `follows` counts tensors too.
         known = {} if job.follows else before.objects() | argument_objects(tree, (args, kwargs))
-        flat = flatten(result, "result", objects=True, known=known, number=self.places.note)
+        in_places = Places()  # not kept with the run: what it holds would be read as state
+        flat = flatten(result, "result", objects=True, known=known, number=in_places.note)
         if job.forward is not None:
             job.forward.replace_proxies(observer, flat.tensors, arguments, plan)
         refuse_opaque(flat.tree)
@@ -265,7 +264,7 @@ class CaptureRun:
             return
         for storage, tensors in observer.external.items():
             before.held.setdefault(storage, []).extend(tensors)
-        outputs = self._plan_results(flat, known)
+        outputs = self._plan_results(flat, known, in_places)
         output_ports(job.driver, capture, plan, outputs, observer, job.static_outputs)
 
     def _observer(self) -> Observer:
@@ -356,12 +355,11 @@ class CaptureRun:
         ledger.finish()
         return result
 
-    def _plan_results(self, flat: Flat, known: Mapping[int, Same]) -> Outputs:
+    def _plan_results(self, flat: Flat, known: Mapping[int, Same], in_places: Places) -> Outputs:
         """Plan how the results reach the caller, and how stored values reach their slots."""
         job, before, plan, observer = self.job, self.before, self.plan, self.observer
         forward = job.forward
         stored = list(rebound(self.found, before.walk, observer, job.callee.codes))
-        in_places = self.places
         trees = [flatten(v, slot.name, known=known, number=in_places.note) for slot, v in stored]
         if forward is not None:
             for part in trees:

@@ -67,15 +67,16 @@ def _survivor(
     ids = {id(t) for t in expected} | {id(t._base) for t in expected} | observer.own
 
     def find() -> Tensor | None:
-        found = [made() for made in observer.made_tensors]
+        made = {id(t): t for t in (made() for made in observer.made_tensors) if t is not None}
         # One without elements has no memory that a replay could write over.
-        alive = [t for t in found if t is not None and t.numel() and id(t) not in ids]
-        del found
+        alive = [t for key, t in made.items() if t.numel() and key not in ids]
+        del made
         # C++ keeps what a backward reads, and the steps between a tensor and a view of it.
-        held = [n for n, count in enumerate(_references(alive)) if count > _ALONE]
-        for n in held:
-            if _is_held(alive[n : n + 1], {*holders, id(alive)}):
-                return alive[n]
+        several = [alive[n] for n, count in enumerate(_references(alive)) if count > _ALONE]
+        known = {*holders, id(alive)}
+        for t, found in zip(several, _holders(several), strict=True):
+            if any(not isinstance(h, FrameType) and id(h) not in known for h in found):
+                return t
         return None
 
     if find() is None:
@@ -97,34 +98,34 @@ _ALONE = _references([object()])[0]
 """The references counted for an object to which only the list refers."""
 
 
-def _holders(one: Sequence[object]) -> list[object]:
-    """Return the holders of the object in a list, except the list; None for a holder that
+def _holders(objects: Sequence[object]) -> list[list[object]]:
+    """Return the holders of each object in a list, except the list; None for a holder that
     `gc.freeze` hides.
 
-    The search goes through every object of the process: 30 ms, and more in a large one.
+    The search goes through every object of the process, once: 30 ms, and more in a large one.
     """
-    found = gc.get_referrers(*one)
-    hidden = _references(one)[0] - _ALONE - (len(found) - 1)
-    seen = [holder for holder in found if holder is not one]
-    return [*seen, None] if gc.get_freeze_count() and hidden > 0 else seen
-
-
-def _is_held(one: Sequence[Tensor], but: Collection[int]) -> bool:
-    """Return whether Python holds the tensor in a list, besides running frames and these."""
-    return any(not isinstance(h, FrameType) and id(h) not in but for h in _holders(one))
+    found: dict[int, list[object]] = {id(o): [] for o in objects}
+    for holder in gc.get_referrers(*objects) if objects else ():
+        if holder is not objects:
+            for one in {id(o) for o in gc.get_referents(holder)} & found.keys():
+                found[one].append(holder)
+    if gc.get_freeze_count():
+        for o, count in zip(objects, _references(objects), strict=True):
+            found[id(o)] += [None] * (count - _ALONE > len(found[id(o)]))
+    return [found[id(o)] for o in objects]
 
 
 def _dropped(found: Sequence[Change], before: StateWalk) -> list[Tensor]:
     """Return the tensors in containers that the callable replaced and only `before` still holds; a
     GradScaler replaces its findings so in each step."""
     ours = {id(entry) for entry in (*before.held.values(), *before.containers.values(), *found)}
-    tensors: list[Tensor] = []
-    for change in found:
-        if isinstance(change.before, dict | list):
-            holders = _holders([change.before])
-            if all(id(h) in ours or isinstance(h, FrameType | Slot) for h in holders):
-                tensors += _inside(change.before)
-    return tensors
+    containers = [c.before for c in found if isinstance(c.before, dict | list)]
+    return [
+        t
+        for container, holders in zip(containers, _holders(containers), strict=True)
+        if all(id(h) in ours or isinstance(h, FrameType | Slot) for h in holders)
+        for t in _inside(container)
+    ]
 
 
 def _inside(value: object) -> list[Tensor]:

@@ -19,6 +19,7 @@ from onelaunch.call.spec import has_strides
 from onelaunch.call_events import unwatched
 from onelaunch.driver.aten import Operator, mapped, operator, tensors
 from onelaunch.driver.attention_seeds import given_seeds
+from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver, Region
 from onelaunch.driver.refusals import DRAWN, refuse
@@ -129,11 +130,14 @@ class Observer(Watching):
         written without that."""
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation and note what it does; see `Watching`."""
+        """Run an operation and note what it does; see `Watching`.
+
+        In a backward the function modes are on, which each look at a tensor would pass through.
+        """
         op = operator(func)
         try:
             filled = None
-            with unwatched():
+            with unwatched(), no_functions():
                 noting = args, kwargs
                 args, kwargs = self.placed(func, args, kwargs) or noting
                 given, inside, lifted = self._consume(op, args, kwargs)
@@ -146,7 +150,7 @@ class Observer(Watching):
                 elif self._refuse:
                     filled = fill_on_device(op.base, args, self._on_device)
             result = filled() if filled else func(*args, **kwargs)
-            with unwatched():
+            with unwatched(), no_functions():
                 results = tensors(result)
                 self._produce(op, given, inside, results)
                 if self.ledger is not None and noted is not None:

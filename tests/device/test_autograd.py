@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
+from onelaunch.capture import survivors
+from onelaunch.watch.ledger import Ledger
 
 from .drop_in import assert_same, on_cpu_and_cuda, replays
 from .steps import step_over
@@ -328,3 +330,40 @@ def test_a_sparse_gradient_of_ones_own(device: torch.device, rand: Rand) -> None
     assert caught.value.code == "OL109"
     with pytest.warns(ol.GraphWarning, match="OL306"):
         train(Own(), program, on_refusal="eager")
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["pair", "step"])
+def test_a_backward_is_captured_fast(
+    device: torch.device, rand: Rand, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No look at a tensor of a backward's operations passes through a function mode, and however
+    many tensors are saved, the heap is searched once or twice."""
+    passing: list[bool] = []
+    searched: list[int] = []
+    note, search = Ledger.note, survivors.gc.get_referrers
+
+    def noted(self: Ledger, *args: Any) -> set[int]:
+        passing.append(torch._C._is_torch_function_enabled())  # pyright: ignore
+        return note(self, *args)
+
+    def counted(*objects: object) -> list[object]:
+        searched.append(len(objects))
+        return search(*objects)
+
+    monkeypatch.setattr(Ledger, "note", noted)
+    monkeypatch.setattr(survivors.gc, "get_referrers", counted)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(10)))
+    model.to(device)
+
+    def step(x: Tensor) -> Tensor:
+        loss = (fast if not whole else model)(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    fast: Any = ol.graph(step if whole else model, warmup=1)
+    for i in range(4):
+        (fast if whole else step)(rand(i, 3, 4))
+    assert replays(fast) > 0
+    assert len(passing) > 40
+    assert not any(passing)
+    assert len(searched) <= 2

@@ -20,6 +20,7 @@ from onelaunch.call.spec import has_strides
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import local
 from onelaunch.driver.aten import Operator, operator, tensors
+from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import Driver, Region
 from onelaunch.driver.random_state import HostGenerators, drawing_line_of
@@ -304,7 +305,7 @@ class Ledger:
         """Describe a host tensor by its value, but for the numbers of optimizers."""
         if self.steps and t.is_floating_point():
             return "value", None
-        with torch._C.DisableTorchFunction():
+        with no_functions():
             if t.nbytes <= _SMALL_BYTES:
                 return "value", repr(t.detach().tolist())
             bits = bits_of(t)[-1].hex()
@@ -354,9 +355,11 @@ class Noting(Watching):
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and note it; see `Watching`."""
-        storages = self._ledger.note(operator(func), args, kwargs)
+        with no_functions():
+            storages = self._ledger.note(operator(func), args, kwargs)
         result = func(*args, **kwargs)
-        self._ledger.made(storages, tensors(result))
+        with no_functions():
+            self._ledger.made(storages, tensors(result))
         return result
 
 

@@ -130,10 +130,7 @@ class Observer(Watching):
         written without that."""
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation and note what it does; see `Watching`.
-
-        In a backward the function modes are on, which each look at a tensor would pass through.
-        """
+        """Run an operation and note what it does; see `Watching`."""
         op = operator(func)
         try:
             filled = None

@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onelaunch.driver.cuda import graph
-from onelaunch.driver.cuda import saved_rng as module
-from onelaunch.driver.cuda.saved_rng import CudaRewind
+from onelaunch.driver.cuda import rewind as module
+from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.rng_functions import substituted
 
 

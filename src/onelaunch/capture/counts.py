@@ -77,7 +77,7 @@ _OPPOSITES: dict[Any, Any] = {
 }
 
 
-class Number(NamedTuple):
+class HostNumber(NamedTuple):
     """A reader of the number in a slot, as a host tensor, which a launch brings to the device."""
 
     kind: Kind
@@ -89,7 +89,7 @@ class Number(NamedTuple):
 
 def number_slot(slot: Slot) -> Slot:
     """Return a slot that holds the number in a slot as a host tensor."""
-    return Slot("contents", slot.holder, Number(slot.kind, slot.key), slot.name, None, slot)
+    return Slot("contents", slot.holder, HostNumber(slot.kind, slot.key), slot.name, None, slot)
 
 
 @dataclass(slots=True)

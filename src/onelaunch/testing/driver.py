@@ -11,7 +11,7 @@ from torch import Tensor
 from onelaunch.driver.protocol import Pool, Rewind
 from onelaunch.driver.select import register
 from onelaunch.driver.tape.driver import TapeDriver
-from onelaunch.driver.tape.saved_rng import TapeRewind
+from onelaunch.driver.tape.rewind import TapeRewind
 from onelaunch.testing.device import TapeTensor, register_device
 from onelaunch.testing.dynamo import trace_with_dynamo
 from onelaunch.testing.memory import EmulatedPool

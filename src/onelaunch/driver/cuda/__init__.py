@@ -11,7 +11,7 @@
     ragged.py        rows added and left off by a node
     rebind.py        kernels that read an input where the caller has it
     scalars.py       numbers in the arguments of recorded kernels
-    saved_rng.py     random state that a callable saves and sets
+    rewind.py       random state that a callable saves and sets
     caches.py        cuBLAS's workspaces and autocast's weights around a capture
     capabilities.py  the abilities of this machine
 

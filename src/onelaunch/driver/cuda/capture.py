@@ -18,7 +18,7 @@ from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.copies import MOST_BYTES, Bundle, Copy, bundles
 from onelaunch.driver.cuda.memory import CudaPool, borrowed
 from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
-from onelaunch.driver.cuda.saved_rng import CudaRewind
+from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import anything, bindings, capture_stream, random_order
 from onelaunch.driver.protocol import Travel
 from onelaunch.errors import CaptureError, GraphError, let_go

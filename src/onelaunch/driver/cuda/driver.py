@@ -24,7 +24,7 @@ from onelaunch.driver.cuda.capture import record
 from onelaunch.driver.cuda.graph import CudaGraph
 from onelaunch.driver.cuda.memory import CudaPool
 from onelaunch.driver.cuda.rebind import rebind
-from onelaunch.driver.cuda.saved_rng import CudaRewind
+from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import bindings, capture_stream, device_index, new_stream
 from onelaunch.driver.protocol import Capture, Graph, Pool, Region, Rewind
 from onelaunch.driver.storage_resize import watching_resizes

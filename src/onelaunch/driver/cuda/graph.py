@@ -17,7 +17,7 @@ from onelaunch.driver.cuda.capture import Port, Recorded
 from onelaunch.driver.cuda.copies import Bundle, Bundled
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias, beside_captures
 from onelaunch.driver.cuda.ragged import RowNode, point
-from onelaunch.driver.cuda.saved_rng import CudaRewind
+from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.scalars import CudaScalarPatch
 from onelaunch.driver.cuda.streams import bindings, random_order
 from onelaunch.driver.protocol import Ambiguities, Launch, Released, Travel

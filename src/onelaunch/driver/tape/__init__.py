@@ -6,5 +6,5 @@ graph.py      one recording: its launch, its pool, its numbers
 calls.py      one recorded operation
 ports.py      the copies in and out of a launch
 memory.py     the memory of a recording
-saved_rng.py  random state that a callable saves and sets
+rewind.py     random state that a callable saves and sets
 """

@@ -22,7 +22,7 @@ from onelaunch.driver.protocol import Capture, Graph, Pool, Region, Rewind
 from onelaunch.driver.tape.graph import TapeGraph, TapePool
 from onelaunch.driver.tape.ports import Ports
 from onelaunch.driver.tape.recorder import Recorder, recording, recording_with
-from onelaunch.driver.tape.saved_rng import TapeRewind
+from onelaunch.driver.tape.rewind import TapeRewind
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
 from onelaunch.unwinding import unwound

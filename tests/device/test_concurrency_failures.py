@@ -174,11 +174,11 @@ def test_garbage_with_tensors_collected_during_a_capture(device: torch.device, r
     """Freeing device memory under capture can break the capture; cycles are freed when GC likes."""
 
     def f(x: Tensor) -> Tensor:
-        for _ in range(3):
+        for generation in range(3):
             cycle: list[Any] = [x * 2]
             cycle.append(cycle)
             del cycle
-            gc.collect()
+            gc.collect(generation)
         return x + 1
 
     for _ in range(20):

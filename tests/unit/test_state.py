@@ -224,7 +224,6 @@ EDITS: dict[str, Callable[[Keeper], object]] = {
     "an item": lambda net: net.parts.append(Plain(WEIGHT)),
     "another object": lambda net: net.parts.__setitem__(0, Plain(WEIGHT)),
     "a parameter": lambda net: setattr(net.layer, "bias", None),
-    "a gradient": lambda net: setattr(net.layer.weight, "grad", torch.ones(2, 2)),
     "a hook": lambda net: net.layer.register_forward_hook(print),
     "an attribute": lambda net: setattr(net.parts[0], "more", 1),
     "a class": lambda net: setattr(net.parts[0], "__class__", Other),
@@ -280,7 +279,6 @@ LATER: dict[str, Callable[[Stacked], object]] = {
     "a number": lambda net: net.table.update(a=2),
     "a parameter": lambda net: setattr(net.layer, "bias", None),
     "a buffer": lambda net: setattr(net, "cache", torch.ones(2)),
-    "a gradient": lambda net: setattr(net.layer.weight, "grad", torch.ones(2, 2)),
     "a hook": lambda net: net.layer.register_forward_hook(print),
     "an attribute": lambda net: setattr(net, "more", 1),
 }
@@ -293,6 +291,22 @@ def test_a_walk_is_not_taken_after(name: str) -> None:
     last.keep(found)
     LATER[name](net)
     assert last.take(found.reads) is None
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_walk_that_is_kept_finds_the_gradients_anew(before: bool, after: bool) -> None:
+    net, last = Stacked(), LastWalk()
+    net.layer.weight.grad = torch.ones(2, 2) if before else None
+    found = seen(net)
+    last.keep(found)
+    net.layer.weight.grad = torch.zeros(2, 2) if after else None
+    taken, fresh = last.take(found.reads), seen(net)
+    assert taken is not None
+    assert list(taken.held) == list(fresh.held)
+    assert [id(v) for _, v in taken.held.values()] == [id(v) for _, v in fresh.held.values()]
+    assert [slot.name for slot, _ in taken.tensors()] == [slot.name for slot, _ in fresh.tensors()]
+    assert len(taken.facts) == len(fresh.facts)
 
 
 def test_a_walk_is_not_taken_with_other_reads_or_grad_mode() -> None:

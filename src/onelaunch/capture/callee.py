@@ -115,8 +115,9 @@ class Callee:
         there, or the last run of such a call worked there; see `learn`."""
         driver, device = select(flat.tensors)
         if device.type == "cpu":
-            found = (reached or self.reached(flat)).walk()
-            driver, device = select(t for _, t in found.tensors())
+            state = reached or self.reached(flat)
+            driver, device = select(t for _, t in state.walk().tensors())
+            state.rest()
         if device.type == "cpu" and self._seen:
             device = self._seen.get(_given(flat), device)
             driver = driver_of(device.type)

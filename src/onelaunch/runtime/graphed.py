@@ -173,6 +173,7 @@ class Graphed(Generic[P, R]):
                 self._refused(signature, refused)
             elif not torch.is_grad_enabled():
                 self._ungraphed(signature, grad_in_no_grad())
+        reached.rest()
         return result
 
     def _capture_and_replay(

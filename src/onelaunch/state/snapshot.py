@@ -15,7 +15,7 @@ from onelaunch.call.tree import Same, Tree, call_constants, constants, flatten, 
 from onelaunch.call.wrappers import local
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.reads import Reads, StandIn
-from onelaunch.state.slots import MISSING
+from onelaunch.state.slots import MISSING, gradient_of
 from onelaunch.state.walk import Change, StateWalk, changes, restore, walk
 
 _Refs = dict[tuple[int, object], weakref.ref[Tensor]]
@@ -25,7 +25,8 @@ _Refs = dict[tuple[int, object], weakref.ref[Tensor]]
 class LastWalk:
     """The last walk of a callable's state, kept through a run and until its next call.
 
-    The tensors are held weakly, as the run may replace them and their memory is to be free at once.
+    The tensors are held weakly, as the run may replace them and their memory is to be free at once;
+    their gradients, which come and go between calls, are read anew.
     A walk that found one elsewhere than in a module is not kept, as a list, say, would hold it too;
     nor one that visited an object that only the user keeps.
     """
@@ -36,14 +37,16 @@ class LastWalk:
     def keep(self, found: StateWalk) -> None:
         """Keep a walk. The caller must not use it any longer."""
         self._kept = None
-        in_modules = all(isinstance(slot.owner, nn.Module) for slot, _ in found.tensors())
+        tensors = [(slot, t) for slot, t in found.tensors() if slot.key is not gradient_of]
+        in_modules = all(isinstance(slot.owner, nn.Module) for slot, _ in tensors)
         if in_modules and not found.strays and found.reads is not None:
+            kept = found.without_tensors()
             refs = {
                 key: weakref.ref(value)
-                for key, (_, value) in found.held.items()
-                if isinstance(value, Tensor)
+                for key in kept.held
+                if isinstance(value := found.held[key][1], Tensor)
             }
-            self._kept = found.without_tensors(), refs, torch.is_grad_enabled()
+            self._kept = kept, refs, torch.is_grad_enabled()
 
     def take(self, reads: Reads | None) -> StateWalk | None:
         """Return the walk, if another would find the same; it is not kept any longer."""

@@ -86,17 +86,24 @@ class StateWalk:
 
     def without_tensors(self) -> StateWalk:
         """Return the walk without its tensors, for `with_tensors`."""
-        held = {k: (s, None if isinstance(v, Tensor) else v) for k, (s, v) in self.held.items()}
+        held = {
+            key: (slot, None if isinstance(value, Tensor) else value)
+            for key, (slot, value) in self.held.items()
+            if slot.key is not gradient_of
+        }
         facts = [fact for fact in self.facts if not isinstance(fact[1], Tensor)]
         return replace(self, held=held, facts=facts, _tensors=None)
 
     def with_tensors(self, tensors: Mapping[tuple[int, object], Tensor]) -> StateWalk:
-        """Return the walk with these tensors, by the ids of their slots, of which no leaf had a
-        gradient."""
-        held = self.held | {key: (self.held[key][0], t) for key, t in tensors.items()}
-        leaves = [t for t in tensors.values() if t.is_leaf]
-        facts = [*self.facts, *((has_gradient, t, False) for t in leaves)]
-        return replace(self, held=held, facts=facts)
+        """Return the walk with these tensors, by the ids of their slots, and with the gradients
+        that they have by now."""
+        found = replace(self, held={}, facts=list(self.facts))
+        for key, (slot, value) in self.held.items():
+            t = tensors.get(key)
+            if t is not None:
+                _add_gradient(found, slot, t)
+            found.held[key] = slot, value if t is None else t
+        return found
 
     @property
     def reads(self) -> Reads | None:
@@ -298,11 +305,8 @@ def _is_bare(found: StateWalk, container: object) -> bool:
 def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> None:
     content = slot.read()
     tensor = isinstance(content, Tensor)
-    if tensor and content.is_leaf:
-        if content.grad is not None:
-            gradient = Slot("contents", content, gradient_of, f"{slot.name}.grad", None, slot)
-            found.held[gradient.id] = (gradient, content.grad)
-        found.facts.append((has_gradient, content, content.grad is not None))
+    if tensor:
+        _add_gradient(found, slot, content)
     if content is MISSING and (use is None or found.reads is None):
         return
     key = (id(slot.holder), slot.key)
@@ -321,6 +325,15 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
     found.uses[key] = max(use, found.uses.get(key, use))
     if type(content) not in _LEAVES and not (tensor and is_memory(content)):
         queue.append((slot.name, content, slot))
+
+
+def _add_gradient(found: StateWalk, slot: Slot, t: Tensor) -> None:
+    """Add the gradient of a leaf in a slot, if it has one."""
+    if t.is_leaf:
+        if t.grad is not None:
+            gradient = Slot("contents", t, gradient_of, f"{slot.name}.grad", None, slot)
+            found.held[gradient.id] = (gradient, t.grad)
+        found.facts.append((has_gradient, t, t.grad is not None))
 
 
 def _queue_hooks(found: StateWalk, queue: Queue, seen: set[int]) -> bool:

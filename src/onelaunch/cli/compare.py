@@ -17,6 +17,7 @@ from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks
 from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
 from onelaunch.cli.saved import refuse_options, saved_files, show_comparison, show_saved
 from onelaunch.errors import GraphError
+from onelaunch.targets import located
 
 if TYPE_CHECKING:
     from onelaunch.bench import Comparison
@@ -92,6 +93,7 @@ def compare(
         given |= {"--limit": limit, "--python": python}
         refuse_options(saved, [option for option, value in given.items() if value])
         return show_saved(saved, console, json, report)
+    located(target, "compare")
     with tracebacks(traceback):
         if script is not None:
             return _print_script(target, script, seconds, console)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from onelaunch.cli import OK
 from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks, unlike, write
 from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
 from onelaunch.errors import GraphError
+from onelaunch.targets import located
 
 if TYPE_CHECKING:
     from onelaunch.checklist.plan import Plan
@@ -22,6 +24,7 @@ STEPS = (
     *("channels-last", "pad-channels", "cudnn-benchmark", "tf32", "inductor", "int8", "fp8"),
 )
 """The names in `checklist.steps`, without their ways; a test compares the two."""
+SECONDS = 60.0
 
 
 def optimize(
@@ -32,9 +35,15 @@ def optimize(
         ),
     ],
     max_error: Annotated[
-        float, typer.Option(help="The largest relative error; 0: the same results bit for bit.")
-    ] = 0.0,
-    seconds: Annotated[float, typer.Option(help="No trial is begun after so many.")] = 60.0,
+        float | None,
+        typer.Option(
+            help="The largest relative error; 0, by default: the same results bit for bit."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="How long all of it may take, once the target is loaded; 60 by default."),
+    ] = None,
     steps: Annotated[
         str | None, typer.Option(help=f"Only these, with commas: {', '.join(STEPS)}.")
     ] = None,
@@ -52,24 +61,23 @@ def optimize(
 ) -> int:
     """Try the inference checklist on a copy: each step checked, measured, and kept if it pays."""
     names = _names(steps)
-    if not seconds > 0:
+    if seconds is not None and not seconds > 0:
         why = "the search takes a number of seconds above 0"
         raise bad(f"--seconds is {seconds:g}", "--seconds", why, "--seconds 60")
-    if not 0 <= max_error < float("inf"):
+    if max_error is not None and not 0 <= max_error < float("inf"):
         why = "it is a relative error: 0 for bit for bit, or 1e-2, say"
         raise bad(f"--max-error is {max_error:g}", "--max-error", why, "--max-error 1e-2")
-    if apply is not None and names is not None:
-        why = "the steps of a plan are applied as they were saved, without a search"
-        fix = "leave out --steps, or --apply; in Python `plan.without(...)` leaves out steps"
-        raise bad("--steps and --apply are both given", "--steps", why, fix)
+    if apply is not None:
+        _refuse_options({"--steps": names, "--max-error": max_error, "--seconds": seconds})
     if plan is not None:
         check_file(plan, "the plan", "optimize")
     if report is not None:
         check_report(report, "the plan", "optimize")
     saved = None if apply is None else _read(apply, target)
+    located(target, "optimize")
     console = console_for_reports()
     with tracebacks(traceback):
-        found = _found(target, max_error, seconds, names, saved, console)
+        found = _found(target, max_error or 0.0, seconds or SECONDS, names, saved, console)
     from onelaunch.cli.plan_table import show_plan
 
     show_plan(found, console, apply or plan)
@@ -81,6 +89,19 @@ def optimize(
         write(report, plan_page(found), "optimize")
         console.print(f"\nThe report: {report}", markup=False, highlight=False)
     return OK
+
+
+def _refuse_options(options: Mapping[str, object]) -> None:
+    """Refuse options of a search where a saved plan is applied, without one."""
+    given = [option for option, value in options.items() if value is not None]
+    if given:
+        names = " and ".join(given)
+        what = f"{names} {'is' if len(given) == 1 else 'are'} given with --apply"
+        why = "a plan is applied as it was saved, with its own steps and error, without a search"
+        fix = f"leave out {names}, or --apply"
+        if "--steps" in given:
+            fix += "; in Python `plan.without(...)` leaves out steps"
+        raise bad(what, given[0], why, fix)
 
 
 def _found(

@@ -13,6 +13,7 @@ from onelaunch.cli import OK
 from onelaunch.cli.mistakes import check_file, tracebacks, write
 from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
 from onelaunch.errors import GraphError
+from onelaunch.targets import located
 
 if TYPE_CHECKING:
     from onelaunch.profiler.profile import Profile
@@ -39,6 +40,7 @@ def profile(
     for file, holds in ((json, "the profile"), (trace, "the trace")):
         if file is not None:
             check_file(file, holds, "profile")
+    located(target, "profile")
     console = console_for_reports()
     with tracebacks(traceback):
         result, ungraphed = _measure(target, trace, console)

@@ -118,7 +118,7 @@ def _found(
             tell("importing PyTorch", 0.0)
             from onelaunch.bench.target import load, raised
             from onelaunch.checklist.apply import measure
-            from onelaunch.checklist.optimize import optimize as search
+            from onelaunch.checklist.optimize import plan_in_time
 
         tell(f"loading {target}", 0.0)
     given = _plan(saved, target) if saved is not None else None
@@ -128,7 +128,7 @@ def _found(
         try:
             if given is not None:
                 return measure(given, fn, args, kwargs, name=target, on_progress=tell)
-            return search(fn, args, kwargs, name=target, on_progress=tell, **options).plan
+            return plan_in_time(fn, args, kwargs, name=target, on_progress=tell, **options)
         except GraphError:
             raise
         except Exception as error:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +96,11 @@ def test_compare(name: str, factories: Path, capsys: pytest.CaptureFixture[str])
     assert "Fastest correct engine" in out
     assert out.startswith("\nThis call takes")  # one empty line, whether or not a bar was shown
     steps = [line.partition(" s  ")[2] for line in err.splitlines()]
-    assert steps[:3] == ["importing PyTorch", f"loading {factories}:{name}", "float64 reference"]
-    assert steps[3:5] == ["building eager", "building eager, no_grad"]
-    assert steps[5] == "timing, round 1"
+    assert steps[:2] == ["importing PyTorch", f"loading {factories}:{name}"]
+    assert steps[2:5] == ["importing torch.compile", "float64 reference", "timing eager calls"]
+    assert steps[5:7] == ["building eager", "checking eager"]
+    assert steps[7:10] == ["building eager, no_grad", "checking eager, no_grad", "timing, round 1"]
+    assert steps[-1] == "tracing a call"
 
 
 def test_a_step_of_many_rounds_is_a_line_each_ten_seconds(
@@ -109,6 +114,33 @@ def test_a_step_of_many_rounds_is_a_line_each_ten_seconds(
         tell(text, 0.0)
     printed = capsys.readouterr().err
     assert printed.splitlines() == ["   1 s  a", "   2 s  b, 1", "  13 s  b, 3", "  14 s  c"]
+
+
+def test_a_long_step_says_each_ten_seconds_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also while an engine is built, which has stderr to itself."""
+    times = iter([1.0, 3.0, 11.0, 13.0, 22.0])
+    monkeypatch.setattr("onelaunch.cli.progress.BEGAN", 0.0)
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    tell = Lines()
+    tell("building", 0.0)
+    with contextlib.redirect_stderr(io.StringIO()):
+        for _ in range(4):
+            tell.go_on()
+    told = ["   1 s  building", "  11 s  building, for 10 s", "  22 s  building, for 21 s"]
+    assert capsys.readouterr().err.splitlines() == told
+
+
+def test_a_watch_tells_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("onelaunch.cli.progress.LATE_SECONDS", 0.01)
+    monkeypatch.setattr("onelaunch.cli.progress.REPEAT_SECONDS", 0.05)
+    with Lines() as tell:
+        tell("building", 0.0)
+        time.sleep(1.0)
+    assert "s  building, for " in capsys.readouterr().err
 
 
 def test_on_a_terminal_there_is_a_bar(factories: Path, tmp_path: Path) -> None:
@@ -127,7 +159,7 @@ def test_on_a_terminal_there_is_a_bar(factories: Path, tmp_path: Path) -> None:
         assert child.stderr is not None
         assert child.stderr.read() == b""
     assert child.returncode == 0
-    assert b"building eager" in shown
+    assert b"importing PyTorch" in shown
     assert "━".encode() in shown
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from onelaunch.cli import FAILED, FOUND, OK
 from onelaunch.cli.mistakes import bad, check_file, check_report, read_saved, tracebacks, write
-from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
+from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress, told
 from onelaunch.doctor.diagnosis import Diagnosis, together
 from onelaunch.doctor.paths import shown
 from onelaunch.doctor.source.configuration import Config, configuration
@@ -160,9 +160,7 @@ def _of_callable(target: str, console: Console) -> Diagnosis:
     from onelaunch.doctor.diagnose import examine
     from onelaunch.doctor.emulated import emulated
 
-    with progress(console) as tell:
-        tell(f"loading {target}", 0.0)
-    with redirect_stdout(sys.stderr):  # no bar meanwhile: it may print, or ask something
+    with told(f"loading {target}", console), redirect_stdout(sys.stderr):
         fn, args, kwargs = load(target, "doctor")
     import torch
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from onelaunch.cli import OK
 from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks, unlike, write
-from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
+from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress, told
 from onelaunch.errors import GraphError
 from onelaunch.targets import located
 
@@ -113,16 +113,14 @@ def _found(
     console: Console,
 ) -> Plan:
     """Load the target; search for a plan, or apply the saved one and measure it."""
-    with progress(console) as tell:
-        with ended_by_interrupts(console):
-            tell("importing PyTorch", 0.0)
-            from onelaunch.bench.target import load, raised
-            from onelaunch.checklist.apply import measure
-            from onelaunch.checklist.optimize import plan_in_time
-
-        tell(f"loading {target}", 0.0)
+    with progress(console) as tell, ended_by_interrupts(console):
+        tell("importing PyTorch", 0.0)
+        from onelaunch.bench.target import load, raised
+        from onelaunch.checklist.apply import measure
+        from onelaunch.checklist.optimize import plan_in_time
     given = _plan(saved, target) if saved is not None else None
-    fn, args, kwargs = load(target, "optimize")  # no bar meanwhile: it may print, or ask something
+    with told(f"loading {target}", console):
+        fn, args, kwargs = load(target, "optimize")
     options: dict[str, Any] = {"max_error": max_error, "seconds": seconds, "steps": steps}
     with progress(console) as tell:
         try:

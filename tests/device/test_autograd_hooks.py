@@ -71,6 +71,7 @@ def test_a_backward_hook_on_a_submodule_is_refused_by_name(
     with pytest.raises(ol.CaptureError, match="`inner` \\(Linear\\)") as caught:
         fast(rand(1, 5, 4).requires_grad_())
     assert caught.value.code == "OL112"
+    assert "model.inner.register_full_backward_hook(lambda" in str(caught.value.where)
 
 
 def test_a_backward_hook_that_comes_after_the_capture_is_refused(

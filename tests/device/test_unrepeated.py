@@ -60,6 +60,11 @@ def test_hooks_of_submodules_are_named(
     assert f"{FILE}:" in first
     assert second.startswith("2.forward_hook `<lambda>` (")
     assert first in str(caught[0].message)
+    where = str(caught[0].message.where).splitlines()
+    assert [line.partition(": ")[2] for line in sorted(where)] == [
+        "def counting(*_: Any) -> None:",
+        "one[2].register_forward_hook(lambda module, args, out: out * 2)",
+    ]
 
 
 def test_hooks_of_every_kind_in_a_whole_step(device: torch.device) -> None:

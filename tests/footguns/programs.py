@@ -33,7 +33,6 @@ LINES = {
     "OL115": "def model(x):",
     "OL118": "self.step += 1",
     "OL120": "optimizer.step()",
-    "OL308": "",
 }
 """code -> the text of the fault's line, where the better program has it too, or there is none."""
 

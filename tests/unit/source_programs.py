@@ -167,6 +167,34 @@ class Net(nn.Module):
     def other(self, y: Tensor):
         return y.item()
 """,
+    "computed_of_an_argument": """
+@ol.graph
+def f(x):
+    y = x * 2
+    return y.item()  #! OL101
+def g(a, b, scale=2.0, name=None):
+    size = a.shape[0] * 2
+    loss = -((a - b) ** 2) / scale
+    if scale * 3 > 1 or size > 3:
+        loss = loss * 2
+    title = name + 'x'
+    title.index('x')
+    return helper(a) if loss.mean() > 1 else loss  #! OL101
+def helper(x):
+    h = x / 3
+    return h.sum().item()  #! OL101
+fast = torch.compile(g)
+def nowhere(x):
+    y = x * 2
+    return y.item()
+""",
+    "computed_of_what_may_be_a_number": """
+class Net(nn.Module):
+    def forward(self, n, x: Config, *rest, width=2):
+        if isinstance(n, int):
+            n = torch.tensor(n)
+        return (width * 2).item(), (x * 2).item(), (rest[0] * 2).item(), (self.k * 2).item()
+""",
     "unannotated": """
 class Net(nn.Module):
     def __init__(self):

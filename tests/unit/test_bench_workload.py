@@ -224,3 +224,39 @@ def test_a_step_over_globals_is_copied_whole() -> None:
     assert all(map(torch.equal, NET.parameters(), before))
     assert not OPTIMIZER.state
     assert STEPS == [0]
+
+
+def test_hooks_of_parameters_and_optimizers_are_copied_with_what_they_hold() -> None:
+    """A step with hooks runs in a copy as it does itself, and counts in the copy alone."""
+    model, seen = nn.Linear(4, 2), torch.zeros(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def halve(grad: Tensor) -> Tensor:
+        seen[0] += 1
+        return grad / 2
+
+    def note(*_: object) -> None:
+        seen[1] += 1
+
+    def after(*_: object) -> None:
+        seen[2] += model.weight.detach().abs().max() > 0
+
+    model.weight.register_hook(halve)
+    model.weight.register_post_accumulate_grad_hook(note)
+    optimizer.register_step_post_hook(after)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        return torch.cat([model.weight.flatten(), seen])
+
+    weight = model.weight.detach().clone()
+    x = torch.ones(3, 4)
+    copied = Workload(step, (x,)).copy()
+    results = [copied() for _ in range(2)]
+    assert seen.tolist() == [0, 0, 0]
+    assert torch.equal(model.weight, weight)
+    for result in results:
+        assert torch.equal(result, step(x))
+    assert seen.tolist() == [2, 2, 2]

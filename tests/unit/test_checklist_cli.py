@@ -104,7 +104,13 @@ def test_a_plan_for_another_model_is_refused(
     [
         (["--steps", "grahp"], "no step is called grahp"),
         (["--steps", "grahp,fold-batchnorms"], "fix:   --steps graph,fold-batchnorm\n"),
-        (["--steps", "graph", "--apply", "plan.json"], "--steps and --apply are both given"),
+        (["--steps", "graph", "--apply", "plan.json"], "--steps is given with --apply"),
+        (
+            ["--seconds", "9", "--max-error", "0", "--apply", "plan.json"],
+            "--max-error and --seconds are given with --apply",
+        ),
+        (["--plan", "/dev/full"], "/dev/full cannot be written: No space left"),
+        ([], "there is no file no_such_file.py"),
         (["--steps", ","], "no step is named"),
         (["--seconds", "0"], "--seconds is 0"),
         (["--max-error", "-1"], "--max-error is -1"),

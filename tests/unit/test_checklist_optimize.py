@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -17,7 +19,9 @@ from onelaunch.checklist import optimize as module
 from onelaunch.checklist import search
 from onelaunch.checklist.build import Built
 from onelaunch.checklist.plan import Trial
+from onelaunch.checklist.step import Step
 from onelaunch.checklist.steps import BY_NAME, choose
+from onelaunch.checklist.subject import Subject
 from tests.unit.checklist_steps import apart, contents, lively, same
 from tests.unit.test_checklist_branches import Attention, RepVgg
 from tests.unit.test_checklist_precision import SCALE, Net, Pair, absent
@@ -120,7 +124,7 @@ def test_the_result_is_never_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fast.plan.steps == ()
     assert fast.plan.trials[-1].outcome == "no gain"
     assert fast.plan.trials[-1].reason == "slower than the original"
-    assert fast.plan.remarks == ("Nothing that was tried pays, so nothing is changed.",)
+    assert fast.plan.remarks == ()  # the summary says it, and once is enough
     assert fast.plan.result == fast.plan.eager
     assert "Nothing that was tried pays" in fast.plan.summary
     untried = dataclasses.replace(fast.plan, trials=())  # as a plan that was applied
@@ -161,6 +165,64 @@ def test_dicts_keywords_and_functions() -> None:
     assert apart(other(x), model(x, scale=SCALE)["y"]) < 0.05
     plain = ol.optimize(torch.sin, (x,), steps=["inference-mode", "eval", "fold-batchnorm"])
     assert plain.plan.steps == ("inference-mode",)
+
+
+def test_of_what_is_taken_in_any_case_a_remark_says_that_nothing_else_pays() -> None:
+    fast = ol.optimize(net().train(), (X,), steps=["eval", "fold-batchnorm"], seconds=2)
+    assert fast.plan.steps == ("eval",)
+    assert "Nothing else that was tried pays." in fast.plan.remarks
+
+
+def test_a_compiler_that_is_under_way_is_ended_by_a_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Within the seconds, but for the end; its warm-up and the rest are left out, and said so."""
+
+    def endless(subject: Subject) -> None:
+        time.sleep(60)
+
+    steps = (BY_NAME["inference-mode"], Step("endless", "a compiler", endless))
+    monkeypatch.setattr(module, "choose", lambda names, where: steps)
+    handler, began = signal.getsignal(signal.SIGALRM), time.monotonic()
+    plan = module.plan_in_time(
+        *(net(), (X,), {}),
+        max_error=0.0,
+        seconds=3.0,
+        steps=None,
+        name="net",
+        on_progress=lambda text, part: None,
+    )
+    assert time.monotonic() - began < 10
+    assert [trial.step for trial in plan.trials if trial.round == "first"] == ["inference-mode"]
+    assert any(said.startswith("Time was up before: endless") for said in plan.remarks)
+    assert plan.eager.median_us > 0
+    assert signal.getsignal(signal.SIGALRM) == handler
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def test_where_time_is_up_at_once_there_is_one_run_and_its_time() -> None:
+    fast = ol.optimize(net(), (X,), seconds=1e-3)
+    assert fast.plan.steps == fast.plan.trials == ()
+    assert fast.plan.remarks == ("Time was up before anything was tried.",)
+    assert fast.plan.eager == fast.plan.result
+    assert torch.equal(fast(X), net()(X))
+
+
+@pytest.mark.parametrize(("cost", "steps"), [(90.0, ("inference-mode",)), (100.5, ())])
+def test_where_time_is_up_before_the_end_the_times_are_those_of_the_trials(
+    cost: float, steps: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Costs(Stated):
+        def sample(self, call: Any, about_us: float) -> list[float]:
+            return [cost if call.did else 100.0]
+
+    monkeypatch.setattr(module, "timers_for", lambda device: (Costs(),))
+    monkeypatch.setattr(module._Optimization, "_against_eager", lambda self, built: None)
+    fast = ol.optimize(net(), (X,), steps=["inference-mode"])
+    assert fast.plan.steps == steps
+    assert any("the times are those of the trials" in said for said in fast.plan.remarks)
+    result = cost if steps else 100.0
+    assert (fast.plan.eager.median_us, fast.plan.result.median_us) == (100.0, result)
 
 
 def test_by_the_clock() -> None:

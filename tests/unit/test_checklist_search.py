@@ -19,6 +19,7 @@ from onelaunch.bench.timers import TimerName
 from onelaunch.bench.workload import Workload
 from onelaunch.checklist import search as module
 from onelaunch.checklist.build import Built
+from onelaunch.checklist.clock import Clock, TimeIsUp
 from onelaunch.checklist.search import Search
 from onelaunch.checklist.step import Step
 from onelaunch.checklist.subject import NotPossible, Subject
@@ -64,9 +65,9 @@ def step(name: str, error: float = 0.0, **options: Any) -> Step:
 def searched(steps: list[Step], cost: Cost, max_error: float = 1e-2, **options: Any) -> Search:
     workload = Workload(nn.Linear(4, 4).eval(), (X,))
     reference = make_reference(workload, torch.Generator().manual_seed(0))
-    seconds = options.pop("seconds", 1000.0)
+    clock = Clock(options.pop("seconds", 1000.0))
     found = Search(
-        workload, steps, reference, max_error, Stated(cost), seconds, lambda *_: None, **options
+        workload, steps, reference, max_error, Stated(cost), clock, lambda *_: None, **options
     )
     found.run()
     return found
@@ -111,10 +112,11 @@ def test_what_is_not_tried_is_not_told() -> None:
     told: list[str] = []
     workload = Workload(nn.Linear(4, 4).eval(), (X,))
     reference = make_reference(workload, torch.Generator().manual_seed(0))
-    timer = Stated(additive(a=20))
+    timer, clock = Stated(additive(a=20)), Clock(100)
     found = Search(
-        workload, [step("a")], reference, 1e-2, timer, 1e-9, lambda text, _: told.append(text)
+        workload, [step("a")], reference, 1e-2, timer, clock, lambda text, _: told.append(text)
     )
+    clock.keep(100)
     found.run()
     assert (found.left, told) == (["a"], [])
 
@@ -274,8 +276,40 @@ def test_no_trial_is_begun_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> N
 
     steps = [Step(name, name, slow) for name in "abc"]
     found = searched(steps, additive(a=10, b=10, c=10), seconds=15.0)
-    assert [t.step for t in found.trials] == ["a", "b"]
-    assert found.left[0] == "c"
+    assert [t.step for t in found.trials] == ["a"]
+    assert kept(found) == {"a"}
+    assert found.left[:2] == ["b", "c"]  # `b` was under way
+
+
+def test_a_check_and_a_timing_end_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def slowly(t: Tensor) -> Tensor:
+        now[0] += 10
+        return t
+
+    def slow(subject: Subject) -> None:
+        subject.after.append(slowly)
+
+    steps = [Step("fast", "", lambda subject: None), Step("slow", "", slow)]
+    found = searched(steps, additive(fast=10, slow=10), seconds=25.0)
+    assert kept(found) == {"fast"}
+    assert found.left == ["slow"]
+    assert now[0] == 30  # the call that was under way came to its end
+    clock, calls = Clock(25), list[str]()
+
+    class Slow:
+        name: TimerName = "wall"
+
+        def sample(self, call: Any, about_us: float) -> list[float]:
+            calls.append(call())
+            now[0] += 10
+            return [1.0]
+
+    with pytest.raises(TimeIsUp):
+        in_turns(lambda: "before", lambda: "after", Slow(), 60.0, clock)
+    assert calls == ["before", "after", "before"]
 
 
 def test_a_compiler_is_not_begun_where_it_would_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +338,7 @@ def test_an_interrupt_leaves_what_was_kept() -> None:
         reference,
         1e-2,
         Stated(additive(a=10, b=10, c=10)),
-        100.0,
+        Clock(100),
         lambda *_: None,
     )
     with pytest.raises(KeyboardInterrupt):
@@ -319,7 +353,7 @@ def test_progress_goes_up() -> None:
     steps = [step(name) for name in "abcd"]
     cost = additive(a=10, b=-1, c=10, d=-1)
     Search(
-        *(workload, steps, reference, 1e-2, Stated(cost), 100.0),
+        *(workload, steps, reference, 1e-2, Stated(cost), Clock(100)),
         lambda text, part: told.append(part),
     ).run()
     assert told == sorted(told)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +96,11 @@ def test_compare(name: str, factories: Path, capsys: pytest.CaptureFixture[str])
     assert "Fastest correct engine" in out
     assert out.startswith("\nThis call takes")  # one empty line, whether or not a bar was shown
     steps = [line.partition(" s  ")[2] for line in err.splitlines()]
-    assert steps[:3] == ["importing PyTorch", f"loading {factories}:{name}", "float64 reference"]
-    assert steps[3:5] == ["building eager", "building eager, no_grad"]
-    assert steps[5] == "timing, round 1"
+    assert steps[:2] == ["importing PyTorch", f"loading {factories}:{name}"]
+    assert steps[2:5] == ["importing torch.compile", "float64 reference", "timing eager calls"]
+    assert steps[5:7] == ["building eager", "checking eager"]
+    assert steps[7:10] == ["building eager, no_grad", "checking eager, no_grad", "timing, round 1"]
+    assert steps[-1] == "tracing a call"
 
 
 def test_a_step_of_many_rounds_is_a_line_each_ten_seconds(
@@ -109,6 +114,33 @@ def test_a_step_of_many_rounds_is_a_line_each_ten_seconds(
         tell(text, 0.0)
     printed = capsys.readouterr().err
     assert printed.splitlines() == ["   1 s  a", "   2 s  b, 1", "  13 s  b, 3", "  14 s  c"]
+
+
+def test_a_long_step_says_each_ten_seconds_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also while an engine is built, which has stderr to itself."""
+    times = iter([1.0, 3.0, 11.0, 13.0, 22.0])
+    monkeypatch.setattr("onelaunch.cli.progress.BEGAN", 0.0)
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    tell = Lines()
+    tell("building", 0.0)
+    with contextlib.redirect_stderr(io.StringIO()):
+        for _ in range(4):
+            tell.go_on()
+    told = ["   1 s  building", "  11 s  building, for 10 s", "  22 s  building, for 21 s"]
+    assert capsys.readouterr().err.splitlines() == told
+
+
+def test_a_watch_tells_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("onelaunch.cli.progress.LATE_SECONDS", 0.01)
+    monkeypatch.setattr("onelaunch.cli.progress.REPEAT_SECONDS", 0.05)
+    with Lines() as tell:
+        tell("building", 0.0)
+        time.sleep(1.0)
+    assert "s  building, for " in capsys.readouterr().err
 
 
 def test_on_a_terminal_there_is_a_bar(factories: Path, tmp_path: Path) -> None:
@@ -127,7 +159,7 @@ def test_on_a_terminal_there_is_a_bar(factories: Path, tmp_path: Path) -> None:
         assert child.stderr is not None
         assert child.stderr.read() == b""
     assert child.returncode == 0
-    assert b"building eager" in shown
+    assert b"importing PyTorch" in shown
     assert "━".encode() in shown
 
 
@@ -415,8 +447,10 @@ def test_an_interrupt_while_the_factory_runs_or_is_imported(
 
 def test_an_interrupt_while_torch_is_imported(tmp_path: Path) -> None:
     """One line, whenever it comes, and no file that was to be written."""
-    report = tmp_path / "out.html"
-    command = [sys.executable, "-m", "onelaunch", "compare", "x.py:model", "--report", str(report)]
+    report, target = tmp_path / "out.html", tmp_path / "x.py"
+    target.touch()
+    words = ["compare", f"{target}:model", "--report", str(report)]
+    command = [sys.executable, "-m", "onelaunch", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
         assert child.stderr.readline().endswith(" s  importing PyTorch\n")
@@ -480,14 +514,69 @@ def test_a_file_that_cannot_be_written_is_told_before_the_model_is_made(
     four_parts(err)
 
 
-def test_a_file_that_fails_after_all(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("a device of Linux")
-    assert run(["compare", f"{factories}:model", *QUICK, "--json", "/dev/full"]) == 2
+def test_a_device_that_is_full_is_told_before_the_model_is_made(
+    factories: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["compare", f"{factories}:broken", *QUICK, "--json", "/dev/full"]) == 2
+    err = capsys.readouterr().err
+    assert "/dev/full cannot be written: No space left" in err
+    four_parts(err)
+
+
+def test_a_disk_that_is_full_is_told_before_the_model_is_made(
+    factories: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = os.statvfs_result((4096, 4096, 10, 0, 0, 9, 9, 9, 0, 255))
+    monkeypatch.setattr("os.statvfs", lambda path: full)
+    assert run(["compare", f"{factories}:broken", "--json", "out.json"]) == 2
+    assert "out.json cannot be written: No space left" in capsys.readouterr().err
+
+
+def test_a_file_that_fails_after_all(
+    factories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out.json"
+    file.symlink_to("/dev/full")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "is_char_device", lambda path: False)  # as if it had filled meanwhile
+        assert run(["compare", f"{factories}:model", *QUICK, "--json", str(file)]) == 2
     out, err = capsys.readouterr()
     assert "Fastest correct engine" in out
-    assert "/dev/full could not be written: No space left" in err
+    assert "out.json could not be written: No space left" in err
     four_parts(err)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "words", [["explain", "--list"], ["explain", "OL101"], ["--help"], ["--version"]]
+)
+def test_a_stdout_that_is_full_is_exit_code_2(words: list[str], unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "onelaunch", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("ArgumentError [OL401] the output could not be written: No space")
+    four_parts(done.stderr)
+
+
+@pytest.mark.parametrize("words", [["explain", "--list"], ["--help"]])
+def test_a_pipe_that_nobody_reads_is_exit_code_2_without_a_word(words: list[str]) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [sys.executable, "-m", "onelaunch", *words],
+        stdout=writes,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (2, b"")
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

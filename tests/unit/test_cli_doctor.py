@@ -274,6 +274,11 @@ def test_it_prints_to_a_pipe(factories: Path) -> None:
             "the diagnosis is written there",
         ),
         (["EMPTY"], "has no Python files\n"),
+        # What is missing is told before anything runs.
+        (["FILE:broken", "missing.py"], "there is no file or folder missing.py\n"),
+        (["FILE:broken", "missing.py:model"], "there is no file missing.py\n"),
+        (["FILE:broken", "missing.json"], "missing.json cannot be read"),
+        (["FILE:broken", "README.md"], "README.md is not a file of Python"),
     ],
 )
 def test_bad_input_is_exit_code_2(

@@ -91,3 +91,63 @@ def test_a_seed_that_nothing_is_drawn_after() -> None:
     (found,) = [f for f in ol.diagnose(seeded, torch.ones(3)).findings if f.code == "OL106"]
     assert found.source == "torch.manual_seed(0)"
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def clip(grad: Tensor) -> Tensor:
+    if grad.norm() > 1:
+        return grad / grad.norm()
+    return grad
+
+
+def check(module: nn.Module, before: Any, after: Any) -> None:
+    assert not torch.isnan(after[0]).any()
+
+
+def note(module: nn.Module, args: Any, result: Tensor) -> None:
+    KEPT.append(result.shape)
+
+
+def told(diagnosis: ol.Diagnosis) -> set[tuple[str, str]]:
+    return {(f.code, f.source) for f in diagnosis.findings if f.severity != "slow"}
+
+
+def test_faults_in_hooks_of_a_step_are_found_at_their_lines() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = model[0]
+    assert isinstance(first, nn.Linear)
+    first.weight.register_hook(clip)
+    model[1].register_full_backward_hook(check)
+    optimizer.register_step_post_hook(lambda *_: print(first.bias.sum().item()))
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    found = told(ol.diagnose(step, torch.ones(2, 4)))
+    assert {source for code, source in found if code == "OL101"} == {
+        "if grad.norm() > 1:",
+        "assert not torch.isnan(after[0]).any()",
+        "optimizer.register_step_post_hook(lambda *_: print(first.bias.sum().item()))",
+    }
+
+
+def test_hooks_that_are_no_fault_of_a_line_have_that_of_their_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1), nn.ReLU())
+    model[0].register_full_backward_hook(check)
+    found = ol.diagnose(model, torch.ones(2, 4))
+    (blocked,) = [f for f in found.findings if f.code == "OL112"]
+    assert blocked.source == "def check(module: nn.Module, before: Any, after: Any) -> None:"
+    assert (blocked.file.rpartition("/")[2], blocked.column) == ("test_doctor_programs.py", 1)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1), nn.ReLU())
+    model[0].register_forward_hook(note)
+    model[1].register_forward_pre_hook(lambda module, args: KEPT.append(len(args)))
+    found = told(ol.diagnose(model.eval(), torch.ones(2, 4)))
+    assert {source for code, source in found if code == "OL308"} == {
+        "def note(module: nn.Module, args: Any, result: Tensor) -> None:",
+        "model[1].register_forward_pre_hook(lambda module, args: KEPT.append(len(args)))",
+    }
+    KEPT.clear()

@@ -14,6 +14,7 @@ LAYERS = (
     {"catalogue", "source", "gc_pause", "native", "trace_names"},
     {"rules"},
     {"errors"},
+    {"targets"},
     {"call_events"},
     {"unwinding"},
     {"call", "sizes", "frames"},

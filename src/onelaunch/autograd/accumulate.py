@@ -16,6 +16,7 @@ from torch import Tensor
 
 from onelaunch.call.wrappers import is_wrapped
 from onelaunch.errors import GraphError
+from onelaunch.source import line_of
 from onelaunch.state.slots import read_gradient, read_hooks, read_last_hooks
 
 _INSIDE = "leaf variable has been moved into the graph interior"
@@ -131,7 +132,9 @@ def _defer(leaf: Tensor, gradient: Tensor) -> None:
         what = f"a hook on a parameter of shape {list(leaf.shape)}, put there after the forward"
         why = "other code contributes to its gradient, and the hook would not see the sum"
         fix = 'put it there before the forward, or leave `gradients="direct"` off'
-        raise GraphError("OL112", what, why=why, fix=fix)
+        hooks = [*(read_hooks(leaf) or {}).values(), *(read_last_hooks(leaf) or {}).values()]
+        place = line_of(hooks[-1]) if hooks else None
+        raise GraphError("OL112", what, where=str(place) if place else None, why=why, fix=fix)
     deferred = _deferred.get(_backward_id())
     if deferred is None:
         deferred = _deferred[_backward_id()] = _DeferredGradients()

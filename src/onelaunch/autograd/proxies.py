@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from onelaunch.driver.refusals import refuse
 from onelaunch.driver.select import recordable
 from onelaunch.errors import CaptureError
+from onelaunch.source import line_of
 from onelaunch.state.slots import Slot, gradient_of
 from onelaunch.state.walk import StateWalk
 from onelaunch.unwinding import FunctionMode
@@ -156,10 +157,19 @@ class NoHooks(FunctionMode):
 def refuse_backward_hooks(modules: Iterable[tuple[str, nn.Module]]) -> None:
     """Refuse backward hooks of submodules, by name: Python that every eager backward runs."""
     everywhere: Any = nn.modules.module
-    if everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks:
-        raise CaptureError("OL112", "every module has a backward hook")
+    for hook in _first(everywhere._global_backward_hooks, everywhere._global_backward_pre_hooks):
+        raise _inner_hook("every module has a backward hook", hook)
     for name, module in modules:
         state = module.__dict__
-        if state.get("_backward_hooks") or state.get("_backward_pre_hooks"):
-            what = f"`{name}` ({type(module).__name__}) has a backward hook"
-            raise CaptureError("OL112", what)
+        for hook in _first(state.get("_backward_hooks"), state.get("_backward_pre_hooks")):
+            raise _inner_hook(f"`{name}` ({type(module).__name__}) has a backward hook", hook)
+
+
+def _first(*registered: dict[int, Any] | None) -> list[Any]:
+    """Return the first of all hooks, if there is one."""
+    return [hook for hooks in registered for hook in (hooks or {}).values()][:1]
+
+
+def _inner_hook(what: str, hook: object) -> CaptureError:
+    place = line_of(hook)
+    return CaptureError("OL112", what, where=str(place) if place else None)

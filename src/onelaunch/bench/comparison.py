@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import gc
 import os
 import time
@@ -89,6 +90,7 @@ def compare(
     workload = _validated(fn, args, kwargs, seconds)
     workload = replace(workload, share_parameters=_too_large(workload, chosen))
     tell = on_progress or _silent
+    tell("importing torch.compile", 0.0)
     with _isolated(workload.device):
         contest = _Contest(workload, chosen, seconds, tell)
         contest.run()
@@ -146,6 +148,7 @@ class _Contest:
         try:
             self._prepare()
             self._measure()
+            self.tell("tracing a call", 1.0)
             self.timelines = self._timelines()
         except KeyboardInterrupt:
             self.interrupted = True
@@ -160,10 +163,15 @@ class _Contest:
         self.workload = self.reference.placed(self.workload)
         for entry in self.entries:
             entry.workload = self.workload
+        self.tell("timing eager calls", 0.7 / (2 + len(self.entries)))
         self.profile = find_limit(self.workload.copy())
         for i, entry in enumerate(self.entries):
-            self.tell(f"building {entry.engine.title}", (1 + i) / (2 + len(self.entries)) * 0.7)
-            entry.prepare(self.reference)
+            part = (1 + i) / (2 + len(self.entries)) * 0.7
+            entry.prepare(self.reference, functools.partial(self._tell_stage, entry, part))
+
+    def _tell_stage(self, entry: Entry | IsolatedEntry, part: float, doing: str) -> None:
+        """Tell what is done with an engine; `doing` is "building", say."""
+        self.tell(f"{doing} {entry.engine.title}", part)
 
     def _measure(self) -> None:
         """Time round after round until the wall times have settled, or the time is up."""

@@ -26,6 +26,12 @@ from onelaunch.errors import GraphError
 # They are about how an engine calls torch, which a reader of its row can do nothing about.
 OUTDATED = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
 
+OnStage = Callable[[str], None]
+
+
+def silent(doing: str) -> None:
+    """Tell nobody."""
+
 
 @dataclass
 class Entry:
@@ -56,13 +62,18 @@ class Entry:
     def settled(self) -> bool:
         return settled(self.samples.get("wall", []))
 
-    def prepare(self, reference: Reference) -> None:
-        """Build the engine and check it; an exception becomes its reason."""
+    def prepare(self, reference: Reference, tell: OnStage = silent) -> None:
+        """Build the engine and check it; an exception becomes its reason.
+
+        Args:
+            tell: is told what is done, `"building"` or `"checking"`.
+        """
         why = self.engine.missing(self.workload.device)
         if why is not None:
             self.status, self.reason = "missing", why
             return
         with self._guarded():
+            tell("building")
             own = self.workload.copy()
             held = _reserved(own.device)
             start = time.perf_counter()
@@ -70,6 +81,7 @@ class Entry:
                 self.built = self.engine.build(own)
             _synchronize(own.device)
             self.build_seconds = time.perf_counter() - start
+            tell("checking")
             self._check(self.built, reference)
             if self.status == "wrong":
                 self.close()

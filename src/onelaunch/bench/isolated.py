@@ -18,6 +18,7 @@ from typing import IO, Any
 import torch
 
 from onelaunch.bench.engines.engine import Code, Engine, Mode
+from onelaunch.bench.entry import OnStage
 from onelaunch.bench.reference import Reference
 from onelaunch.bench.rows import Comparison, Row
 from onelaunch.bench.timeline import Timeline
@@ -85,7 +86,7 @@ class IsolatedEntry:
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _asked: bool = False
 
-    def prepare(self, reference: Reference) -> None:
+    def prepare(self, reference: Reference, tell: OnStage) -> None:
         """Start the process, and let it build the engine and check it."""
         why = self.engine.missing(self.workload.device)
         if why is not None:
@@ -96,6 +97,7 @@ class IsolatedEntry:
         except OSError as error:
             self._fail(f"{self._python} does not start: {error.strerror}")
             return
+        tell("in a process of its own: building and checking")
         self._ask("prepare")
 
     def round(self, timers: tuple[Timer, ...]) -> None:

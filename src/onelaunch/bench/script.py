@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from onelaunch.bench.engines.engine import Engine
 from onelaunch.bench.engines.flat import IMPORTS, tensors_of
-from onelaunch.bench.target import located
 from onelaunch.bench.timers import BATCH_CALLS, BATCH_US, LEAST_CALLS
 from onelaunch.bench.workload import Workload
+from onelaunch.targets import located
 
 SCRIPT = '''\
 """{title}, as `onelaunch compare {target}` runs it{without}.

@@ -8,32 +8,20 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from torch import nn
 
 from onelaunch.errors import ArgumentError, kind_of
-
-FIX = (
-    "def model():\n"
-    "             return net, (images,)            # or: return net, (ids,), {'mask': mask}"
-)
+from onelaunch.targets import FIX, Command, bad_target, located, named
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-Command = Literal["compare", "doctor", "optimize", "profile"]
-"""The command that has a target, which messages name."""
 _DONE: dict[Command, str] = {
     "compare": "compared",
     "doctor": "diagnosed",
     "optimize": "optimized",
     "profile": "profiled",
 }
-
-_SAVED: dict[Command, str] = {
-    "optimize": "onelaunch optimize path.py:model --apply plan.json",
-    "profile": 'print(ol.Profile.from_json(open("profile.json").read()).summary)    # in Python',
-}
-"""What is done with saved results of a command that does not show them again."""
 
 
 def load(target: str, command: Command = "compare") -> Call:
@@ -50,31 +38,18 @@ def load(target: str, command: Command = "compare") -> Call:
     Raises:
         ArgumentError: OL401: no such target, it does not import, or it returns another shape.
     """
-    place, separator, name = target.rpartition(":")
-    if not separator and target.endswith(".json"):  # those who show such files took them before
-        raise _bad(
-            target,
-            f"`onelaunch {command}` shows no saved results",
-            "its target is path.py:name or module:name of a factory",
-            _SAVED.get(command, f"onelaunch {command} path.py:model"),
-        )
-    if not separator or not place or not name:
-        file = "path.py" if separator or not target else target
-        raise _bad(
-            target,
-            "it is not path.py:name or module:name",
-            "the name is that of a factory in the file",
-            f"onelaunch {command} {file}:model",
-        )
+    place, name = named(target, command)
     module = _import(target, place, command)
     factory = getattr(module, name, None)
     if factory is None:
         raise _unknown(target, place, name, module, command)
     if isinstance(factory, nn.Module):
         what = f"`{name}` is {kind_of(factory)}, not a function that makes one"
-        raise _bad(target, what, "the arguments must come with it")
+        raise bad_target(target, what, "the arguments must come with it")
     if not callable(factory):
-        raise _bad(target, f"`{name}` is not callable", "the factory is called without arguments")
+        raise bad_target(
+            target, f"`{name}` is not callable", "the factory is called without arguments"
+        )
     try:
         made = factory()
     except (Exception, SystemExit) as error:
@@ -94,7 +69,7 @@ def _unknown(target: str, place: str, name: str, module: Any, command: Command) 
     close = difflib.get_close_matches(name, own, 1)
     fix = f"onelaunch {command} {place}:{close[0]}" if close else FIX
     why = f"it has {', '.join(sorted(own)) or 'nothing that can be called'}"
-    return _bad(target, f"{place} has no `{name}`", why, fix)
+    return bad_target(target, f"{place} has no `{name}`", why, fix)
 
 
 def _import(target: str, place: str, command: Command) -> Any:
@@ -107,44 +82,24 @@ def _import(target: str, place: str, command: Command) -> Any:
         raise raised(f"importing {place}", error, target, command) from error
 
 
-def located(target: str, command: Command = "compare") -> tuple[Path, str]:
-    """Find the folder to put on the path for a target, and its module's dotted name from there.
-
-    Raises:
-        ArgumentError: OL401: there is no such file.
-    """
-    place = target.rpartition(":")[0]
-    path = Path(place)
-    if path.suffix != ".py" and "/" not in place:
-        return Path.cwd(), place
-    if not path.is_file():
-        why = f"the path starts at the current folder, {Path.cwd()}"
-        raise _bad(target, f"there is no file {place}", why, f"onelaunch {command} path.py:model")
-    return _root(path.resolve())
-
-
-def _root(path: Path) -> tuple[Path, str]:
-    """Find the folder to put on the path, and the dotted name of the file from there."""
-    names = [path.stem]
-    folder = path.parent
-    while (folder / "__init__.py").is_file():
-        names.insert(0, folder.name)
-        folder = folder.parent
-    return folder, ".".join(names)
-
-
 def _checked(target: str, name: str, made: object) -> Call:
     if not isinstance(made, tuple) or len(cast(tuple[Any, ...], made)) not in (2, 3):
-        raise _bad(target, f"`{name}()` returned {_shape(made)}", "the arguments must come with it")
+        raise bad_target(
+            target, f"`{name}()` returned {_shape(made)}", "the arguments must come with it"
+        )
     fn, args, *rest = cast(tuple[Any, ...], made)
     kwargs: Any = rest[0] if rest else {}
     if not callable(fn):
-        raise _bad(target, f"`{name}()` returned {_shape(made)}", "its first part is not callable")
+        raise bad_target(
+            target, f"`{name}()` returned {_shape(made)}", "its first part is not callable"
+        )
     if not isinstance(args, (tuple, list)):
         why = "its second part must be a tuple of arguments: (net, (images,)) for one"
-        raise _bad(target, f"`{name}()` returned {_shape(made)}", why)
+        raise bad_target(target, f"`{name}()` returned {_shape(made)}", why)
     if not isinstance(kwargs, Mapping):
-        raise _bad(target, f"`{name}()` returned {_shape(made)}", "its third part must be a dict")
+        raise bad_target(
+            target, f"`{name}()` returned {_shape(made)}", "its third part must be a dict"
+        )
     return fn, tuple(cast("tuple[Any, ...]", args)), dict(cast("Mapping[str, Any]", kwargs))
 
 
@@ -183,7 +138,3 @@ def _line(error: BaseException) -> str:
         if not frame.filename.startswith(ours) and "site-packages" not in frame.filename:
             return f", at {frame.filename}:{frame.lineno}: {frame.line}"
     return ""
-
-
-def _bad(target: str, what: str, why: str, fix: str = FIX) -> ArgumentError:
-    return ArgumentError("OL401", what, where=target, why=why, fix=fix)

@@ -6,6 +6,7 @@ import copy
 import functools
 import types
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from onelaunch.call import tree
+from onelaunch.state.slots import read_hooks, read_last_hooks
 
 T = TypeVar("T")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -252,6 +254,7 @@ def _own_function(
     def copied(held: object) -> Any:
         if id(held) not in memo and isinstance(held, Tensor):
             memo[id(held)] = change(held)
+            _copy_hooks(held, memo[id(held)], memo)
         if isinstance(held, types.FunctionType):
             return _own_function(held, change, memo)
         return duplicate(held, memo)
@@ -327,12 +330,39 @@ def duplicate(held: T, memo: dict[int, Any]) -> T:
         # A lock, a generator, a tensor in the middle of an autograd graph.
         return held
     for source in list(memo.get(id(memo), [])):  # `deepcopy` keeps all that it has copied
+        if isinstance(source, Tensor):
+            _copy_hooks(source, memo[id(source)], memo)
         if isinstance(source, Optimizer):  # it hands out its state alone, for files
-            missing = vars(source).keys() - vars(memo[id(source)]).keys() - {"step"}
-            vars(memo[id(source)]).update(
-                {name: copy.deepcopy(vars(source)[name], memo) for name in missing}
-            )
+            given, own_vars = vars(source), vars(memo[id(source)])
+            missing = given.keys() - own_vars.keys() - {"step"}
+            own_vars.update({name: copy.deepcopy(given[name], memo) for name in missing})
+            for name in _STEP_HOOKS:
+                hooks = given.get(name, {}).items()
+                own_vars[name] = OrderedDict((key, _own_hook(hook, memo)) for key, hook in hooks)
     return made
+
+
+def _copy_hooks(source: Tensor, made: Tensor, memo: dict[int, Any]) -> None:
+    """Give a copy of a leaf its hooks, around copies of what they hold: `deepcopy` leaves them
+    out."""
+    known = -id(source)  # no id; what a hook holds may have the hook
+    if known in memo or not (source.is_leaf and made.is_leaf and made.requires_grad):
+        return
+    memo[known] = True
+    for read, register in (
+        (read_hooks, Tensor.register_hook),
+        (read_last_hooks, Tensor.register_post_accumulate_grad_hook),
+    ):
+        for hook in (read(source) or {}).values():
+            register(made, _own_hook(hook, memo))
+
+
+_STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def _own_hook(hook: Callable[..., Any], memo: dict[int, Any]) -> Callable[..., Any]:
+    plain = isinstance(hook, types.FunctionType)
+    return _own_function(hook, clone, memo) if plain else duplicate(hook, memo)
 
 
 def parts(fn: Callable[..., Any]) -> Iterator[object]:

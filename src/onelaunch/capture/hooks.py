@@ -6,13 +6,13 @@ import functools
 import importlib
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from onelaunch.source import Place
+from onelaunch.source import Place, line_of
 from onelaunch.state.slots import gradient_of, read_hooks, read_last_hooks
 from onelaunch.state.walk import Change, StateWalk
 
@@ -23,13 +23,25 @@ _BACKWARDS = ("backward_pre_hook", "backward_hook")
 _LIBRARIES = ("torch", "onelaunch")
 
 
+class HookInside(NamedTuple):
+    """A hook that ran in a capture.
+
+    Attributes:
+        name: its module or tensor, its kind and its function, for messages.
+        place: the line where it is defined; None for code without source.
+    """
+
+    name: str
+    place: Place | None
+
+
 def hooks_inside(
     roots: Sequence[tuple[str, object]],
     before: StateWalk,
     found: Sequence[Change],
     optimizers: Sequence[Optimizer],
     forward: bool,
-) -> tuple[str, ...]:
+) -> tuple[HookInside, ...]:
     """Return the hooks that ran in a capture, except torch's own: the recording has their
     operations, and no replay runs their Python. Costs a microsecond for each module and leaf.
 
@@ -41,15 +53,16 @@ def hooks_inside(
     """
     backward = not forward and _runs_backward(before, found)
     kinds = (*_FORWARDS, *_BACKWARDS) if backward else _FORWARDS
-    hooks: dict[str, None] = {}
+    hooks: dict[str, Place | None] = {}
     for owner, kind, fn in (
         *_of_modules(roots, before, kinds),
         *(_of_leaves(before) if backward else ()),
         *_of_optimizers(optimizers),
     ):
         if not _is_torchs(fn):
-            hooks[f"{owner}.{kind} {_named(fn)}"] = None
-    return tuple(hooks)
+            place = line_of(fn)
+            hooks[f"{owner}.{kind} {_named(fn, place)}"] = place
+    return tuple(HookInside(name, place) for name, place in hooks.items())
 
 
 def _runs_backward(before: StateWalk, found: Sequence[Change]) -> bool:
@@ -109,8 +122,7 @@ def _is_torchs(hook: Any) -> bool:
     return module.partition(".")[0] in _LIBRARIES
 
 
-def _named(hook: Any) -> str:
+def _named(hook: Any, place: Place | None) -> str:
     fn = _code_of(hook)
     name = getattr(fn, "__qualname__", type(hook).__qualname__).rpartition("<locals>.")[2]
-    code = getattr(fn, "__code__", None)
-    return f"`{name}`" + (f" ({Place(code.co_filename, code.co_firstlineno, '')})" if code else "")
+    return f"`{name}`" + (f" ({place._replace(source='')})" if place else "")

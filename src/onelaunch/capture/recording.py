@@ -15,6 +15,7 @@ from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Flat, Tree
 from onelaunch.capture.counts import Follower
 from onelaunch.capture.followed import FollowedNumbers
+from onelaunch.capture.hooks import HookInside
 from onelaunch.capture.io_plan import Inputs, Outputs
 from onelaunch.driver.protocol import Driver, Graph
 from onelaunch.optimizers.scalars import PatchedScalars
@@ -133,7 +134,7 @@ class CapturedCall:
     lasting: list[Tensor]
     """Gradients that stay in the recording's memory."""
     untraced: list[Tensor]
-    hooks: tuple[str, ...]
+    hooks: tuple[HookInside, ...]
     """The hooks that ran inside, whose Python no replay runs."""
     moves: tuple[Slot, ...]
     """Numbers that the callable reads and changes: a recording serves one value of each."""
@@ -199,7 +200,7 @@ def describe(
         pool_bytes=captured.graph.memory_bytes,
         kept_bytes=kept_bytes,
         driver_bytes=captured.graph.driver_bytes,
-        hooks=captured.hooks,
+        hooks=tuple(hook.name for hook in captured.hooks),
         told_capturing=captured.told_capturing,
         numbers=captured.followed.shown(flat.tree),
         replays=captured.launches[0],

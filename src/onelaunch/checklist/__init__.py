@@ -4,6 +4,7 @@ if it is right and pays.
 plan.py       the result as data: what was tried, what is kept
 optimize.py   `optimize`: the search, and its result against the original
 search.py     the search: each step in order, again, taken out, and in pairs
+clock.py      the time that it may take
 turns.py      times of two callables, taken in turns
 check.py      the check against float64, or bit for bit
 apply.py      a saved plan on a callable

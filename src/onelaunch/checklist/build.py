@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from onelaunch.bench.workload import Workload
+from onelaunch.checklist.clock import UNLIMITED, Clock
 from onelaunch.checklist.step import Step
 from onelaunch.checklist.steps import in_order
 from onelaunch.checklist.subject import WARMUP, NotPossible, subject_of
@@ -39,9 +40,14 @@ class Built:
         args, kwargs = self.inputs
         return self.call(*args, **kwargs)
 
-    def warm(self) -> None:
-        """Call it until its calls no longer compile or record."""
+    def warm(self, clock: Clock = UNLIMITED) -> None:
+        """Call it until its calls no longer compile or record.
+
+        Raises:
+            TimeIsUp: by the clock, between two calls.
+        """
         for _ in range(WARMUP + 2):
+            clock.check()
             self()
 
 

@@ -19,6 +19,7 @@ from onelaunch.bench.reference import (
     snapshot,
 )
 from onelaunch.bench.workload import Workload
+from onelaunch.checklist.clock import UNLIMITED, Clock
 
 
 class Check(NamedTuple):
@@ -37,7 +38,11 @@ class Check(NamedTuple):
 
 
 def check(
-    call: Callable[..., Any], workload: Workload, reference: Reference, max_error: float
+    call: Callable[..., Any],
+    workload: Workload,
+    reference: Reference,
+    max_error: float,
+    clock: Clock = UNLIMITED,
 ) -> Check:
     """Call it on the inputs given and on all draws.
 
@@ -47,6 +52,7 @@ def check(
 
     Raises:
         Exception: the callable's own.
+        TimeIsUp: by the clock, between two calls.
     """
     worst, kept = 0.0, None
     before: Outputs = []
@@ -56,6 +62,7 @@ def check(
             start = time.monotonic()  # the first call may compile
         if time.monotonic() - start > SECONDS:
             return Check(worst, None, tuple(c.name for c in reference.cases[i:]))
+        clock.check()
         args, kwargs = workload.copy_inputs(case.inputs)
         result = call(*args, **kwargs)
         error, wrong = judged(outputs(result), case, max_error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -12,11 +13,12 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 
 from onelaunch.bench.environment import environment
-from onelaunch.bench.reference import Reference, make_reference
+from onelaunch.bench.reference import SECONDS, Reference, make_reference
 from onelaunch.bench.timers import Timer, timers_for
 from onelaunch.bench.workload import Workload
 from onelaunch.checklist.build import RECOMPILE_LIMIT, Built, build, free, quiet
 from onelaunch.checklist.check import own_error
+from onelaunch.checklist.clock import Clock, TimeIsUp
 from onelaunch.checklist.modes import EVAL, in_train_mode
 from onelaunch.checklist.plan import Plan, Trial
 from onelaunch.checklist.search import OnProgress, Search
@@ -30,6 +32,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 FINAL_SECONDS = 2.0
 LEAST_FINAL_SECONDS = 0.5
+DRAWS_PART = 0.25
+"""The part of the time that the draws of the reference may take."""
+FINAL_CALLS = 10
+"""How many calls of each it takes at least to time the result against the original."""
+KEPT_PART = 0.25
+"""The part of the time that is kept for that, at most."""
 
 
 class Optimized(Generic[P, R]):
@@ -82,8 +90,9 @@ def optimize(
         kwargs: its keyword arguments.
         max_error: the largest relative error against float64 that passes. 0: every result tried is
             to be eager's bit for bit. About 1e-2 lets 16 bits in.
-        seconds: no trial is begun after so many. One that is under way is finished, and a compiler
-            may take a minute.
+        seconds: how long the search and its checks may take, after the first run. A trial that is
+            under way by then is given up between two of its calls: a compiler is not interrupted,
+            and may take a minute. What was left untried is a remark of the plan.
         steps: only these; a name without its way, such as ``"half"``, is all of its ways.
         name: a name for the workload; the callable's by default.
         on_progress: called with a text and the part that is done, 0 to 1.
@@ -104,11 +113,30 @@ def optimize(
     """
     workload = validated(fn, args, kwargs)
     _check_numbers(max_error, seconds)
-    chosen = choose(steps, "optimize")
+    clock, chosen = Clock(seconds), choose(steps, "optimize")
     with isolated(workload.device, chosen):
-        found = _Optimization(workload, chosen, max_error, seconds, on_progress or _silent)
+        found = _Optimization(workload, chosen, max_error, clock, on_progress or _silent)
         call, plan = found.run(name or _name_of(fn))
     return Optimized(call, plan)
+
+
+def plan_in_time(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    max_error: float,
+    seconds: float,
+    steps: Sequence[str] | None,
+    name: str,
+    on_progress: OnProgress,
+) -> Plan:
+    """Find the plan that `optimize` finds, for a command: an alarm ends what is under way when time
+    is up, a compiler, too."""
+    workload, chosen = validated(fn, args, kwargs), choose(steps, "optimize")
+    clock = Clock(seconds)
+    with clock.alarm(), isolated(workload.device, chosen):
+        return _Optimization(workload, chosen, max_error, clock, on_progress).run(name)[1]
 
 
 class _Optimization:
@@ -119,43 +147,72 @@ class _Optimization:
         workload: Workload,
         steps: Sequence[Step],
         max_error: float,
-        seconds: float,
+        clock: Clock,
         tell: OnProgress,
         timer: Timer | None = None,
     ) -> None:
         self.given = workload
         self.steps = steps
         self.max_error = max_error
-        self.seconds = seconds
+        self.clock = clock
         self.tell = tell
         self.timer = timer or timers_for(workload.device)[0]
         self.remarks: list[str] = []
 
     def run(self, name: str) -> tuple[Callable[..., Any], Plan]:
-        self.tell("float64 reference", 0.0)
+        self.tell("the first run", 0.0)
+        first = self._first_run()
         required = self._modes()
-        inference = build(self.given, required)
-        workload = replace(self.given, fn=inference.call)
-        reference = make_reference(workload, torch.Generator().manual_seed(0))
-        self.remarks += _doubts(reference)
-        del inference, workload
-        if not reference.repeatable:
-            return self._unchanged(name, required)
-        search = Search(
-            self.given,
-            self.steps,
-            reference,
-            self.max_error,
-            self.timer,
-            self.seconds,
-            self.tell,
-            required,
-        )
+        try:
+            reference = self._reference(required)
+            if not reference.repeatable:
+                return self._unchanged(name, required, first)
+            self.clock.keep(self._final_seconds(first))
+            search = Search(
+                self.given,
+                self.steps,
+                reference,
+                self.max_error,
+                self.timer,
+                self.clock,
+                self.tell,
+                required,
+            )
+        except TimeIsUp:
+            self.remarks.append("Time was up before anything was tried.")
+            return build(self.given, ()).call, self._plan(name, (), (), 0.0, first)
         try:
             search.run()
         except KeyboardInterrupt:
             self.remarks.append("Interrupted: this is what was found by then.")
-        return self._finished(name, search, reference)
+        self.clock.keep(0)
+        return self._finished(name, search, reference, first)
+
+    def _first_run(self) -> Turns:
+        """Time one call, which there is time for in any case."""
+        eager, start = build(self.given, ()), time.perf_counter()
+        with torch.no_grad():
+            eager()
+        if self.given.device.type == "cuda":
+            torch.cuda.synchronize(self.given.device)
+        taken = (time.perf_counter() - start) * 1e6
+        return Turns((taken,), (taken,))
+
+    def _final_seconds(self, first: Turns) -> float:
+        """Guess how long it takes to time the result against the original."""
+        call = first.before[0] / 1e6
+        likely = 2 * FINAL_CALLS * call + LEAST_FINAL_SECONDS + FINAL_SECONDS
+        return min(likely, self.clock.seconds * KEPT_PART)
+
+    def _reference(self, required: Sequence[Step]) -> Reference:
+        self.tell("float64 reference", 0.0)
+        with self.clock.limit():
+            inference = build(self.given, required)
+            workload = replace(self.given, fn=inference.call)
+            seconds = min(SECONDS, round(self.clock.left * DRAWS_PART, 1))
+            reference = make_reference(workload, torch.Generator().manual_seed(0), seconds)
+        self.remarks += _doubts(reference)
+        return reference
 
     def _modes(self) -> tuple[Step, ...]:
         """Return eval mode as a step to take in any case, if a module is in train mode."""
@@ -173,14 +230,16 @@ class _Optimization:
         )
         return (EVAL,)
 
-    def _unchanged(self, name: str, required: tuple[Step, ...]) -> tuple[Callable[..., Any], Plan]:
+    def _unchanged(
+        self, name: str, required: tuple[Step, ...], first: Turns
+    ) -> tuple[Callable[..., Any], Plan]:
         """Give up where nothing can be checked."""
         built = build(self.given, required)
-        turns = self._against_eager(built)
+        turns = self._against_eager(built) or first
         return built.call, self._plan(name, required, (), 0.0, turns)
 
     def _finished(
-        self, name: str, search: Search, reference: Reference
+        self, name: str, search: Search, reference: Reference, first: Turns
     ) -> tuple[Callable[..., Any], Plan]:
         """Build the result anew, and compare it with what was given."""
         self.tell("the result against the original", 0.97)
@@ -188,39 +247,54 @@ class _Optimization:
         self.remarks += search.remarks
         if search.left:
             self.remarks.append(f"Time was up before: {', '.join(search.left)}.")
-        if any(step.group == "inductor" for step in self.steps):
+        compiled = any(step.group == "inductor" for step in self.steps)
+        if compiled and self.clock.left > search.best.seconds:
             # The trials share the model's code, so what they compiled would count against it.
             search.forget()
             reset_compiler()
             built = self._built(steps)
         else:
             built = search.best.built
-        turns = self._against_eager(built)
-        trials = [*search.trials]
+        trials, turns = [*search.trials], self._against_eager(built)
+        timed = turns is not None
+        if turns is None:
+            turns = _of_trials(trials, first)
+            self.remarks.append(
+                "Time was up before the result was timed against the original: the times are those "
+                "of the trials."
+            )
         if steps != required:
             before, after = turns.timings
             slower = after.median_us >= before.median_us
-            trials.append(_as_a_whole(steps, error, turns, slower))
+            trials += [_as_a_whole(steps, error, turns, slower)] if timed else []
             if slower:
                 steps, built = required, self._built(required)
                 error = own_error(reference)
-                turns = self._against_eager(built)
-        if steps == required:
-            self.remarks.append("Nothing that was tried pays, so nothing is changed.")
+                again = self._against_eager(built) if required else None
+                turns = again or Turns(turns.before, turns.before)
+        if required and steps == required:
+            self.remarks.append("Nothing else that was tried pays.")
         return built.call, self._plan(name, steps, tuple(trials), error, turns)
 
     def _built(self, steps: Sequence[Step]) -> Built:
+        """Build, and compile and record in the time that is left; the rest is done by calls."""
         free(self.given.device)
         with quiet():
             built = build(self.given, steps)
-            built.warm()
+            with contextlib.suppress(TimeIsUp), self.clock.limit():
+                built.warm()
         return built
 
-    def _against_eager(self, built: Built) -> Turns:
-        eager = build(self.given, ())
-        eager.warm()
-        seconds = max(LEAST_FINAL_SECONDS, min(FINAL_SECONDS, self.seconds / 20))
-        return in_turns(eager, built, self.timer, seconds)
+    def _against_eager(self, built: Built) -> Turns | None:
+        """Time a result in turns with the callable as it was given; None: time was up."""
+        seconds = max(LEAST_FINAL_SECONDS, min(FINAL_SECONDS, self.clock.seconds / 20))
+        try:
+            with self.clock.limit():
+                eager = build(self.given, ())
+                eager.warm(self.clock)
+                return in_turns(eager, built, self.timer, seconds, self.clock)
+        except TimeIsUp:
+            return None
 
     def _plan(
         self,
@@ -242,6 +316,14 @@ class _Optimization:
             environment=environment(),
             remarks=tuple(self.remarks),
         )
+
+
+def _of_trials(trials: Sequence[Trial], first: Turns) -> Turns:
+    """Return the times of the callable as given and of the result, as far as trials have them."""
+    timed = [(t.before, t.after) for t in trials if t.outcome == "kept" and t.before and t.after]
+    if not timed:
+        return first
+    return Turns((timed[0][0].median_us,), (timed[-1][1].median_us,))
 
 
 def _as_a_whole(steps: Sequence[Step], error: float, turns: Turns, slower: bool) -> Trial:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +16,7 @@ from onelaunch.bench.timers import Timer, Timing
 from onelaunch.bench.workload import Workload
 from onelaunch.checklist.build import Built, Refusal, build, free, quiet
 from onelaunch.checklist.check import Check, check
+from onelaunch.checklist.clock import Clock, TimeIsUp
 from onelaunch.checklist.plan import Outcome, Round, Trial
 from onelaunch.checklist.step import Step
 from onelaunch.checklist.steps import in_order
@@ -54,7 +56,7 @@ class Search:
             is a step.
         steps: those to try, in order.
         required: steps that are kept, whatever they gain.
-        deadline: by `time.monotonic`.
+        clock: its time.
         best: the steps that are kept so far.
         trials: all that was tried.
         left: what there was no time for.
@@ -65,7 +67,7 @@ class Search:
     reference: Reference
     max_error: float
     timer: Timer
-    seconds: float
+    clock: Clock
     tell: OnProgress
     required: tuple[Step, ...] = ()
     best: Candidate = field(init=False)
@@ -77,16 +79,17 @@ class Search:
     _build_seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
-        self._start = time.monotonic()
-        with quiet():
+        with self.clock.limit(), quiet():
             self.best = self._candidate(self.required)
 
     def run(self) -> None:
         """Try all steps in order, then those refused again, then without each, then in pairs."""
         for step in self.required:
-            eager = build(self.workload, ())
-            eager.warm()
-            turns = self._time(eager, self.best.built)
+            turns = None
+            with self._limited(f"the time of {step.name}"):
+                eager = build(self.workload, ())
+                eager.warm(self.clock)
+                turns = self._time(eager, self.best.built)
             did = self.best.built.did[step.name]
             self._note(step, "kept", did, self.best.check.error, turns, "first")
         for i, step in enumerate(self.steps):
@@ -103,10 +106,20 @@ class Search:
         free(self.workload.device)
 
     def _tell(self, text: str, part: float) -> None:
-        spent = (time.monotonic() - self._start) / self.seconds
+        spent = 1 - self.clock.left / self.clock.seconds
         if spent >= 1:
             return  # it is not tried
         self.tell(f"trying: {text}", min(0.95, max(part, spent)))
+
+    @contextlib.contextmanager
+    def _limited(self, what: str) -> Generator[None]:
+        """Give up what is under way when time is up, and note it."""
+        try:
+            with self.clock.limit():
+                yield
+        except TimeIsUp:
+            self.left.append(what)
+            free(self.workload.device)
 
     def _again(self) -> None:
         """Try what gained nothing or failed once more, on top of what came after it."""
@@ -133,10 +146,13 @@ class Search:
             self._tell(f"without: {step.title}", 0.8)
             if not self._enough_time(rest, f"without {step.name}"):
                 continue
-            candidate = self._made(rest, step, "recheck")
-            if candidate is None:
+            candidate = turns = None
+            with self._limited(f"without {step.name}"):
+                candidate = self._made(rest, step, "recheck")
+                if candidate is not None:
+                    turns = self._time(candidate.built, self.best.built)
+            if candidate is None or turns is None:
                 continue
-            turns = self._time(candidate.built, self.best.built)
             missed = turns.ratio < 1 - min(NO_GAIN, step.least_gain)
             outcome: Outcome = "kept" if missed or candidate.check.wrong else "no gain"
             reason = None if outcome == "kept" else "what came later does without it"
@@ -152,7 +168,7 @@ class Search:
         for pair in itertools.combinations(reversed(groups.values()), 2):
             if any(self._excluded(step) or step in self.best.steps for step in pair):
                 continue
-            if time.monotonic() - self._start >= self.seconds:
+            if self.clock.left <= 0:
                 self.left.append("pairs of the steps that gained nothing alone")
                 break
             self._tell(" and ".join(step.title for step in pair), 0.9)
@@ -170,15 +186,33 @@ class Search:
             return
         if not self._enough_time(wanted, step.name):
             return
-        candidate = self._made(wanted, step, when)
+        candidate = turns = None
+        with self._limited(step.name):
+            candidate = self._made(wanted, step, when)
+            if candidate is not None and candidate.check.wrong is None:
+                turns = self._time(self.best.built, candidate.built)
         if candidate is None:
             return
         if candidate.check.wrong is not None:
             self._note(step, "wrong", candidate.check.wrong, candidate.check.error, None, when)
-            del candidate
-            free(self.workload.device)
-            return
-        turns = self._time(self.best.built, candidate.built)
+        elif turns is not None:
+            self._judge(steps, step, candidate, turns, when)
+        del candidate
+        free(self.workload.device)
+
+    def _judge(
+        self,
+        steps: tuple[Step, ...],
+        step: Step,
+        candidate: Candidate,
+        turns: Turns,
+        when: Round,
+    ) -> None:
+        """Keep a candidate if it pays.
+
+        Args:
+            step: the steps that were tried as one.
+        """
         did = next(iter(candidate.built.did[s.name] for s in steps), None)
         if turns.pays(step.least_gain):
             self._note(step, "kept", did, candidate.check.error, turns, when)
@@ -190,14 +224,11 @@ class Search:
                 did = "; ".join(filter(None, (did, "not in three rounds of four")))
             self._note(step, "no gain", did, candidate.check.error, turns, when)
             self._refused += [s for s in steps if s not in self._refused]
-        del candidate
-        free(self.workload.device)
 
     def _enough_time(self, steps: tuple[Step, ...], what: str) -> bool:
         """Return whether there is time to build these, by how long their likes took."""
-        left = self._start + self.seconds - time.monotonic()
         likely = max(map(self._likely_seconds, steps), default=0.0)
-        if left > likely:
+        if self.clock.left > likely:
             return True
         self.left.append(what)
         return False
@@ -228,9 +259,9 @@ class Search:
     def _candidate(self, steps: tuple[Step, ...]) -> Candidate:
         start = time.monotonic()
         built = build(self.workload, steps)
-        found = check(built.call, self.workload, self.reference, self.max_error)
+        found = check(built.call, self.workload, self.reference, self.max_error, self.clock)
         if found.wrong is None or not steps:
-            built.warm()
+            built.warm(self.clock)
         _synchronize(self.workload.device)
         spent = time.monotonic() - start
         for step in steps:
@@ -241,9 +272,9 @@ class Search:
         return Candidate(tuple(steps), built, found, spent)
 
     def _time(self, before: Built, after: Built) -> Turns:
-        left = self._start + self.seconds - time.monotonic()
-        seconds = min(TRIAL_SECONDS, self.seconds / 20, left)
-        return in_turns(before, after, self.timer, max(LEAST_TRIAL_SECONDS, seconds))
+        seconds = min(TRIAL_SECONDS, self.clock.seconds / 20, self.clock.left)
+        seconds = max(LEAST_TRIAL_SECONDS, seconds)
+        return in_turns(before, after, self.timer, seconds, self.clock)
 
     def _note(
         self,

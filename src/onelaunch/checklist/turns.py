@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from onelaunch.bench.timers import WINDOW, Timer, Timing, settled
+from onelaunch.checklist.clock import UNLIMITED, Clock
 
 Call = Callable[[], object]
 LEAST_ROUNDS = 3
@@ -43,9 +44,15 @@ class Turns:
         return [b / a for a, b in zip(self.before, self.after, strict=True)]
 
 
-def in_turns(before: Call, after: Call, timer: Timer, seconds: float) -> Turns:
+def in_turns(
+    before: Call, after: Call, timer: Timer, seconds: float, clock: Clock = UNLIMITED
+) -> Turns:
     """Time two callables in turns, each first in every other round, until both have settled, the
-    difference is clear, or the time is up."""
+    difference is clear, or the time is up.
+
+    Raises:
+        TimeIsUp: by the clock, before the least number of rounds.
+    """
     calls = before, after
     samples: tuple[list[float], list[float]] = [], []
     about = [timer.sample(call, 1e9)[-1] for call in calls]  # a single call each
@@ -56,6 +63,8 @@ def in_turns(before: Call, after: Call, timer: Timer, seconds: float) -> Turns:
         while True:
             turn = len(samples[1]) % 2
             for which in (turn, 1 - turn):
+                if len(samples[0]) < LEAST_ROUNDS:
+                    clock.check()
                 about[which] = timer.sample(calls[which], about[which])[-1]
                 samples[which].append(about[which])
             rounds = len(samples[0])

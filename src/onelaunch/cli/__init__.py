@@ -11,6 +11,7 @@ plan_table.py  a plan in the terminal
 mistakes.py  the answers to mistakes
 saved.py     results that were saved, shown again
 progress.py  its progress: a bar on a terminal, a line for each step elsewhere
+streams.py   stdout that cannot be written
 
 Exit codes: 0; 1, an engine gave wrong results, or the doctor found something; 2, the command could
 not do its work; 130, stopped.
@@ -30,9 +31,16 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; messages go to stderr, without a traceback."""
     try:
         # Imported here, since Ctrl-C may come as early as that.
-        from onelaunch.cli.commands import execute
+        from onelaunch.cli.streams import Unwritable, guarded_streams
 
-        code = execute(argv)
+        try:
+            with guarded_streams():
+                from onelaunch.cli.commands import execute
+
+                code = execute(argv)
+        except Unwritable as error:
+            error.told()
+            code = FAILED
     except KeyboardInterrupt:
         code = STOPPED
     if code == STOPPED:

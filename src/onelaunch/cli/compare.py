@@ -14,9 +14,10 @@ from rich.console import Console
 from onelaunch.cli import FAILED, OK, STOPPED, WRONG
 from onelaunch.cli.apart import Apart
 from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks
-from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
+from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress, told
 from onelaunch.cli.saved import refuse_options, saved_files, show_comparison, show_saved
 from onelaunch.errors import GraphError
+from onelaunch.targets import located
 
 if TYPE_CHECKING:
     from onelaunch.bench import Comparison
@@ -92,6 +93,7 @@ def compare(
         given |= {"--limit": limit, "--python": python}
         refuse_options(saved, [option for option, value in given.items() if value])
         return show_saved(saved, console, json, report)
+    located(target, "compare")
     with tracebacks(traceback):
         if script is not None:
             return _print_script(target, script, seconds, console)
@@ -126,13 +128,11 @@ def _measure(
 
 
 def _load(target: str, console: Console) -> Call:
-    with progress(console) as tell:
-        with ended_by_interrupts(console):
-            tell("importing PyTorch", 0.0)
-            from onelaunch.bench.target import load
-
-        tell(f"loading {target}", 0.0)
-    return load(target, "compare")  # no bar meanwhile: it may print, or ask something
+    with progress(console) as tell, ended_by_interrupts(console):
+        tell("importing PyTorch", 0.0)
+        from onelaunch.bench.target import load
+    with told(f"loading {target}", console):
+        return load(target, "compare")
 
 
 def _print_script(target: str, name: str, seconds: float, console: Console) -> int:

@@ -18,13 +18,14 @@ from rich.console import Console
 
 from onelaunch.cli import FAILED, FOUND, OK
 from onelaunch.cli.mistakes import bad, check_file, check_report, read_saved, tracebacks, write
-from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
+from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress, told
 from onelaunch.doctor.diagnosis import Diagnosis, together
 from onelaunch.doctor.paths import shown
 from onelaunch.doctor.source.configuration import Config, configuration
-from onelaunch.doctor.source.scan import scan
+from onelaunch.doctor.source.scan import files, scan
 from onelaunch.errors import ArgumentError, GraphError
 from onelaunch.report.findings import show_diagnosis
+from onelaunch.targets import located
 
 _CODES = "codes, names or severities, with commas"
 
@@ -60,13 +61,17 @@ def doctor(
     if report is not None:
         check_report(report, "the diagnosis", "doctor")
     paths = [Path(target) for target in targets if _is_path(target)]
+    list(files([path for path in paths if path.is_file()], config))  # refuses what is no Python
+    callables = [target for target in targets if Path(target) not in paths]
+    for target in callables:
+        located(target, "doctor")
     console = console_for_reports()
     unread: list[ArgumentError] = []
     fix = "onelaunch doctor path.py:model --json found.json"
     found = [read_saved(file, "diagnosis", Diagnosis.from_json, fix) for file in saved]
     found += [_of_source(paths, config, console, unread)] if paths else []
     with tracebacks(traceback):
-        found += _of_callables([t for t in targets if Path(t) not in paths], console)
+        found += _of_callables(callables, console)
     result = together(found)
     result = replace(result, findings=tuple(config.chosen(result.findings)))
     show_diagnosis(result, console)
@@ -155,9 +160,7 @@ def _of_callable(target: str, console: Console) -> Diagnosis:
     from onelaunch.doctor.diagnose import examine
     from onelaunch.doctor.emulated import emulated
 
-    with progress(console) as tell:
-        tell(f"loading {target}", 0.0)
-    with redirect_stdout(sys.stderr):  # no bar meanwhile: it may print, or ask something
+    with told(f"loading {target}", console), redirect_stdout(sys.stderr):
         fn, args, kwargs = load(target, "doctor")
     import torch
 

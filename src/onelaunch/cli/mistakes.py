@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 from collections.abc import Callable, Generator
@@ -35,10 +36,27 @@ def check_file(file: Path, holds: str, command: str) -> None:
         if file.is_dir():
             raise bad(f"{file} is a folder", str(file), why, f"the name of a file: {file}/result")
         writable = os.access(file if file.exists() else folder, os.W_OK)
+        if writable:
+            _refuse_full(file)
     except OSError as error:  # a name that is too long, say
         raise bad(f"{file} cannot be written: {error.strerror}", str(file), why, fix) from error
     if not writable:
         raise bad(f"{file} cannot be written", str(file), why, "a file that you may write")
+
+
+def _refuse_full(file: Path) -> None:
+    """Raise the error of a disk or a device that is full.
+
+    A device is asked by writing a byte, but for a terminal, which would show it.
+    """
+    if file.is_char_device():
+        with file.open("wb", buffering=0) as device:
+            if not device.isatty():
+                device.write(b"\n")
+    elif hasattr(os, "statvfs") and (file.is_file() or not file.exists()):
+        disk = os.statvfs(file.absolute().parent)
+        if disk.f_blocks and not disk.f_bfree:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def check_report(file: Path, holds: str, command: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +12,9 @@ from rich.console import Console
 
 from onelaunch.cli import OK
 from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks, unlike, write
-from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
+from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress, told
 from onelaunch.errors import GraphError
+from onelaunch.targets import located
 
 if TYPE_CHECKING:
     from onelaunch.checklist.plan import Plan
@@ -22,6 +24,7 @@ STEPS = (
     *("channels-last", "pad-channels", "cudnn-benchmark", "tf32", "inductor", "int8", "fp8"),
 )
 """The names in `checklist.steps`, without their ways; a test compares the two."""
+SECONDS = 60.0
 
 
 def optimize(
@@ -32,9 +35,15 @@ def optimize(
         ),
     ],
     max_error: Annotated[
-        float, typer.Option(help="The largest relative error; 0: the same results bit for bit.")
-    ] = 0.0,
-    seconds: Annotated[float, typer.Option(help="No trial is begun after so many.")] = 60.0,
+        float | None,
+        typer.Option(
+            help="The largest relative error; 0, by default: the same results bit for bit."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="How long all of it may take, once the target is loaded; 60 by default."),
+    ] = None,
     steps: Annotated[
         str | None, typer.Option(help=f"Only these, with commas: {', '.join(STEPS)}.")
     ] = None,
@@ -52,24 +61,23 @@ def optimize(
 ) -> int:
     """Try the inference checklist on a copy: each step checked, measured, and kept if it pays."""
     names = _names(steps)
-    if not seconds > 0:
+    if seconds is not None and not seconds > 0:
         why = "the search takes a number of seconds above 0"
         raise bad(f"--seconds is {seconds:g}", "--seconds", why, "--seconds 60")
-    if not 0 <= max_error < float("inf"):
+    if max_error is not None and not 0 <= max_error < float("inf"):
         why = "it is a relative error: 0 for bit for bit, or 1e-2, say"
         raise bad(f"--max-error is {max_error:g}", "--max-error", why, "--max-error 1e-2")
-    if apply is not None and names is not None:
-        why = "the steps of a plan are applied as they were saved, without a search"
-        fix = "leave out --steps, or --apply; in Python `plan.without(...)` leaves out steps"
-        raise bad("--steps and --apply are both given", "--steps", why, fix)
+    if apply is not None:
+        _refuse_options({"--steps": names, "--max-error": max_error, "--seconds": seconds})
     if plan is not None:
         check_file(plan, "the plan", "optimize")
     if report is not None:
         check_report(report, "the plan", "optimize")
     saved = None if apply is None else _read(apply, target)
+    located(target, "optimize")
     console = console_for_reports()
     with tracebacks(traceback):
-        found = _found(target, max_error, seconds, names, saved, console)
+        found = _found(target, max_error or 0.0, seconds or SECONDS, names, saved, console)
     from onelaunch.cli.plan_table import show_plan
 
     show_plan(found, console, apply or plan)
@@ -83,6 +91,19 @@ def optimize(
     return OK
 
 
+def _refuse_options(options: Mapping[str, object]) -> None:
+    """Refuse options of a search where a saved plan is applied, without one."""
+    given = [option for option, value in options.items() if value is not None]
+    if given:
+        names = " and ".join(given)
+        what = f"{names} {'is' if len(given) == 1 else 'are'} given with --apply"
+        why = "a plan is applied as it was saved, with its own steps and error, without a search"
+        fix = f"leave out {names}, or --apply"
+        if "--steps" in given:
+            fix += "; in Python `plan.without(...)` leaves out steps"
+        raise bad(what, given[0], why, fix)
+
+
 def _found(
     target: str,
     max_error: float,
@@ -92,22 +113,20 @@ def _found(
     console: Console,
 ) -> Plan:
     """Load the target; search for a plan, or apply the saved one and measure it."""
-    with progress(console) as tell:
-        with ended_by_interrupts(console):
-            tell("importing PyTorch", 0.0)
-            from onelaunch.bench.target import load, raised
-            from onelaunch.checklist.apply import measure
-            from onelaunch.checklist.optimize import optimize as search
-
-        tell(f"loading {target}", 0.0)
+    with progress(console) as tell, ended_by_interrupts(console):
+        tell("importing PyTorch", 0.0)
+        from onelaunch.bench.target import load, raised
+        from onelaunch.checklist.apply import measure
+        from onelaunch.checklist.optimize import plan_in_time
     given = _plan(saved, target) if saved is not None else None
-    fn, args, kwargs = load(target, "optimize")  # no bar meanwhile: it may print, or ask something
+    with told(f"loading {target}", console):
+        fn, args, kwargs = load(target, "optimize")
     options: dict[str, Any] = {"max_error": max_error, "seconds": seconds, "steps": steps}
     with progress(console) as tell:
         try:
             if given is not None:
                 return measure(given, fn, args, kwargs, name=target, on_progress=tell)
-            return search(fn, args, kwargs, name=target, on_progress=tell, **options).plan
+            return plan_in_time(fn, args, kwargs, name=target, on_progress=tell, **options)
         except GraphError:
             raise
         except Exception as error:

@@ -11,8 +11,9 @@ from rich.markup import escape
 
 from onelaunch.cli import OK
 from onelaunch.cli.mistakes import check_file, tracebacks, write
-from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress
+from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress, told
 from onelaunch.errors import GraphError
+from onelaunch.targets import located
 
 if TYPE_CHECKING:
     from onelaunch.profiler.profile import Profile
@@ -39,6 +40,7 @@ def profile(
     for file, holds in ((json, "the profile"), (trace, "the trace")):
         if file is not None:
             check_file(file, holds, "profile")
+    located(target, "profile")
     console = console_for_reports()
     with tracebacks(traceback):
         result, ungraphed = _measure(target, trace, console)
@@ -57,16 +59,14 @@ def profile(
 def _measure(target: str, trace: Path | None, console: Console) -> tuple[Profile, str | None]:
     """Load the target, profile it, and write a trace of it if that is asked for; say with it why
     the trace has no graphed calls."""
-    with progress(console) as tell:
-        with ended_by_interrupts(console):
-            tell("importing PyTorch", 0.0)
-            from onelaunch.bench.target import load, raised
-            from onelaunch.bench.workload import Workload
-            from onelaunch.profiler.measure import profile
-            from onelaunch.profiler.tracing import write_trace
-
-        tell(f"loading {target}", 0.0)
-    fn, args, kwargs = load(target, "profile")  # no bar meanwhile: it may print, or ask something
+    with progress(console) as tell, ended_by_interrupts(console):
+        tell("importing PyTorch", 0.0)
+        from onelaunch.bench.target import load, raised
+        from onelaunch.bench.workload import Workload
+        from onelaunch.profiler.measure import profile
+        from onelaunch.profiler.tracing import write_trace
+    with told(f"loading {target}", console):
+        fn, args, kwargs = load(target, "profile")
     with progress(console) as tell:
         try:
             result = profile(fn, args, kwargs, name=target, on_progress=tell)

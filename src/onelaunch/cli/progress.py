@@ -20,13 +20,15 @@ OnProgress = Callable[[str, float], None]
 BEGAN = time.monotonic()
 WIDTH = 140  # of what goes to a file or a pipe, if COLUMNS does not say
 REPEAT_SECONDS = 10.0  # between two lines of one step, such as the rounds of timing
+LATE_SECONDS = 2.0
 
 
 @contextlib.contextmanager
 def progress(console: Console) -> Generator[OnProgress]:
     """Show each step that the given function is told, and the part that is done, from 0 to 1."""
-    if not sys.stdout.isatty() or console.is_dumb_terminal:
-        yield Lines()
+    if _is_lines(console):
+        with Lines() as lines:
+            yield lines
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -38,19 +40,71 @@ def progress(console: Console) -> Generator[OnProgress]:
         yield tell
 
 
+@contextlib.contextmanager
+def told(text: str, console: Console) -> Generator[None]:
+    """Tell a step in which code of the user's may print or ask something, so that a bar would be in
+    the way: in a line, on a terminal after two seconds."""
+    if _is_lines(console):
+        with Lines() as lines:
+            lines(text, 0.0)
+            yield
+        return
+    late = threading.Timer(LATE_SECONDS, print, (text,), {"file": sys.stderr, "flush": True})
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+
+
+def _is_lines(console: Console) -> bool:
+    return not sys.stdout.isatty() or console.is_dumb_terminal
+
+
 class Lines:
-    """A line for each new step; of those that differ in a last number, one in ten seconds."""
+    """A line for each new step; of those that differ in a last number, one in ten seconds.
+
+    Of a step that goes on, each ten seconds have a line that says so.
+    """
 
     def __init__(self) -> None:
-        self._step = ""
-        self._told = 0.0
+        self._stream = sys.stderr  # which building an engine redirects, to keep its chatter away
+        self._step = self._text = ""
+        self._begun = self._told = 0.0
+        self._lock, self._over = threading.Lock(), threading.Event()
 
     def __call__(self, text: str, part: float) -> None:
         """Print the step, after the seconds since the command began."""
-        now, step = time.monotonic(), text.rstrip("0123456789")
-        if step != self._step or now - self._told >= REPEAT_SECONDS:
-            print(f"{now - BEGAN:4.0f} s  {text}", file=sys.stderr, flush=True)
-            self._step, self._told = step, now
+        with self._lock:
+            now, step = time.monotonic(), text.rstrip("0123456789")
+            if step != self._step or now - self._told >= REPEAT_SECONDS:
+                self._print(text, now)
+            if step != self._step:
+                self._begun = now
+            self._step, self._text = step, text
+
+    def go_on(self) -> None:
+        """Print that the step goes on, if no line was printed for a while."""
+        with self._lock:
+            now = time.monotonic()
+            if self._text and now - self._told >= REPEAT_SECONDS:
+                self._print(f"{self._text}, for {now - self._begun:.0f} s", now)
+
+    def _print(self, text: str, now: float) -> None:
+        print(f"{now - BEGAN:4.0f} s  {text}", file=self._stream, flush=True)
+        self._told = now
+
+    def __enter__(self) -> Lines:
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        while not self._over.wait(LATE_SECONDS):
+            self.go_on()
 
 
 def console_for_reports() -> Console:

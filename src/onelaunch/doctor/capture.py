@@ -78,6 +78,10 @@ def capture(workload: Workload, backward: bool) -> Captured:
                 raise
             let_go(error)  # it cannot be called so often: a cache that is full, say
     told = [w.message for w in caught if isinstance(w.message, GraphWarning)]
-    warned = [finding(w.code, w.what, w.where, w.fix) for w in told]
+    warned = [
+        finding(w.code, w.what, where, w.fix)
+        for w in told
+        for where in (w.where or "").splitlines() or [None]  # of several hooks, each has its own
+    ]
     replayed = refused is None and fast.stats().replays > 0
     return Captured(fast.stats(), replayed, refused, tuple(f for f in warned if f is not None))

@@ -138,9 +138,11 @@ class Table:
         """Warn of effects in Python that no replay repeats: hooks, and containers that `codes`, the
         code of the callable, adds to."""
         if captured.hooks:
-            these = ", ".join(captured.hooks)
+            these = ", ".join(hook.name for hook in captured.hooks)
             what = "what they compute on tensors, and store of these, is repeated, and the rest not"
-            self._notices.warn("OL308", f"hooks in `{self._name}`, {these}: {what}")
+            lines = dict.fromkeys(str(hook.place) for hook in captured.hooks if hook.place)
+            where = "\n".join(lines) or None
+            self._notices.warn("OL308", f"hooks in `{self._name}`, {these}: {what}", where=where)
         if captured.grown:
             these = ", ".join(f"`{name}`" for name in captured.grown)
             found = (loaded_at(codes, name.rpartition(".")[2]) for name in captured.grown)

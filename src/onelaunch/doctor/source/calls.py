@@ -9,8 +9,10 @@ from onelaunch.doctor.source.expressions import Expressions
 from onelaunch.doctor.source.program import Class, Function, Program, parameters
 from onelaunch.doctor.source.results import flat, of_layer, of_library, of_method
 from onelaunch.doctor.source.scope import Call, Frame, Rules
-from onelaunch.doctor.source.torch_names import is_layer
+from onelaunch.doctor.source.torch_names import SHARED, is_layer
 from onelaunch.doctor.source.values import (
+    ARGUMENT,
+    COMPUTED,
     NUMBER,
     TENSOR,
     UNKNOWN,
@@ -111,6 +113,8 @@ class Calls(Expressions):
         if name is None and isinstance(func, ast.Attribute):
             method = func.attr
             on = self._parent(func.value) or self.evaluate(func.value)
+            if on == COMPUTED and method in SHARED:
+                on = TENSOR  # no number has it
             if on.kind in ("instance", "class"):
                 called = self.attribute_of(on, method)
         elif name is None and isinstance(func, ast.Name) and self._is_builtin(func.id):
@@ -226,6 +230,8 @@ class Calls(Expressions):
         """Return the variables with which a function begins."""
         env: dict[str, Value] = {}
         telling = self._telling(function)
+        of = function.node.args
+        bare = len(of.posonlyargs) + len(of.args) - len(of.defaults)
         for number, parameter in enumerate(parameters(function.node)):
             name = parameter.arg
             given = args[number] if number < len(args) else kwargs.get(name)
@@ -233,6 +239,9 @@ class Calls(Expressions):
                 given = bound
             if given is None or given.kind == "unknown":
                 given = TENSOR if name in telling else self.program.declared(function, parameter)
+                # With a default it may be a number, and its arithmetic gives one.
+                if given.kind == "unknown" and parameter.annotation is None and number < bare:
+                    given = ARGUMENT
             env[name] = given
         for rest in (function.node.args.vararg, function.node.args.kwarg):
             if rest is not None:

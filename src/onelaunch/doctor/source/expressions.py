@@ -195,7 +195,7 @@ class Expressions(Scope):
         if value.is_tensor:
             inverted = isinstance(node.op, ast.Invert) and value.mask
             return Value(value.kind, mask=inverted, moving=value.moving)
-        return value if value.is_plain else UNKNOWN
+        return value if value.is_plain else computed([value])
 
     def _boolean(self, node: ast.BoolOp) -> Value:
         return joined(self._operands(node, last=False))

@@ -37,6 +37,8 @@ class Value(NamedTuple):
         shaped: whether it was computed from the sizes of tensors.
         address: whether it is the address of a tensor.
         made: whether it is surely a new tensor, the result of an operation.
+        argument: of what is not known, whether it is an argument, or the result of arithmetic on
+            one, which is `made`, too: a tensor, an array or a number.
         registered: whether it is a parameter or buffer of a module.
         moving: the name of a number that changes between calls, and that it was computed from.
         place: where it is kept between calls: ``"self.cache"``, or the name of a global.
@@ -53,6 +55,7 @@ class Value(NamedTuple):
     shaped: bool = False
     address: bool = False
     made: bool = False
+    argument: bool = False
     registered: bool = False
     moving: str | None = None
     place: str | None = None
@@ -74,6 +77,8 @@ class Value(NamedTuple):
 UNKNOWN = Value()
 PLAIN = Value("plain")
 NUMBER = Value("number")
+ARGUMENT = Value(argument=True)
+COMPUTED = Value(argument=True, made=True)
 FLAG = Value("number", flag=True)
 TENSOR = Value("tensor")
 MASK = Value("tensor", mask=True)
@@ -144,4 +149,4 @@ def computed(values: list[Value]) -> Value:
             address=any(v.address for v in values),
             moving=moving,
         )
-    return UNKNOWN
+    return COMPUTED if any(v.argument for v in values) else UNKNOWN

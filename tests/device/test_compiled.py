@@ -18,6 +18,8 @@ import onelaunch as ol
 from onelaunch.capture.callee import Callee
 
 from .drop_in import assert_same, drop_in_worlds, on_accelerators, on_cpu_and_cuda, replays
+from .regions import two_models
+from .test_backend_worlds import with_statistics
 from .training import Rand
 
 
@@ -357,78 +359,13 @@ def test_a_part_on_the_host_runs_in_pieces(device: torch.device, rand: Rand) -> 
     assert fast.stats().replays >= 4
 
 
-# Training: the forward and the backward that AOTAutograd makes are two recordings.
-
-
-class Layers(nn.Sequential):
-    def __init__(self, norm: type[nn.Module] = nn.BatchNorm1d) -> None:
-        super().__init__(nn.Linear(4, 8), norm(8), nn.GELU(), nn.Linear(8, 2))
-
-
-def two_models(
-    device: torch.device, norm: type[nn.Module] = nn.BatchNorm1d
-) -> tuple[nn.Module, Any]:
-    made: list[nn.Module] = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        made.append(Layers(norm).to(device))
-    return made[0], ol.graph(made[1], compile=True)
-
-
-def assert_close(model: nn.Module, fast: nn.Module) -> None:
-    """Of one state and the same gradients, but for rounding."""
-    for (name, p), q in zip(model.named_parameters(), fast.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None), name
-        torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(q, p, rtol=1e-3, atol=1e-4)
-    for p, q in zip(model.buffers(), fast.buffers(), strict=True):
-        torch.testing.assert_close(q, p, rtol=1e-3, atol=1e-4)
-
-
-@on_accelerators
-def test_training(device: torch.device, rand: Rand) -> None:
-    model, fast = two_models(device)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, fast)]
-    for i in range(9):
-        for m, optimizer in zip((model, fast), optimizers, strict=True):
-            optimizer.zero_grad()
-            m(rand(i, 5, 4)).square().mean().backward()
-            optimizer.step()
-        assert_close(model, fast)
-    assert len(fast.recordings) == 1
-    assert replays(fast) == 6
-
-
-@on_accelerators
-def test_gradients_accumulate(device: torch.device, rand: Rand) -> None:
-    model, fast = two_models(device)
-    for i in range(12):
-        for m in (model, fast):
-            if i % 3 == 0:
-                m.zero_grad()
-            m(rand(i, 5, 4)).square().mean().backward()
-        assert_close(model, fast)
-    assert replays(fast) == 9
-
-
-@on_accelerators
-def test_two_forwards_before_a_backward(device: torch.device, rand: Rand) -> None:
-    """And the first backward last, over a graph that is kept."""
-    model, fast = two_models(device, nn.LayerNorm)
-    for i in range(9):
-        for m in (model, fast):
-            m.zero_grad()
-            first, second = m(rand(i, 5, 4)), m(rand(i + 50, 5, 4))
-            second.square().mean().backward()
-            first.square().mean().backward(retain_graph=True)
-            first.sum().backward()
-        assert_close(model, fast)
-    assert replays(fast) >= 10
+# Training; more of it is in test_backend_worlds.py.
 
 
 @on_accelerators
 def test_an_argument_gets_its_gradient(device: torch.device, rand: Rand) -> None:
-    model, fast = two_models(device)
+    model, other = two_models(device, with_statistics)
+    fast = ol.graph(other, compile=True)
     for i in range(8):
         grads: list[Tensor] = []
         for m in (model, fast):

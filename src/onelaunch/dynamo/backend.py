@@ -127,8 +127,8 @@ setattr(onelaunch, "reset", reset)  # noqa: B010
 
 
 def _to_be_reset() -> None:
-    """Have the next `torch._dynamo.reset` call ours: a function that was compiled before the last one
-    compiles again, and torch forgets backends there."""
+    """Have the next `torch._dynamo.reset` call ours: torch forgets a backend there, and functions
+    that were compiled before compile again."""
     frames: Any = importlib.import_module("torch._dynamo.eval_frame")
     frames.cached_backends.setdefault(id(onelaunch), onelaunch)
 

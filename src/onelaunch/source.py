@@ -11,7 +11,7 @@ import os
 import random
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -185,10 +185,20 @@ def is_users(filename: str) -> bool:
     if found is not None:
         return found
     if filename.startswith("<"):  # generated code, unless a notebook or doctest holds its source
-        return bool(linecache.getline(filename, 1))
-    inside = os.path.abspath(filename).startswith((TORCH, PACKAGE))
+        return not filename.startswith(_OF_GRAPHS) and bool(linecache.getline(filename, 1))
+    inside = os.path.abspath(filename).startswith((TORCH, PACKAGE, *_inductors()))
     found = _users[filename] = not inside and filename not in _PLUMBING
     return found
+
+
+_OF_GRAPHS = "<eval_with_key>"
+"""What torch calls the files of the code that it makes of graphs, whose source it keeps."""
+
+
+def _inductors() -> Sequence[str]:
+    """Return the folder where Inductor keeps the code that it makes, if it is in use."""
+    caches: Any = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+    return () if caches is None else (os.path.abspath(caches.cache_dir()) + os.sep,)
 
 
 _users: dict[str, bool] = {}

@@ -884,3 +884,26 @@ def test_inductor_has_a_hook_for_cuda_graphs() -> None:
     assert {f.name for f in dataclasses.fields(GraphPartitionMap)} >= {"id", "input_index_mapping"}
     check = list(inspect.signature(align_inputs_from_check_idxs).parameters)
     assert check == ["model", "inputs_to_check", "mutated_input_idxs"]
+
+
+def test_dynamo_keeps_backends_to_reset_and_the_values_of_floats() -> None:
+    """The backend comes back there after a reset, and hides floats that a graph does not read."""
+    from torch._dynamo import eval_frame
+
+    assert isinstance(eval_frame.cached_backends, dict)
+    found: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        found.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    fast = torch.compile(lambda x, t: x * t, backend=backend)
+    for i in range(3):
+        fast(torch.ones(3), 0.5 + i)
+    torch._dynamo.reset()
+    (node,) = [n for n in found[-1].graph.nodes if n.target == "item"]
+    value = node.meta["example_value"]
+    env = value.node.shape_env
+    named = "backed_var_to_val" if hasattr(env, "backed_var_to_val") else "var_to_val"
+    assert value.node._expr in getattr(env, named)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [
         item
         for item in items
-        if params[item].get("fresh") != "hidden" or params[item].get("device") in ("tape", None)
+        if "hidden" not in (params[item].get("fresh"), params[item].get("world"))
+        or params[item].get("device") in ("tape", None)
     ]
 
 
@@ -45,12 +47,31 @@ def fresh(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     """Nothing compiled so far. Code of the backend shows its operations, or hides them, as
     Inductor's does in any case."""
     torch._dynamo.reset()
-    from onelaunch.dynamo import region  # takes half a second
-
     if request.param == "hidden":
-        monkeypatch.setattr(region, "eager_aten", None)
+        _hide(monkeypatch)
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture(params=["seen", "hidden", "policy", "whole", "plain"])
+def world(
+    request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """A way to record compiled code: see worlds.py."""
+    from . import worlds  # it imports Inductor
+
+    if request.param == "policy" and not worlds.HAS_HOOK:
+        pytest.skip("the hook is torch 2.12's")
+    if request.param == "hidden":
+        _hide(monkeypatch)
+    with worlds.entered(request.param, device) as entered:
+        yield entered
+
+
+def _hide(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onelaunch.dynamo import region  # takes half a second
+
+    monkeypatch.setattr(region, "eager_aten", None)
 
 
 @pytest.fixture

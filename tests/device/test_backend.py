@@ -8,7 +8,6 @@ ask of its CUDA graph trees is asked here too.
 from __future__ import annotations
 
 import gc
-import warnings
 import weakref
 from typing import Any
 
@@ -21,9 +20,9 @@ import onelaunch as ol
 from onelaunch.dynamo import backend, onelaunch
 from onelaunch.dynamo.backend import graphs
 
-from .drop_in import allocated, assert_same, on_accelerators, on_cpu
+from .drop_in import on_accelerators, on_cpu
 from .programs import Program, programs
-from .regions import F, compiled, recordings, replays, same_calls, two_models
+from .regions import F, compiled, recordings, replays, same_calls
 from .test_programs import world
 from .training import Rand
 
@@ -39,16 +38,6 @@ def rand(rand: Rand) -> Rand:
 
 
 # What is recorded.
-
-
-@on_accelerators
-def test_a_function(device: torch.device, rand: Rand) -> None:
-    def f(x: Tensor) -> Tensor:
-        return x.sin().cos()
-
-    with torch.no_grad():
-        same_calls(f, compiled(f), lambda i: (rand(i, 100),))
-    assert replays() == 5
 
 
 @on_accelerators
@@ -132,59 +121,6 @@ def test_ways_to_compile(device: torch.device, rand: Rand, how: str) -> None:
 
 
 @on_accelerators
-def test_blocks_that_are_compiled_once(device: torch.device, rand: Rand) -> None:
-    """One code, and a recording for the parameters of each block."""
-    torch.manual_seed(0)
-    blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3)).to(device)
-    fast = [torch.compile(block, backend=onelaunch) for block in blocks]
-
-    def through(layers: Any, x: Tensor) -> Tensor:
-        for layer in layers:
-            x = layer(x).relu()
-        return x
-
-    with torch.no_grad():
-        same_calls(
-            lambda x: through(blocks, x), lambda x: through(fast, x), lambda i: (rand(i, 2, 4),)
-        )
-    assert len(recordings()) == 3
-    assert replays() == 15
-
-
-@on_accelerators
-def test_sizes(device: torch.device, rand: Rand) -> None:
-    """A recording for each, and no more than `max_recordings`."""
-
-    def f(x: Tensor) -> Tensor:
-        return (x * 2).sum(0)
-
-    fast = compiled(f, max_recordings=3)
-    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        same_calls(f, fast, lambda i: (rand(i, 2 + i // 5, 4),), calls=40)
-    assert [str(w.message)[:7] for w in caught if w.category is ol.GraphWarning] == ["[OL301]"]
-    assert max(len(graphed.recordings) for graphed in graphs()) == 3
-
-
-@on_accelerators
-def test_reset_frees_the_memory(device: torch.device, rand: Rand) -> None:
-    model = nn.Linear(64, 64).to(device)
-    left: list[int] = []
-    for _ in range(2):  # cuBLAS keeps the memory of its first use on a stream
-        fast = compiled(lambda x: model(x).relu())
-        for i in range(6):
-            fast(rand(i, 32, 64)).sum().backward()
-        assert replays() == 3
-        model.zero_grad()
-        torch._dynamo.reset()
-        assert not graphs()
-        del fast
-        gc.collect()
-        left.append(allocated(device))
-    assert left[1] <= left[0]
-
-
-@on_accelerators
 def test_a_model_that_is_dropped_is_freed_by_reset(device: torch.device, rand: Rand) -> None:
     model = nn.Linear(8, 8).to(device)
     alive = weakref.ref(model.weight)
@@ -199,73 +135,6 @@ def test_a_model_that_is_dropped_is_freed_by_reset(device: torch.device, rand: R
 
 
 # Arguments and results.
-
-
-def written(x: Tensor) -> Tensor:
-    x.add_(1)
-    return x * 2
-
-
-def itself(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x, x + 1
-
-
-def view(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x[1:].view(-1), x.sum()
-
-
-def twice(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = x * 2
-    return y, y
-
-
-def overlapping_results(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = x * 2
-    return y[0], y[1]
-
-
-def none_and_numbers(x: Tensor) -> tuple[Tensor, None, int, float]:
-    return x * 2, None, x.shape[0], 0.5
-
-
-@on_accelerators
-@pytest.mark.parametrize("f", [written, itself, view, twice, overlapping_results, none_and_numbers])
-def test_aliases_and_writes(device: torch.device, rand: Rand, f: F) -> None:
-    with torch.no_grad():
-        fast = compiled(f)
-        same_calls(f, fast, lambda i: (rand(i, 3, 4),))
-        x = rand(9, 3, 4)
-        expected, got = f(x.clone()), fast(x)
-        if f is itself:
-            assert got[0] is x
-        if f is view:
-            assert got[0]._base is x or got[0].data_ptr() == x[1:].data_ptr()
-        if f is twice:
-            assert got[0] is got[1]
-    torch.testing.assert_close(got, expected)
-    assert replays() >= 5
-
-
-@on_accelerators
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        lambda rand, i: (rand(i, 4)[None].expand(3, 4),),
-        lambda rand, i: (rand(i, 13)[1:],),
-        lambda rand, i: (rand(i, 4, 6)[:, ::2],),
-        lambda rand, i: (rand(i, 4, 6).t(),),
-        lambda rand, i: (rand(i, 0, 6),),
-        lambda rand, i: (rand(i, 6)[None].expand(3, 6)[:, :4],),
-    ],
-    ids=["expanded", "unaligned", "strided", "transposed", "empty", "expanded and cut"],
-)
-def test_kinds_of_arguments(device: torch.device, rand: Rand, arguments: Any) -> None:
-    def f(x: Tensor) -> Tensor:
-        return (x * 2 + 1).relu()
-
-    with torch.no_grad():
-        same_calls(f, compiled(f), lambda i: arguments(rand, i))
-    assert replays() == 5
 
 
 @on_accelerators
@@ -345,158 +214,7 @@ def test_a_cache_marked_as_static_is_written_where_it_is(device: torch.device, r
     assert replays() == 5
 
 
-# State.
-
-
-class Counted(nn.Module):
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.zeros((), device=device))
-        self.h = torch.zeros(4, device=device)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count.add_(1)
-        self.h = self.h * 0.5 + x
-        return self.h * self.count
-
-
-@on_accelerators
-def test_state_that_is_written_and_replaced(device: torch.device, rand: Rand) -> None:
-    model, other = Counted(device), Counted(device)
-    with torch.no_grad():
-        same_calls(model, compiled(other), lambda i: (rand(i, 4),), calls=12)
-    torch.testing.assert_close(other.state_dict(), model.state_dict())
-    assert replays() >= 3
-
-
-@on_accelerators
-def test_weights_that_move(device: torch.device, rand: Rand) -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(4, 4).to(device).requires_grad_(False)
-    fast = compiled(model)
-    for i in range(16):
-        if i == 5:
-            model.weight.mul_(2)  # in place: the same recording
-        if i == 6:
-            model.weight.data = rand(90, 4, 4)
-        if i == 11:
-            model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()}, assign=True)
-            model.requires_grad_(False)
-        x = rand(i, 2, 4)
-        torch.testing.assert_close(fast(x), model(x))
-    assert replays() >= 5
-
-
-@on_accelerators
-def test_random_numbers_follow_the_seed(device: torch.device, rand: Rand) -> None:
-    fast = compiled(lambda x: nn.functional.dropout(x, 0.5))
-    with torch.no_grad():
-        for _ in range(6):
-            fast(rand(1, 64))
-        torch.manual_seed(3)
-        first, second = fast(rand(1, 64)), fast(rand(1, 64))
-        torch.manual_seed(3)
-        assert_same(fast(rand(1, 64)), first)
-        assert_same(fast(rand(1, 64)), second)
-    assert not torch.equal(first, second)
-    assert replays() >= 7
-
-
 # Training.
-
-
-def layers() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 2))
-
-
-def assert_trained(model: nn.Module, other: nn.Module) -> None:
-    for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(q, p, rtol=1e-3, atol=1e-4)
-        assert (p.grad is None) == (q.grad is None)
-        if p.grad is not None:
-            torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-4)
-
-
-@on_accelerators
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
-def test_training(device: torch.device, rand: Rand, norm: type[nn.Module]) -> None:
-    model, other = two_models(
-        device, lambda: nn.Sequential(nn.Linear(4, 8), norm(8), nn.GELU(), nn.Linear(8, 2))
-    )
-    fast = compiled(other)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, other)]
-    for i in range(9):
-        for m, optimizer in zip((model, fast), optimizers, strict=True):
-            optimizer.zero_grad()
-            m(rand(i, 5, 4)).square().mean().backward()
-            optimizer.step()
-        assert_trained(model, other)
-    assert replays() == 6
-
-
-@on_accelerators
-def test_gradients_accumulate(device: torch.device, rand: Rand) -> None:
-    model, other = two_models(device, layers)
-    fast = compiled(other)
-    for i in range(12):
-        for m, run in ((model, model), (other, fast)):
-            if i % 3 == 0:
-                m.zero_grad()
-            run(rand(i, 5, 4)).square().mean().backward()
-        assert_trained(model, other)
-    assert replays() == 9
-
-
-@on_accelerators
-def test_two_forwards_before_a_backward(device: torch.device, rand: Rand) -> None:
-    """In Inductor's trees the second overwrites what the first has saved (pytorch#169545)."""
-    model, other = two_models(device, layers)
-    fast = compiled(other)
-    for i in range(9):
-        for m, run in ((model, model), (other, fast)):
-            m.zero_grad()
-            first, second = run(rand(i, 5, 4)), run(rand(i + 50, 5, 4))
-            second.square().mean().backward()
-            first.square().mean().backward(retain_graph=True)
-            first.sum().backward()
-        assert_trained(model, other)
-    assert replays() >= 10
-
-
-@on_accelerators
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo reads it
-def test_training_over_graph_breaks(device: torch.device, rand: Rand) -> None:
-    class Broken(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.first(x).relu()
-            torch._dynamo.graph_break()
-            return self.second(y)
-
-    model, other = two_models(device, Broken)
-    fast = compiled(other)
-    for i in range(8):
-        for m, run in ((model, model), (other, fast)):
-            m.zero_grad()
-            run(rand(i, 5, 4)).square().mean().backward()
-        assert_trained(model, other)
-    assert len(recordings()) == 2
-    assert replays() == 10
-
-
-@on_accelerators
-def test_dropout_in_training(device: torch.device, rand: Rand) -> None:
-    """The backward has the mask of its forward."""
-    fast = compiled(lambda x: nn.functional.dropout(x, 0.5))
-    for i in range(8):
-        x = rand(i, 64).abs().add(1).requires_grad_()
-        y = fast(x)
-        y.sum().backward()
-        assert torch.equal(x.grad != 0, y != 0)
-    assert replays() >= 5
 
 
 @on_accelerators
@@ -524,49 +242,11 @@ def on_the_host(x: Tensor) -> Tensor:
 
 
 @on_accelerators
-def test_a_part_on_the_host(device: torch.device, rand: Rand) -> None:
-    with torch.no_grad(), pytest.warns(ol.GraphWarning, match="OL312") as caught:
-        same_calls(on_the_host, compiled(on_the_host), lambda i: (rand(i, 3, 8),))
-    assert len(caught) == 1
-    assert "offsets = torch.arange" in str(caught[0].message)
-    assert len(recordings()) == 2
-    assert replays() == 10
-
-
-@on_accelerators
 def test_a_part_on_the_host_raises_where_that_is_asked(device: torch.device, rand: Rand) -> None:
     fast = compiled(on_the_host, on_refusal="raise")
     for _ in range(2):
         with torch.no_grad(), pytest.raises(ol.CaptureError, match=r"OL103.*\n.*offsets = "):
             fast(rand(1, 3, 8))
-
-
-@on_accelerators
-def test_training_around_a_part_on_the_host(device: torch.device, rand: Rand) -> None:
-    class Split(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.first(x).relu()
-            scale = y.detach().cpu().sum(0).sign()
-            return self.second(y * scale.to(x.device))
-
-    model, other = two_models(device, Split)
-    fast = compiled(other)
-
-    def step(i: int) -> None:
-        for m, run in ((model, model), (other, fast)):
-            m.zero_grad()
-            run(rand(i, 5, 4)).square().mean().backward()
-        assert_trained(model, other)
-
-    with pytest.warns(ol.GraphWarning, match="OL312"):
-        step(0)
-    for i in range(1, 8):
-        step(i)
-    assert replays() == 10
 
 
 @on_accelerators

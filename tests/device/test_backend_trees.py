@@ -21,7 +21,6 @@ from onelaunch.dynamo.backend import graphs
 
 from .drop_in import allocated, on_accelerators, on_cuda
 from .regions import F, compiled, recordings, replays, same_calls, two_models
-from .test_concurrency_threads import run_threads
 from .training import Rand
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -110,21 +109,6 @@ def test_results_that_die_leave_their_memory(device: torch.device, rand: Rand) -
         gc.collect()
         assert alive() is None
         assert allocated(device) <= before
-
-
-@on_accelerators
-def test_results_outlive_their_recordings(device: torch.device, rand: Rand) -> None:
-    def f(x: Tensor) -> Tensor:
-        return x.relu() + 2
-
-    fast = compiled(f)
-    with torch.no_grad():
-        results = [fast(rand(i, 64)) for i in range(6)]
-        torch._dynamo.reset()
-        for i in range(6):
-            torch.testing.assert_close(results[i], f(rand(i, 64)))
-            torch.testing.assert_close(fast(rand(i, 64)), f(rand(i, 64)))
-    assert replays() == 3
 
 
 def parameter(model: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -442,24 +426,6 @@ def test_a_step_of_an_optimizer(device: torch.device, rand: Rand) -> None:
 # Threads, streams, and the end.
 
 
-@on_accelerators
-def test_several_threads(device: torch.device, rand: Rand) -> None:
-    def f(x: Tensor) -> Tensor:
-        return (x * 3).relu() - 1
-
-    fast = compiled(f)
-
-    def work(seed: int) -> None:
-        for i in range(8):
-            x = rand(100 * seed + i, 64)
-            torch.testing.assert_close(fast(x), f(x))
-
-    with torch.no_grad():
-        fast(rand(1, 64))  # Dynamo compiles in one thread
-    run_threads(3, work)
-    assert replays() >= 6
-
-
 @on_cuda
 def test_streams(device: torch.device, rand: Rand) -> None:
     """Two graphs of one pool, launched from two streams by turns, each result used on its own."""
@@ -517,17 +483,3 @@ def test_a_function_that_is_gone_is_freed(device: torch.device, rand: Rand) -> N
     torch._dynamo.reset()
     gc.collect()
     assert not graphs()
-
-
-@on_accelerators
-def test_inside_of_a_graphed_callable(device: torch.device, rand: Rand) -> None:
-    """The outer capture takes the compiled code in, and no graph inside of it is launched."""
-    inner = compiled(lambda x: (x * 2).relu())
-
-    def f(x: Tensor) -> Tensor:
-        return inner(x) + 1
-
-    outer = ol.graph(f)
-    with torch.no_grad():
-        same_calls(lambda x: (x * 2).relu() + 1, outer, lambda i: (rand(i, 32),), calls=12)
-    assert outer.stats().replays > 0

@@ -6,6 +6,7 @@ callable stands for its compiled version, whose operations nobody watches either
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ import onelaunch as ol
 from onelaunch.capture.callee import Callee
 
 from .drop_in import assert_same, drop_in_worlds, on_accelerators, on_cpu_and_cuda, replays
+from .regions import two_models
+from .test_backend_worlds import with_statistics
 from .training import Rand
 
 
@@ -40,6 +43,9 @@ def compiled(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
 def rand(rand: Rand) -> Rand:
     """Small whole numbers, with which whatever Inductor fuses is exact."""
     return lambda seed, *shape: rand(seed, *shape).mul(4).round()
+
+
+TABLE = torch.arange(4.0) / 3
 
 
 def written(x: Tensor) -> Tensor:
@@ -274,16 +280,43 @@ def test_every_size_is_compiled_before_its_capture(device: torch.device, rand: R
 
 
 @on_accelerators
-def test_a_number_of_the_host_is_read_at_each_call(device: torch.device, rand: Rand) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, n: x * n,
+        lambda x, n: x * (n * 2),
+        lambda x, n: x * n.to(x.device),
+        lambda x, n: torch.where(n > 2, x, (n + 1).to(x.device) - x),
+    ],
+)
+def test_a_number_of_the_host_is_read_at_each_call(
+    device: torch.device, rand: Rand, f: Callable[..., Tensor], ahead: bool
+) -> None:
+    fast = ol.graph(f, compile=True)
+    with torch.no_grad():
+        if ahead:
+            fast.capture(rand(0, 3, 4), torch.tensor(0.0))
+        for i in range(8):
+            n = torch.tensor(float(i))
+            torch.testing.assert_close(fast(rand(i, 3, 4), n), f(rand(i, 3, 4), n))
+    assert len(fast.recordings) == 1
+
+
+@on_accelerators
+def test_a_number_of_the_host_among_host_tensors(device: torch.device, rand: Rand) -> None:
+    """On the device, as a capture has it, they would not go together."""
+
     def f(x: Tensor, n: Tensor) -> Tensor:
-        return x * n
+        return x + (n + torch.arange(4.0)).to(x.device)
 
     fast = ol.graph(f, compile=True)
     with torch.no_grad():
-        for i in range(8):
-            x = rand(i, 3, 4)
-            torch.testing.assert_close(fast(x, torch.tensor(float(i))), x * i)
-    assert len(fast.recordings) == 1
+        for i in range(3):
+            n = torch.tensor(float(i))
+            torch.testing.assert_close(fast(rand(i, 3, 4), n), f(rand(i, 3, 4), n))
+        with pytest.raises(ol.CaptureError, match="OL104"):
+            fast(rand(3, 3, 4), torch.tensor(3.0))
 
 
 @on_accelerators
@@ -294,89 +327,45 @@ def test_a_number_of_the_host_is_read_at_each_call(device: torch.device, rand: R
         (lambda x: x * 2 if x.sum() > 0 else x, "OL101"),
         (lambda x: x * len(x.sum(0).tolist()), "OL101"),
         (lambda x: x[x > 0], "OL102"),
+        (lambda x: (x * 2).cpu().sin().to(x.device), "OL103"),
+        (lambda x: x + torch.rand(4).to(x.device), "OL103"),
+        (lambda x: x + TABLE.to(x.device), "OL103"),
+        (lambda x: x + torch.arange(4.0).cumsum(0).mul(TABLE).to(x.device), "OL103"),
     ],
 )
-def test_what_the_host_reads_has_its_code(
-    device: torch.device, rand: Rand, f: Callable[[Tensor], Tensor], code: str
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_the_host_does_has_its_code(
+    device: torch.device, rand: Rand, f: Callable[[Tensor], Tensor], code: str, ahead: bool
 ) -> None:
+    """That of a run without ``compile``, whatever the device says of the compiled code."""
     fast = ol.graph(f, compile=True)
+    run = fast.capture if ahead else fast
     with torch.no_grad(), pytest.raises(ol.CaptureError, match=code) as caught:
-        [fast(rand(i, 3, 4)) for i in range(6)]
-    assert "test_compiled.py" in str(caught.value.where)
-
-
-# Training: the forward and the backward that AOTAutograd makes are two recordings.
-
-
-class Layers(nn.Sequential):
-    def __init__(self, norm: type[nn.Module] = nn.BatchNorm1d) -> None:
-        super().__init__(nn.Linear(4, 8), norm(8), nn.GELU(), nn.Linear(8, 2))
-
-
-def two_models(
-    device: torch.device, norm: type[nn.Module] = nn.BatchNorm1d
-) -> tuple[nn.Module, Any]:
-    made: list[nn.Module] = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        made.append(Layers(norm).to(device))
-    return made[0], ol.graph(made[1], compile=True)
-
-
-def assert_close(model: nn.Module, fast: nn.Module) -> None:
-    """Of one state and the same gradients, but for rounding."""
-    for (name, p), q in zip(model.named_parameters(), fast.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None), name
-        torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(q, p, rtol=1e-3, atol=1e-4)
-    for p, q in zip(model.buffers(), fast.buffers(), strict=True):
-        torch.testing.assert_close(q, p, rtol=1e-3, atol=1e-4)
+        [run(rand(i, 3, 4)) for i in range(6)]
+    assert str(caught.value.where).startswith("tests/device/test_compiled.py")
 
 
 @on_accelerators
-def test_training(device: torch.device, rand: Rand) -> None:
-    model, fast = two_models(device)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, fast)]
-    for i in range(9):
-        for m, optimizer in zip((model, fast), optimizers, strict=True):
-            optimizer.zero_grad()
-            m(rand(i, 5, 4)).square().mean().backward()
-            optimizer.step()
-        assert_close(model, fast)
-    assert len(fast.recordings) == 1
-    assert replays(fast) == 6
+def test_a_part_on_the_host_runs_in_pieces(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        return (x * 2).cpu().sin().to(x.device) + 1
+
+    fast = ol.graph(f, compile=True, on_refusal="split")
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(8):
+            torch.testing.assert_close(fast(rand(i, 3, 4)), f(rand(i, 3, 4)))
+    assert {str(w.message)[1:6] for w in caught} == {"OL311", "OL312"}
+    assert fast.stats().replays >= 4
 
 
-@on_accelerators
-def test_gradients_accumulate(device: torch.device, rand: Rand) -> None:
-    model, fast = two_models(device)
-    for i in range(12):
-        for m in (model, fast):
-            if i % 3 == 0:
-                m.zero_grad()
-            m(rand(i, 5, 4)).square().mean().backward()
-        assert_close(model, fast)
-    assert replays(fast) == 9
-
-
-@on_accelerators
-def test_two_forwards_before_a_backward(device: torch.device, rand: Rand) -> None:
-    """And the first backward last, over a graph that is kept."""
-    model, fast = two_models(device, nn.LayerNorm)
-    for i in range(9):
-        for m in (model, fast):
-            m.zero_grad()
-            first, second = m(rand(i, 5, 4)), m(rand(i + 50, 5, 4))
-            second.square().mean().backward()
-            first.square().mean().backward(retain_graph=True)
-            first.sum().backward()
-        assert_close(model, fast)
-    assert replays(fast) >= 10
+# Training; more of it is in test_backend_worlds.py.
 
 
 @on_accelerators
 def test_an_argument_gets_its_gradient(device: torch.device, rand: Rand) -> None:
-    model, fast = two_models(device)
+    model, other = two_models(device, with_statistics)
+    fast = ol.graph(other, compile=True)
     for i in range(8):
         grads: list[Tensor] = []
         for m in (model, fast):

@@ -1,6 +1,6 @@
 """``mode="reduce-overhead"`` with `onelaunch.dynamo.cudagraph_policy`: what only Inductor shows.
 
-Its contract is in tests/device/test_policy.py, which runs on CUDA too.
+Its contract is in tests/device: test_backend_worlds.py and test_policy.py, which run on CUDA too.
 """
 
 from __future__ import annotations
@@ -136,23 +136,3 @@ def test_streams(policy: Any) -> None:
         for i, got in found:
             torch.testing.assert_close(got, f(random(i, 128, 128)) * 2, rtol=1e-4, atol=1e-3)
     assert replays() >= 18
-
-
-def test_a_step_that_is_captured_whole(policy: Any) -> None:
-    """Its warm-ups hold the lock while the engine's thread runs the compiled backward."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)).cuda()
-    optimizer = torch.optim.Adam(model.parameters(), capturable=True)
-    fast = torch.compile(model, mode="reduce-overhead")
-
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = fast(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    outer = ol.graph(step)
-    losses = [outer(random(1, 16, 32)).item() for _ in range(12)]
-    assert losses == sorted(losses, reverse=True)
-    assert outer.stats().replays > 0

@@ -25,6 +25,10 @@ _BY_VALUE = (
 )
 
 
+_EMPTY: tuple[object, ...] = ()
+"""The one empty tuple that Python has."""
+
+
 class Leaf(NamedTuple):
     """The place of the tensor number `index`."""
 
@@ -191,8 +195,8 @@ def flatten(
             Hugging Face `Cache`) into their attributes; or class -> True to flatten its instances
             so, with the objects inside them that hold tensors, False to keep its instances whole.
         known: id -> objects that are not flattened.
-        number: called with each container but tuples, which is marked as `Shared` with the result;
-            see `Places`.
+        number: called with each container, which is marked as `Shared` with the result; see
+            `Places`.
     """
     flattening = _Flattening(objects, known, number)
     return Flat(flattening.tree_of(value, root), flattening.tensors, flattening.paths)
@@ -265,7 +269,7 @@ class _Flattening:
             for child, step in zip(children, _steps(value, keys), strict=True)
         )
         made = Container(type(value), keys, flat)
-        if self._number is None or type(value) in (tuple, slice):
+        if self._number is None or type(value) is slice or value is _EMPTY:
             return made
         return Shared(self._number(value), made)
 
@@ -331,10 +335,10 @@ def _parts(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
         children, context = pytree.SUPPORTED_NODES[kind].flatten_fn(value)
         return (pytree.SUPPORTED_NODES[kind], context), list(children)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = tuple(field.name for field in dataclasses.fields(value))
-        if all(hasattr(value, name) for name in names):
-            # `__post_init__` may have stored more.
-            names += tuple(name for name in getattr(value, "__dict__", ()) if name not in names)
+        fields = [field.name for field in dataclasses.fields(value)]
+        if all(hasattr(value, name) for name in fields):
+            # In the order of `vars`. `__post_init__` may have stored more; slots are not there.
+            names = tuple(dict.fromkeys([*getattr(value, "__dict__", ()), *fields]))
             return names, [getattr(value, name) for name in names]
     if isinstance(value, tuple) and _is_tuple_kind(kind):
         items = list(tuple.__iter__(cast(tuple[object, ...], value)))  # not its class's `__iter__`
@@ -377,28 +381,37 @@ def _numbered(value: object) -> Iterator[str]:
     return (f"[{i}]" for i in range(len(parts[1]) if parts else 0))
 
 
-def unflatten(tree: Tree, leaves: list[Any], within: tuple[Any, ...] = ()) -> Any:
+def unflatten(
+    tree: Tree,
+    leaves: list[Any],
+    within: tuple[Any, ...] = (),
+    shared: dict[int, Any] | None = None,
+) -> Any:
     """Rebuild a value: containers are new, constants the same objects.
 
     Args:
         tree: the value's tree.
         leaves: its tensors.
         within: the objects around it.
+        shared: the containers so far that are in several places, by number.
     """
+    shared = {} if shared is None else shared
     if isinstance(tree, Leaf):
         return leaves[tree.index]
     if isinstance(tree, Constant | Same):
         return tree.value
-    if isinstance(tree, Shared):  # each place gets an object of its own: see `replay.launch`
-        return unflatten(tree.tree, leaves, within)
+    if isinstance(tree, Shared):
+        if tree.number not in shared:
+            shared[tree.number] = unflatten(tree.tree, leaves, within, shared)
+        return shared[tree.number]
     if isinstance(tree, Above):
         return weakref.ref(within[-tree.up]) if tree.weak else within[-tree.up]
     if isinstance(tree.keys, Names):  # made before its attributes, which may refer to it
         made = build(tree, [])
         for name, child in zip(tree.keys, tree.children, strict=True):
-            vars(made)[name] = unflatten(child, leaves, (*within, made))
+            vars(made)[name] = unflatten(child, leaves, (*within, made), shared)
         return made
-    return build(tree, [unflatten(child, leaves, within) for child in tree.children])
+    return build(tree, [unflatten(child, leaves, within, shared) for child in tree.children])
 
 
 def build(tree: Container, children: list[Any]) -> Any:

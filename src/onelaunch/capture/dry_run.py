@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.call.tree import Flat, Tree, flatten, unflatten
+from onelaunch.capture.io_plan import is_filled
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.random_state import HostGenerators
 from onelaunch.driver.select import preserved_random_state
@@ -41,9 +42,12 @@ def rolled_back(
 ) -> Generator[Effects]:
     """Return a context for a run on `inputs` that restores everything at its end."""
     here = [t for t in inputs if t.device.type == device.type]
+    numbers = [t for t in inputs if is_filled(t, device)]
     before = reached.walk()
     held = held_by(driver, device, before)
-    effects = Effects(Observer(driver, device, here, held=held, save=True, refuse="later"))
+    effects = Effects(
+        Observer(driver, device, here, held=held, save=True, refuse="later", numbers=numbers)
+    )
     generators = HostGenerators((slot.name, value) for slot, value in before.held.values())
     with same_modes(), preserved_random_state(device):
         try:

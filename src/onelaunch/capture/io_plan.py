@@ -77,8 +77,8 @@ def plan_inputs(
     groups: list[Group] = []
     for index, t in enumerate(tensors):
         if t.device.type != device.type:
-            travels.append(Travel.FILL if t.dim() == 0 else Travel.HOST)
-            if t.dim() == 0:
+            travels.append(Travel.FILL if is_filled(t, device) else Travel.HOST)
+            if travels[-1] == Travel.FILL:
                 groups.append(Group([index], Region(-1 - index, 0, t.element_size()), Travel.FILL))
             continue
         if t.device != device:
@@ -95,6 +95,11 @@ def plan_inputs(
         if alone and group.region.is_sparse(tensors[first]):
             group.travel = travels[first] = Travel.COPY
     return Inputs(list(tensors), [TensorSpec.of(t) for t in tensors], travels, groups)
+
+
+def is_filled(t: Tensor, device: torch.device) -> bool:
+    """Return whether an argument is a number of the host, which a recording gets on the device."""
+    return t.dim() == 0 and t.device.type != device.type
 
 
 def staged_bytes(driver: Driver, tensors: Sequence[Tensor], device: torch.device) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from torch import Tensor
 from onelaunch.call.tree import Tree
 from onelaunch.capture import distributed
 from onelaunch.capture.checks import refuse_compound_leaves
+from onelaunch.capture.compilation import CompiledLate
 from onelaunch.capture.counts import Counts, number_slot
 from onelaunch.capture.followed import FollowedNumbers, NumberTrials
 from onelaunch.capture.forward import BackwardInside
@@ -32,6 +34,9 @@ from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Slot
 from onelaunch.watch.ledger import Difference, moved, optimizers_in
 from onelaunch.watch.lifted import Lifted
+
+_OF_DEVICES = ("OL103", "OL109")
+"""The codes of what a device refuses in code whose operations nobody watches."""
 
 
 @dataclass(slots=True)
@@ -105,6 +110,7 @@ class CaptureSession:
                     continue
                 if self._lifted is not None and self._lifted.exhausted:
                     error = self._changed() or error
+                error = self._as_written(error)
                 error.where = error.where or job.line(error.code)
                 raise error
             finally:
@@ -160,6 +166,15 @@ class CaptureSession:
         """Return the refusal of a difference between this run and the one before it, or None."""
         differences = (run.differs for run in self._runs if run.differs is not None)
         return next((difference.refusal() for difference in differences), None)
+
+    def _as_written(self, error: CaptureError) -> CaptureError:
+        """Return the refusal of the user's line for a device's refusal of the code compiled of it,
+        which names neither."""
+        known = self.job.known
+        if known is None or known.suspected is None or known.refused is not None:
+            return error
+        late = isinstance(error, CompiledLate)
+        return error if late or error.code not in _OF_DEVICES else copy.copy(known.suspected)
 
     def _release(self) -> None:
         # Observers hold themselves, and views that keep AccumulateGrad nodes on this stream.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,14 +33,8 @@ class Refusals(Observer):
         self.found.append((self._spot(), error))
         return super().note_refusal(error)
 
-    def _copy_of(self, name: str, t: Tensor) -> Tensor:
-        return t  # a capture would have a copy of it on the device, and does not refuse it
-
-    def _defer(self, check: Callable[..., object], *args: Any) -> None:
-        try:
-            check(*args)
-        except CaptureError as error:  # its frames would hold all that the run made
-            self.note_refusal(error.with_traceback(None))
+    def _keep(self, error: CaptureError, sure: bool) -> None:
+        self.note_refusal(error)
 
 
 ON_CUDA = {

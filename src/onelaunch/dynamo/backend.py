@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 from onelaunch.capture.compilation import Backend
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import select
+from onelaunch.dynamo.numbers import beside
 from onelaunch.dynamo.region import Region, region_of
 from onelaunch.dynamo.settings import Settings
 from onelaunch.dynamo.split import changes_modes, compiled_parts, refused_nodes
@@ -54,6 +56,7 @@ def onelaunch(
         tensor([1., 1.])
     """
     settings = Settings.of(mode, options)
+    _to_be_reset()
     driver, device = driver_of(graph, inputs)
     compiler = settings.compiler(driver)
     if driver.compiler is None:
@@ -80,6 +83,11 @@ def record_graph(
     Args:
         regions: where the regions that this makes are noted.
     """
+
+    apart = beside(graph, inputs, device)
+    if apart is not None:
+        rest = record_graph(apart.graph, apart.inputs, device, compiler, settings, regions)
+        return apart.around(rest)
 
     def compile_part(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
         region = region_of(part, given, device, compiler, settings)
@@ -116,6 +124,13 @@ def reset() -> None:
 
 
 setattr(onelaunch, "reset", reset)  # noqa: B010
+
+
+def _to_be_reset() -> None:
+    """Have the next `torch._dynamo.reset` call ours: torch forgets a backend there, and functions
+    that were compiled before compile again."""
+    frames: Any = importlib.import_module("torch._dynamo.eval_frame")
+    frames.cached_backends.setdefault(id(onelaunch), onelaunch)
 
 
 def _raising(error: CaptureError) -> Callable[..., Any]:

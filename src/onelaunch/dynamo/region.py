@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.compilation import Backend, compiled_graph, eager_aten
 from onelaunch.dynamo.lines import function_of
+from onelaunch.dynamo.numbers import floats_elsewhere
 from onelaunch.dynamo.settings import Settings
 from onelaunch.dynamo.sizes import Sized, sized
 from onelaunch.frames.reads import Reads
@@ -198,7 +199,8 @@ def region_of(
     sizes = None if wanted is None else sized(graph, static, wanted)
     given = [t.to(device) if i in numbers else t for i, t in enumerate(inputs)]
     name = function_of(graph)
-    run, shown = compiled_graph(graph, given, compiler)
+    with floats_elsewhere(graph):
+        run, shown = compiled_graph(graph, given, compiler)
     if compiler is eager_aten:
         shown = run
     return Region(name, run, shown, static, numbers, sizes, len(inputs), device, settings)

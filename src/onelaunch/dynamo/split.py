@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.passes.split_module import split_module
 
 from onelaunch.driver.aten import tensors
 from onelaunch.driver.refusals import refusal
+from onelaunch.dynamo.fakes import detached, fake_mode, inputs_of
 from onelaunch.dynamo.lines import line_of_node
 from onelaunch.errors import CaptureError
 from onelaunch.unwinding import DispatchMode
@@ -35,10 +35,10 @@ _UNSAFE: Any = getattr(torch.Tag, "cudagraph_unsafe", None)
 def refused_nodes(graph: Graph, device: torch.device) -> dict[Node, CaptureError]:
     """Return the nodes that a recording cannot contain, each with the reason."""
     found: dict[Node, CaptureError] = {}
-    mode = _fake_mode(graph)
+    mode = fake_mode(graph)
     if mode is not None:
         with mode, torch.no_grad():
-            _Checked(graph, mode, device, found).run(*map(_detached, _inputs(graph)))
+            _Checked(graph, mode, device, found).run(*map(detached, inputs_of(graph)))
     return found
 
 
@@ -50,9 +50,9 @@ def compiled_parts(
     whole = split_module(graph, graph, lambda node: parts.get(node, 0), keep_original_order=True)
     eager = {f"submod_{parts[node]}" for node in refused}
     inputs: dict[str, Sequence[Any]] = {}
-    mode: Any = _fake_mode(graph)
+    mode: Any = fake_mode(graph)
     with mode:
-        _Inputs(whole, mode, inputs).run(*[node.meta["example_value"] for node in _inputs(graph)])
+        _Inputs(whole, mode, inputs).run(*[node.meta["example_value"] for node in inputs_of(graph)])
     for name, given in inputs.items():
         part: Any = whole.get_submodule(name)
         del whole._modules[name]
@@ -77,22 +77,6 @@ def changes_modes(graph: Graph) -> bool:
     after it in another mode."""
     names = [getattr(node.target, "__name__", "") for node in graph.graph.nodes]
     return any(name.startswith(_MODES) for name in names)
-
-
-def _inputs(graph: Graph) -> Sequence[Node]:
-    return graph.graph.find_nodes(op="placeholder")
-
-
-def _fake_mode(graph: Graph) -> Any:
-    """Return the mode in which a graph's examples compute, or None if it has none."""
-    values = (node.meta.get("example_value") for node in graph.graph.nodes)
-    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
-
-
-def _detached(node: Node) -> Any:
-    """Return the example of an input, whose sizes an operation may change."""
-    value = node.meta["example_value"]
-    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _parts(graph: Graph, refused: Mapping[Node, CaptureError]) -> dict[Node, int]:

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from onelaunch.call.ambient import runs_inline
+from onelaunch.call.places import Places
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.driver.protocol import Driver
@@ -194,7 +195,7 @@ class Bucketed(Graphed[P, R]):
             part = cast(Any, self)(*args, **kwargs)
             counted = self._count(sizes)
             counted.made, counted.chunks = counted.made - 1, counted.chunks + 1
-            parts.append(flatten(part, "result", objects=True))
+            parts.append(flatten(part, "result", objects=True, number=Places().note))
         return joined(parts, proof, place)
 
     # For users.

@@ -102,9 +102,13 @@ def chunks(
 def joined(parts: Sequence[Flat], proof: Proof, place: int) -> Any:
     """Return the results of all chunks as one; its tensors are new memory."""
     whole: list[Tensor] = []
-    for number in range(len(parts[0].tensors)):
-        dim = next(f.dim for f in proof.follows[number] if f.place == place)
-        whole.append(torch.cat([part.tensors[number] for part in parts], dim))
+    made: dict[tuple[int, ...], Tensor] = {}  # a tensor may be in several places
+    for number, follows in enumerate(proof.follows):
+        dim = next(f.dim for f in follows if f.place == place)
+        rows = [part.tensors[number] for part in parts]
+        key = tuple(map(id, rows))
+        made[key] = made[key] if key in made else torch.cat(rows, dim)
+        whole.append(made[key])
     return unflatten(parts[0].tree, whole)
 
 

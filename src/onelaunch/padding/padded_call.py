@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from onelaunch.call.places import Places
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten, unique
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.rows import first_rows
@@ -63,13 +64,12 @@ class PaddedCall:
     def _cut(
         self, result: Any, sizes: Sizes, given: Sequence[Tensor], grown: Sequence[Tensor]
     ) -> Any:
-        parts = flatten(result, "result", objects=True)
-        own = {id(g): t for g, t in zip(grown, given, strict=True)}
-        cuts = [
-            own[id(t)] if id(t) in own else cut(t, follows, sizes)
-            for t, follows in zip(parts.tensors, self._proof.follows, strict=True)
-        ]
-        return unflatten(parts.tree, cuts)
+        parts = flatten(result, "result", objects=True, number=Places().note)
+        real = {id(g): t for g, t in zip(grown, given, strict=True)}
+        for t, follows in zip(parts.tensors, self._proof.follows, strict=True):
+            if id(t) not in real:  # a tensor may be in several places
+                real[id(t)] = cut(t, follows, sizes)
+        return unflatten(parts.tree, [real[id(t)] for t in parts.tensors])
 
 
 def refuse_shared(proof: Proof, flat: Flat) -> None:

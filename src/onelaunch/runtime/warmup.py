@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from threading import Thread, get_ident
 from typing import Any
@@ -26,6 +26,7 @@ from onelaunch.call.kinds import kinds_in
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.dry_run import refuse_lasting, rolled_back
+from onelaunch.capture.io_plan import is_filled
 from onelaunch.driver.aten import operator
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.distance import apart
@@ -158,7 +159,7 @@ class Warmup:
         before = attempt.reached.walk()
         held = held_by(attempt.driver, device, before)
         named = places(attempt.flat.tensors, ((slot.name, t) for slot, t in before.tensors()))
-        numbers = [t for t in attempt.flat.tensors if t.dim() == 0 and t.device.type != device.type]
+        numbers = [t for t in attempt.flat.tensors if is_filled(t, device)]
         observer = Observer(
             attempt.driver, device, here, held=held, refuse="later", numbers=numbers
         )
@@ -167,14 +168,12 @@ class Warmup:
             hooks = NoHooks(observer.note_refusal) if _trains(attempt) else nullcontext()
             with observer.host_reads(), hooks, observer, signature.asking.answering():
                 result = self._callee.watched(run)()
-            if any(t is n for t in flatten(result).tensors for n in numbers):
-                observer.note_refusal(_returned())
         finally:
             observer.release()
         if any(map(_creates_state, attempt.reached.changed(before)[1])):
             signature.warm -= 1  # an optimizer's first step: the next call shows what it reads
         else:
-            signature.known = CompiledAccesses.of(observer, named)
+            signature.known = _accesses(attempt, observer, named, result)
         return result
 
     def _stepping(self, signature: SignatureState, refuse: Refuse) -> AbstractContextManager[None]:
@@ -253,11 +252,13 @@ class Warmup:
                 after = flatten_call(args, kwargs, kinds_in(flat.tree))
                 signature.forward = wants_grad(driver, result, after, callee.reached(after))
                 then(result)
+            if callee.is_compiled(driver):
+                signature.known = _accesses(attempt, observer, named, result)
             del result
             signature.need_bytes = max(0, need - observer.saved_bytes)
             signature.threads.add(get_ident())
-            if callee.is_compiled(driver):
-                signature.known = CompiledAccesses.of(observer, named)
+            if signature.known is not None and signature.known.refused is None:
+                args, kwargs = _on_device(attempt)
                 for _ in range(2):
                     driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
         refuse_lasting(effects.found)
@@ -298,17 +299,21 @@ def _on_device(attempt: Attempt) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call as its capture has them: a number that is a tensor of the host
     is copied to the device."""
     device = attempt.device
-    tensors = [
-        t.to(device) if t.dim() == 0 and t.device.type != device.type else t
-        for t in attempt.flat.tensors
-    ]
+    tensors = [t.to(device) if is_filled(t, device) else t for t in attempt.flat.tensors]
     return unflatten(attempt.flat.tree, tensors)
 
 
-def _returned() -> CaptureError:
-    """Return the refusal of compiled code that returns a number that it got as a host tensor."""
-    fix = "return it outside of the callable, or pass it on the device"
-    return CaptureError("OL104", "a host tensor is returned", where=user_line(), fix=fix)
+def _accesses(
+    attempt: Attempt, observer: Observer, named: Iterable[tuple[object, Tensor]], result: Any
+) -> CompiledAccesses:
+    """Return the accesses of an eager run that stands for compiled code. Such code cannot return a
+    number that it got as a host tensor."""
+    numbers = [t for t in attempt.flat.tensors if is_filled(t, attempt.device)]
+    if any(t is n for t in flatten(result).tensors for n in numbers):
+        fix = "return it outside of the callable, or pass it on the device"
+        what = "a host tensor is returned"
+        observer.note_refusal(CaptureError("OL104", what, where=user_line(), fix=fix))
+    return CompiledAccesses.of(observer, named)
 
 
 def _noted(attempt: Attempt, run: Callable[[], Any]) -> Callable[[], Any]:

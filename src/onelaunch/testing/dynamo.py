@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
+
 from onelaunch.testing.device import TapeTensor
 
 
@@ -27,6 +29,11 @@ def trace_with_dynamo() -> None:
 
     def infer_subclass_type(value: object) -> Any:
         return None if type(value) is TapeTensor else infer(value)
+
+    # Else `torch.tensor` makes a tensor of the device in earnest, where all are fake.
+    fakes: Any = importlib.import_module("torch._subclasses.fake_tensor")
+    if not torch.cuda.is_available():
+        fakes.FakeTensorMode.avoid_device_init = property(lambda mode: True)
 
     infer_subclass_type.of_tape = True  # pyright: ignore[reportFunctionMemberAccess]
     builder.infer_subclass_type = infer_subclass_type

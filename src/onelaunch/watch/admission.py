@@ -36,7 +36,6 @@ class Admission:
         inputs: storage -> the end of the inputs in it.
         displaced: storages of inputs that stand for memory in the middle of one.
         lifted: the recording's copies of host values, if it may have any.
-        numbers: ids of host tensors that the recording gets on the device.
         read_on_host: notes that the host uses the values of a host tensor.
     """
 
@@ -50,7 +49,6 @@ class Admission:
         inputs: Mapping[int, int],
         displaced: Collection[int],
         lifted: Lifted | None,
-        numbers: Collection[int],
         read_on_host: Callable[[Tensor], None],
     ) -> None:
         self._driver = driver
@@ -60,7 +58,6 @@ class Admission:
         self._inputs = inputs
         self._displaced = displaced
         self._lifted = lifted
-        self._numbers = numbers
         self._read_on_host = read_on_host
         self.wanted: set[int] = set()
         """Storages on the device whose values the host wanted."""
@@ -84,7 +81,8 @@ class Admission:
             if not has_strides(t):
                 kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
                 raise refuse("OL109", f"{readable(name)} on {kind}")
-            (device if self._on_device(t) else host).append(t)
+            there = self._on_device(t) or self._host.is_given_there(t)
+            (device if there else host).append(t)
         if device:
             found = refusal(func, args, kwargs)
             if found is not None:
@@ -112,7 +110,7 @@ class Admission:
                 raise refuse("OL104", f"{readable(name)} draws from a generator of the host's")
             self.draws.append(partial(func, *args, **kwargs))
         for t in host:
-            if any(t is other for other in lifted) or id(t) in self._numbers:
+            if any(t is other for other in lifted):
                 continue
             if device and not t.dim() and self._is_fixed(t):
                 continue  # kernels hold its value

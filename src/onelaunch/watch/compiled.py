@@ -35,7 +35,8 @@ class CompiledAccesses:
         wrote: storage -> a tensor over it, for memory that existed before and was written.
         version_bumped: the storages whose version counters the writes advanced.
         draws: draws from the host's default generator.
-        refused: the error for a use of host tensors that no replay repeats.
+        refused: the error for what no replay repeats.
+        suspected: the error for what a capture refuses if compiled code does it too.
         places: storage -> the places of the tensors over it.
     """
 
@@ -44,6 +45,7 @@ class CompiledAccesses:
     version_bumped: set[int]
     draws: Sequence[Callable[[], object]]
     refused: CaptureError | None
+    suspected: CaptureError | None
     places: Mapping[int, Sequence[object]]
 
     @staticmethod
@@ -60,6 +62,7 @@ class CompiledAccesses:
             observer.version_bumped,
             observer.admission.draws,
             observer.refused,
+            observer.suspected,
             by_storage,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -25,6 +25,19 @@ class HostMemory:
         # Storages from before the call whose values the host used.
         self._read: dict[int, Tensor] = {}
         self._arguments: dict[int, Tensor] = {}
+        self._given_there: set[int] = set()
+
+    def give_there(self, numbers: Iterable[Tensor]) -> None:
+        """Take host tensors that the recording gets on the device."""
+        self._given_there.update(map(_storage, numbers))
+
+    def is_given_there(self, t: Tensor) -> bool:
+        """Return whether a tensor is one of these, or computed from one: on the device in a
+        capture."""
+        if not self._given_there or not has_strides(t):
+            return False
+        storage = _storage(t)
+        return not self._given_there.isdisjoint(self._roots.get(storage, (storage,)))
 
     def give(self, arguments: Mapping[int, Tensor]) -> None:
         """Take the host arguments of the call, by number. A tensor without dimensions is a

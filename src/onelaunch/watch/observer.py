@@ -28,7 +28,7 @@ from onelaunch.source import Place, user_frame
 from onelaunch.watch.admission import Admission, readable
 from onelaunch.watch.host_memory import HostMemory, named
 from onelaunch.watch.ledger import Ledger
-from onelaunch.watch.lifted import Lifted
+from onelaunch.watch.lifted import Lifted, brought
 from onelaunch.watch.on_device import fill_on_device
 from onelaunch.watch.operations import Watching
 
@@ -39,7 +39,7 @@ def _placed_nowhere(func: Any, args: Any, kwargs: Any) -> None:
     """Find no number that each call reads."""
 
 
-_DEFERRED = frozenset({"OL101", "OL102", "OL104"})
+_DEFERRED = frozenset({"OL101", "OL102", "OL103", "OL104"})
 """Codes of what compiled code does as eager code does it."""
 LIFTS = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
 
@@ -89,6 +89,7 @@ class Observer(Watching):
         self._produced: set[int] = set()
         self.host = HostMemory()
         """The host tensors of the run."""
+        self.host.give_there(numbers)
         self.admission = Admission(
             driver,
             device,
@@ -97,7 +98,6 @@ class Observer(Watching):
             inputs=self._inputs,
             displaced={driver.storage(t) for t in displaced},
             lifted=lifted,
-            numbers={id(t) for t in numbers},
             read_on_host=self._read_on_host,
         )
         # ids of views made in the run, of memory that is read by address.
@@ -114,6 +114,8 @@ class Observer(Watching):
         """Storages of seeds for a backward, which are on the host in eager."""
         self.refused: CaptureError | None = None
         """The first refusal, which the callable may have caught."""
+        self.suspected: CaptureError | None = None
+        """The first refusal of what compiled code may do in another way, or not at all."""
         self.placed: Callable[[Any, Any, Any], tuple[Any, Any] | None] = _placed_nowhere
         """Returns the arguments of an operation with plain numbers for those that each call reads;
         None if it has none of these."""
@@ -174,7 +176,7 @@ class Observer(Watching):
             if op.reshapes:
                 self._reshaped_at[id(given[0])] = user_frame()
         elif self._deferring:
-            self._defer(self.admission.check, op, given, args, kwargs)
+            self._defer(op, given, args, kwargs)
         host: list[Tensor] = []
         inside: set[int] = set()
         for t in given:
@@ -218,13 +220,24 @@ class Observer(Watching):
         self.refused = self.refused or error
         return error
 
-    def _defer(self, check: Callable[..., object], *args: Any) -> None:
+    def _defer(
+        self, op: Operator, given: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
+    ) -> None:
         """Keep the refusal of an operation, for a capture of compiled code."""
         try:
-            check(*args)
-        except CaptureError as error:
-            if error.code in _DEFERRED:  # its frames would hold all that the run made
-                self.note_refusal(error.with_traceback(None))
+            self.admission.check(op, given, args, kwargs)
+        except CaptureError as error:  # its frames would hold all that the run made
+            there = brought(op.base, args, kwargs, self._kind) if error.code == "OL103" else ()
+            constant = bool(there) and all(map(self.host.is_constant, there))
+            self._keep(error.with_traceback(None), error.code in _DEFERRED and not constant)
+
+    def _keep(self, error: CaptureError, sure: bool) -> None:
+        """Keep a refusal; of what compiled code is not sure to do, as a suspicion. Constants of the
+        code such code may make on the device."""
+        if sure:
+            self.note_refusal(error)
+        else:
+            self.suspected = self.suspected or error
 
     def made(self, t: Tensor) -> bool:
         """Return whether this memory was allocated in the run."""
@@ -274,11 +287,9 @@ class Observer(Watching):
         for t in tensors:
             if self._on_device(t) and self._device.type != "cpu":
                 if self._refuse and t.numel():
-                    raise refuse(
-                        "OL103",
-                        "torch.tensor(...) copies numbers to the device",
-                        fix="torch.full((), value, device=...), or make the tensor before the call",
-                    )
+                    raise _brings_numbers()
+                if self._deferring and t.numel():
+                    self.suspected = self.suspected or _brings_numbers()
             elif self._on_device(t):
                 self._produced.add(self._storage(t))
             else:
@@ -346,7 +357,8 @@ class Observer(Watching):
                     self.made_tensors.append(weakref.ref(t))
                 continue
             sources = [i.untyped_storage()._cdata for i in given if not self._on_device(i)]
-            if self.host.made(t, sources, op.random, op.idle):
+            varies = op.random or (self._deferring and bool(inside))  # a copy from the device
+            if self.host.made(t, sources, varies, op.idle):
                 self._kept.append(t)
 
     def made_at(self, t: Tensor) -> str | None:
@@ -396,3 +408,9 @@ class Observer(Watching):
             if memory.untyped_storage().nbytes():  # else the run allocated it and freed it
                 memory.copy_(before)
         self._saved.clear()
+
+
+def _brings_numbers() -> CaptureError:
+    what = "torch.tensor(...) copies numbers to the device"
+    fix = "torch.full((), value, device=...), or make the tensor before the call"
+    return refuse("OL103", what, fix=fix)

@@ -1,0 +1,35 @@
+"""The examples that Dynamo keeps with the nodes of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+Graph = torch.fx.GraphModule
+Node = torch.fx.Node
+
+
+def inputs_of(graph: Graph) -> Sequence[Node]:
+    """Return the nodes of a graph's inputs."""
+    return graph.graph.find_nodes(op="placeholder")
+
+
+def example(node: Node) -> Any:
+    """Return the value of a node in Dynamo's own run: a fake tensor, a symbol, a constant."""
+    return node.meta.get("example_value")
+
+
+def fake_mode(graph: Graph) -> Any:
+    """Return the mode in which a graph's examples compute, or None if it has none."""
+    values = map(example, graph.graph.nodes)
+    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
+
+
+def detached(node: Node) -> Any:
+    """Return the example of an input, whose sizes an operation may change."""
+    value = example(node)
+    return value.detach() if isinstance(value, Tensor) else value

@@ -1,0 +1,345 @@
+"""Numbers that change from call to call, taken out of a graph of Dynamo's.
+
+Dynamo passes an integer as a symbol from its second value on, and a float as a host tensor whose
+item the graph takes. Compiled code has both as constants, and each value would be a recording. So
+what is computed of numbers alone runs on the host, beside the recording, and what the graph's
+operations take of it as a scalar they get as a tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from onelaunch.dynamo.fakes import detached, example, fake_mode, inputs_of
+
+Graph = torch.fx.GraphModule
+Node = torch.fx.Node
+_Number = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+_ARITHMETIC = frozenset(
+    f"{name}{end}"
+    for name in ("add", "sub", "mul", "truediv", "div", "true_divide")
+    for end in ("", "_")
+) | {"iadd", "isub", "imul", "itruediv", "pow", "lt", "le", "gt", "ge", "eq", "ne"}
+_PLACED = frozenset({"where", "masked_fill", "masked_fill_", "fill_"})
+"""Functions that only place a number, and compute nothing with it."""
+_CHECKS = (torch._check, torch._assert)
+_FILLED: Mapping[Any, int] = {
+    torch.full: 1,
+    torch.full_like: 1,
+    torch.tensor: 0,
+    torch.scalar_tensor: 0,
+    operator.setitem: 2,
+}
+"""Functions that fill a tensor with a number, and the place of the number."""
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""The dtype in which kernels compute with a scalar."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A graph without its changing numbers.
+
+    Attributes:
+        graph, inputs: the graph that is left, and examples of its inputs: those that were `kept`,
+            and a host tensor for each scalar.
+        host: what is computed of the `numbers` among the inputs: the scalars, then results.
+        dtypes: of the scalars.
+        results: for each result of the whole its place in what `host` returns, or None.
+    """
+
+    graph: Graph
+    inputs: Sequence[Any]
+    host: Graph
+    numbers: Sequence[int]
+    kept: Sequence[int]
+    dtypes: Sequence[torch.dtype]
+    results: Sequence[int | None]
+
+    def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the whole, of the compiled graph."""
+
+        def call(*args: Any) -> list[Any]:
+            found = self.host(*[args[place] for place in self.numbers])
+            scalars = [torch.tensor(n, dtype=d) for n, d in zip(found, self.dtypes, strict=False)]
+            rest = iter(run(*[args[place] for place in self.kept], *scalars))
+            return [next(rest) if place is None else found[place] for place in self.results]
+
+        return call
+
+
+def beside(graph: Graph, inputs: Sequence[Any], device: torch.device) -> Beside | None:
+    """Return a graph without its changing numbers; None if it has none, or needs their values: for
+    a size, a place, or an operation that takes no tensor for a scalar."""
+    mode = fake_mode(graph)
+    if mode is None or not isinstance(graph.graph.output_node().args[0], tuple | list):
+        return None
+    sources = _sources(inputs_of(graph))
+    while sources:
+        numbers = _computed(graph, sources)
+        with mode, torch.no_grad():
+            wanting = _wanting(graph, numbers, device)
+        if not wanting:
+            return _parted(graph, inputs, numbers, mode, device)
+        sources = [s for s in sources if not wanting & _computed(graph, [s]).keys()]
+    return None
+
+
+def _sources(given: Sequence[Node]) -> list[Node]:
+    """Return the inputs that are such numbers: integers that are no size of a tensor, and floats
+    that are nothing but floats."""
+    sizes: set[Any] = set()
+    for node in given:
+        value = example(node)
+        if isinstance(value, Tensor):
+            for n in (*value.shape, *value.stride(), value.storage_offset()):
+                sizes |= n.node.expr.free_symbols if isinstance(n, torch.SymInt) else set()
+    return [node for node in given if _is_source(node, sizes)]
+
+
+def _is_source(node: Node, sizes: set[Any]) -> bool:
+    value = example(node)
+    if isinstance(value, torch.SymInt):
+        return not value.node.expr.free_symbols & sizes
+    of_host = isinstance(value, Tensor) and value.device.type == "cpu" and not value.dim()
+    return of_host and bool(node.users) and all(map(_is_item, node.users))
+
+
+def _is_item(node: Node) -> bool:
+    value, reads = example(node), node.meta.get("unbacked_bindings")  # those of the program's own
+    symbolic = isinstance(value, torch.SymFloat) and bool(value.node.expr.free_symbols)
+    return node.target == "item" and symbolic and not reads
+
+
+@contextmanager
+def floats_elsewhere(graph: Graph) -> Generator[None]:
+    """Hide the floats that a graph does not read from what compiles it: AOTAutograd would take
+    those for constants, and have Dynamo compile once more for each value."""
+    mode = fake_mode(graph)
+    env = None if mode is None else mode.shape_env
+    named = "backed_var_to_val" if hasattr(env, "backed_var_to_val") else "var_to_val"
+    values: dict[Any, Any] = getattr(env, named, {})
+    read: set[Any] = set()
+    for value in map(example, graph.graph.nodes):
+        read |= value.node._expr.free_symbols if isinstance(value, torch.SymFloat) else set()
+    elsewhere = [k for k in values if symbol_is_type(k, SymT.FLOAT) and k not in read]
+    hidden = {symbol: values.pop(symbol) for symbol in elsewhere}
+    try:
+        yield
+    finally:
+        values.update(hidden)
+
+
+def _computed(graph: Graph, sources: Sequence[Node]) -> Mapping[Node, None]:
+    """Return what is computed of these numbers, and of constants, alone."""
+    found = dict.fromkeys(sources)
+    for node in graph.graph.nodes:
+        given = node.all_input_nodes
+        if given and node.op != "output" and all(n in found for n in given):
+            value = example(node)
+            held = node.target is torch.scalar_tensor and value.device.type == "cpu"
+            checked = node.target in _CHECKS and value is None
+            if isinstance(value, _Number) or held or checked:
+                found[node] = None
+    return found
+
+
+def _wanting(graph: Graph, numbers: Mapping[Node, None], device: torch.device) -> set[Node]:
+    """Return the numbers whose values the graph needs."""
+    wanting: set[Node] = set()
+    for node in graph.graph.nodes:
+        used = [n for n in node.all_input_nodes if n in numbers]
+        if not used or node in numbers or node.op == "output":
+            continue
+        kinds = (Tensor, bool, torch.SymBool)
+        if any(isinstance(example(n), kinds) for n in used) or not _takes(node, numbers, device):
+            wanting.update(used)
+    return wanting
+
+
+def _takes(node: Node, numbers: Mapping[Node, None], device: torch.device) -> bool:
+    """Return whether an operation takes a tensor for each of the numbers, to the same end."""
+    made = example(node)
+    used = [n for n in node.all_input_nodes if n in numbers]
+    place = _FILLED.get(node.target)
+    args: Any = node.args
+    if node.target is operator.setitem:
+        made = example(args[0])
+    if not isinstance(made, Tensor) or made.device.type != device.type:
+        return False
+    if place is not None:
+        alone = len(args) > place and used == [args[place]]
+        return alone and node.kwargs.keys() <= {"dtype", "device"}
+    name = _name(node)
+    if name is None or node.kwargs or not _all_tensors(node, numbers):
+        return False
+    if _wide(node) and (name[0] == "i" or name[-1] == "_" or made.dtype not in _WIDER):
+        return False  # the wider result would have to be written back; or it is a comparison's
+    args = [_scalar(node, n, device) if n in numbers else _plain(n) for n in args]
+    target: Any = node.target
+    found: Any = target(*args) if callable(target) else getattr(args[0], target)(*args[1:])
+    return (found.dtype, found.device, _text(found.shape)) == (
+        made.dtype,
+        made.device,
+        _text(made.shape),
+    )
+
+
+def _all_tensors(node: Node, numbers: Mapping[Node, None]) -> bool:
+    """Return whether the arguments are numbers and tensors, with a tensor among them."""
+    nodes = [n for n in node.args if isinstance(n, Node)]
+    tensors = [n for n in nodes if n not in numbers]
+    first = node.args[0] if node.op == "call_method" else tensors and tensors[0]
+    return (
+        len(nodes) == len(node.all_input_nodes)
+        and first in tensors
+        and all(isinstance(example(n), Tensor) for n in tensors)
+    )
+
+
+def _name(node: Node) -> str | None:
+    """Return the name of a function that takes a tensor for a scalar, or None."""
+    if node.op == "call_method":
+        name = node.target
+    else:
+        name = getattr(node.target, "__name__", "")
+        if node.target not in (getattr(operator, name, None), getattr(torch, name, None)):
+            return None
+    return name if name in _ARITHMETIC or name in _PLACED else None  # pyright: ignore[reportReturnType]
+
+
+def _plain(value: Any) -> Any:
+    return detached(value) if isinstance(value, Node) else value
+
+
+def _scalar(node: Node, number: Any, device: torch.device) -> Tensor:
+    """Return an example of the tensor that stands for a number in an operation."""
+    return torch.empty((), dtype=_dtype(node, number), device=device)
+
+
+def _wide(node: Node) -> torch.dtype | None:
+    """Return the dtype that an operation's kernel computes in, if its tensors have a narrower
+    one."""
+    if node.target in _FILLED or _name(node) in _PLACED:
+        return None
+    tensors = [value for n in node.all_input_nodes if isinstance(value := example(n), Tensor)]
+    return _WIDER.get(functools.reduce(torch.promote_types, (t.dtype for t in tensors)))
+
+
+def _dtype(node: Node, number: Node) -> torch.dtype:
+    """Return the dtype that an operation's kernel gives a scalar."""
+    args: Any = node.args
+    if node.target is operator.setitem:
+        return example(args[0]).dtype
+    if node.target in _FILLED or _name(node) in _PLACED:
+        return example(node).dtype
+    tensor = next(value for n in node.all_input_nodes if isinstance(value := example(n), Tensor))
+    is_float = isinstance(example(number), torch.SymFloat)
+    found = torch.result_type(tensor, 1.0 if is_float else 1)
+    return _WIDER.get(found, found)
+
+
+def _text(shape: Iterable[Any]) -> list[str]:
+    return list(map(str, shape))  # a comparison of symbols would be a new guard
+
+
+def _parted(
+    graph: Graph,
+    inputs: Sequence[Any],
+    numbers: Mapping[Node, None],
+    mode: Any,
+    device: torch.device,
+) -> Beside:
+    """Part a graph into what is computed of numbers, and the rest."""
+    given = inputs_of(graph)
+    host, rest = torch.fx.Graph(), torch.fx.Graph()
+    on_host: dict[Node, Node] = {}
+    for node in numbers:
+        on_host[node] = host.node_copy(node, on_host.__getitem__)
+    of_rest: dict[Node, Node] = {}
+    for node in given:
+        if node not in numbers:
+            of_rest[node] = rest.node_copy(node, of_rest.__getitem__)
+    taken = {n: None for node in graph.graph.nodes if node not in numbers for n in _used(node)}
+    scalars = [n for n in taken if n in numbers]
+    results: Any = graph.graph.output_node().args[0]
+    made: list[Any] = []
+    for number in scalars:
+        kind = torch.float64 if isinstance(example(number), torch.SymFloat) else torch.int64
+        with mode:
+            made.append(torch.empty((), dtype=kind))
+        of_rest[number] = placeholder = rest.placeholder(f"number_{len(made)}")
+        placeholder.meta["example_value"] = made[-1]
+    for node in graph.graph.nodes:
+        if node.op in ("placeholder", "output") or node in numbers:
+            continue
+        if any(n in numbers for n in node.all_input_nodes):
+            of_rest[node] = _with_tensors(rest, node, numbers, of_rest, mode, device)
+        else:
+            of_rest[node] = rest.node_copy(node, of_rest.__getitem__)
+    returned = [r for r in results if r in numbers]
+    host.output(tuple(on_host[n] for n in (*scalars, *returned)))
+    rest.output(tuple(of_rest.get(r, r) for r in results if r not in numbers))
+    places = iter(range(len(scalars), len(scalars) + len(returned)))
+    kept = [i for i, node in enumerate(given) if node not in numbers]
+    return Beside(
+        Graph(graph, rest),
+        [*(inputs[i] for i in kept), *made],
+        Graph(graph, host),
+        [i for i, node in enumerate(given) if node in numbers],
+        kept,
+        [t.dtype for t in made],
+        [next(places) if r in numbers else None for r in results],
+    )
+
+
+def _used(node: Node) -> Iterable[Node]:
+    return () if node.op == "output" else node.all_input_nodes
+
+
+def _with_tensors(
+    rest: torch.fx.Graph,
+    node: Node,
+    numbers: Mapping[Node, None],
+    of_rest: Mapping[Node, Node],
+    mode: Any,
+    device: torch.device,
+) -> Node:
+    """Copy an operation, with tensors for its numbers."""
+
+    def call(method: str, *args: Any, **kwargs: Any) -> Node:
+        made = rest.call_method(method, args, kwargs)
+        made.meta["stack_trace"] = node.meta.get("stack_trace")
+        return made
+
+    def scalar(number: Node) -> Node:
+        made = call("to", of_rest[number], device, _dtype(node, number))
+        with mode:
+            made.meta["example_value"] = _scalar(node, number, device)
+        return made
+
+    wide, result = _wide(node), example(node)
+
+    def given(n: Node) -> Node:
+        if n in numbers:
+            return scalar(n)
+        return call("to", of_rest[n], wide) if wide else of_rest[n]
+
+    if node.target is operator.setitem or node.target not in _FILLED:
+        made = rest.node_copy(node, given)
+        return call("to", made, result.dtype) if wide else made
+    target: Any = node.target
+    args: Any = torch.fx.map_arg(node.args, of_rest.get)
+    if target in (torch.tensor, torch.scalar_tensor):
+        target, args = torch.full, ((), None)
+    empty = rest.call_function(target, (args[0], 0), {**node.kwargs, "dtype": result.dtype})
+    return call("fill_", empty, scalar(next(n for n in node.all_input_nodes if n in numbers)))

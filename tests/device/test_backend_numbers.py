@@ -1,0 +1,211 @@
+"""Numbers that change from call to call, through the backend of `torch.compile`.
+
+A counter in a dict, a closure or an object, and an argument: from its second value on Dynamo passes
+an integer as a symbol, a float as a host tensor. One recording reads it at each call.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import onelaunch as ol
+from onelaunch.dynamo.backend import graphs
+
+from .drop_in import on_accelerators
+from .regions import F, compiled, recordings, replays, same_calls
+from .training import Rand
+
+pytestmark = pytest.mark.usefixtures("fresh")
+CALLS = 12
+
+
+@pytest.fixture
+def rand(rand: Rand) -> Rand:
+    """Small whole numbers, with which whatever Inductor fuses is exact."""
+    return lambda seed, *shape: rand(seed, *shape).mul(4).round()
+
+
+def in_a_dict(step: float) -> Callable[[], float]:
+    state: dict[str, Any] = {"n": step - step}
+
+    def count() -> float:
+        state["n"] += step
+        return state["n"]
+
+    return count
+
+
+def in_a_list(step: float) -> Callable[[], float]:
+    state = [step - step]
+
+    def count() -> float:
+        state[0] += step
+        return state[0]
+
+    return count
+
+
+def in_a_closure(step: float) -> Callable[[], float]:
+    n = step - step
+
+    def count() -> float:
+        nonlocal n
+        n += step
+        return n
+
+    return count
+
+
+def in_an_object(step: float) -> Callable[[], float]:
+    state = SimpleNamespace(n=step - step)
+
+    def count() -> float:
+        state.n += step
+        return state.n
+
+    return count
+
+
+@on_accelerators
+@pytest.mark.parametrize("step", [1, 0.25])
+@pytest.mark.parametrize("counter", [in_a_dict, in_a_list, in_a_closure, in_an_object])
+def test_counters(device: torch.device, rand: Rand, counter: Any, step: float) -> None:
+    """The number is used, returned, and computed with on the host."""
+
+    def make() -> F:
+        count = counter(step)
+
+        def f(x: Tensor) -> Any:
+            n = count()
+            return x * n, x / (1 - 0.5**n), n
+
+        return f
+
+    with torch.no_grad():
+        same_calls(make(), compiled(make()), lambda i: (rand(i, 2, 4),), calls=CALLS)
+    assert len(recordings()) == 1
+    assert replays() == CALLS - 4
+
+
+def written(x: Tensor, n: float) -> Tensor:
+    y = x.clone()
+    y[0] = n
+    return y.mul_(n)
+
+
+PROGRAMS: dict[str, F] = {
+    "arithmetic": lambda x, n: (x * n + n) / (x.abs() + n) - n,
+    "a power": lambda x, n: 2.0 ** (x * n).clamp(-4, 4) + x.abs() ** n,
+    "comparisons": lambda x, n: torch.where(x > n, x, n) * (x != n),
+    "a mask": lambda x, n: x.masked_fill(x > 1, n),
+    "new tensors": lambda x, n: x + torch.full((4,), n, device=x.device) + torch.full_like(x, n),
+    "half": lambda x, n: (n - x.half() * n).float(),
+    "bfloat16": lambda x, n: (x.bfloat16() / n).float(),
+    "integers": lambda x, n: x.int() * n,
+    "one element": lambda x, n: x.sum() * n,
+    "memory": written,
+    "the host alone": lambda x, n: (x + 1, n * 2, 3 - n),
+    "a branch": lambda x, n: x * n if n > 2 else x + n,
+    "twice": lambda x, n: (x * n).sin() + (x * (n + 1)) * n,
+}
+
+
+@on_accelerators
+@pytest.mark.parametrize("step", [1, 0.25])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_arguments(device: torch.device, rand: Rand, name: str, step: float) -> None:
+    f = PROGRAMS[name]
+    fast = compiled(f)
+    with torch.no_grad():
+        same_calls(f, fast, lambda i: (rand(i, 2, 4), step * (i + 1)), calls=CALLS)
+    assert len(recordings()) <= (2 if name == "a branch" else 1)
+    assert replays() >= CALLS - 8
+
+
+@on_accelerators
+def test_results_are_of_the_same_kind(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor, n: int, t: float) -> tuple[Any, ...]:
+        return x * n, n + 1, t * 2, x + t
+
+    fast = compiled(f)
+    with torch.no_grad():
+        for i in range(8):
+            got = fast(rand(i, 4), i, i / 4)
+            assert isinstance(got[0], Tensor)
+            assert [type(value) for value in got[1:3]] == [int, float]
+            assert got[1:3] == (i + 1, i / 2)
+
+
+@on_accelerators
+def test_gradients(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor, n: int, t: float) -> Tensor:
+        return (x * n) ** 2 / (t + 1) - n
+
+    fast = compiled(f)
+    for i in range(12):
+        x, y = rand(i, 2, 4).requires_grad_(), rand(i, 2, 4).requires_grad_()
+        f(x, i, i / 4).sum().backward()
+        fast(y, i, i / 4).sum().backward()
+        torch.testing.assert_close(y.grad, x.grad)
+    assert len(recordings()) == 1
+    assert replays() >= 8
+
+
+@on_accelerators
+@pytest.mark.parametrize("step", [1, 0.25])
+def test_with_buckets(device: torch.device, rand: Rand, step: float) -> None:
+    """Sizes and numbers vary together: a recording for each bucket."""
+
+    def f(x: Tensor, n: float) -> Tensor:
+        return (x * n).relu() + n
+
+    fast = compiled(f, buckets=ol.Buckets(dim=0, sizes=(4, 8)))
+    sizes = (5, 3, 7, 2, 6, 8)
+    with torch.no_grad():
+        same_calls(f, fast, lambda i: (rand(i, sizes[i % 6], 4), step * (i + 1)), calls=CALLS)
+    assert len(recordings()) == 2
+    assert replays() >= CALLS - 9
+
+
+@on_accelerators
+def test_around_a_part_on_the_host(device: torch.device, rand: Rand) -> None:
+    """Each part gets what it takes of the number."""
+
+    def f(x: Tensor, n: float) -> Tensor:
+        y = (x * n).cpu().sin().to(x.device)
+        return y + math.pi * n
+
+    fast = compiled(f)
+    with torch.no_grad(), pytest.warns(ol.GraphWarning, match="OL312"):
+        same_calls(f, fast, lambda i: (rand(i, 2, 4), 0.25 * (i + 1)), calls=CALLS)
+    assert len(recordings()) == 2
+    assert replays() >= 2 * (CALLS - 4)
+
+
+@on_accelerators
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, n: x[:, : n % 3 + 1] * 2,
+        lambda x, n: x.add(x, alpha=n),
+        lambda x, n: x + torch.arange(n % 3 + 1, device=x.device).sum(),
+    ],
+    ids=["a place", "a factor of the kernel", "a size"],
+)
+def test_what_needs_the_value_has_a_bound(device: torch.device, rand: Rand, f: F) -> None:
+    """A recording for each value that comes often enough, and one warning beyond the bound."""
+    fast = compiled(f, max_recordings=2)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        same_calls(f, fast, lambda i: (rand(i, 2, 4), i // 4 + 1), calls=6 * 4)
+    assert {str(w.message)[1:6] for w in caught if w.category is ol.GraphWarning} <= {"OL301"}
+    assert all(len(graphed.recordings) <= 2 for graphed in graphs())
+    assert replays() >= 1

@@ -200,7 +200,7 @@ def made_of(kind: Any, keys: tuple[Any, ...], children: list[Any]) -> Any:
         return made
     if issubclass(kind, dict):
         items, attributes = keys if isinstance(keys, ItemKeys) else (keys, ())
-        base = OrderedDict if issubclass(kind, OrderedDict) else dict
+        base: Any = OrderedDict if issubclass(kind, OrderedDict) else dict
         made = base.__new__(kind)
         for key, child in zip(items, children, strict=False):
             base.__setitem__(made, key, child)  # not its class's

@@ -127,7 +127,9 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "a replay runs the branches and numbers of its capture, so each value of the number needs "
         "a recording of its own",
         "keep it in a tensor that is changed in place, `self.n = torch.zeros((), "
-        "dtype=torch.long, device=...)`, as a buffer; or pass it as a 0-dim tensor",
+        "dtype=torch.long, device=...)`, as a buffer; or pass it as a 0-dim tensor; where a branch "
+        "asks for it, `if self.n % 2 == 0`, count before the call and pass the answer, a bool, of "
+        "which each value gets a recording",
     ),
     "OL120": CatalogueEntry(
         "optimizer that cannot be captured",

@@ -69,9 +69,6 @@ class _Twin(nn.Module):
         replicas."""
         return object.__new__(cls.__bases__[1])
 
-    def _get_name(self) -> str:
-        return f"Graphed{type(self).__bases__[1].__name__}"
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _needs_module_call(self) or _has_any_global_hook():
             if "_initialize_hook" in self.__dict__:
@@ -108,6 +105,15 @@ def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
     """Return the graphed twin of a module."""
     if isinstance(module, _Twin):
         raise ArgumentError("OL401", "this module is graphed already", fix="use it as it is")
+    kind: type[nn.Module] = type(module)
+    if kind.forward is nn.Module.forward and kind.__call__ is not nn.Module.__call__:
+        name = kind.__name__
+        raise ArgumentError(
+            "OL401",
+            f"{name} has no `forward`: calls go to the `__call__` of its own",
+            fix="graph a function that calls it, `ol.graph(lambda *args: module(*args))`, or the "
+            "module inside of it",
+        )
     distributed.refuse_module(module)
     forward, root = ModuleForward(module, module.__dict__.get("forward")), ("", module)
     split = options.on_refusal == "split"
@@ -152,9 +158,11 @@ def _needs_module_call(module: nn.Module) -> object:
 
 @functools.cache
 def _twin_class(kind: type[nn.Module]) -> type[_Twin]:
-    """Return the class of the twins of a class. Names that the class uses stay its own."""
+    """Return the class of the twins of a class. Names that the class uses stay its own, and so does
+    the name that it has: libraries choose by it, and write it to files."""
     members: dict[str, Any] = {
         "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
         "__slots__": (),
     }
@@ -164,4 +172,4 @@ def _twin_class(kind: type[nn.Module]) -> type[_Twin]:
     if kind.__call__ is not nn.Module.__call__:  # as gpytorch's: it runs around the launch
         members["__call__"] = kind.__call__
     meta = _TwinMeta if type(kind) is type else type("_TwinMeta", (_TwinMeta, type(kind)), {})
-    return cast(type[_Twin], meta(f"Graphed{kind.__name__}", (_Twin, kind), members))
+    return cast(type[_Twin], meta(kind.__name__, (_Twin, kind), members))

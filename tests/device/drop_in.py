@@ -91,6 +91,7 @@ def assert_same(got: Any, expected: Any, at: str = "result") -> None:
         assert list(got) == list(expected), at
         for key in expected:
             assert_same(got[key], expected[key], f"{at}[{key!r}]")
+        assert_same(getattr(got, "__dict__", None), getattr(expected, "__dict__", None), at)
     elif isinstance(expected, (list, tuple)):
         assert len(got) == len(expected), at
         for i, (a, b) in enumerate(zip(got, expected, strict=True)):

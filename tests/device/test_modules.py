@@ -27,7 +27,42 @@ def test_it_is_an_instance_of_its_class(device: torch.device) -> None:
     assert isinstance(fast, Scaled)
     assert isinstance(fast, nn.Module)
     assert isinstance(fast, type(model))
-    assert type(fast).__name__ == "Scaled" or "Scaled" in type(fast).__name__
+
+
+def test_it_has_the_name_of_its_class(device: torch.device) -> None:
+    """Libraries choose by it: the `Trainer` of transformers how to shift labels, `save_pretrained`
+    what to write into a config."""
+    model = Scaled(device)
+    fast = ol.graph(model)
+    for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+        assert getattr(type(fast), name) == getattr(Scaled, name)
+    assert fast._get_name() == "Scaled"
+    assert repr(fast) == repr(model)
+
+
+class Averages(nn.Module):
+    """Called by a `__call__` of its own that runs no forward, as a model of `ema_pytorch`."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __call__(self, *args: Any) -> Any:
+        return self.inner(*args)
+
+
+def test_a_module_without_a_forward_is_refused_where_its_calls_would_pass_by(
+    device: torch.device, rand: Rand
+) -> None:
+    module = Averages(Scaled(device))
+    with pytest.raises(ol.ArgumentError, match=r"Averages has no `forward`") as caught:
+        ol.graph(module)
+    assert "ol.graph(lambda *args: module(*args))" in str(caught.value)
+    fast = ol.graph(lambda *args: module(*args), warmup=1)
+    with torch.no_grad():
+        for i in range(4):
+            assert_same(fast(rand(i, 5, 4)), module(rand(i, 5, 4)))
+    assert replays(fast) == 3
 
 
 def test_the_original_is_unchanged(device: torch.device, rand: Rand) -> None:

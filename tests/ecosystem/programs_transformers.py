@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import torch
@@ -458,3 +459,16 @@ def sentences_of_all_lengths(run: Run) -> None:
             ids = torch.tensor(texts, device=run.device)
             found[rows] = embed(ids, padded(run, lengths))
     run.see(found, found @ found.T)
+
+
+@inference()
+def saved_and_made_again_by_the_name_of_its_class(run: Run) -> None:
+    """`save_pretrained` writes the name of the model's class, by which it is found again."""
+    fast = run.graph(made(run, "GPT2", "GPT2LMHeadModel", **GPT2))
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        for i in range(8):
+            run.see(fast(ids(run, i), use_cache=False).logits)
+        fast.save_pretrained(folder)
+        config = transformers.AutoConfig.from_pretrained(folder)
+        again = getattr(transformers, config.architectures[0]).from_pretrained(folder)
+        run.see(config.architectures, again.eval().to(run.device)(ids(run, 9)).logits)

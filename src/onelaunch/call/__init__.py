@@ -1,6 +1,7 @@
 """One call as data: its arguments as a tree, its signature, and the modes around it.
 
 tree.py     arguments and results as trees
+containers.py  what a container or an object consists of
 places.py   containers and objects of results by identity: of the arguments, or in several places
 spec.py     CallSpec: the signature of a call
 kinds.py    the classes of objects that are taken apart, or kept whole

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from onelaunch.call.tree import Constant, Container, Flat, Leaf, Names, Tree, is_ordinary
+from onelaunch.call.containers import Names, is_ordinary
+from onelaunch.call.tree import Constant, Container, Flat, Leaf, Tree
 
 
 def kinds_in(tree: Tree) -> dict[type, bool]:

@@ -10,12 +10,11 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from onelaunch.call.containers import ItemKeys, Names, RecordKeys
 from onelaunch.call.tree import (
     Attribute,
     Constant,
     Container,
-    Names,
-    RecordKeys,
     Same,
     Shared,
     Tree,
@@ -80,6 +79,8 @@ def _child_steps(tree: Container) -> Iterable[Any]:
         return range(len(tree.children))
     if keys and isinstance(keys[0], pytree.NodeDef):
         return ()
+    if isinstance(keys, ItemKeys):
+        return [*keys.items, *map(Attribute, keys.attributes)] if kind is OrderedDict else ()
     if isinstance(keys, Names):
         return [Attribute(name) for name in keys] if all(map(str.isidentifier, keys)) else ()
     if dataclasses.is_dataclass(kind):

@@ -172,8 +172,7 @@ def _tree_difference(mine: Tree, theirs: Tree, path: str) -> tuple[str, str]:
         return path, f"captured keys {list(mine.keys)}, got {list(theirs.keys)}"
     for index, (a, b) in enumerate(zip(mine.children, theirs.children, strict=True)):
         if a != b:
-            named = len(mine.keys) == len(mine.children) and mine.kind not in (tuple, list)
-            step = f"[{mine.keys[index]!r}]" if named else f"[{index}]"
+            step = mine.step(index)
             place = path + step if path else ("args", "kwargs")[index]
             return _tree_difference(a, b, place)
     return path, "the same"

@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import struct
 import types
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-_BY_VALUE = (
-    *(bool, int, str, bytes, type(None), type(Ellipsis), range),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+from onelaunch.call.containers import (
+    BY_VALUE,
+    ItemKeys,
+    Names,
+    is_ordinary,
+    made_of,
+    parts_of,
+    steps_to,
 )
-
 
 _EMPTY: tuple[object, ...] = ()
 """The one empty tuple that Python has."""
@@ -90,7 +91,7 @@ def _bits(value: object) -> tuple[object, ...] | None:
     if kind is complex:
         number = cast(complex, value)
         return (kind, struct.pack("dd", number.real, number.imag))
-    if kind in _BY_VALUE:
+    if kind in BY_VALUE:
         return (kind, value)
     if kind is frozenset:
         # Order is not kept, so the parts' keys are compared as a set too.
@@ -106,22 +107,18 @@ class Container(NamedTuple):
     keys: tuple[Any, ...]
     children: tuple[Tree, ...]
 
+    def step(self, index: int) -> str:
+        """Return the way to a child, for a message."""
+        if isinstance(self.keys, ItemKeys):
+            items, attributes = self.keys
+            count = len(items)
+            return f"[{items[index]!r}]" if index < count else f".{attributes[index - count]}"
+        named = len(self.keys) == len(self.children) and self.kind not in (tuple, list)
+        return f"[{self.keys[index]!r}]" if named else f"[{index}]"
+
     def __hash__(self) -> int:
         # Without the keys: the context of a registered container need not be hashable.
         return hash((self.kind, self.children))
-
-
-class Names(tuple[str, ...]):
-    """The keys of an object that is flattened: the names of its attributes."""
-
-    __slots__ = ()
-
-
-class RecordKeys(NamedTuple):
-    """The keys of a record; see `_is_record`."""
-
-    attributes: tuple[str, ...]
-    items: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -253,7 +250,7 @@ class _Flattening:
                 return Above(len(within) - within.index(id(object_)), weak)
         requested = self._kinds.get(type(value))
         whole = requested is False and not within
-        parts = None if whole else _parts(value)
+        parts = None if whole else parts_of(value)
         asked = parts is None and not whole and (requested or self._all or within)
         if asked and is_ordinary(type(value)) and (requested or _holds_tensors([value], above)):
             parts = Names(vars(value)), list(vars(value).values())
@@ -266,7 +263,7 @@ class _Flattening:
         inside = above | {id(value)}
         flat = tuple(
             self.tree_of(child, path + step, inside, within)
-            for child, step in zip(children, _steps(value, keys), strict=True)
+            for child, step in zip(children, steps_to(value, keys), strict=True)
         )
         made = Container(type(value), keys, flat)
         if self._number is None or type(value) is slice or value is _EMPTY:
@@ -274,111 +271,16 @@ class _Flattening:
         return Shared(self._number(value), made)
 
 
-def is_ordinary(kind: type) -> bool:
-    """Return whether attributes make up the whole of a class's instances. Such are dataclasses,
-    which are flattened, and constants that are flattened if their class is requested."""
-    return kind is types.SimpleNamespace or (
-        kind.__dictoffset__ != 0
-        and kind.__basicsize__ == _Ordinary.__basicsize__
-        and kind.__new__ is object.__new__
-        and kind not in pytree.SUPPORTED_NODES
-        and not hasattr(kind, "__del__")
-        and not issubclass(kind, type | types.ModuleType | types.FunctionType | torch.nn.Module)
-    )
-
-
-class _Ordinary:
-    """A class whose objects have only a `__dict__`: C classes and `__slots__` make them larger."""
-
-
 def _holds_tensors(children: list[object], above: frozenset[int]) -> bool:
     for child in children:
         if isinstance(child, Tensor):
             return True
-        parts = _parts(child)
+        parts = parts_of(child)
         if parts is None and is_ordinary(type(child)):
             parts = (), list(vars(child).values())
         if parts and id(child) not in above and _holds_tensors(parts[1], above | {id(child)}):
             return True
     return False
-
-
-def _is_record(value: object) -> bool:
-    """Return whether a value is a dataclass whose fields are an ordered dict's items too, as a
-    Hugging Face `ModelOutput`. Its constructor takes 10 us, more than a launch."""
-    if not isinstance(value, OrderedDict) or not dataclasses.is_dataclass(value):
-        return False
-    attributes = vars(value)
-    items = cast(OrderedDict[Any, object], value).items()
-    return all(attributes.get(key) is item for key, item in items)
-
-
-def _parts(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
-    """Return the keys and children of a container, or None for any other value."""
-    kind = type(value)
-    if kind in _BY_VALUE:
-        return None
-    if kind is tuple or kind is list:
-        items = list(cast(tuple[object, ...], value))
-        return (len(items),), items
-    if kind is dict or kind is OrderedDict:
-        mapping = cast(dict[Any, object], value)
-        return tuple(mapping), list(mapping.values())
-    if kind is slice:
-        cut = cast(slice, value)
-        return ("start", "stop", "step"), [cut.start, cut.stop, cut.step]
-    if _is_record(value):
-        attributes = vars(value)
-        keys = RecordKeys(tuple(attributes), tuple(cast(dict[Any, Any], value)))
-        return keys, list(attributes.values())
-    if kind in pytree.SUPPORTED_NODES:
-        children, context = pytree.SUPPORTED_NODES[kind].flatten_fn(value)
-        return (pytree.SUPPORTED_NODES[kind], context), list(children)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value)]
-        if all(hasattr(value, name) for name in fields):
-            # In the order of `vars`. `__post_init__` may have stored more; slots are not there.
-            names = tuple(dict.fromkeys([*getattr(value, "__dict__", ()), *fields]))
-            return names, [getattr(value, name) for name in names]
-    if isinstance(value, tuple) and _is_tuple_kind(kind):
-        items = list(tuple.__iter__(cast(tuple[object, ...], value)))  # not its class's `__iter__`
-        attributes = getattr(value, "__dict__", {})
-        return (len(items), *attributes), [*items, *attributes.values()]
-    if isinstance(value, dict) and kind.__init__ is dict.__init__:
-        mapping = cast(dict[Any, object], value)
-        return tuple(mapping), list(mapping.values())
-    return None
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_tuple_kind(kind: type) -> bool:
-    """Return whether a class of tuples is written in Python: its instances are their items and
-    attributes, whatever its `__new__` takes. C has others: `torch.return_types`,
-    `os.stat_result`."""
-    try:
-        tuple.__new__(kind)
-    except TypeError:
-        return False
-    return True
-
-
-def _steps(value: object, keys: tuple[Any, ...]) -> Iterator[str]:
-    if isinstance(keys, Names):
-        return (f".{key}" for key in keys)
-    if isinstance(keys, RecordKeys):
-        return (f".{key}" for key in keys.attributes)
-    if isinstance(value, Mapping) and not (keys and isinstance(keys[0], pytree.NodeDef)):
-        return (f"[{key!r}]" for key in keys)
-    if isinstance(value, tuple) and len(keys) > 1 and isinstance(keys[0], int):
-        return iter([*(f"[{i}]" for i in range(keys[0])), *(f".{key}" for key in keys[1:])])
-    if isinstance(value, tuple | list) or not keys or isinstance(keys[0], pytree.NodeDef):
-        return _numbered(value)
-    return (f".{key}" for key in keys)
-
-
-def _numbered(value: object) -> Iterator[str]:
-    parts = _parts(value)
-    return (f"[{i}]" for i in range(len(parts[1]) if parts else 0))
 
 
 def unflatten(
@@ -416,40 +318,7 @@ def unflatten(
 
 def build(tree: Container, children: list[Any]) -> Any:
     """Return a new container like `tree` around `children`."""
-    kind, keys = tree.kind, tree.keys
-    if kind is tuple or kind is list:
-        return kind(children)
-    if kind is dict or kind is OrderedDict:
-        return kind(zip(keys, children, strict=True))
-    if kind is slice:
-        return slice(*children)
-    if isinstance(keys, Names):
-        made: Any = cast(Any, kind).__new__(kind)
-        vars(made).update(zip(keys, children, strict=False))
-        return made
-    if keys and isinstance(keys[0], pytree.NodeDef):
-        return keys[0].unflatten_fn(children, keys[1])
-    if isinstance(keys, RecordKeys):
-        record: Any = OrderedDict.__new__(kind)
-        attributes = record.__dict__
-        attributes.update(zip(keys.attributes, children, strict=True))
-        for key in keys.items:
-            OrderedDict.__setitem__(record, key, attributes[key])
-        return record
-    if issubclass(kind, tuple):
-        count, *names = keys
-        made = tuple.__new__(kind, children[:count])
-        if names:
-            vars(made).update(zip(names, children[count:], strict=True))
-        return made
-    if issubclass(kind, dict):
-        return kind(zip(keys, children, strict=True))
-    # A dataclass is rebuilt attribute by attribute: its __init__ may take other arguments, or
-    # have effects.
-    made = object.__new__(kind)
-    for name, child in zip(keys, children, strict=True):
-        object.__setattr__(made, name, child)
-    return made
+    return made_of(tree.kind, tree.keys, children)
 
 
 def constants(tree: Tree, path: str = "") -> Iterator[tuple[str, Constant]]:
@@ -459,10 +328,8 @@ def constants(tree: Tree, path: str = "") -> Iterator[tuple[str, Constant]]:
     if isinstance(tree, Constant):
         yield path, tree
     elif isinstance(tree, Container):
-        named = len(tree.keys) == len(tree.children) and all(isinstance(k, str) for k in tree.keys)
         for index, child in enumerate(tree.children):
-            step = repr(tree.keys[index]) if named else index
-            yield from constants(child, f"{path}[{step}]")
+            yield from constants(child, path + tree.step(index))
 
 
 def call_constants(tree: Tree) -> Iterator[tuple[str, Constant]]:

@@ -47,6 +47,7 @@ _UNDECLARED_WRITES = {
 _DESCRIPTIONS = frozenset(
     {
         *("aten::is_same_size", "aten::is_set_to", "aten::is_pinned", "aten::result_type"),
+        "aten::_has_same_storage_numel",
         *("aten::can_cast", "aten::_fused_sdp_choice", "aten::_nnpack_available"),
         *("aten::_debug_has_internal_overlap", "aten::_has_compatible_shallow_copy_type"),
     }

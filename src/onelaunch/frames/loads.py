@@ -35,6 +35,7 @@ class _Reader:
             cleared=frozenset(s.argval for s in self._steps if s.opname in _CLEARS),
             offsets=[step.offset for step in self._steps],
         )
+        self._first = Symbol("variable", key=code.co_varnames[0]) if code.co_varnames else UNKNOWN
         self._stored = {s.argval for s in self._steps if s.opname in _STORES}
         self._assigned_at: dict[str, list[int]] = {}
         """variable -> the offsets of its assignments."""
@@ -320,7 +321,12 @@ class _Reader:
             function, arguments = first, (second, *arguments)
         else:
             function = known[0] if known else UNKNOWN
-        symbol = Symbol("call", function, parts=tuple(arguments), offset=offset)
+        arguments = tuple(arguments)
+        if function.kind == "global" and function.key == "super" and len(arguments) != 1:
+            # What is looked up there is looked up on the object; 3.12 has an instruction for it.
+            self._stack.append(arguments[1] if arguments else self._first)
+            return
+        symbol = Symbol("call", function, parts=arguments, offset=offset)
         self._found.calls.append(symbol)
         self._stack.append(symbol)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import enum
+import functools
 import gc
 import threading
 import types
@@ -132,6 +133,19 @@ def class_member(kind: type, name: str) -> object:
         if name in members:
             return members[name]
     return None
+
+
+@functools.lru_cache(maxsize=1024)
+def finds_by_key(kind: type) -> bool:
+    """Return whether `d[key]` of a class of dicts is the item of that key: no code of its own
+    takes another (`super().__getitem__(key.lower())`)."""
+    members = [class_member(kind, name) for name in ("__getitem__", "__missing__", "__contains__")]
+    # `Counter.__missing__` is 0.
+    return all(getattr(m, "__code__", None) is None or _module(m) == "collections" for m in members)
+
+
+def _module(member: object) -> object:
+    return getattr(member, "__module__", None)
 
 
 def attributes_of(value: object) -> dict[str, Any] | None:

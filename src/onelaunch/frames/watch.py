@@ -335,6 +335,9 @@ class _Frame:
         base = call.base
         if base is not None and base.kind == "call" and self._is_made_by_c(base):
             self._note_opaque(v for part in call.parts for v in self._values(part))
+        if base is not None and base.kind == "attribute" and base.key == "__getattribute__":
+            for part in call.parts[:-1]:  # `super()`, or `object` and an object
+                self._note_getattr(part, call.parts[-1])
         for function in self._values(call.base):
             if type(function) is types.FunctionType and function.__module__ not in READS_ALL:
                 continue  # nearly all that is read

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from onelaunch.call.tree import Constant, Container, Tree, flatten, is_ordinary, unique
+from onelaunch.call.containers import is_ordinary
+from onelaunch.call.tree import Constant, Container, Tree, flatten, unique
 from onelaunch.capture.callee import Callee
 
 

@@ -9,9 +9,10 @@ from torch import nn
 
 from onelaunch.autograd.pair import packing
 from onelaunch.call.ambient import default_device, modes
+from onelaunch.call.containers import is_ordinary
 from onelaunch.call.kinds import changed_kinds
 from onelaunch.call.spec import CallSpec, TensorSpec
-from onelaunch.call.tree import Flat, call_constants, flatten_call, is_code, is_ordinary, is_plain
+from onelaunch.call.tree import Flat, call_constants, flatten_call, is_code, is_plain
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import recordable

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from onelaunch.call.containers import is_ordinary
 from onelaunch.call.spec import TensorSpec
-from onelaunch.call.tree import is_ordinary, is_plain
+from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import is_compound
 from onelaunch.state.slots import Slot
 

@@ -6,6 +6,7 @@ import contextvars
 import functools
 import operator
 import types
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -64,14 +65,21 @@ class Slot(NamedTuple):
         return repr(value)[:40]
 
     def write(self, value: object) -> None:
-        """Store `value`, as the callable did."""
+        """Store `value`, as the callable did. Ignores a container class's overrides."""
         if self.kind == "cell":
             self.holder.cell_contents = value
         elif self.kind in ("of", "contents") or isinstance(self.owner, type):
             self._assign(value)
+        elif isinstance(self.holder, dict):
+            holder = cast(dict[Any, Any], self.holder)
+            kind: Any = OrderedDict if isinstance(holder, OrderedDict) else dict
+            if value is MISSING:
+                kind.__delitem__(holder, self.key)
+            else:
+                kind.__setitem__(holder, self.key, value)
         elif value is MISSING:
             del self.holder[self.key]
-        elif isinstance(self.holder, list) and self.key == len(self.holder):
+        elif isinstance(self.holder, list | deque) and self.key == len(self.holder):
             self.holder.append(value)
         else:
             self.holder[self.key] = value

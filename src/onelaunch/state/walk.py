@@ -23,7 +23,7 @@ from onelaunch.call.tree import Constant, is_plain
 from onelaunch.call.wrappers import is_memory
 from onelaunch.frames.members import names_read
 from onelaunch.frames.origins import is_installed
-from onelaunch.frames.peek import attributes_of
+from onelaunch.frames.peek import attributes_of, finds_by_key
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.gc_pause import no_collection
@@ -313,7 +313,7 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
     found.held[key] = (slot, content)
     if use is None:
         return
-    if use is Use.ITEMS and not isinstance(content, dict):
+    if use is Use.ITEMS and not (isinstance(content, dict) and finds_by_key(type(content))):
         use = Use.READ  # the last item of a list is another when it has grown
     if use is Use.ITEMS:
         found.by_key.add(id(content))

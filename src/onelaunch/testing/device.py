@@ -65,7 +65,11 @@ def register_device() -> None:
     install_recurrent()
     _library = torch.library.Library("aten", "IMPL")
     aten = torch.ops.aten
-    for func in (aten.empty.memory_format, aten.empty_strided.default):
+    for func in (
+        aten.empty.memory_format,
+        aten.empty_strided.default,
+        aten._efficientzerotensor.default,
+    ):
         _library.impl(func.name().removeprefix("aten::"), _factory(func), "PrivateUse1")
     _library.impl("_copy_from", _copy_from, "PrivateUse1")
     with warnings.catch_warnings():
@@ -203,6 +207,8 @@ def run(
         placer: their place; the ordinary arena by default.
     """
     placer = placer or Placer(ordinary())
+    if op.name == "aten::_efficientzerotensor":  # torch's has no memory
+        op = operator(torch.ops.aten.zeros.default)
     captured, call = call is not None, call or _calling(placer)
     given = tensors((args, kwargs))
     mine = [t for t in given if isinstance(t, TapeTensor)]

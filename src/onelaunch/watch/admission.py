@@ -98,7 +98,7 @@ class Admission:
             and not self.is_number(args)
             and bool(
                 (device and host)
-                or (device and target is not None and not self._is_ours(target))
+                or (device and target is not None and self._holds_elsewhere(target))
                 or (host and self._is_ours(target))
             )
         )
@@ -182,6 +182,11 @@ class Admission:
 
     def _is_ours(self, device: torch.device | str | None) -> bool:
         return device is not None and torch.device(device).type == self._kind
+
+    def _holds_elsewhere(self, device: torch.device | str) -> bool:
+        """Return whether tensors there have values, in other memory; `meta` holds none, and
+        forward-mode gradients ask it for sizes."""
+        return torch.device(device).type not in (self._kind, "meta")
 
     def _on_device(self, t: Tensor) -> bool:
         return t.device.type == self._kind

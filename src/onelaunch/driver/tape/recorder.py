@@ -161,7 +161,11 @@ class Recorder(DispatchMode):
         self._check(op, result)
         known = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
         results = tensors(result)
-        fresh = [i for i, t in enumerate(results) if t.untyped_storage()._cdata not in known]
+        fresh = [
+            i
+            for i, t in enumerate(results)
+            if not t._is_zerotensor() and t.untyped_storage()._cdata not in known
+        ]
         placed = {id(results[i]): self.memory.place(results[i], not op.idle) for i in fresh}
         if not op.idle and (fresh or written or not results):
             targets = {i: self.memory.fixed(placed[id(results[i])]) for i in fresh}

@@ -1,0 +1,215 @@
+"""Containers: what a container or an object consists of, and how one like it is made again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.utils import _pytree as pytree
+
+BY_VALUE = (
+    *(bool, int, str, bytes, type(None), type(Ellipsis), range),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+)
+
+
+class Names(tuple[str, ...]):
+    """The keys of an object that is flattened: the names of its attributes."""
+
+    __slots__ = ()
+
+
+class RecordKeys(NamedTuple):
+    """The keys of a record; see `_is_record`."""
+
+    attributes: tuple[str, ...]
+    items: tuple[str, ...]
+
+
+class ItemKeys(NamedTuple):
+    """The keys of a dict of a class of Python's that has attributes besides its items."""
+
+    items: tuple[Any, ...]
+    attributes: tuple[str, ...]
+
+
+def is_ordinary(kind: type) -> bool:
+    """Return whether attributes make up the whole of a class's instances. Such are dataclasses,
+    which are flattened, and constants that are flattened if their class is requested."""
+    return kind is types.SimpleNamespace or (
+        kind.__dictoffset__ != 0
+        and kind.__basicsize__ == _Ordinary.__basicsize__
+        and kind.__new__ is object.__new__
+        and kind not in pytree.SUPPORTED_NODES
+        and not hasattr(kind, "__del__")
+        and not _has_slots(kind)
+        and not issubclass(kind, type | types.ModuleType | types.FunctionType | torch.nn.Module)
+    )
+
+
+class _Ordinary:
+    """A class whose objects have only a `__dict__`: C classes and `__slots__` make them larger."""
+
+
+def _is_record(value: object) -> bool:
+    """Return whether a value is a dataclass whose fields are an ordered dict's items too, as a
+    Hugging Face `ModelOutput`. Its constructor takes 10 us, more than a launch."""
+    if not isinstance(value, OrderedDict) or not dataclasses.is_dataclass(value):
+        return False
+    attributes = vars(value)
+    items = cast(OrderedDict[Any, object], value).items()
+    return all(attributes.get(key) is item for key, item in items)
+
+
+def parts_of(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
+    """Return the keys and children of a container, or None for any other value."""
+    kind = type(value)
+    if kind in BY_VALUE:
+        return None
+    if kind is tuple or kind is list:
+        items = list(cast(tuple[object, ...], value))
+        return (len(items),), items
+    if kind is dict:
+        mapping = cast(dict[Any, object], value)
+        return tuple(mapping), list(mapping.values())
+    if kind is OrderedDict:
+        return _dict_parts(cast(OrderedDict[Any, object], value))
+    if kind is slice:
+        cut = cast(slice, value)
+        return ("start", "stop", "step"), [cut.start, cut.stop, cut.step]
+    if _is_record(value):
+        attributes = vars(value)
+        keys = RecordKeys(tuple(attributes), tuple(cast(dict[Any, Any], value)))
+        return keys, list(attributes.values())
+    if kind in pytree.SUPPORTED_NODES:
+        children, context = pytree.SUPPORTED_NODES[kind].flatten_fn(value)
+        return (pytree.SUPPORTED_NODES[kind], context), list(children)
+    if dataclasses.is_dataclass(value) and _is_of_attributes(kind):
+        fields = [field.name for field in dataclasses.fields(value)]
+        if all(hasattr(value, name) for name in fields):
+            # In the order of `vars`. `__post_init__` may have stored more; slots are not there.
+            names = tuple(dict.fromkeys([*getattr(value, "__dict__", ()), *fields]))
+            return names, [getattr(value, name) for name in names]
+    if isinstance(value, tuple) and _is_tuple_kind(kind):
+        items = list(tuple.__iter__(cast(tuple[object, ...], value)))  # not its class's `__iter__`
+        attributes = getattr(value, "__dict__", {})
+        return (len(items), *attributes), [*items, *attributes.values()]
+    if isinstance(value, dict) and _is_dict_kind(kind):
+        return _dict_parts(cast(dict[Any, object], value))
+    return None
+
+
+def _dict_parts(mapping: dict[Any, object]) -> tuple[tuple[Any, ...], list[object]]:
+    keys, children = tuple(dict.keys(mapping)), list(dict.values(mapping))
+    attributes: dict[str, object] = getattr(mapping, "__dict__", {})
+    if not attributes:
+        return keys, children
+    return ItemKeys(keys, tuple(attributes)), [*children, *attributes.values()]
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_of_attributes(kind: type) -> bool:
+    """Return whether instances of a class of Python's are their attributes and nothing else: no
+    items of a list or a dict, no module, no class."""
+    if issubclass(kind, torch.nn.Module):
+        return False
+    try:
+        object.__new__(kind)
+    except TypeError:
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_dict_kind(kind: type) -> bool:
+    """Return whether items and attributes make up the whole of a class's dicts."""
+    return kind.__init__ in (dict.__init__, OrderedDict.__init__) and not _has_slots(kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_slots(kind: type) -> bool:
+    """Return whether instances hold values that are neither items nor in their `__dict__`."""
+    members = (member for base in kind.__mro__ for member in vars(base).values())
+    return any(isinstance(member, types.MemberDescriptorType) for member in members)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_tuple_kind(kind: type) -> bool:
+    """Return whether a class of tuples is written in Python: its instances are their items and
+    attributes, whatever its `__new__` takes. C has others: `torch.return_types`,
+    `os.stat_result`."""
+    try:
+        tuple.__new__(kind)
+    except TypeError:
+        return False
+    return True
+
+
+def steps_to(value: object, keys: tuple[Any, ...]) -> Iterator[str]:
+    if isinstance(keys, Names):
+        return (f".{key}" for key in keys)
+    if isinstance(keys, RecordKeys):
+        return (f".{key}" for key in keys.attributes)
+    if isinstance(keys, ItemKeys):
+        return iter([*(f"[{k!r}]" for k in keys.items), *(f".{k}" for k in keys.attributes)])
+    if isinstance(value, Mapping) and not (keys and isinstance(keys[0], pytree.NodeDef)):
+        return (f"[{key!r}]" for key in keys)
+    if isinstance(value, tuple) and len(keys) > 1 and isinstance(keys[0], int):
+        return iter([*(f"[{i}]" for i in range(keys[0])), *(f".{key}" for key in keys[1:])])
+    if isinstance(value, tuple | list) or not keys or isinstance(keys[0], pytree.NodeDef):
+        return _numbered(value)
+    return (f".{key}" for key in keys)
+
+
+def _numbered(value: object) -> Iterator[str]:
+    found = parts_of(value)
+    return (f"[{i}]" for i in range(len(found[1]) if found else 0))
+
+
+def made_of(kind: Any, keys: tuple[Any, ...], children: list[Any]) -> Any:
+    """Return a new container of a class with these keys around `children`."""
+    if kind is tuple or kind is list:
+        return kind(children)
+    if kind is dict:
+        return dict(zip(keys, children, strict=True))
+    if kind is slice:
+        return slice(*children)
+    if isinstance(keys, Names):
+        made = kind.__new__(kind)
+        vars(made).update(zip(keys, children, strict=False))
+        return made
+    if keys and isinstance(keys[0], pytree.NodeDef):
+        return keys[0].unflatten_fn(children, keys[1])
+    if isinstance(keys, RecordKeys):
+        record: Any = OrderedDict.__new__(kind)
+        attributes = record.__dict__
+        attributes.update(zip(keys.attributes, children, strict=True))
+        for key in keys.items:
+            OrderedDict.__setitem__(record, key, attributes[key])
+        return record
+    if issubclass(kind, tuple):
+        count, *names = keys
+        made = tuple.__new__(kind, children[:count])
+        if names:
+            vars(made).update(zip(names, children[count:], strict=True))
+        return made
+    if issubclass(kind, dict):
+        items, attributes = keys if isinstance(keys, ItemKeys) else (keys, ())
+        base: Any = OrderedDict if issubclass(kind, OrderedDict) else dict
+        made = base.__new__(kind)
+        for key, child in zip(items, children, strict=False):
+            base.__setitem__(made, key, child)  # not its class's
+        if attributes:
+            vars(made).update(zip(attributes, children[len(items) :], strict=True))
+        return made
+    # A dataclass is rebuilt attribute by attribute: its __init__ may take other arguments, or
+    # have effects.
+    made = object.__new__(kind)
+    for name, child in zip(keys, children, strict=True):
+        object.__setattr__(made, name, child)
+    return made

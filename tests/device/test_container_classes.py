@@ -1,0 +1,252 @@
+"""Classes of containers: what is beside the items, and what methods of their own find there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import onelaunch as ol
+
+from .drop_in import assert_same, drop_in, drop_in_worlds, replays, right_or_refused
+
+Rand = Callable[..., Tensor]
+
+
+class Noted(dict):  # type: ignore[type-arg]
+    """With attributes beside its items."""
+
+
+class NotedInOrder(OrderedDict):  # type: ignore[type-arg]
+    """The same."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value if key != "c" else None)
+
+
+class InSlots(dict):  # type: ignore[type-arg]
+    __slots__ = ("note",)
+
+
+@dataclasses.dataclass
+class DataDict(dict):  # type: ignore[type-arg]
+    note: Any = None
+
+
+@dataclasses.dataclass
+class DataList(list):  # type: ignore[type-arg]
+    note: Any = None
+
+
+def noted(kind: type, x: Tensor) -> Any:
+    made: Any = kind(a=x, b=3)
+    made.note = x + 1
+    made.flag = "kept"
+    return made
+
+
+@pytest.mark.parametrize("kind", [Noted, NotedInOrder, OrderedDict])
+def test_attributes_of_a_dict_come_back_with_it(rand: Rand, kind: type) -> None:
+    drop_in(lambda x: noted(kind, x * 2), lambda i: (rand(i, 3),))
+
+
+@pytest.mark.parametrize("kind", [Noted, NotedInOrder, OrderedDict])
+def test_attributes_of_a_dict_are_arguments(rand: Rand, kind: type) -> None:
+    fast = drop_in(lambda d: d["a"] * d["b"] + d.note, lambda i: (noted(kind, rand(i, 3)),))
+    other = noted(kind, rand(0, 3))
+    other.flag = "another"
+    with torch.no_grad():
+        for _ in range(3):
+            assert_same(fast(other), other["a"] * other["b"] + other.note)
+    assert fast.recordings[0].why == "args[0].flag: captured 'kept', got 'another'"
+
+
+def test_a_class_keeps_its_own_order_and_values(rand: Rand) -> None:
+    drop_in(lambda x: NotedInOrder(c=x, a=x * 2), lambda i: (rand(i, 3),))
+
+
+def in_slots(x: Tensor) -> Any:
+    made = InSlots(a=x)
+    made.note = x + 1
+    return made
+
+
+def data_dict(x: Tensor) -> Any:
+    made = DataDict(x + 1)
+    made["a"] = x
+    return made
+
+
+def data_list(x: Tensor) -> Any:
+    made = DataList(x + 1)
+    made.append(x)
+    return made
+
+
+@pytest.mark.parametrize("make", [in_slots, data_dict, data_list])
+def test_what_cannot_be_made_again_is_refused(rand: Rand, make: Callable[[Tensor], Any]) -> None:
+    def world() -> Any:
+        return lambda x: make(x * 2), lambda i: (rand(i, 3),)
+
+    assert right_or_refused(world, "OL108") == "OL108"
+
+
+@pytest.mark.parametrize("make", [in_slots, data_dict, data_list])
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
+def test_as_an_argument_it_is_right(rand: Rand, make: Callable[[Tensor], Any]) -> None:
+    fast = ol.graph(lambda made: made.note * 2, warmup=1)
+    with torch.no_grad():
+        for i in range(5):
+            assert_same(fast(make(rand(i, 3))), (rand(i, 3) + 1) * 2)
+
+
+# State in containers whose class has methods of its own.
+
+
+class Lower(dict):  # type: ignore[type-arg]
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key.lower())
+
+
+class LowerByName(dict):  # type: ignore[type-arg]
+    def __getitem__(self, key: str) -> Any:
+        return dict.__getitem__(self, key.lower())
+
+
+class LowerInOrder(OrderedDict):  # type: ignore[type-arg]
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key.lower())
+
+
+class LowerWhereMissing(dict):  # type: ignore[type-arg]
+    def __missing__(self, key: str) -> Any:
+        return self[key.lower()]
+
+
+class Next(list):  # type: ignore[type-arg]
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index + 1)
+
+
+class ByObject:
+    def __init__(self, scale: float = 2.0) -> None:
+        self.scale = scale
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, name.lower())
+
+
+class BySuper(ByObject):
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__(name.lower())
+
+
+class WhereMissing:
+    def __init__(self, scale: float = 2.0) -> None:
+        self.scale = scale
+
+    def __getattr__(self, name: str) -> Any:
+        return object.__getattribute__(self, name.lower())
+
+
+@pytest.mark.parametrize("kind", [Lower, LowerByName, LowerInOrder, LowerWhereMissing])
+def test_items_that_a_class_finds_by_another_key(rand: Rand, kind: type) -> None:
+    def world() -> Any:
+        state = kind(scale=2.0)
+        worlds.append(state)
+        return lambda x: x * state["Scale"], lambda i: (rand(i, 3),)
+
+    worlds: list[Any] = []
+
+    def between(i: int, _: object) -> None:
+        if i == 3:
+            for state in worlds:
+                dict.__setitem__(state, "scale", 3.0)
+
+    drop_in_worlds(world, calls=6, recordings=2, between=between)
+
+
+def test_items_that_a_list_finds_elsewhere(rand: Rand) -> None:
+    state = Next([1.0, 2.0])
+    fast = ol.graph(lambda x: x * state[0], warmup=1)
+    with torch.no_grad():
+        for i in range(8):
+            if i == 4:
+                state[1] = 3.0
+            assert_same(fast(rand(i, 3)), rand(i, 3) * (2.0 if i < 4 else 3.0))
+    assert replays(fast) > 4
+
+
+@pytest.mark.parametrize("kind", [ByObject, BySuper, WhereMissing])
+def test_attributes_that_a_class_finds_by_another_name(rand: Rand, kind: type) -> None:
+    state: Any = kind()
+    fast = ol.graph(lambda x: x * state.SCALE, warmup=1)
+    with torch.no_grad():
+        for i in range(8):
+            if i == 4:
+                object.__setattr__(state, "scale", 3.0)
+            assert_same(fast(rand(i, 3)), rand(i, 3) * (2.0 if i < 4 else 3.0))
+    assert replays(fast) > 4
+
+
+class Frozen(dict):  # type: ignore[type-arg]
+    """Its own way to store an item is not taken: not by a replay, nor to undo a capture."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError("frozen")
+
+    def __delitem__(self, key: Any) -> None:
+        raise TypeError("frozen")
+
+
+def test_a_dict_that_is_written_past_its_class(rand: Rand) -> None:
+    def world() -> Any:
+        state = Frozen(n=0)
+
+        def f(x: Tensor) -> Tensor:
+            dict.__setitem__(state, "n", state["n"] + 1)
+            return x * 2
+
+        worlds.append(state)
+        return f, lambda i: (rand(i, 3),)
+
+    worlds: list[Any] = []
+    drop_in_worlds(world, calls=6, min_replays=3)
+    assert [state["n"] for state in worlds] == [6, 6]
+
+
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
+def test_a_refused_capture_leaves_such_a_dict_as_it_was(rand: Rand) -> None:
+    state = Frozen(n=0)
+
+    def f(x: Tensor) -> Tensor:
+        dict.__setitem__(state, "n", state["n"] + 1)
+        dict.__setitem__(state, "more", x)
+        return x * 2 if x.sum() > 100 else x
+
+    fast = ol.graph(f, warmup=1, on_refusal="eager")
+    with torch.no_grad():
+        for i in range(4):
+            assert_same(fast(rand(i, 3)), rand(i, 3))
+    assert state["n"] == 4
+    assert torch.equal(state["more"], rand(3, 3))
+
+
+@pytest.mark.parametrize("take", [lambda held: held.popleft(), lambda held: held.pop()])
+def test_what_a_refused_capture_took_from_a_deque_is_there_again(
+    rand: Rand, take: Callable[[Any], float]
+) -> None:
+    held = deque([1.0, 2.0, 3.0, 4.0])
+    fast = ol.graph(lambda x: x * take(held), warmup=1)
+    with torch.no_grad():
+        fast(rand(0, 3))
+        before = list(held)
+        with pytest.raises(ol.CaptureError) as caught:
+            fast(rand(1, 3))
+    assert caught.value.code in ("OL117", "OL118")
+    assert list(held) == before

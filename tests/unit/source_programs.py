@@ -195,6 +195,25 @@ class Net(nn.Module):
             n = torch.tensor(n)
         return (width * 2).item(), (x * 2).item(), (rest[0] * 2).item(), (self.k * 2).item()
 """,
+    "layer_of_what_is_not_known": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.norm = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, ids, cache):
+        x = self.start(ids)
+        for i, block in enumerate(self.blocks):
+            x = block(x, cache)
+            probs = self.head(self.norm(x[:, -1])).softmax(-1)
+            if probs.max() > 0.9:  #! OL101
+                break
+        if self.norm(x).mean() > 0:
+            return x
+        return probs
+""",
     "unannotated": """
 class Net(nn.Module):
     def __init__(self):

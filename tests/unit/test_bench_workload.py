@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from onelaunch.bench.reference import make_reference
 from onelaunch.bench.workload import Workload, own
 
 
@@ -260,3 +261,31 @@ def test_hooks_of_parameters_and_optimizers_are_copied_with_what_they_hold() -> 
     for result in results:
         assert torch.equal(result, step(x))
     assert seen.tolist() == [2, 2, 2]
+
+
+class Cache:
+    """A cache as people write it: no container that torch knows."""
+
+    def __init__(self) -> None:
+        self.kept = torch.zeros(4, 2)
+        self.at = 0
+
+
+def append(x: Tensor, cache: Cache) -> Tensor:
+    cache.kept[cache.at] = x
+    cache.at += 1
+    return cache.kept * 2
+
+
+def test_an_object_among_the_arguments_is_left_as_it_was() -> None:
+    """The runs of a check each begin with it, and eager is right in all of them."""
+    cache = Cache()
+    made = make_reference(Workload(append, (torch.ones(2), cache)), torch.Generator())
+    assert (cache.at, cache.kept.abs().sum().item()) == (0, 0)
+    assert made.repeatable
+    assert len(made.cases) > 3
+    for case in made.cases:
+        workload = Workload(append, *case.inputs)
+        result = append(*workload.copy_inputs()[0])
+        assert made.check(case, result).wrong is None
+        assert case.inputs[0][1].at == 0

@@ -144,13 +144,15 @@ class Workload:
 
 
 def each_tensor(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """Change each tensor of the arguments; one passed twice stays one tensor."""
+    """Change each tensor of the arguments; one passed twice stays one tensor, and objects, such as
+    a cache, are copied."""
     flat = tree.flatten(inputs)
     changed: dict[int, Tensor] = {}
     for tensor in flat.tensors:
         if id(tensor) not in changed:
             changed[id(tensor)] = change(tensor)
-    return tree.unflatten(flat.tree, [changed[id(t)] for t in flat.tensors])
+    made = tree.unflatten(flat.tree, [changed[id(t)] for t in flat.tensors])
+    return duplicate(made, {id(t): t for t in changed.values()})
 
 
 def clone(t: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from onelaunch.doctor.source.torch_names import (
     SEVERAL,
     TELLING,
     VIEWS,
+    has_weights,
     is_layer,
 )
 from onelaunch.doctor.source.values import (
@@ -213,6 +214,8 @@ def _of_nn(name: str, args: list[Value]) -> Value:
 
 def of_layer(name: str, args: list[Value]) -> Value:
     """Return what a module of torch gives for arguments."""
+    if has_weights(name):
+        return combined([TENSOR, *args])  # where its weights are
     if is_layer(name):
         return combined(args)
     if name in _RECURRENT:

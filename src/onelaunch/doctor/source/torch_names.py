@@ -114,8 +114,14 @@ LAYERS = _names(
     "AlphaDropout FeatureAlphaDropout TransformerEncoderLayer TransformerEncoder "
     "TransformerDecoder TransformerDecoderLayer Transformer"
 )
+_WEIGHTED = _names("Linear Bilinear Embedding EmbeddingBag TransformerEncoderLayer")
 _LAYER_FAMILIES = ("Conv", "BatchNorm", "InstanceNorm", "Dropout", "AvgPool", "AdaptiveAvgPool")
 _LAYER_PADS = ("ReflectionPad", "ReplicationPad", "ConstantPad", "CircularPad", "LPPool")
+
+
+def has_weights(name: str) -> bool:
+    """Return whether a class of `torch.nn` gives one tensor, on the device of its weights."""
+    return name in _WEIGHTED or name.startswith("Conv")
 
 
 def is_layer(name: str) -> bool:

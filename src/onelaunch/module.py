@@ -18,6 +18,7 @@ from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.split.forward import ModuleForward
 from onelaunch.split.graphed import SplitGraphed
+from onelaunch.split.pieces import has_forward
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -106,7 +107,7 @@ def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
     if isinstance(module, _Twin):
         raise ArgumentError("OL401", "this module is graphed already", fix="use it as it is")
     kind: type[nn.Module] = type(module)
-    if kind.forward is nn.Module.forward and kind.__call__ is not nn.Module.__call__:
+    if not has_forward(module) and kind.__call__ is not nn.Module.__call__:
         name = kind.__name__
         raise ArgumentError(
             "OL401",

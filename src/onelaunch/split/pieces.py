@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -90,7 +91,7 @@ def members(
         if id(child) in seen or _is_apart(child):
             continue
         seen.add(id(child))
-        callable_ = _has_forward(child)
+        callable_ = has_forward(child)
         if callable_:
             yield path, child
         if not callable_ or id(child) in opened:
@@ -103,8 +104,10 @@ def _children(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
             yield f"{name}.{key}", child
 
 
-def _has_forward(module: nn.Module) -> bool:
-    return "forward" in module.__dict__ or type(module).forward is not nn.Module.forward
+def has_forward(module: nn.Module) -> bool:
+    """Return whether a module has a forward of its own; TorchScript's class does not say which."""
+    of_class = inspect.getattr_static(type(module), "forward")
+    return "forward" in module.__dict__ or of_class is not nn.Module.forward
 
 
 def _is_apart(module: nn.Module) -> bool:

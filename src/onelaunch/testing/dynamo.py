@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import torch
-
 from onelaunch.testing.device import TapeTensor
 
 
@@ -32,8 +30,7 @@ def trace_with_dynamo() -> None:
 
     # Else `torch.tensor` makes a tensor of the device in earnest, where all are fake.
     fakes: Any = importlib.import_module("torch._subclasses.fake_tensor")
-    if not torch.cuda.is_available():
-        fakes.FakeTensorMode.avoid_device_init = property(lambda mode: True)
+    fakes._is_privateuse1_backend_available = lambda: False
 
     infer_subclass_type.of_tape = True  # pyright: ignore[reportFunctionMemberAccess]
     builder.infer_subclass_type = infer_subclass_type

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -330,6 +331,44 @@ def test_on_refusal_eager_is_per_signature(rand: Rand) -> None:
             assert_same(fast(rand(i, 3), bool(i % 2)), f(rand(i, 3), bool(i % 2)))
     assert len(fast.recordings) == 1
     assert fast.recordings[0].replays >= 3
+
+
+@pytest.mark.parametrize("way", ["raise", "eager", "split"])
+@pytest.mark.parametrize("what", ["a read", "a draw"])
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
+def test_what_is_refused_in_training_is_captured_in_inference(
+    device: torch.device, rand: Rand, way: Any, what: str
+) -> None:
+    """Layers left out at random, say, as they are in training alone; and again after both."""
+
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                x = x * (x.sum().item() if what == "a read" else random.random())
+            return self.layer(x)
+
+    model = Dropping().to(device)
+    fast = ol.graph(model, warmup=1, on_refusal=way)
+    with torch.no_grad():
+        for training in (True, False, True, False):
+            fast.train(training)
+            before = replays(fast)
+            codes: set[str] = set()
+            for i in range(6):
+                try:
+                    y = fast(rand(i, 2, 4))
+                except ol.CaptureError as error:
+                    codes.add(error.code)
+                    continue
+                if not training:
+                    assert_same(y, model.layer(rand(i, 2, 4)))
+            code = "OL101" if what == "a read" else "OL117"
+            assert codes == ({code} if training and way == "raise" else set())
+            assert training or replays(fast) - before >= 4
 
 
 @pytest.mark.parametrize("put", ["tensors", "tensors and None", "numbers", "dict", "popped"])

@@ -43,7 +43,7 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 DRIVERS = ("cuda", "tape")
 NAME_DEVICES = {
-    *("driver", "testing", "bench", "profiler", "doctor", "checklist", "report", "cli"),
+    *("driver", "bench", "profiler", "doctor", "checklist", "report", "cli"),
     *("__init__", "__main__"),
 }
 FILES = sorted(ROOT.rglob("*.py"))

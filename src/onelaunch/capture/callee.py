@@ -66,6 +66,12 @@ class Callee:
         return ReachableState(roots, self.reads, self._last if len(roots) == 1 else None)
 
     @property
+    def training(self) -> bool | None:
+        """True if the callable is a module that is training; None if it is no module."""
+        root = self.root[1]
+        return root.training if isinstance(root, torch.nn.Module) else None
+
+    @property
     def codes(self) -> Collection[CodeType]:
         """The code objects that past runs executed."""
         return () if self.reads is None else self.reads.codes

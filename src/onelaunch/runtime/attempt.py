@@ -51,6 +51,10 @@ class SignatureState:
     """Captures in a row that differed from the run before them."""
     unlike: CaptureError | None = None
     """The refusal of its runs, which differ. It stays: two of them may be alike by chance."""
+    training: bool | None = None
+    """Whether the module was training when it was refused; None if there is no module."""
+    other_mode: SignatureState | None = None
+    """The state for the other one of training and inference, where that was refused."""
     unread: int = 0
     """Captures in a row that read more than the runs before them."""
     alone: int = 0
@@ -86,9 +90,18 @@ class SignatureState:
         """Note a capture that did, and read, no more than the runs before it."""
         self.ledger, self.differing, self.unread = None, 0, 0
 
+    def in_mode(self, training: bool | None) -> SignatureState:
+        """Return the state for a module that is training, or is not: what was refused in one of
+        the two may be captured in the other."""
+        if self.training is None or self.training == training:
+            return self
+        self.other_mode = self.other_mode or SignatureState()
+        return self.other_mode
+
     def gone(self) -> int:
         """Return the launches of dropped recordings that no other one has taken over yet."""
-        parts = () if self.parts is None else list(self.parts.values())
+        parts = [] if self.parts is None else list(self.parts.values())
+        parts += [] if self.other_mode is None else [self.other_mode]
         return sum(part.gone() for part in parts) + (self.launches[0] if self.launches else 0)
 
     def part(self, walked: StateWalk) -> SignatureState:

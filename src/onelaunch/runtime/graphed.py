@@ -252,6 +252,7 @@ class Graphed(Generic[P, R]):
         """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
         if error.code == "OL117":
             signature.unlike = error.with_traceback(None)
+            signature.training = self._callee.training
         if self.options.on_refusal == "raise":
             name_split(error, self._callee.root[1], self.options)
             raise error
@@ -259,7 +260,7 @@ class Graphed(Generic[P, R]):
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
         """Have a signature run eagerly for good, with a warning."""
-        signature.eager = error.code
+        signature.eager, signature.training = error.code, self._callee.training
         error.where = error.where or user_line()
         self._notices.give(error.warning("this signature runs eagerly"))
         return MISS

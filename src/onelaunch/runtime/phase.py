@@ -93,6 +93,7 @@ class Phases:
             return found
         spec, signature = found
         reached = self._callee.reached(flat)
+        signature = signature.in_mode(self._callee.training)
         if signature.parts is not None:
             signature = signature.part(reached.walk())
         if signature.eager is not None or signature.backoff.waits():

@@ -254,7 +254,8 @@ class Recorder:
             raise CaptureError("OL302", unequal)
         with driver.exclusive(), no_collection():
             spec = spec_of(driver, flat, device)
-            signature = self._signatures.known.setdefault(spec, SignatureState())
+            known = self._signatures.known.setdefault(spec, SignatureState())
+            signature = known.in_mode(self._callee.training)
             if any(e.spec == spec and e.captured.guard.check() for e in self._table.entries):
                 return
             self._table.drop_stale(spec, signature)

@@ -83,7 +83,7 @@ class InPieces(Graphed[P, R]):
         return self._ungraphed(signature, error)
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
-        signature.eager = error.code
+        signature.eager, signature.training = error.code, self._callee.training
         self._split(error)
         return MISS
 

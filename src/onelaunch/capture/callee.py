@@ -67,9 +67,9 @@ class Callee:
 
     @property
     def training(self) -> bool | None:
-        """True if the callable is a module that is training; None if it is no module."""
+        """True if the callable is a module that is training; None if it has no such flag."""
         root = self.root[1]
-        return root.training if isinstance(root, torch.nn.Module) else None
+        return getattr(root, "training", None) if isinstance(root, torch.nn.Module) else None
 
     @property
     def codes(self) -> Collection[CodeType]:

@@ -257,8 +257,9 @@ def test_training(device: torch.device, rand: Rand, world: World, make: Any) -> 
     assert world.replays() == world.least_trained(9)
 
 
-def test_gradients_accumulate(device: torch.device, rand: Rand, world: World) -> None:
-    model, other = two_models(device, layers)
+@pytest.mark.parametrize("make", [layers, with_statistics])
+def test_gradients_accumulate(device: torch.device, rand: Rand, world: World, make: Any) -> None:
+    model, other = two_models(device, make)
     fast = world.compile(other)
     for i in range(10):
         for m, run in ((model, model), (other, fast)):

@@ -123,7 +123,8 @@ class Callee:
         if device.type == "cpu":
             state = reached or self.reached(flat)
             driver, device = select(t for _, t in state.walk().tensors())
-            state.rest()
+            if reached is None:
+                state.rest()
         if device.type == "cpu" and self._seen:
             device = self._seen.get(_given(flat), device)
             driver = driver_of(device.type)

@@ -15,6 +15,7 @@ from torch import Tensor
 from onelaunch.capture.compilation import Backend
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import select
+from onelaunch.dynamo.fakes import example
 from onelaunch.dynamo.numbers import beside
 from onelaunch.dynamo.region import Region, region_of
 from onelaunch.dynamo.settings import Settings
@@ -66,7 +67,7 @@ def onelaunch(
 
 def driver_of(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> tuple[Driver, torch.device]:
     """Return the driver and device of a graph's tensors."""
-    values = [*inputs, *(node.meta.get("example_value") for node in graph.graph.nodes)]
+    values = [*inputs, *map(example, graph.graph.nodes)]
     return select(t for t in values if isinstance(t, Tensor))
 
 

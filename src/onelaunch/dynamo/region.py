@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.compilation import Backend, compiled_graph, eager_aten
+from onelaunch.capture.io_plan import is_filled
+from onelaunch.dynamo.fakes import example
 from onelaunch.dynamo.lines import function_of
 from onelaunch.dynamo.numbers import floats_elsewhere
 from onelaunch.dynamo.settings import Settings
@@ -216,9 +218,9 @@ def _is_static(node: torch.fx.Node, value: object) -> bool:
 
 
 def _is_number(value: object, device: torch.device) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 0 and value.device.type != device.type
+    return isinstance(value, Tensor) and is_filled(value, device)
 
 
 def _lies_on(node: torch.fx.Node, device: torch.device) -> bool:
-    value = node.meta.get("example_value")
+    value = example(node)
     return isinstance(value, Tensor) and value.device.type == device.type

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onelaunch.dynamo.fakes import example
 from onelaunch.sizes.buckets import Buckets
 
 Node = torch.fx.Node
@@ -116,7 +117,7 @@ def sized(graph: torch.fx.GraphModule, static: Mapping[int, str], buckets: Bucke
         for n in _symbolic(node):
             if n.node.expr not in symbols and n.node.expr.free_symbols & set(symbols):
                 return None
-        number = node.meta.get("example_value")
+        number = example(node)
         if isinstance(number, torch.SymInt):
             having = _having(number.node.expr, moving)
             if having is not None:
@@ -142,7 +143,7 @@ def sized(graph: torch.fx.GraphModule, static: Mapping[int, str], buckets: Bucke
 
 def _shape(node: Node) -> list[Any] | None:
     """Return the sizes of a tensor: numbers, and expressions of symbols."""
-    value = node.meta.get("example_value")
+    value = example(node)
     if not isinstance(value, Tensor):
         return None
     return _exprs(value.shape)
@@ -170,7 +171,7 @@ def _follows(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int])
 
 def _symbolic(node: Node) -> Iterator[torch.SymInt]:
     """Yield the symbolic sizes that an input has, or is."""
-    value = node.meta.get("example_value")
+    value = example(node)
     for n in value.shape if isinstance(value, Tensor) else (value,):
         if isinstance(n, torch.SymInt):
             yield n

@@ -17,7 +17,7 @@ from torch.fx.passes.split_module import split_module
 
 from onelaunch.driver.aten import tensors
 from onelaunch.driver.refusals import refusal
-from onelaunch.dynamo.fakes import detached, fake_mode, inputs_of
+from onelaunch.dynamo.fakes import detached, example, fake_mode, inputs_of
 from onelaunch.dynamo.lines import line_of_node
 from onelaunch.errors import CaptureError
 from onelaunch.unwinding import DispatchMode
@@ -100,7 +100,7 @@ def _parts(graph: Graph, refused: Mapping[Node, CaptureError]) -> dict[Node, int
 def _is_number(node: Node) -> bool:
     """Return whether a node has to do with numbers alone: a size, and what is asserted of it, stay
     beside the operation whose result has that size."""
-    values = [n.meta.get("example_value") for n in (node, *node.all_input_nodes)]
+    values = list(map(example, (node, *node.all_input_nodes)))
     return not isinstance(values[0], tuple | list) and (
         isinstance(values[0], torch.SymInt | torch.SymFloat | torch.SymBool | int | float)
         or not any(isinstance(value, Tensor) for value in values)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import inspect
 import json
 import statistics
 import time
@@ -40,6 +41,10 @@ SIZES: dict[str, dict[str, int]] = {
 PROMPT = 16
 SEED = 7
 WARMUP = 2  # requests: the second of `generate` with a cache that is new to the recordings
+
+# The argument of a decoder that takes the cache: transformers 5.24 renamed it.
+PARAMETERS = inspect.signature(LlamaForCausalLM.forward).parameters
+CACHE = "cache" if "cache" in PARAMETERS else "past_key_values"
 
 Serve = Callable[[Tensor, int], Tensor]
 """A function from a prompt (1, n) and a number of tokens to the new tokens (1, tokens)."""
@@ -79,7 +84,7 @@ def by_loop(engine: str, model: Any, pick: Callable[[Tensor], Tensor], length: i
     """A loop of one's own: a step is the model and the choice of the next token."""
 
     def step(token: Tensor, cache: StaticCache) -> Tensor:
-        return pick(model(token, past_key_values=cache, use_cache=True).logits[:, -1:])
+        return pick(model(token, use_cache=True, **{CACHE: cache}).logits[:, -1:])
 
     if engine == "by-hand":
         return by_hand(model, step, length)

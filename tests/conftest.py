@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require-gpu",
         action="store_true",
-        help="a test that skips for want of a GPU, or skips at all while marked gpu, fails instead",
+        help="a test that would be skipped for want of a GPU fails instead",
     )
     parser.addoption(
         "--require-browser",
@@ -74,23 +74,17 @@ def dispatching() -> Generator[None]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark, needed in NEEDS.items():
         if item.get_closest_marker(mark) is not None and torch.cuda.device_count() < needed:
-            pytest.skip(f"needs {needed} NVIDIA GPU{'s' * (needed > 1)}")
+            _wanting(item, f"needs {needed} NVIDIA GPU{'s' * (needed > 1)}", "--require-gpu")
     if item.get_closest_marker("browser") is not None and not CAN_BROWSE:
-        pytest.skip("needs playwright, and chromium: apt-get install chromium")
+        what = "needs playwright, and chromium: apt-get install chromium"
+        _wanting(item, what, "--require-browser")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    marked = any(item.get_closest_marker(mark) is not None for mark in NEEDS)
-    in_browser = item.get_closest_marker("browser") is not None
-    for needed, option in ((marked, "--require-gpu"), (in_browser, "--require-browser")):
-        if report.skipped and needed and item.config.getoption(option):
-            report.outcome = "failed"
-            report.longrepr = f"skipped under {option}: {report.longrepr}"
-    return report
+def _wanting(item: pytest.Item, what: str, option: str) -> None:
+    """Skip a test for want of something, or fail it where that is required."""
+    if item.config.getoption(option):
+        pytest.fail(f"{what}, and {option} is given")
+    pytest.skip(what)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -204,6 +204,8 @@ class ByHand:
 class PairByHand:
     """`torch.cuda.make_graphed_callables` of the forward, for training."""
 
+    warmup = 0
+
     def __init__(self, model: nn.Module, training: bool) -> None:
         self.model = model
         self._fast: Callable[..., Any] | None = None

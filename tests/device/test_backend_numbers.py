@@ -123,7 +123,7 @@ PROGRAMS: dict[str, F] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_arguments(device: torch.device, rand: Rand, name: str, step: float) -> None:
     f = PROGRAMS[name]
-    fast = compiled(f)
+    fast = compiled(f, emulate_precision_casts=True)  # a fused kernel would not round to bfloat16
     with torch.no_grad():
         same_calls(f, fast, lambda i: (rand(i, 2, 4), step * (i + 1)), calls=CALLS)
     if name == "a power" and step != 1 and torch.__version__ < (2, 13):

@@ -15,6 +15,7 @@ import torch
 import torch._dynamo.config as dynamo_config
 from torch import Tensor, nn
 
+from onelaunch.dynamo import onelaunch
 from onelaunch.dynamo.backend import graphs
 
 from .drop_in import allocated, on_accelerators, on_cuda
@@ -294,7 +295,7 @@ def test_sizes_among_the_results_of_training(device: torch.device, rand: Rand) -
         x = torch.cat([x, x])
         return torch.addmm(x, x, x).relu(), x.size(0)
 
-    fast = torch.compile(f, backend="onelaunch", dynamic=True)
+    fast = torch.compile(f, backend=onelaunch, dynamic=True)
     for i in range(18):
         shape = (2 + i // 6, 4 + 2 * (i // 6))
         x, y = rand(i, *shape).requires_grad_(), rand(i, *shape).requires_grad_()

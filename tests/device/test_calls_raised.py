@@ -7,6 +7,7 @@ import functools
 import gc
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -339,6 +340,7 @@ class _Interrupt:
 
     def __init__(self, step: int, files: tuple[str, ...]) -> None:
         self.left, self._files = step, files
+        self.where = ""
 
     def __call__(self, frame: Any, event: str, arg: Any) -> Any:
         name = frame.f_code.co_filename
@@ -347,6 +349,7 @@ class _Interrupt:
         if event == "line" and name.endswith(self._files) and self.left > 0:
             self.left -= self.left > 1 or not _leaves_with(frame)
             if self.left == 0:
+                self.where = "".join(traceback.format_stack(frame, limit=12))
                 raise KeyboardInterrupt
         return self
 
@@ -441,6 +444,8 @@ def _interrupt_captures(
             fast(x)  # captures
         except KeyboardInterrupt:
             pass
+        except ol.CaptureError as error:
+            raise AssertionError(f"the interrupt of\n{interrupt.where} is lost") from error
         finally:
             sys.settrace(None)
             sys.unraisablehook = hook

@@ -197,6 +197,7 @@ def _segments(pool_id: tuple[int, int]) -> list[tuple[int, int]]:
 def _storages(tensors: Sequence[Tensor]) -> dict[int, int]:
     """Map the addresses of the storages of GPU tensors to their bytes."""
     held = [local(t) for t in tensors if t.is_cuda and t.layout is torch.strided]
+    held = [t for t in held if not t._is_zerotensor()]
     return {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in held)}
 
 
@@ -213,8 +214,9 @@ def region(t: Tensor) -> Region:
 def storage(t: Tensor) -> int:
     """See `Driver.storage`: the address, which storages over the same memory share; or, where the
     program frees the memory and allocates it again, the handle of the storage."""
-    found = local(t).untyped_storage()
-    address = found.data_ptr()
+    t = local(t)
+    found = t.untyped_storage()
+    address = 0 if t._is_zerotensor() else found.data_ptr()  # the one without memory: torch raises
     if not address or (_resized and found._cdata in _resized):
         return found._cdata
     return address

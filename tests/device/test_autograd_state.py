@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -277,6 +278,23 @@ def test_hooks_on_saved_tensors_around_a_graphed_module(device: torch.device, ra
         return loss, len(packed) - count
 
     train(Net(device), program)
+
+
+def test_objects_that_an_interpreter_freezes_hide_nothing(
+    device: torch.device, rand: Rand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C++ holds what hooks pack, as if a frozen object did. Python 3.12 freezes 375 itself."""
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 375)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).to(device)
+
+    def f(x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            return model(x).square()
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(5):
+        fast(rand(i, 3, 4)).sum().backward()
+    assert replays(fast) >= 3
 
 
 def test_the_mask_of_a_dropout_is_the_same_in_both(device: torch.device, rand: Rand) -> None:

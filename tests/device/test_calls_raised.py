@@ -426,6 +426,33 @@ def test_an_interrupt_leaves_no_mode_on_with_buckets(
         _interrupt_captures(lambda x: x * 2, rand, files, 12, buckets=ol.Buckets(0, (4,)))
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+@in_a_thread
+def test_a_debugger_sees_a_capture(device: torch.device, rand: Rand, grad: bool) -> None:
+    """A frame that is traced keeps more references than another."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).to(device)
+
+    def f(x: Tensor) -> Tensor:
+        with every_mode(x.device.type):
+            y = model(x).float()
+        return y if torch.is_grad_enabled() else y.detach()
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        return trace
+
+    fast = ol.graph(f)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with torch.set_grad_enabled(grad):
+            for i in range(5):
+                fast(rand(i, 3, 4))
+    finally:
+        sys.settrace(before)
+    assert replays(fast) == 2
+
+
 def _interrupt_captures(
     f: Any, rand: Rand, files: tuple[str, ...], every: int, **options: Any
 ) -> int:

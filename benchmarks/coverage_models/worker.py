@@ -40,9 +40,7 @@ def main() -> None:
     for line in sys.stdin:
         task = json.loads(line)
         _run(task, device, reports)
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        _free(device)
         sound = _sound(device)
         report({"done": True, "ends": not sound}, reports)
         if not sound:
@@ -77,9 +75,18 @@ def _run(task: dict[str, Any], device: torch.device, reports: Any) -> None:
     for name in task["engines"]:
         report({"begun": name}, reports)
         row = judge(subject, name, mode, device, eager)
+        _free(device)
         report({"engine": name, "row": row}, reports)
         if not _sound(device):  # what comes after it goes to another process
             return
+
+
+def _free(device: torch.device) -> None:
+    """Give memory back that other workers need, cuBLAS's too: it has some for each stream."""
+    gc.collect()
+    if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
 
 
 def _sound(device: torch.device) -> bool:

@@ -27,17 +27,19 @@ def replays() -> int:
     return sum(recording.replays for recording in recordings())
 
 
-def same_calls(f: F, g: F, arguments: Callable[[int], tuple[Any, ...]], calls: int = 8) -> None:
+def same_calls(
+    f: F, g: F, arguments: Callable[[int], tuple[Any, ...]], calls: int = 8, **tolerance: float
+) -> None:
     """Calls of both give the same results and leave the same arguments; results stay."""
     kept: list[tuple[Any, Any]] = []
     for i in range(calls):
         expected_args, args = arguments(i), arguments(i)
         expected, got = f(*expected_args), g(*args)
-        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(got, expected, **tolerance)
         torch.testing.assert_close(args, expected_args)
         kept.append((got, expected))
     for got, expected in kept:
-        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(got, expected, **tolerance)
 
 
 def two_models(device: torch.device, make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:

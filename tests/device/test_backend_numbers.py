@@ -123,9 +123,11 @@ PROGRAMS: dict[str, F] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_arguments(device: torch.device, rand: Rand, name: str, step: float) -> None:
     f = PROGRAMS[name]
-    fast = compiled(f, emulate_precision_casts=True)  # a fused kernel would not round to bfloat16
+    fast = compiled(f)
+    # Inductor's kernels round a quotient of bfloat16 once, where all is float32 again.
+    inexact = {"rtol": 2**-8, "atol": 0.0} if name == "bfloat16" and device.type == "cuda" else {}
     with torch.no_grad():
-        same_calls(f, fast, lambda i: (rand(i, 2, 4), step * (i + 1)), calls=CALLS)
+        same_calls(f, fast, lambda i: (rand(i, 2, 4), step * (i + 1)), calls=CALLS, **inexact)
     if name == "a power" and step != 1 and torch.__version__ < (2, 13):
         # torch 2.11 compiles a power once for each exponent that is a float, up to its limit.
         assert len(recordings()) <= torch._dynamo.config.recompile_limit

@@ -15,6 +15,7 @@ from torch import Tensor
 from onelaunch.capture.compilation import Backend
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import select
+from onelaunch.dynamo.constants import take_constants
 from onelaunch.dynamo.fakes import example
 from onelaunch.dynamo.numbers import beside
 from onelaunch.dynamo.region import Region, region_of
@@ -89,6 +90,10 @@ def record_graph(
     if apart is not None:
         rest = record_graph(apart.graph, apart.inputs, device, compiler, settings, regions)
         return apart.around(rest)
+    held = take_constants(graph, inputs, device)
+    if held is not None:
+        rest = record_graph(held.graph, held.inputs, device, compiler, settings, regions)
+        return held.around(rest)
 
     def compile_part(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
         region = region_of(part, given, device, compiler, settings)

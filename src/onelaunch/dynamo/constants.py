@@ -1,0 +1,211 @@
+"""Constants of the host in a graph of Dynamo's, taken to the device.
+
+``x + torch.tensor([1.0, 2.0]).to(x.device)`` makes its tensor on the host in each call, always the
+same. It is made once, when the graph is compiled, and lies on the device from then on, so that no
+part of the graph runs on the host for its sake.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.dynamo.fakes import example, fake_mode
+from onelaunch.unwinding import DispatchMode
+
+Graph = torch.fx.GraphModule
+Node = torch.fx.Node
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """A graph that gets its constants as inputs, after its own.
+
+    Attributes:
+        inputs: examples of all its inputs.
+        values: the constants, on the device.
+    """
+
+    graph: Graph
+    inputs: Sequence[Any]
+    values: Sequence[Tensor]
+
+    def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the whole, of the compiled graph."""
+        values = self.values
+        return lambda *args: run(*args, *values)
+
+
+def take_constants(graph: Graph, inputs: Sequence[Any], device: torch.device) -> Constants | None:
+    """Return a graph whose operations on the device find the constants of the host there, numbers
+    that they assign to elements too; or None if it is as it was."""
+    mode = fake_mode(graph)
+    if mode is None:
+        return None
+    graph = Graph(graph, copy.deepcopy(graph.graph))  # Dynamo still needs its own
+    filled = _fill_assigned(graph, device, mode)
+    values = _values(graph)
+    held: list[Tensor] = []
+    for node in _taken(values, device):
+        users = [user for user in node.users if user not in values]
+        if users:
+            held.append(values[node].to(device))
+            given = _given(graph, node, held[-1], mode)
+            for user in users:
+                _read_there(graph, user, node, given)
+    for node in _made(graph, device):
+        held.append(_value(node, {}))
+        given = _given(graph, node, held[-1], mode)
+        with graph.graph.inserting_before(node):
+            node.replace_all_uses_with(_copied(graph, given))
+        graph.graph.erase_node(node)
+    for node in reversed(list(values)):
+        if not node.users:
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return Constants(graph, [*inputs, *held], held) if held or filled else None
+
+
+def _fill_assigned(graph: Graph, device: torch.device, mode: Any) -> bool:
+    """Have ``y[0] = 1.0`` copy from the device: on CUDA, torch puts the number into a tensor of the
+    host, and copies that. Return whether there is such an assignment."""
+    found = False
+    for node in graph.graph.find_nodes(op="call_function", target=operator.setitem):
+        args: Any = node.args
+        target, _, value = args
+        made, number = example(target), example(value) if isinstance(value, Node) else value
+        if isinstance(number, bool | int | float | torch.SymInt) and _is_on(made, device):
+            options: Any = {"dtype": made.dtype, "device": device}
+            with graph.graph.inserting_before(node), mode:
+                filled = graph.graph.call_function(torch.full, ((), value), options)
+                filled.meta["example_value"] = torch.empty((), **options)
+            filled.meta["stack_trace"] = node.meta.get("stack_trace")
+            node.update_arg(2, filled)
+            found = True
+    return found
+
+
+def _values(graph: Graph) -> Mapping[Node, Tensor]:
+    """Compute the host tensors that depend on no input and no random number; none at all if one of
+    them is written."""
+    values: dict[Node, Any] = {}
+    versions: dict[Node, int] = {}
+    for node in graph.graph.nodes:
+        depends = any(n not in values for n in node.all_input_nodes)
+        if depends or node.op not in ("call_function", "call_method"):
+            continue
+        made = example(node)
+        if isinstance(made, Tensor) and made.device.type == "cpu":
+            value = _value(node, values)
+            if value is not None:
+                values[node], versions[node] = value, value._version
+    written = any(value._version != versions[node] for node, value in values.items())
+    return {} if written else values
+
+
+def _value(node: Node, values: Mapping[Node, Tensor]) -> Any:
+    args: Any = torch.fx.map_arg(node.args, values.__getitem__)
+    kwargs: Any = torch.fx.map_arg(node.kwargs, values.__getitem__)
+    target: Any = node.target
+    with torch.no_grad(), _Certain():
+        try:
+            if node.op == "call_method":
+                return getattr(args[0], target)(*args[1:], **kwargs)
+            return target(*args, **kwargs)
+        except _DrawnError:
+            return None
+
+
+class _DrawnError(Exception):
+    """An operation draws random numbers."""
+
+
+class _Certain(DispatchMode):
+    """A mode in which no operation draws random numbers."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise _DrawnError
+        return func(*args, **(kwargs or {}))
+
+
+def _taken(values: Mapping[Node, Tensor], device: torch.device) -> Sequence[Node]:
+    """Return the constants that only operations on the device use, to which it is the same where
+    these lie. What uses them on the host might write to them, or to views of them."""
+    sharing: dict[int, list[Node]] = defaultdict(list)
+    for node, value in values.items():
+        sharing[value.untyped_storage()._cdata].append(node)
+    return [
+        node
+        for nodes in sharing.values()
+        if all(
+            user in values or _reads_anywhere(user, n, values[n], device)
+            for n in nodes
+            for user in n.users
+        )
+        for node in nodes
+    ]
+
+
+def _reads_anywhere(user: Node, node: Node, value: Tensor, device: torch.device) -> bool:
+    """Return whether an operation on the device gives the same with a constant that lies there.
+
+    A kernel takes a number of the host in its own precision, and one of the device in that of the
+    tensors, so for halves it does not.
+    """
+    args: Any = user.args
+    if user.target is operator.setitem:
+        return node is not args[0] and _is_on(example(args[0]), device)
+    made: Any = example(user)
+    if not _is_on(made, device):
+        return False
+    others = [n for n in user.all_input_nodes if n is not node]
+    return bool(value.dim()) or not others or made.dtype not in _HALVES
+
+
+def _is_on(value: Any, device: torch.device) -> bool:
+    return isinstance(value, Tensor) and value.device.type == device.type
+
+
+def _made(graph: Graph, device: torch.device) -> Sequence[Node]:
+    """Return the tensors of the device that torch makes of constants, over a tensor of the host."""
+    return [
+        node
+        for target in (torch.tensor, torch.as_tensor)
+        for node in graph.graph.find_nodes(op="call_function", target=target)
+        if not node.all_input_nodes and _is_on(example(node), device)
+    ]
+
+
+def _given(graph: Graph, node: Node, value: Tensor, mode: Any) -> Node:
+    """Return an input of the graph for a constant."""
+    first = next(n for n in graph.graph.nodes if n.op != "placeholder")
+    with graph.graph.inserting_before(first):
+        given = graph.graph.placeholder(f"constant_{node.name}")
+    given.meta["example_value"] = mode.from_tensor(value)
+    given.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
+    return given
+
+
+def _read_there(graph: Graph, user: Node, node: Node, given: Node) -> None:
+    """Have an operation read an input for a constant. One that only moves it to the device gets a
+    copy of its own, since it may return it, or something may write to it."""
+    if user.all_input_nodes == [node]:
+        with graph.graph.inserting_before(user):
+            given = _copied(graph, given)
+    user.replace_input_with(node, given)
+
+
+def _copied(graph: Graph, given: Node) -> Node:
+    copied = graph.graph.call_method("clone", (given,))
+    copied.meta["example_value"] = example(given)
+    return copied

@@ -238,6 +238,7 @@ def test_attention_in_training(device: torch.device, rand: Rand) -> None:
 def on_the_host(x: Tensor) -> Tensor:
     y = x.sin() * 2
     offsets = torch.arange(x.shape[-1], dtype=torch.float32).cumsum(0)
+    offsets += 1  # what is written is no constant
     return (y + offsets.to(x.device)).cos()
 
 

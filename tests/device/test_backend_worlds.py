@@ -327,6 +327,7 @@ def test_dropout_in_training(rand: Rand, world: World) -> None:
 def on_the_host(x: Tensor) -> Tensor:
     y = x.sin() * 2
     offsets = torch.arange(x.shape[-1], dtype=torch.float32).cumsum(0)
+    offsets += 1  # what is written is no constant
     return (y + offsets.to(x.device)).cos()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import dataclasses
+import functools
 import re
 from collections import OrderedDict
 from collections.abc import Callable
@@ -459,3 +460,25 @@ def test_what_a_result_is_made_of_is_no_state(rand: Rand) -> None:
     for i in range(5):
         assert_same(fast(rand(i, 4)).y, rand(i, 4) * 2)
     assert fast.stats().captures == 1
+
+
+def test_caches_of_functools(device: torch.device, rand: Rand) -> None:
+    """A cache keeps a tensor of the call in a key, or for a size that is asked for by turns."""
+
+    @functools.lru_cache(maxsize=4)
+    def weights(mask: Tensor, scale: int) -> Tensor:
+        return mask.float() * scale
+
+    @functools.lru_cache(maxsize=1)
+    def ramp(n: int, on: torch.device) -> Tensor:
+        return torch.arange(n, device=on).float()
+
+    def f(x: Tensor) -> Tensor:
+        return x * weights(x > 0, 2) + ramp(4, x.device) + ramp(2, x.device).sum()
+
+    fast = ol.graph(f)
+    for i in range(7):
+        x = rand(i, 3, 4)
+        assert_same(fast(x), f(x))
+    assert replays(fast) >= 4
+    assert_same(ramp(2, device), torch.arange(2, device=device).float())

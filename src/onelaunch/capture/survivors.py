@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Collection, Sequence
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
@@ -66,7 +67,7 @@ def _survivor(
     # storage, which the observer keeps.
     ids = {id(t) for t in expected} | {id(t._base) for t in expected} | observer.own
 
-    def find() -> Tensor | None:
+    def find() -> tuple[Tensor, Sequence[object]] | None:
         made = {id(t): t for t in (made() for made in observer.made_tensors) if t is not None}
         # One without elements has no memory that a replay could write over.
         alive = [t for key, t in made.items() if t.numel() and key not in ids]
@@ -75,14 +76,34 @@ def _survivor(
         several = [alive[n] for n, count in enumerate(_references(alive)) if count > _ALONE]
         known = {*holders, id(alive)}
         for t, found in zip(several, _holders(several), strict=True):
-            if any(not isinstance(h, FrameType) and id(h) not in known for h in found):
-                return t
+            others = [h for h in found if not isinstance(h, FrameType) and id(h) not in known]
+            if others:
+                return t, others
         return None
 
     if find() is None:
         return None
     gc.collect()  # it may be in a cycle that nobody holds
-    return find()
+    while (found := find()) is not None:
+        stray, others = found
+        caches = _caches(others)
+        if not caches:
+            return stray
+        del found, stray, others  # which hold what the caches do
+        for cache in caches:
+            cache.cache_clear()
+    return None
+
+
+def _caches(holders: Sequence[object]) -> list[functools._lru_cache_wrapper[Any]]:
+    """Return the caches of `functools` that hold a tensor as a result, or in a key.
+
+    What they hold can go: the function that they are of computes it again.
+    """
+    of_keys = [
+        owner for key in holders if isinstance(key, tuple) for owner in gc.get_referrers(key)
+    ]
+    return [h for h in (*holders, *of_keys) if isinstance(h, functools._lru_cache_wrapper)]
 
 
 def _references(objects: Sequence[object]) -> list[int]:

@@ -191,7 +191,7 @@ def _given(graph: Graph, node: Node, value: Tensor, mode: Any) -> Node:
     first = next(n for n in graph.graph.nodes if n.op != "placeholder")
     with graph.graph.inserting_before(first):
         given = graph.graph.placeholder(f"constant_{node.name}")
-    given.meta["example_value"] = mode.from_tensor(value)
+    given.meta["example_value"] = mode.from_tensor(value, static_shapes=True)
     given.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
     return given
 

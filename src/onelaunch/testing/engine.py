@@ -3,7 +3,8 @@
 As C++ unwinds what a hook raised there, torch asks the guard of the device what the device's type
 is. That of CUDA answers in C++. A guard in Python is called with the hook's exception still set in
 the interpreter, which takes no result then, and torch ends the process: ``terminate called without
-an active exception``. So the guard keeps the exception, and the engine raises it.
+an active exception``. So the guard keeps the exception, and the engine raises it. Since Python 3.12
+no frame begins in such a state where the process is profiled; there C takes the exception first.
 """
 
 # torch keeps both in `torch._C`.
@@ -12,7 +13,9 @@ an active exception``. So the guard keeps the exception, and the engine raises i
 from __future__ import annotations
 
 import atexit
+import ctypes
 import operator
+import sys
 import time
 from typing import Any
 
@@ -28,17 +31,35 @@ _lost: list[BaseException] = []
 """Exceptions of hooks, until their backwards have returned."""
 
 
+def _device_type(self: object) -> Any:
+    """Name the device, and keep the exception that is set."""
+    try:
+        _any_call(_EMPTY)
+    except SystemError as error:  # "returned a result with an exception set"
+        if error.__cause__ is not None:
+            _lost.append(error.__cause__)
+    return _C._autograd.DeviceType.PrivateUse1
+
+
+def _taken(address: int | None, *_: object) -> Any:
+    """Name the device, and keep the exception at an address, which is no longer set."""
+    if address is not None:
+        held = ctypes.cast(address, ctypes.py_object)
+        _lost.append(held.value)
+        ctypes.pythonapi.Py_DecRef(held)
+    return _C._autograd.DeviceType.PrivateUse1
+
+
+if sys.version_info >= (3, 12):
+    take: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyErr_GetRaisedException", ctypes.pythonapi))
+    take.errcheck = _taken
+    _device_type = take
+
+
 class Guard(_C._acc.DeviceGuard):
     """The device's guard, which keeps the exceptions."""
 
-    def type_(self) -> Any:
-        """Name the device that it guards."""
-        try:
-            _any_call(_EMPTY)
-        except SystemError as error:  # "returned a result with an exception set"
-            if error.__cause__ is not None:
-                _lost.append(error.__cause__)
-        return _C._autograd.DeviceType.PrivateUse1
+    type_ = _device_type
 
 
 class Engine(_C._ImperativeEngine):

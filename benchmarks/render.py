@@ -328,6 +328,7 @@ def coverage(results: dict[str, Any]) -> str:
     rows = [
         (
             f"{titles.get(name, name)}, {mode}",
+            str(found["cases"] - row.get("not run", 0)),
             *(str(row.get(kind, 0)) for kind in ("one launch", "pieces")),
             str(row.get("refused", 0) + row.get("no replay", 0)),
             str(sum(row.get(kind, 0) for kind in ("wrong", "crashed", "failed"))),
@@ -339,14 +340,15 @@ def coverage(results: dict[str, Any]) -> str:
     modes = results["counts"].items()
     built = " and ".join(f"{found['cases']:,} models in {mode}" for mode, found in modes)
     versions = [f"{name} {version}" for name, version in results["libraries"].items() if version]
-    head = ("engine", "one launch", "pieces", "refused", "wrong or failed", "to the first replay")
+    kinds = ("one launch", "pieces", "refused", "wrong or failed")
+    head = ("engine", "models", *kinds, "to the first replay")
     text = (
         f"{built[0].upper()}{built[1:]}, from {', '.join(versions)}; the median time to the first "
         "replay, in seconds."
     )
     left_out = {
         "not built": "could not be built small, or eager did not run them alike twice",
-        "not run": "were not run, as time was up",
+        "not run": "were not run by any engine, as time was up",
     }
     first, _, parts = results.get("part", "1/1").partition("/")
     text += f" Part {first} of {parts} of all models." if parts != "1" else ""

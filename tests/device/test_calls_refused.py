@@ -19,6 +19,7 @@ from .drop_in import (
     drop_in,
     drop_in_worlds,
     on_accelerators,
+    on_cuda,
     random_tensor,
     replays,
     right_or_refused,
@@ -399,3 +400,22 @@ def test_a_refused_capture_leaves_containers_as_they_were(rand: Rand, put: str) 
         assert len(held["list"]) == (0 if put in ("dict", "popped") else 3), f"call {i}"
         assert len(held["full"]) == (1 if put == "popped" else 3), f"call {i}"
         assert ("y" in held, "n" in held) == (put == "dict", put == "dict"), f"call {i}"
+
+
+@on_cuda
+def test_a_grouped_product_in_float32(device: torch.device, rand: Rand) -> None:
+    """CUDA's kernel is of half precision; for others torch reads the offsets on the host."""
+    offsets = torch.tensor([8, 16], device=device, dtype=torch.int32)
+    weights = rand(9, 2, 32, 16)
+
+    def f(x: Tensor) -> Tensor:
+        return nn.functional.grouped_mm(x, weights.to(x.dtype), offs=offsets)
+
+    fast = ol.graph(f)
+    message = r"OL109(.|\n)*batched_mm"
+    with pytest.raises(ol.CaptureError, match=message):
+        _ = [fast(rand(i, 16, 32)) for i in range(4)]
+    for i in range(5):
+        x = rand(i, 16, 32).bfloat16()
+        assert_same(fast(x), f(x))
+    assert replays(fast) >= 2

@@ -11,6 +11,7 @@ from torch import Tensor
 from onelaunch.bench.workload import Workload
 from onelaunch.doctor.place import NOWHERE, Spot
 from onelaunch.doctor.run import FunctionCall, Listener, Operation
+from onelaunch.driver.refusals import REFUSALS
 from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError
 from onelaunch.rules import RULES
@@ -37,14 +38,8 @@ class Refusals(Observer):
         self.note_refusal(error)
 
 
-ON_CUDA = {
-    "aten::_grouped_mm": (
-        torch.float32,
-        "`grouped_mm` in float32 reads its offsets on the host, on CUDA",
-        "half precision, `model.bfloat16()`, which has a kernel of its own",
-    ),
-}
-"""Operations that CUDA does by way of the host in a dtype, and a CPU does not."""
+ON_CUDA = {"aten::_grouped_mm": torch.float32}
+"""Operations that CUDA does by way of the host in a dtype, and a CPU does not; see `REFUSALS`."""
 
 
 class Blocks(Listener):
@@ -79,12 +74,11 @@ class Blocks(Listener):
 
     def operation(self, event: Operation) -> None:
         """See `Listener`."""
-        known = ON_CUDA.get(event.op.base)
-        if known is not None and event.args[0].device.type != "cuda":
-            dtype, what, fix = known
-            spot = event.spot()
+        dtype = ON_CUDA.get(event.op.base)
+        if dtype is not None and event.args[0].device.type != "cuda":
+            row, spot = REFUSALS[event.op.base], event.spot()
             if event.args[0].dtype == dtype and spot != NOWHERE:  # its backward has no line
-                self.on_cuda.append(spot.finding("OL109", what, fix, "run"))
+                self.on_cuda.append(spot.finding(row.code, row.what or "", row.fix, "run"))
 
     def findings(self) -> list[Finding]:
         """See `Listener`."""

@@ -89,6 +89,10 @@ def _drops(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return training and dropout > 0
 
 
+def _in_float32(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return args[0].is_cuda and args[0].dtype is torch.float32
+
+
 REFUSALS: dict[str, Refusal] = {
     # Host reads.
     "aten::_local_scalar_dense": Refusal("OL101", _INDEX),
@@ -103,6 +107,14 @@ REFUSALS: dict[str, Refusal] = {
     "aten::normal.Tensor_Tensor": Refusal("OL101", "mean + std * torch.randn_like(std)"),
     "aten::histc": Refusal("OL101", "torch.histc(x, bins, min=low, max=high)", _unbounded),
     "aten::_nested_tensor_from_mask_left_aligned": Refusal("OL101", UNNESTED),
+    # https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/GroupedMMUtils.h
+    "aten::_grouped_mm": Refusal(
+        "OL109",
+        "half precision, `model.bfloat16()`, which has a kernel of its own; or for experts of "
+        '`transformers`, `experts_implementation="batched_mm"` in the configuration',
+        _in_float32,
+        "`grouped_mm` in float32 reads its offsets on the host, on CUDA",
+    ),
     # Sizes that depend on data.
     "aten::_nested_tensor_from_mask": Refusal("OL102", UNNESTED),
     "aten::nonzero": Refusal("OL102", _FOUND),

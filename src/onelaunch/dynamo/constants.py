@@ -62,8 +62,8 @@ def take_constants(graph: Graph, inputs: Sequence[Any], device: torch.device) ->
             given = _given(graph, node, held[-1], mode)
             for user in users:
                 _read_there(graph, user, node, given)
-    for node in _made(graph, device):
-        held.append(_value(node, {}))
+    for node, data in _made(graph, device):
+        held.append(torch.tensor(data, dtype=example(node).dtype, device=device))
         given = _given(graph, node, held[-1], mode)
         with graph.graph.inserting_before(node):
             node.replace_all_uses_with(_copied(graph, given))
@@ -112,7 +112,7 @@ def _values(graph: Graph) -> Mapping[Node, Tensor]:
     return {} if written else values
 
 
-def _value(node: Node, values: Mapping[Node, Tensor]) -> Any:
+def _value(node: Node, values: Mapping[Node, Tensor]) -> Tensor | None:
     args: Any = torch.fx.map_arg(node.args, values.__getitem__)
     kwargs: Any = torch.fx.map_arg(node.kwargs, values.__getitem__)
     target: Any = node.target
@@ -176,14 +176,19 @@ def _is_on(value: Any, device: torch.device) -> bool:
     return isinstance(value, Tensor) and value.device.type == device.type
 
 
-def _made(graph: Graph, device: torch.device) -> Sequence[Node]:
-    """Return the tensors of the device that torch makes of constants, over a tensor of the host."""
-    return [
-        node
-        for target in (torch.tensor, torch.as_tensor)
-        for node in graph.graph.find_nodes(op="call_function", target=target)
-        if not node.all_input_nodes and _is_on(example(node), device)
-    ]
+def _made(graph: Graph, device: torch.device) -> Sequence[tuple[Node, Any]]:
+    """Return the tensors of the device that torch makes over a tensor of the host, and the numbers
+    they are made of."""
+    found: list[tuple[Node, Any]] = []
+    for node in graph.graph.nodes:
+        place = 1 if node.op == "call_method" else 0
+        if node.target in (torch.tensor, torch.as_tensor, "new_tensor") and node.args[place:]:
+            data = node.args[place]
+            computed: list[Node] = []
+            torch.fx.map_arg(data, computed.append)
+            if not computed and _is_on(example(node), device):
+                found.append((node, data))
+    return found
 
 
 def _given(graph: Graph, node: Node, value: Tensor, mode: Any) -> Node:

@@ -171,6 +171,11 @@ def test_the_summary(findings: tuple[Finding, ...], replayed: bool | None, text:
     assert Diagnosis("f", findings, replayed, ("source",)).summary == f"f: {text}"
 
 
+def test_a_summary_of_many_targets_counts_them() -> None:
+    summary = Diagnosis(", ".join(f"{name}.py" for name in "abcde"), (), None, ("source",)).summary
+    assert summary == "a.py and 4 more: nothing found in the source."
+
+
 def test_the_view() -> None:
     diagnosis = Diagnosis("model.py:f", (LISTED, READ, replace(READ, line=9)), False)
     assert shown(diagnosis).splitlines() == [

@@ -71,7 +71,9 @@ class Diagnosis:
         text = ", ".join(said) or (f"nothing found in {looked}" if looked else "nothing found")
         if self.replayed is not None:
             text += f". Graphed, a call is {'' if self.replayed else 'not '}one launch"
-        return f"{self.target}: {text}."
+        first, *others = self.target.split(", ")
+        target = self.target if len(others) < 3 else f"{first} and {len(others)} more"
+        return f"{target}: {text}."
 
     @property
     def in_pieces(self) -> str:

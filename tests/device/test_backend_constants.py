@@ -96,11 +96,18 @@ def test_gradients_pass_them(device: torch.device, rand: Rand) -> None:
     assert replays() >= CALLS - 4
 
 
+def read_after_a_write(x: Tensor) -> Tensor:
+    row = torch.zeros(4)
+    row[1] = 2
+    return x + (row * 2).to(x.device)
+
+
 LEFT: dict[str, F] = {
     "random": lambda x: x + torch.rand(4).to(x.device),
     "of a random one": lambda x: x + (torch.rand(4) * torch.tensor(ROW)).to(x.device),
     "a result": lambda x: (x.sin() + torch.tensor(ROW).to(x.device), torch.tensor(ROW) * 2),
     "written": written_on_the_host,
+    "read after a write": read_after_a_write,
     "half": lambda x: x.half() * torch.tensor(1 / 3),
 }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,12 +52,12 @@ def take_constants(graph: Graph, inputs: Sequence[Any], device: torch.device) ->
         return None
     graph = Graph(graph, copy.deepcopy(graph.graph))  # Dynamo still needs its own
     filled = _fill_assigned(graph, device, mode)
-    values = _values(graph)
+    values = _values(graph, device)
     held: list[Tensor] = []
-    for node in _taken(values, device):
-        users = [user for user in node.users if user not in values]
+    for node, value in values.items():
+        users = [user for user in node.users if _takes(user, value, device)]
         if users:
-            held.append(values[node].to(device))
+            held.append(value.to(device))
             given = _given(graph, node, held[-1], mode)
             for user in users:
                 _read_there(graph, user, node, given)
@@ -94,9 +93,9 @@ def _fill_assigned(graph: Graph, device: torch.device, mode: Any) -> bool:
     return found
 
 
-def _values(graph: Graph) -> Mapping[Node, Tensor]:
+def _values(graph: Graph, device: torch.device) -> Mapping[Node, Tensor]:
     """Compute the host tensors that depend on no input and no random number; none at all if one of
-    them is written."""
+    them is written, or used on the host beside others, where it may be."""
     values: dict[Node, Any] = {}
     versions: dict[Node, int] = {}
     for node in graph.graph.nodes:
@@ -109,7 +108,9 @@ def _values(graph: Graph) -> Mapping[Node, Tensor]:
             if value is not None:
                 values[node], versions[node] = value, value._version
     written = any(value._version != versions[node] for node, value in values.items())
-    return {} if written else values
+    users = {user for node in values for user in node.users if user not in values}
+    on_host = any(user.op != "output" and not _works_on(user, device) for user in users)
+    return {} if written or on_host else values
 
 
 def _value(node: Node, values: Mapping[Node, Tensor]) -> Tensor | None:
@@ -138,38 +139,21 @@ class _Certain(DispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _taken(values: Mapping[Node, Tensor], device: torch.device) -> Sequence[Node]:
-    """Return the constants that only operations on the device use, to which it is the same where
-    these lie. What uses them on the host might write to them, or to views of them."""
-    sharing: dict[int, list[Node]] = defaultdict(list)
-    for node, value in values.items():
-        sharing[value.untyped_storage()._cdata].append(node)
-    return [
-        node
-        for nodes in sharing.values()
-        if all(
-            user in values or _reads_anywhere(user, n, values[n], device)
-            for n in nodes
-            for user in n.users
-        )
-        for node in nodes
-    ]
-
-
-def _reads_anywhere(user: Node, node: Node, value: Tensor, device: torch.device) -> bool:
-    """Return whether an operation on the device gives the same with a constant that lies there.
+def _takes(user: Node, value: Tensor, device: torch.device) -> bool:
+    """Return whether an operation gives the same with a constant that lies on the device.
 
     A kernel takes a number of the host in its own precision, and one of the device in that of the
     tensors, so for halves it does not.
     """
-    args: Any = user.args
-    if user.target is operator.setitem:
-        return node is not args[0] and _is_on(example(args[0]), device)
     made: Any = example(user)
-    if not _is_on(made, device):
-        return False
-    others = [n for n in user.all_input_nodes if n is not node]
-    return bool(value.dim()) or not others or made.dtype not in _HALVES
+    is_number = not value.dim() and user.target is not operator.setitem
+    others = len(user.all_input_nodes) > 1
+    return _works_on(user, device) and not (is_number and others and made.dtype in _HALVES)
+
+
+def _works_on(node: Node, device: torch.device) -> bool:
+    args: Any = node.args
+    return _is_on(example(args[0] if node.target is operator.setitem else node), device)
 
 
 def _is_on(value: Any, device: torch.device) -> bool:

@@ -51,9 +51,9 @@ def _taken(address: int | None, *_: object) -> Any:
 
 
 if sys.version_info >= (3, 12):
-    take: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyErr_GetRaisedException", ctypes.pythonapi))
-    take.errcheck = _taken
-    _device_type = take
+    _take: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyErr_GetRaisedException", ctypes.pythonapi))
+    _take.errcheck = _taken
+    _device_type = _take
 
 
 class Guard(_C._acc.DeviceGuard):

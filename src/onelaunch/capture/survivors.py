@@ -131,8 +131,9 @@ def _holders(objects: Sequence[object]) -> list[list[object]]:
     The search goes through every object of the process, once: 30 ms, and more in a large one.
     """
     found: dict[int, list[object]] = {id(o): [] for o in objects}
-    for holder in gc.get_referrers(*objects) if objects else ():
-        if holder is not objects:
+    asked = tuple(objects)  # since Python 3.13 it is among those that hold them
+    for holder in gc.get_referrers(*asked) if asked else ():
+        if holder is not objects and holder is not asked:
             for one in {id(o) for o in gc.get_referents(holder)} & found.keys():
                 found[one].append(holder)
     if gc.get_freeze_count() > _FROZEN_AT_START:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.dynamo.fakes import example, fake_mode
+from onelaunch.driver.aten import operator as operator_of
+from onelaunch.dynamo.fakes import example, fake_mode, is_on
 from onelaunch.unwinding import DispatchMode
 
 Graph = torch.fx.GraphModule
@@ -70,8 +71,10 @@ def take_constants(graph: Graph, inputs: Sequence[Any], device: torch.device) ->
     for node in reversed(list(values)):
         if not node.users:
             graph.graph.erase_node(node)
+    if not (held or filled):
+        return None
     graph.recompile()
-    return Constants(graph, [*inputs, *held], held) if held or filled else None
+    return Constants(graph, [*inputs, *held], held)
 
 
 def _fill_assigned(graph: Graph, device: torch.device, mode: Any) -> bool:
@@ -82,7 +85,7 @@ def _fill_assigned(graph: Graph, device: torch.device, mode: Any) -> bool:
         args: Any = node.args
         target, _, value = args
         made, number = example(target), example(value) if isinstance(value, Node) else value
-        if isinstance(number, bool | int | float | torch.SymInt) and _is_on(made, device):
+        if isinstance(number, bool | int | float | torch.SymInt) and is_on(made, device):
             options: Any = {"dtype": made.dtype, "device": device}
             with graph.graph.inserting_before(node), mode:
                 filled = graph.graph.call_function(torch.full, ((), value), options)
@@ -134,7 +137,7 @@ class _Certain(DispatchMode):
     """A mode in which no operation draws random numbers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if operator_of(func).random:
             raise _DrawnError
         return func(*args, **(kwargs or {}))
 
@@ -153,11 +156,7 @@ def _takes(user: Node, value: Tensor, device: torch.device) -> bool:
 
 def _works_on(node: Node, device: torch.device) -> bool:
     args: Any = node.args
-    return _is_on(example(args[0] if node.target is operator.setitem else node), device)
-
-
-def _is_on(value: Any, device: torch.device) -> bool:
-    return isinstance(value, Tensor) and value.device.type == device.type
+    return is_on(example(args[0] if node.target is operator.setitem else node), device)
 
 
 def _made(graph: Graph, device: torch.device) -> Sequence[tuple[Node, Any]]:
@@ -170,7 +169,7 @@ def _made(graph: Graph, device: torch.device) -> Sequence[tuple[Node, Any]]:
             data = node.args[place]
             computed: list[Node] = []
             torch.fx.map_arg(data, computed.append)
-            if not computed and _is_on(example(node), device):
+            if not computed and is_on(example(node), device):
                 found.append((node, data))
     return found
 

@@ -23,6 +23,11 @@ def example(node: Node) -> Any:
     return node.meta.get("example_value")
 
 
+def is_on(value: object, device: torch.device) -> bool:
+    """Return whether an example is a tensor of a device of this kind."""
+    return isinstance(value, Tensor) and value.device.type == device.type
+
+
 def fake_mode(graph: Graph) -> Any:
     """Return the mode in which a graph's examples compute, or None if it has none."""
     values = map(example, graph.graph.nodes)

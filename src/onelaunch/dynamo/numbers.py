@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from onelaunch.dynamo.fakes import detached, example, fake_mode, inputs_of
+from onelaunch.dynamo.fakes import detached, example, fake_mode, inputs_of, is_on
 
 Graph = torch.fx.GraphModule
 Node = torch.fx.Node
@@ -174,7 +174,7 @@ def _takes(node: Node, numbers: Mapping[Node, None], device: torch.device) -> bo
     args: Any = node.args
     if node.target is operator.setitem:
         made = example(args[0])
-    if not isinstance(made, Tensor) or made.device.type != device.type:
+    if not is_on(made, device):
         return False
     if place is not None:
         alone = len(args) > place and used == [args[place]]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.compilation import Backend, compiled_graph, eager_aten
 from onelaunch.capture.io_plan import is_filled
-from onelaunch.dynamo.fakes import example
+from onelaunch.dynamo.fakes import example, is_on
 from onelaunch.dynamo.lines import function_of
 from onelaunch.dynamo.numbers import floats_elsewhere
 from onelaunch.dynamo.settings import Settings
@@ -195,7 +195,8 @@ def region_of(
     numbers = [
         i
         for i, node in enumerate(placeholders)
-        if _is_number(inputs[i], device) and all(_lies_on(user, device) for user in node.users)
+        if _is_number(inputs[i], device)
+        and all(is_on(example(user), device) for user in node.users)
     ]
     wanted = settings.graph.buckets
     sizes = None if wanted is None else sized(graph, static, wanted)
@@ -219,8 +220,3 @@ def _is_static(node: torch.fx.Node, value: object) -> bool:
 
 def _is_number(value: object, device: torch.device) -> bool:
     return isinstance(value, Tensor) and is_filled(value, device)
-
-
-def _lies_on(node: torch.fx.Node, device: torch.device) -> bool:
-    value = example(node)
-    return isinstance(value, Tensor) and value.device.type == device.type

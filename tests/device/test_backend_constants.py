@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import onelaunch as ol
+from benchmarks.coverage_models import case, catalogue
 
 from .drop_in import on_accelerators
 from .regions import F, compiled, recordings, replays, same_calls
@@ -94,6 +95,16 @@ def test_gradients_pass_them(device: torch.device, rand: Rand) -> None:
         torch.testing.assert_close(y.grad, x.grad)
     assert len(recordings()) == 1
     assert replays() >= CALLS - 4
+
+
+@on_accelerators
+def test_a_constant_has_no_symbols_for_sizes(device: torch.device) -> None:
+    """SmolVLM's mask of patches: guards on symbols of its own had no source."""
+    pytest.importorskip("transformers")
+    subject = catalogue.build("transformers/smolvlm_vision")
+    eager = case.reference(subject, "inference", device)
+    row = case.judge(subject, "onelaunch backend", "inference", device, eager)
+    assert row["verdict"] == "one launch", row
 
 
 def read_after_a_write(x: Tensor) -> Tensor:

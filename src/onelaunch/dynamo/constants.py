@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import operator as operator_of
-from onelaunch.dynamo.fakes import example, fake_mode, is_on
+from onelaunch.dynamo.fakes import example, fake_mode, inputs_of, is_on
 from onelaunch.unwinding import DispatchMode
 
 Graph = torch.fx.GraphModule
@@ -74,7 +74,9 @@ def take_constants(graph: Graph, inputs: Sequence[Any], device: torch.device) ->
     if not (held or filled):
         return None
     graph.recompile()
-    return Constants(graph, [*inputs, *held], held)
+    # Fakes: of a real tensor AOTAutograd would take the sizes for symbols, which have no source.
+    added = inputs_of(graph)[len(inputs) :]
+    return Constants(graph, [*inputs, *map(example, added)], held)
 
 
 def _fill_assigned(graph: Graph, device: torch.device, mode: Any) -> bool:

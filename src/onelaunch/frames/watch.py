@@ -58,7 +58,8 @@ _LOOKS_UP = {
     nn.Module.__delattr__.__code__,
 }
 """Code that looks up attributes of modules; the load that called it is noted already."""
-_IMPORTS = cast(Any, importlib)._bootstrap._find_and_load.__code__
+_BOOTSTRAP: Any = cast(Any, importlib)._bootstrap
+_IMPORTS = {_BOOTSTRAP._find_and_load.__code__, _BOOTSTRAP._find_spec.__code__}
 _ITERATED = ".0"
 """Name of the argument of a comprehension or generator expression: an iterator."""
 _BACKWARDS = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
@@ -220,7 +221,7 @@ class _Code:
 
     def __post_init__(self) -> None:
         file, name = self.code.co_filename, self.code.co_name
-        self.imports = self.code is _IMPORTS or name == "<module>"
+        self.imports = self.code in _IMPORTS or name == "<module>"
         takes = name in _TAKE_FUNCTIONS and file.startswith(_HIGHER_ORDER)
         self.matters = takes or self.code in _RUNS_BACKWARD
         self._is_always_read = file != "<string>" and not is_container_code(file)

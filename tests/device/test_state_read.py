@@ -538,3 +538,16 @@ def test_a_finder_of_modules_that_counts_what_it_is_asked(
         for i in range(5):
             assert_same(fast(rand(i, 3)), rand(i, 3) * 2)
     assert replays(fast) == 4
+
+
+def test_a_hook_that_came_is_named(device: torch.device, rand: Rand) -> None:
+    model = nn.Sequential(nn.Linear(3, 3)).to(device)
+    fast = ol.graph(model)
+    with torch.no_grad():
+        for i in range(4):
+            fast(rand(i, 3))
+        model[0].register_forward_hook(lambda module, args, out: out * 2)
+        for i in range(4):
+            assert_same(fast(rand(i, 3)), model(rand(i, 3)))
+    why = [recording.why for recording in fast.recordings]
+    assert any("._forward_hooks changed its length" in reason for reason in why), why

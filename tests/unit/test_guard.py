@@ -299,6 +299,42 @@ def test_a_parameter_that_moved_is_gone_for_good() -> None:
     assert guard.difference() == "layer.weight moved"
 
 
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.numbers = nn.Linear(2, 2), [1, 2]
+        self.state: dict[str, Any] = {"momentum": torch.ones(2)}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda m: m.numbers.append(3), "numbers changed its length"),
+        (lambda m: setattr(m, "numbers", [3]), "numbers: captured [1, 2], got [3]"),
+        (
+            lambda m: setattr(m, "numbers", [*range(99)]),
+            "numbers: captured [1, 2], got a list",
+        ),
+        (
+            lambda m: setattr(m, "state", {"momentum": torch.zeros(2)}),
+            "state: captured a dict, got another",
+        ),
+        (
+            lambda m: setattr(m, "layer", nn.Linear(2, 2)),
+            "layer: captured a Linear, got another",
+        ),
+    ],
+)
+def test_a_difference_is_named_by_its_attribute(
+    change: Callable[[Holder], object], expected: str
+) -> None:
+    holder = Holder()
+    guard = guard_of(holder)
+    assert guard.difference() is None
+    change(holder)
+    assert guard.difference() == expected
+
+
 def test_a_conjugated_parameter() -> None:
     p = nn.Parameter(torch.randn(3, dtype=torch.complex64))
     guard = StateGuard([], [p])

@@ -284,7 +284,7 @@ class StateGuard:
             return f"{moved} moved"
         for size in self._sized:
             if not size.kept():
-                return f"{kind_of(size.container)} changed its length"
+                return f"{self._container_name(size.container)} changed its length"
         for index, slot in enumerate(self._slots):
             if not self._holds(index):
                 was, now = slot.shown(self._values[index]), slot.shown(slot.read())
@@ -313,6 +313,18 @@ class StateGuard:
             for slot, value in zip(self._slots, self._values, strict=True)
             if is_memory(value)
         ]
+
+    def _container_name(self, container: object) -> str:
+        """Return the name of the slot or the attribute that holds a container, or its kind."""
+        for slot, value in self.held():
+            if value is container:
+                return slot.name
+        for slot in self._slots:
+            for name, value in getattr(slot.owner, "__dict__", {}).items():
+                if value is container:
+                    owner = slot.name.removesuffix(str(slot.key)).removesuffix(".")
+                    return f"{owner}.{name}" if owner else name
+        return kind_of(container)
 
     def _name(self, t: Tensor, index: int) -> str:
         for slot, value in zip(self._slots, self._values, strict=True):

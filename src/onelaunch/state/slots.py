@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+from onelaunch.errors import kind_of
 
 Kind = Literal["item", "cell", "of", "contents"]
 """The kind of read of a slot: ``holder[key]``, ``holder.cell_contents`` or ``key(holder)``; the
@@ -62,7 +64,10 @@ class Slot(NamedTuple):
             with suppress(TypeError, ValueError, NotImplementedError):  # `cast` knows plain numbers
                 kind: Any = memoryview(self.holder).format
                 value = memoryview(value).cast(kind).tolist()
-        return repr(value)[:40]
+        text = repr(value) if _is_short(value) else kind_of(value)
+        if isinstance(value, str | bytes):
+            return text[:40]
+        return text if len(text) <= 40 else kind_of(value)
 
     def write(self, value: object) -> None:
         """Store `value`, as the callable did. Ignores a container class's overrides."""
@@ -117,6 +122,15 @@ def _restore_bytes(array: Any, content: bytes) -> None:
         view.cast("B")[:] = content
     else:  # numpy's
         array[...] = type(array)(array.shape, array.dtype, content)
+
+
+def _is_short(value: object, depth: int = 3) -> bool:
+    """Return whether a value's text is for a message: a tensor's or a module's is not."""
+    if isinstance(value, dict):
+        value = [*cast(dict[Any, Any], value), *cast(dict[Any, Any], value).values()]
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return depth > 0 and all(_is_short(v, depth - 1) for v in cast(Sequence[Any], value))
+    return not isinstance(value, Tensor | nn.Module)
 
 
 class _Missing:

@@ -71,8 +71,16 @@ class _Twin(nn.Module):
         return object.__new__(cls.__bases__[1])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _needs_module_call(self) or _has_any_global_hook():
-            if "_initialize_hook" in self.__dict__:
+        state = self.__dict__
+        if (  # it is more than the class's forward: `nn.Module` calls it, 1 us slower
+            state["_forward_hooks"]
+            or state["_forward_pre_hooks"]
+            or state["_backward_hooks"]
+            or state["_backward_pre_hooks"]
+            or "forward" in state
+            or _has_any_global_hook()
+        ):
+            if "_initialize_hook" in state:
                 _initialize(self, args, kwargs)
             return super().__call__(*args, **kwargs)
         return self._graphed[0](*args, **kwargs)
@@ -142,19 +150,6 @@ def _current(twin: _Twin) -> Graphed[..., Any]:
         fast = like(fast, ModuleForward(module, own))
         twin._graphed = (fast,)
     return fast
-
-
-def _needs_module_call(module: nn.Module) -> object:
-    """Return a true value if a call is more than the class's forward: hooks, or the instance's own
-    forward. Then `nn.Module` calls it, 1 us slower."""
-    state = module.__dict__
-    return (  # without `bool`, which takes longer than the lookup of `forward`
-        state["_forward_hooks"]
-        or state["_forward_pre_hooks"]
-        or state["_backward_hooks"]
-        or state["_backward_pre_hooks"]
-        or "forward" in state
-    )
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import math
 import resource
@@ -485,3 +486,43 @@ def test_an_empty_cell() -> None:
     assert guard.check()
     del cell.cell_contents
     assert not guard.check()
+
+
+@pytest.mark.parametrize("dims", [1, 5, 6, 7])
+def test_a_layout_that_moves_in_place(dims: int) -> None:
+    """Sizes of up to five dimensions lie in the tensor itself, and others elsewhere."""
+    t = torch.zeros([2] * dims)
+    guard = StateGuard([], [t])
+    assert guard.check()
+    other = torch.zeros([2] * dims)
+    for change in (
+        lambda: t.unsqueeze_(0),
+        lambda: t.squeeze_(0),
+        lambda: t.resize_([1] * dims),
+        lambda: t.resize_([2] * dims),
+        lambda: torch.utils.swap_tensors(t, other),
+        lambda: torch.utils.swap_tensors(t, other),
+    ):
+        change()
+        assert guard.check() is guard._python_check()  # pyright: ignore[reportPrivateUsage]
+    assert guard.check()
+
+
+def test_data_of_another_dtype_in_the_same_memory() -> None:
+    t = torch.zeros(4)
+    guard = StateGuard([], [t])
+    t.data = t.data.view(torch.int32)
+    assert not guard.check()
+
+
+def test_a_context_variable() -> None:
+    variable: contextvars.ContextVar[object] = contextvars.ContextVar("variable")
+    slot = Slot("contents", variable, contextvars.ContextVar.get, "variable", None)
+    guard = StateGuard([(slot, MISSING)], [])
+    assert guard.check()
+    token = variable.set(None)
+    assert not guard.check()
+    variable.reset(token)
+    assert guard.check()
+    assert not contextvars.copy_context().run(lambda: variable.set(1) and guard.check())
+    assert guard.check()

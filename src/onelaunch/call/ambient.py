@@ -32,7 +32,7 @@ _function_modes = _C._len_torch_function_stack
 _functorch = _C._functorch.peek_interpreter_stack
 _forward_ad: Any = torch.autograd.forward_ad
 _anomaly = torch.is_anomaly_enabled
-_tracing = _C._get_tracing_state
+_tracing = _C._is_tracing
 
 
 MODES: tuple[tuple[str, Callable[[], object]], ...] = (
@@ -77,17 +77,16 @@ def runs_inline() -> bool:
     """
     if torch.compiler.is_dynamo_compiling() or (_WARMING and get_ident() in _WARMING):
         return True
-    return (
-        bool(
-            _dispatch_modes()
-            or _function_modes()
-            or _functorch() is not None
-            or _forward_ad._current_level >= 0
-            or _anomaly()
-            or _tracing() is not None
-        )
-        and ambient() is not None
-    )
+    if (
+        _dispatch_modes()
+        or _function_modes()
+        or _functorch() is not None
+        or _forward_ad._current_level >= 0
+        or _anomaly()
+        or _tracing()
+    ):
+        return ambient() is not None
+    return False
 
 
 def modes() -> tuple[object, ...]:
@@ -127,7 +126,7 @@ def ambient() -> str | None:
         return "forward-mode AD is active"
     if torch.is_anomaly_enabled():
         return "anomaly mode is on"
-    if _C._get_tracing_state() is not None:
+    if _C._is_tracing():
         return "torch.jit is tracing"
     return None
 

@@ -10,6 +10,10 @@
 #include <stdint.h>
 #include <string.h>
 
+/* A tensor keeps the sizes of up to so many dimensions in itself, within so many bytes. */
+#define FEW 5
+#define NEAR 192
+
 typedef int32_t (*get_pointer)(void *, void **);
 typedef int32_t (*get_numbers)(void *, int64_t **);
 typedef int32_t (*get_number)(void *, int64_t *);
@@ -32,7 +36,9 @@ typedef struct {
     void *tensor;
     void *data;
     int64_t dim;
-    int64_t *layout; /* sizes, then strides */
+    int64_t *layout;          /* sizes, then strides */
+    void *inside;             /* what the pointer in `tensor` led to */
+    int64_t *sizes, *strides; /* where these lie in it, or NULL: elsewhere, where they may move */
     int32_t dtype;
     int requires_grad; /* 1 or 0, where it matters */
 } Memory;
@@ -41,7 +47,7 @@ typedef struct {
     act(self->readers); act(self->expected); act(self->holders); act(self->keys);                  \
     act(self->values); act(self->sized); act(self->lengths); act(self->tensors)
 
-/* The place where an object keeps its dict, and the slot with the expected dict. */
+/* The place where an object keeps its dict or its class, and the slot with the expected one. */
 typedef struct {
     PyObject **place;
     Py_ssize_t slot;
@@ -94,11 +100,13 @@ static int watch(PyObject *dict)
     return -1;
 }
 
-static int describe(Memory *m, int64_t **sizes, int64_t **strides)
+static int same_data(const Memory *m)
 {
-    return torch.data(m->tensor, &m->data) || torch.dim(m->tensor, &m->dim) ||
-           torch.dtype(m->tensor, &m->dtype) || torch.sizes(m->tensor, sizes) ||
-           torch.strides(m->tensor, strides);
+    void *data;
+    int64_t dim;
+    int32_t dtype;
+    return !torch.data(m->tensor, &data) && data == m->data && !torch.dim(m->tensor, &dim) &&
+           dim == m->dim && !torch.dtype(m->tensor, &dtype) && dtype == m->dtype;
 }
 
 /* 1 or 0; -1, an exception; 2, a mode of torch functions returned something else. */
@@ -120,7 +128,9 @@ static int remember(Memory *m, PyObject *tensor, int grads)
     m->tensor = (char *)tensor + torch.place;
     if (grads && (m->requires_grad = requires_grad(tensor)) < 0)
         return -1;
-    if (describe(m, &sizes, &strides)) {
+    if (torch.data(m->tensor, &m->data) || torch.dim(m->tensor, &m->dim) ||
+        torch.dtype(m->tensor, &m->dtype) || torch.sizes(m->tensor, &sizes) ||
+        torch.strides(m->tensor, &strides)) {
         PyErr_SetString(PyExc_TypeError, "a tensor without memory cannot be guarded");
         return -1;
     }
@@ -132,18 +142,26 @@ static int remember(Memory *m, PyObject *tensor, int grads)
     }
     memcpy(m->layout, sizes, bytes);
     memcpy(m->layout + m->dim, strides, bytes);
+    m->inside = *(void **)m->tensor;
+    if (m->dim <= FEW && (uintptr_t)sizes - (uintptr_t)m->inside < NEAR) {
+        m->sizes = sizes;
+        m->strides = strides;
+    }
     return 0;
 }
 
 static int unmoved(const Memory *m)
 {
-    Memory now = {.tensor = m->tensor};
-    int64_t *sizes, *strides;
-    if (describe(&now, &sizes, &strides) || now.data != m->data || now.dim != m->dim ||
-        now.dtype != m->dtype)
+    int64_t *sizes = m->sizes, *strides = m->strides;
+    if (!same_data(m))
         return 0;
-    size_t bytes = (size_t)m->dim * sizeof(int64_t);
-    return !memcmp(sizes, m->layout, bytes) && !memcmp(strides, m->layout + m->dim, bytes);
+    if ((!sizes || *(void **)m->tensor != m->inside) &&
+        (torch.sizes(m->tensor, &sizes) || torch.strides(m->tensor, &strides)))
+        return 0;
+    for (int64_t i = 0; i < m->dim; i++)
+        if (sizes[i] != m->layout[i] || strides[i] != m->layout[m->dim + i])
+            return 0;
+    return 1;
 }
 
 /* Each of these returns 1: as captured; 0: not; -1: an exception. */
@@ -162,9 +180,9 @@ static int same_modes(Guard *self)
     return 1;
 }
 
-/* The dict of each object, read from its place: 1 ns. No watcher reports a new dict,
- * `o.__dict__ = {...}`, and the old one is not changed by it. */
-static int same_dicts(Guard *self)
+/* The dict and the class of each object, read from their place: 1 ns. No watcher reports a new
+ * dict, `o.__dict__ = {...}`, and the old one is not changed by it. */
+static int same_own(Guard *self)
 {
     if (PyList_GET_SIZE(self->values) != PyTuple_GET_SIZE(self->holders))
         return 0;
@@ -185,12 +203,16 @@ static PyObject *part_of(PyObject *function, Py_ssize_t index)
 /* The content of a slot, or NULL; borrowed: it is compared and never used. */
 static PyObject *look_up(PyObject *holder, PyObject *key)
 {
-    if (key == (PyObject *)&PyType_Type)
-        return (PyObject *)Py_TYPE(holder);
     if (PyDict_Check(holder))
         return PyDict_GetItemWithError(holder, key);
     if (PyCell_Check(holder))
         return PyCell_GET(holder);
+    if (PyContextVar_CheckExact(holder)) {
+        PyObject *value = NULL;
+        if (!PyContextVar_Get(holder, NULL, &value))
+            Py_XDECREF(value); /* the context or the variable holds it */
+        return value;
+    }
     Py_ssize_t index = PyLong_AsSsize_t(key); /* `known` has checked it */
     if (PyFunction_Check(holder))
         return part_of(holder, index);
@@ -210,12 +232,17 @@ static int same_keys(PyObject *dict, PyObject *keys)
     return 1;
 }
 
+static int is_own(PyObject *key)
+{
+    return key == vars_of || key == (PyObject *)&PyType_Type;
+}
+
 static int same_values(Guard *self, Py_ssize_t from, Py_ssize_t to)
 {
     for (Py_ssize_t i = from; i < to; i++) {
         PyObject *key = PyTuple_GET_ITEM(self->keys, i);
-        if (key == vars_of)
-            continue; /* same_dicts */
+        if (is_own(key))
+            continue; /* same_own */
         PyObject *holder = PyTuple_GET_ITEM(self->holders, i);
         if (key == (PyObject *)&PyTuple_Type) {
             if (i >= PyList_GET_SIZE(self->values) ||
@@ -254,7 +281,7 @@ static int same_lengths(Guard *self, Py_ssize_t from, Py_ssize_t to)
 
 static int same_state(Guard *self)
 {
-    if (!same_dicts(self))
+    if (!same_own(self))
         return 0;
     if (watcher < 0 || self->seen != changes) {
         uint64_t now = changes;
@@ -330,10 +357,10 @@ static void dealloc(Guard *self)
     Py_DECREF(type);
 }
 
-/* 0 if `look_up` or `same_dicts` can read this slot; -1 with an exception if not. */
+/* 0 if `look_up` can read this slot; -1 with an exception if not. */
 static int known(PyObject *holder, PyObject *key)
 {
-    if (PyDict_Check(holder) || PyCell_Check(holder) || key == (PyObject *)&PyType_Type)
+    if (PyDict_Check(holder) || PyCell_Check(holder) || PyContextVar_CheckExact(holder))
         return 0;
     if (PyFunction_Check(holder) || PyList_Check(holder)) {
         Py_ssize_t index = PyLong_AsSsize_t(key);
@@ -346,19 +373,22 @@ static int known(PyObject *holder, PyObject *key)
     return -1;
 }
 
-/* Find the places where the objects keep their dicts, which are fixed from then on: a new class
- * must have the same layout, and so does not move the place. */
-static int find_dicts(Guard *self)
+/* Find the places where the objects keep their dicts and classes, which are fixed from then on: a
+ * new class must have the same layout, and so does not move the place. */
+static int find_own(Guard *self)
 {
     Py_ssize_t holders = PyTuple_GET_SIZE(self->holders);
     self->own = PyMem_Calloc((size_t)holders + 1, sizeof(Own));
     if (!self->own)
         return PyErr_NoMemory(), -1;
     for (Py_ssize_t i = 0; i < holders; i++) {
-        if (PyTuple_GET_ITEM(self->keys, i) != vars_of)
+        PyObject *key = PyTuple_GET_ITEM(self->keys, i);
+        if (!is_own(key))
             continue;
         PyObject *holder = PyTuple_GET_ITEM(self->holders, i);
-        PyObject **place = _PyObject_GetDictPtr(holder); /* makes the dict if there is none yet */
+        PyObject **place = (PyObject **)&holder->ob_type;
+        if (key == vars_of)
+            place = _PyObject_GetDictPtr(holder); /* makes the dict if there is none yet */
         if (!place) {
             PyErr_Format(PyExc_TypeError, "a %s has no dict", Py_TYPE(holder)->tp_name);
             return -1;
@@ -382,7 +412,7 @@ static int prepare(Guard *self)
     for (Py_ssize_t i = 0; i < holders; i++) {
         PyObject *holder = PyTuple_GET_ITEM(self->holders, i);
         PyObject *key = PyTuple_GET_ITEM(self->keys, i);
-        if (key == vars_of)
+        if (is_own(key) && i >= self->watched)
             continue;
         if (known(holder, key) || (i < self->watched && watch(holder)))
             return -1;
@@ -390,7 +420,7 @@ static int prepare(Guard *self)
     for (Py_ssize_t i = 0; i < self->watched_sized; i++)
         if (watch(PyTuple_GET_ITEM(self->sized, i)))
             return -1;
-    if (find_dicts(self))
+    if (find_own(self))
         return -1;
     Py_ssize_t count = PyTuple_GET_SIZE(self->tensors);
     self->memory = PyMem_Calloc((size_t)count + 1, sizeof(Memory));

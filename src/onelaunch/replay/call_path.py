@@ -56,7 +56,7 @@ def build_call(
         source.miss_if(f"not {source.name('count', count.current)}()")
     for slot in captured.hidden:
         name = f"h{len(inputs)}"
-        source.line(f"{name} = {source.name('slot', slot.read)}()")
+        source.line(f"{name} = {source.name('slot', slot.reader)}()")
         inputs.append(name)
     check_tensors(source, captured, inputs)
     check_values(source, captured, inputs)

@@ -254,9 +254,9 @@ def _rebind_slots(source: GeneratedFunction, captured: CapturedCall, made: Seque
             continue
         value = expression(source, state.tree, [made[n] for n in state.numbers])
         if state.step is not None:
-            value = f"{source.name('read', state.slot.read)}() + {state.step}"
+            value = f"{source.name('read', state.slot.reader)}() + {state.step}"
         elif not state.numbers:  # a dict that reports changes is checked again after each
-            source.line(f"if {source.name('read', state.slot.read)}() is not {value}:")
+            source.line(f"if {source.name('read', state.slot.reader)}() is not {value}:")
             source.line(f"{source.name('rebind', state.slot.write)}({value})", 2)
             continue
         source.line(f"{source.name('rebind', state.slot.write)}({value})")

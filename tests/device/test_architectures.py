@@ -66,9 +66,7 @@ def test_architecture(
 ) -> None:
     fast = run(device, architecture)
     assert len(fast.recordings) == 1
-    # On CUDA it asks whether it is captured, and warms up once more where that is to be told.
-    asks = device.type == "cuda" and architecture.name == "opt"
-    assert replays(fast) == (2 if asks else 3)
+    assert replays(fast) == 3
     figures = {"kind": architecture.kind, "result": "as eager", "nodes": fast.recordings[0].nodes}
     with capsys.disabled():
         report("architectures.json", f"{device.type} {architecture.name}", figures)
@@ -89,7 +87,6 @@ def test_refused(
         # Of an installed package, the path within it: results name no machine's folders.
         figures["line"] = (caught.value.where or "the result").rpartition("site-packages/")[2]
     else:
-        # One that asks whether it is captured warms up once more.
-        assert replays(run(device, architecture)) >= 2
+        assert replays(run(device, architecture)) == 3
     with capsys.disabled():
         report("architectures.json", f"{device.type} {architecture.name}", figures)

@@ -3,8 +3,8 @@
 Some take another way then: transformers makes an attention mask that a call does without, so that
 another kernel runs, which draws other numbers. A graphed callable does what it does in a call, so
 it is told no. Where that way reads on the host, which a capture refuses, there may be one without:
-the signature warms up once more and is captured, and is told yes in both. On a machine without CUDA
-the answers are the same.
+runs of both are compared and rolled back, and it is captured and told yes. On a machine without
+CUDA the answers are the same.
 """
 
 from __future__ import annotations

@@ -201,13 +201,16 @@ class Graphed(Generic[P, R]):
         except CaptureError as error:
             if not signature.asking.switch_answer():
                 return self._refused(signature, error)
-            signature.warm, signature.known = self.options.warmup_calls - 1, None
+            signature.warm = self.options.warmup_calls - 1
+            signature.known = signature.ledger = None
             flat = self._signatures.flat(args, kwargs)
             again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
             unlike = self._recorder.warmup.compare_answers(again, self._name, error)
             if unlike is not None:
                 return self._refused(signature, unlike)
-            return self._warm(again, args, kwargs)
+            if signature.ledger is None:  # nothing that the capture could be compared with
+                return self._warm(again, args, kwargs)
+            return self._capture_and_replay(again, args, kwargs)
         if entry is None and self._pool.may_fit_later(signature.need_bytes):
             signature.backoff.defer()
             return MISS

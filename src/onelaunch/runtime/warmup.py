@@ -200,7 +200,8 @@ class Warmup:
 
         Return the error of a callable that computes something else in a capture: results further
         apart than kernels round, of the same random numbers; or that fails there, which then is
-        `refused`, the refusal of what it does otherwise. Every run is rolled back.
+        `refused`, the refusal of what it does otherwise. Every run is rolled back. The one as in a
+        capture is the last warm-up, unless the capture will run under other conditions.
         """
         if attempt.reached.walk().runs_backward():
             return None  # no run of it can be rolled back without gradients
@@ -222,10 +223,13 @@ class Warmup:
         Return its results, and the random numbers that it drew."""
         driver, device, flat = attempt.driver, attempt.device, attempt.flat
         args, kwargs = unflatten(flat.tree, flat.tensors)
+        run = functools.partial(self._callee.fn, *args, **kwargs)
+        if answer and not (self._callee.is_compiled(driver) or torch.is_grad_enabled()):
+            run = _noted(attempt, run)
         undone = rolled_back(driver, device, flat.tensors, attempt.reached)
         with undone as effects, torch.no_grad(), _Draws(device) as draws:
             with Asking(answer).answering(), effects.observer, inlining():
-                result = driver.warmup(lambda: self._callee.fn(*args, **kwargs), device)
+                result = driver.warmup(run, device)
             return [t.detach().clone() for t in flatten(result).tensors], draws.made()
 
     def rehearse(self, attempt: Attempt, refuse: Refuse, then: Callable[[Any], object]) -> None:

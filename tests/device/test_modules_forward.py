@@ -138,6 +138,17 @@ def test_wrapped_before_and_replaced_on_the_original(device: torch.device, rand:
         assert_same(model(rand(0, 5, 4)), eager(rand(0, 5, 4)))
 
 
+def test_the_modes_of_a_wrapper_end_with_the_call(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(Net(device), warmup=1)
+    as_accelerate_does(fast)
+    kind = device.type if device.type != "tape" else "cpu"
+    with torch.no_grad():
+        for i in range(4):
+            fast(rand(i, 5, 4))
+            assert not torch.is_autocast_enabled(kind)
+    assert replays(fast) == 3
+
+
 def test_put_back(device: torch.device, rand: Rand) -> None:
     """As accelerate's `unwrap_model` does."""
     eager, fast = Net(device), ol.graph(Net(device), warmup=1)

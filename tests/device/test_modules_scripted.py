@@ -188,6 +188,19 @@ def test_a_branch_on_a_value_is_refused(device: torch.device, rand: Rand) -> Non
             fast(rand(3, 3))
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_branch_on_a_value_runs_eagerly_where_that_is_asked(
+    device: torch.device, rand: Rand, inside: bool
+) -> None:
+    """Its interpreter's RuntimeError is a refusal like any other."""
+    model = compiled(Branching(), device)
+    fast = ol.graph((lambda x: model(x)) if inside else model, warmup=1, on_refusal="eager")
+    with torch.no_grad(), pytest.warns(ol.GraphWarning, match="OL101"):  # noqa: PT031
+        for i in range(8):
+            torch.testing.assert_close(fast(rand(i, 3)), model(rand(i, 3)))
+    assert not fast.recordings
+
+
 def test_gradients(device: torch.device, rand: Rand) -> None:
     model, other = scripted(device), scripted(device)
     fast = ol.graph(model)

@@ -63,6 +63,15 @@ def of_a_partials_module() -> Place:
     return functools.partial(scale.forward), change
 
 
+def of_a_module_of_a_partial() -> Place:
+    scale = nn.PReLU(init=0.5)
+
+    def change() -> None:
+        scale.weight = nn.Parameter(torch.full_like(scale.weight, 0.1))
+
+    return functools.partial(scale), change
+
+
 def of_a_keyword_added_to_a_partial() -> Place:
     partial = functools.partial(lambda x, y=1.0, z=0.0: x * y + z, y=2.0)
     return partial, lambda: partial.keywords.update(z=1.0)
@@ -320,7 +329,8 @@ PLACES = {name: place for name, place in globals().items() if name.startswith("o
 def test_a_change_is_seen(device: torch.device, rand: Rand, place: str) -> None:
     (f, change), (other, change_other) = PLACES[place](), PLACES[place]()
     for one in (f, other):
-        owner = getattr(getattr(one, "func", one), "__self__", None)
+        owner = getattr(one, "func", one)
+        owner = getattr(owner, "__self__", owner)
         if isinstance(owner, nn.Module):
             owner.to(device)
     fast = ol.graph(f, warmup=1)

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from onelaunch.autograd.backward import Backward, Gradients
 from onelaunch.autograd.node import Lease
-from onelaunch.driver.protocol import Driver, Launch, Pool, Released
+from onelaunch.driver.protocol import DevicePool, Driver, Launch, Released
 
-NewPool = Callable[[Driver, torch.device], Pool]
+NewPool = Callable[[Driver, torch.device], DevicePool]
 
 
 class Link:

@@ -43,8 +43,7 @@ from onelaunch.capture.numbers import Following, Numbers, Unfollowed
 from onelaunch.capture.recording import NeedsGrad, StateOutput
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.host_factories import HostFactories
-from onelaunch.driver.protocol import Capture, Driver, Travel
-from onelaunch.driver.protocol import Pool as DevicePool
+from onelaunch.driver.protocol import Capture, DevicePool, Driver, Travel
 from onelaunch.driver.random_state import (
     HostGenerators,
     seeded_once,

@@ -72,7 +72,7 @@ class Region:
         return self.storage == other.storage and self.start < other.stop and other.start < self.stop
 
 
-class Pool(Protocol):
+class DevicePool(Protocol):
     """Device memory shared by recordings that never run at the same time."""
 
     @property
@@ -309,7 +309,7 @@ class Driver(Protocol):
         ...
 
     # Recording. Both are called inside `exclusive()`.
-    def new_pool(self, device: torch.device, beside: Pool | None = None) -> Pool:
+    def new_pool(self, device: torch.device, beside: DevicePool | None = None) -> DevicePool:
         """Make a pool, without recordings.
 
         Args:
@@ -362,7 +362,7 @@ class Driver(Protocol):
     def capture(
         self,
         body: Callable[[Capture], T],
-        pool: Pool,
+        pool: DevicePool,
         generators: Sequence[torch.Generator] = (),
         stream: object = None,
         bundled: bool = False,
@@ -392,7 +392,7 @@ class Driver(Protocol):
         self,
         graph: Graph,
         body: Callable[[Capture], object],
-        pool: Pool,
+        pool: DevicePool,
         state: Sequence[Tensor],
         generators: Sequence[torch.Generator] = (),
     ) -> Graph:

@@ -15,7 +15,7 @@ from onelaunch.capture.recording import CapturedCall
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
-from onelaunch.optimizers.capturable import Options as StepOptions
+from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.replay.call_path import CallPath, build_call
 from onelaunch.runtime.pool import Backoff
 from onelaunch.sizes.dims import Follow, Varying

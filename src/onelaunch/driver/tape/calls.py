@@ -10,7 +10,7 @@ from torch import Tensor
 from onelaunch.driver.aten import Operator, copy_bits, leaves, mapped, tensors
 
 
-class Call:
+class TapeCall:
     """A step that repeats an operation on the same memory, in the grad mode of the capture.
 
     The mode decides whether some kernels give a workspace for the backward (`mkldnn_rnn_layer`); a

@@ -10,7 +10,7 @@ from torch import Tensor
 from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.protocol import Travel
 from onelaunch.driver.rows import first_rows, grow
-from onelaunch.driver.tape.recorder import Recorder
+from onelaunch.driver.tape.recorder import TapeRecorder
 from onelaunch.sizes.dims import Varying
 
 OnHost = Callable[[Tensor], Tensor]
@@ -85,7 +85,7 @@ class RowPort(Port):
 class Ports:
     """The ports that a body asks for while it is recorded; see `Capture`."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: TapeRecorder) -> None:
         self._recorder = recorder
         self._on_host = recorder.memory.on_host
         self.inputs: list[Port] = []

@@ -162,7 +162,7 @@ class AmbiguousMatch(Exception):
 
 
 class ScalarPatch(Protocol):
-    """Numbers in a recording that can be turned; see `Graph.scalar_patch`."""
+    """Numbers in a recording that can be patched; see `Graph.scalar_patch`."""
 
     found: frozenset[int]
     """Positions of the numbers that some recorded operation holds."""

@@ -45,12 +45,12 @@ class TapeCall:
         """List the numbers among the recorded arguments."""
         return [v for v in leaves(self._recorded) if type(v) is float]
 
-    def turn(self, numbers: dict[float, float]) -> None:
+    def patch(self, numbers: dict[float, float]) -> None:
         """Repeat the operation with other numbers from now on: `numbers` has a new one for each
         recorded one."""
 
-        def turned(value: Any) -> Any:
+        def patched(value: Any) -> Any:
             return numbers.get(value, value) if type(value) is float else value
 
         args, kwargs = self._recorded
-        self._repeat = self._op.bind(mapped(args, turned), mapped(kwargs, turned))
+        self._repeat = self._op.bind(mapped(args, patched), mapped(kwargs, patched))

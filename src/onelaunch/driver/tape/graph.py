@@ -1,4 +1,4 @@
-"""One recording of the tape: its launch, its pool, and the numbers in it that can be turned."""
+"""One recording of the tape: its launch, its pool, and the numbers in it that can be patched."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class TapeScalarPatch:
 
     def write(self, numbers: Sequence[float]) -> None:
         """See `ScalarPatch.write`."""
-        turned = dict(zip(self._numbers, numbers, strict=True))
+        patched = dict(zip(self._numbers, numbers, strict=True))
         with self._pool.lock, raw(), no_functions():
             for call in self._calls:
-                call.turn(turned)
+                call.patch(patched)

@@ -59,7 +59,7 @@ class CopyPort(Port):
         self.buffer.copy_(self.on_host(t))
 
 
-class RowPort(Port):
+class VaryingPort(Port):
     """A port whose end at the caller may be smaller; `point` takes the caller's tensor itself."""
 
     def __init__(self, on_host: OnHost, buffer: Tensor, varying: Varying) -> None:
@@ -102,7 +102,7 @@ class Ports:
         """Add an input port; see `Capture.input`. The example's bytes are brought in at once."""
         with raw(), no_functions():
             if varying is not None:
-                port = RowPort(self._on_host, buffer, varying)
+                port = VaryingPort(self._on_host, buffer, varying)
             else:
                 kind = Port if travel == Travel.NODE else CopyPort
                 port = kind(self._on_host, buffer, displacement, travel)
@@ -122,6 +122,6 @@ class Ports:
             if varying is None:
                 port = Port(self._on_host, buffer, displacement)
             else:
-                port = RowPort(self._on_host, buffer, varying)
+                port = VaryingPort(self._on_host, buffer, varying)
         self._recorder.steps.append(port.take)
         self.outputs.append(port)

@@ -24,7 +24,7 @@ from onelaunch.optimizers.capturable import parameters_of
 from onelaunch.optimizers.scalars import PatchedScalars
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
-from onelaunch.state.relied import hooked_leaves, relied_on
+from onelaunch.state.dependencies import dependencies, hooked_leaves
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import StateWalk, restore
 from onelaunch.watch.observer import Observer
@@ -51,7 +51,7 @@ def captured_call(
     external = [t for tensors in observer.external.values() for t in tensors]
     inputs = {slot.id for slot in run.state_inputs}
     rebound |= inputs
-    slots = relied_on(
+    slots = dependencies(
         before.walk, run.found, rebound, inputs, observer.external, driver, device, run.stored
     )
     followed = {*run.counts.followed, *(slot.id for slot in run.varied.following.slots)}
@@ -60,7 +60,7 @@ def captured_call(
     external += [value for _, value in slots if isinstance(value, Tensor)]
     writes = _writes(observer, driver, device)
     if watched:  # of compiled code no step is seen
-        slots = run.steps.relied_on(slots, before.walk, writes)
+        slots = run.steps.dependencies(slots, before.walk, writes)
     unmoved = [t for t in unique([*external, *pinned]) if lies_on(t, device)]
     if forward is None:
         leaves = hooked_leaves(before.walk, run.found, slots)

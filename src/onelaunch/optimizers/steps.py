@@ -200,7 +200,7 @@ class Steps:
             for (name, numbers), (others_name, others) in zip(self.noted, other.noted, strict=True)
         )
 
-    def relied_on(
+    def dependencies(
         self,
         slots: Sequence[tuple[Slot, object]],
         before: StateWalk,

@@ -50,7 +50,7 @@ RunOnHost = Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def register_device() -> None:
-    """Register the device with torch; again is no work."""
+    """Register the device with torch; a second call does nothing."""
     global _library
     if _library is not None:
         return
@@ -324,7 +324,8 @@ def _resize(t: Tensor, size: Sequence[int], call: RunOnHost, placer: Placer) -> 
 def wrap_over(storage: torch.UntypedStorage, value: Tensor, base: Tensor | None) -> Tensor:
     """Make a device tensor over `storage`, laid out as CPU tensor `value`; a view of `base`."""
     inference = torch.is_inference_mode_enabled() and (base is None or base.is_inference())
-    # Not `torch.inference_mode`: a Ctrl-C between two lines of it leaves the mode on, torch 2.13.
+    # Not `torch.inference_mode`: a Ctrl-C between two lines of it leaves the mode on (torch 2.13).
+    # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/autograd/grad_mode.py
     with torch._C._InferenceMode(inference):
         t = tensor_over(
             TapeTensor,

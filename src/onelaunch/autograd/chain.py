@@ -42,7 +42,7 @@ class Link:
         weakref.finalize(self, spare_streams(device).append, self.stream).atexit = False
         self.lock = threading.RLock()
         self._later: list[list[Lease]] = []
-        """For each forward, in the order of capture, the leases of the forwards captured later."""
+        """The leases of the forwards captured later, for each forward in the order of capture."""
         self._captured = 0
         self._unreleased: list[tuple[int, Backward]] = []
         """Backwards whose gradients somebody may hold, in the order of capture."""

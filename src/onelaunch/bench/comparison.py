@@ -31,7 +31,7 @@ LEAST_ROUNDS = 2
 RECOMPILE_LIMIT = 64  # engines share the model's code, and dynamo counts compilations by code
 
 OnProgress = Callable[[str, float], None]
-"""Told what is being done, and what part of the comparison is done, from 0 to 1."""
+"""A function that is told what is being done, and what part of the comparison is done: 0 to 1."""
 
 
 def compare(

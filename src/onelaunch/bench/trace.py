@@ -47,7 +47,7 @@ class Event:
 
     @property
     def stop_us(self) -> float:
-        """When it ends, since the call began."""
+        """The end, since the call began."""
         return self.start_us + self.duration_us
 
     @property

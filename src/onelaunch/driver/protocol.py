@@ -241,13 +241,14 @@ class Driver(Protocol):
     """The class of the device's tensors besides `nn.Parameter`: memory and nothing more."""
 
     computes_on_host: bool
-    """The host's kernels and random generators serve the device."""
+    """True if the host's kernels and random generators serve the device."""
 
     compiler: Literal["inductor", "aten"] | None
     """The compiler whose code is recorded like torch's own, if there is one."""
 
     demands_capturable: bool
-    """In a capture torch refuses an optimizer that is not marked capturable, even a fused one."""
+    """True if torch refuses, in a capture, an optimizer that is not marked capturable, even a fused
+    one."""
 
     float32_rounding: float
     """The relative difference between two float32 kernels that compute the same."""

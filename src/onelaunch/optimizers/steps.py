@@ -39,7 +39,7 @@ _SET_OUTSIDE = (
     "graph the forward and backward alone, and call the `step()` that sets it after the callable; "
     "or keep the number in a tensor on the device"
 )
-"""For a wrapper of an optimizer that counts in its groups, as Lookahead does."""
+"""The fix for a wrapper of an optimizer that counts in its groups, as Lookahead does."""
 
 
 class NumberPlace(NamedTuple):

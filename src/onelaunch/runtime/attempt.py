@@ -52,7 +52,7 @@ class SignatureState:
     unlike: CaptureError | None = None
     """The refusal of its runs, which differ. It stays: two of them may be alike by chance."""
     training: bool | None = None
-    """Whether the module was training when it was refused; None if it has no such flag."""
+    """True if the module was training when it was refused; None if it has no such flag."""
     other_mode: SignatureState | None = None
     """The state for the other one of training and inference, where that was refused."""
     unread: int = 0

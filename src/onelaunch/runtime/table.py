@@ -39,8 +39,8 @@ class Entry:
     info: Recording
     member: Member
     lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held from the checks to the launch, where arguments are objects of a request, such as a
-    cache, or numbers are followed."""
+    """A lock held from the checks to the launch, where arguments are objects of a request, such as
+    a cache, or numbers are followed."""
     shares: dict[int, int] = field(default_factory=dict[int, int])
     """id of a tensor in a request's objects -> how often it refers to its memory: `takeover`."""
 

@@ -101,7 +101,7 @@ class CudaDriver:
         return rows.kernel.ready(device)
 
     capturing = staticmethod(getattr(bindings, "_cuda_isCurrentStreamCapturing", lambda: False))
-    """Tells whether the current stream is being captured, by whomever."""
+    """Return whether the current stream is being captured, by whomever."""
 
     def exclusive(self) -> AbstractContextManager[Any]:
         """See `Driver.exclusive`; a launch does not wait for it."""

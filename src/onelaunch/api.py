@@ -60,7 +60,7 @@ def graph(fn: M, **options: Unpack[GraphOptions]) -> M: ...
 def graph(fn: Callable[P, R], **options: Unpack[GraphOptions]) -> Graphed[P, R]: ...
 @_listing_options
 def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
-    """The same callable, its device work as one launch.
+    """Return the same callable, its device work as one launch.
 
     The first `warmup` calls of a signature run `fn` itself; the next captures, and from then on
     calls replay. A signature is everything that the captured kernels depend on: sizes, strides,

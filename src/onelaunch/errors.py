@@ -101,7 +101,7 @@ class CaptureError(GraphError):
 
 
 class ReplayError(GraphError):
-    """No recording fits the call, and the caller asked for an error instead of a recording."""
+    """A call that no recording fits, where the caller asked for an error instead of a recording."""
 
 
 class GraphWarning(_InParts, UserWarning):

@@ -62,8 +62,8 @@ class _Twin(nn.Module):
 
     __slots__ = ("_graphed",)
     _graphed: tuple[Graphed[..., Any]]
-    """In a tuple: Dynamo of torch 2.11 binds a value read from a slot as if it were a method; that
-    of 2.13, after pytorch#182742, does not."""
+    """The callable, in a tuple: Dynamo of torch 2.11 binds a value read from a slot as if it were a
+    method; that of 2.13, after pytorch#182742, does not."""
 
     def __new__(cls) -> Any:
         """Return an empty module of the original class, as `DataParallel` makes for its

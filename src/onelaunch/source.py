@@ -192,7 +192,7 @@ def is_users(filename: str) -> bool:
 
 
 _OF_GRAPHS = "<eval_with_key>"
-"""What torch calls the files of the code that it makes of graphs, whose source it keeps."""
+"""Torch's name for the files of the code that it makes of graphs, whose source it keeps."""
 
 
 def _inductors() -> Sequence[str]:

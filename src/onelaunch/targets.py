@@ -17,7 +17,7 @@ _SAVED: dict[Command, str] = {
     "optimize": "onelaunch optimize path.py:model --apply plan.json",
     "profile": 'print(ol.Profile.from_json(open("profile.json").read()).summary)    # in Python',
 }
-"""What is done with saved results of a command that does not show them again."""
+"""The use of saved results of a command that does not show them again."""
 
 
 def named(target: str, command: Command) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from onelaunch.bench.workload import Workload
-from onelaunch.doctor.replay import Recording, Replay, replay
+from onelaunch.doctor.replay import BareRecording, Replay, replay
 from onelaunch.rules.rule import Rule
 
 BEYOND = {
@@ -66,14 +66,14 @@ def fault_lines(rule: Rule) -> set[str]:
 
 
 def bare(
-    text: str, rule: Rule, file: Path, device: str, record: Callable[[Workload], Recording]
+    text: str, rule: Rule, file: Path, device: str, record: Callable[[Workload], BareRecording]
 ) -> Replay:
     """Record a program bare, and compare replays with eager calls."""
     workload = workload_of(load(text, file, device))
     return replay(workload, other_size=rule.code == "OL507", record=record)
 
 
-def by_hand(workload: Workload) -> Recording:
+def by_hand(workload: Workload) -> BareRecording:
     """Record a workload by `torch.cuda.graph`, as its documentation does."""
     args, kwargs = workload.copy_inputs()
     side = torch.cuda.Stream()
@@ -84,4 +84,4 @@ def by_hand(workload: Workload) -> Recording:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result: Any = workload.fn(*args, **kwargs)
-    return Recording((args, kwargs), result, graph.replay, graph.reset)
+    return BareRecording((args, kwargs), result, graph.replay, graph.reset)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.protocol import Capture, Pool
+from onelaunch.driver.protocol import Capture, DevicePool
 from onelaunch.driver.select import driver_of
 
 Program = Callable[..., Any]
@@ -20,7 +20,7 @@ class Captured:
     The program's own result is dropped, as the core drops it: its memory is free for others.
     """
 
-    def __init__(self, program: Program, *examples: Tensor, pool: Pool | None = None) -> None:
+    def __init__(self, program: Program, *examples: Tensor, pool: DevicePool | None = None) -> None:
         device = examples[0].device
         driver = driver_of(device.type)
         self.pool = pool or driver.new_pool(device)

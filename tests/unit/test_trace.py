@@ -15,14 +15,14 @@ from onelaunch.bench import timeline as timelines
 from onelaunch.bench.profile import count_kernels
 from onelaunch.bench.rows import Comparison
 from onelaunch.bench.timeline import Span, Timeline, record_timeline, timeline
-from onelaunch.bench.trace import Call, Event, nested, read, record, union_us
+from onelaunch.bench.trace import Event, TracedCall, nested, read, record, union_us
 from onelaunch.bench.workload import Workload
 from tests.unit.cuda_trace import RELU, SGEMM, call, eager, graphed, host, operator
 
 CPU = torch.device("cpu")
 
 
-def kinds(found: Call) -> dict[str, list[str]]:
+def kinds(found: TracedCall) -> dict[str, list[str]]:
     made: dict[str, list[str]] = {}
     for event in found.events:
         made.setdefault(event.kind, []).append(event.name)

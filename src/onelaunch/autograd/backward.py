@@ -25,7 +25,7 @@ from onelaunch.call.wrappers import is_wrapped
 from onelaunch.driver.attention_seeds import SeedsOfCapture
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.host_factories import HostFactories
-from onelaunch.driver.protocol import Capture, Driver, Graph, Pool, Rewind, Travel
+from onelaunch.driver.protocol import Capture, DevicePool, Driver, Graph, Rewind, Travel
 from onelaunch.driver.random_state import watching_seeds
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.frames.reads import Reads
@@ -214,7 +214,7 @@ class Backward:
         self,
         static: StaticGraph,
         grads: Gradients,
-        pool: Pool,
+        pool: DevicePool,
         *,
         kept: bool,
         rehearsal: Rehearsal | None = None,

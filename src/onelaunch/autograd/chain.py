@@ -20,9 +20,9 @@ from torch import Tensor
 
 from onelaunch.autograd.backward import Backward, Gradients
 from onelaunch.autograd.node import Lease
-from onelaunch.driver.protocol import Driver, Launch, Pool, Released
+from onelaunch.driver.protocol import DevicePool, Driver, Launch, Released
 
-NewPool = Callable[[Driver, torch.device], Pool]
+NewPool = Callable[[Driver, torch.device], DevicePool]
 
 
 class Link:
@@ -42,7 +42,7 @@ class Link:
         weakref.finalize(self, spare_streams(device).append, self.stream).atexit = False
         self.lock = threading.RLock()
         self._later: list[list[Lease]] = []
-        """For each forward, in the order of capture, the leases of the forwards captured later."""
+        """The leases of the forwards captured later, for each forward in the order of capture."""
         self._captured = 0
         self._unreleased: list[tuple[int, Backward]] = []
         """Backwards whose gradients somebody may hold, in the order of capture."""

@@ -30,7 +30,7 @@ from onelaunch.autograd.components import Component, ComponentNode
 from onelaunch.autograd.node import InFlightForward, Lease, Saved, launched, launched_directly
 from onelaunch.autograd.rehearsal import Rehearsal
 from onelaunch.call.wrappers import is_wrapped
-from onelaunch.driver.protocol import Graph, Launch, Pool, Released, Travel
+from onelaunch.driver.protocol import DevicePool, Graph, Launch, Released, Travel
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, let_go
 from onelaunch.trace_names import named
 from onelaunch.watch.ledger import TRIES
@@ -96,8 +96,8 @@ class AutogradPair:
     """
 
     static: StaticGraph
-    pool: Pool
-    new_pool: Callable[[], Pool]
+    pool: DevicePool
+    new_pool: Callable[[], DevicePool]
     make_room: Callable[[], bool]
     results: list[int]
     arguments: list[int]

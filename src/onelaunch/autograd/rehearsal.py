@@ -22,9 +22,9 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
+from onelaunch.state.dependencies import dependencies
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
-from onelaunch.state.relied import relied_on
 from onelaunch.state.walk import StateWalk, changes, restore, walk
 from onelaunch.watch.ledger import Difference, Ledger
 from onelaunch.watch.observer import Observer
@@ -114,7 +114,7 @@ class Finding:
         assert observer.ledger is not None
         observer.ledger.finish()
         self.difference: Difference | None = observer.ledger.difference
-        slots = relied_on(before, (), set(), set(), observer.external, driver, device)
+        slots = dependencies(before, (), set(), set(), observer.external, driver, device)
         slots += slots_of(observer.host.read_state(), before.tensors())
         tensors = [t for _, t in slots if isinstance(t, Tensor) and lies_on(t, device)]
         sized = {id(container): (container, names) for container, names in before.sized()}

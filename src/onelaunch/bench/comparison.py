@@ -16,7 +16,7 @@ import torch
 
 from onelaunch.bench.engines import ALONE, DEFAULT, ENGINES
 from onelaunch.bench.engines.engine import Engine
-from onelaunch.bench.entry import Entry
+from onelaunch.bench.entry import EngineEntry
 from onelaunch.bench.environment import environment
 from onelaunch.bench.isolated import Isolated, IsolatedEntry
 from onelaunch.bench.profile import Limit, count_kernels, find_limit
@@ -31,7 +31,7 @@ LEAST_ROUNDS = 2
 RECOMPILE_LIMIT = 64  # engines share the model's code, and dynamo counts compilations by code
 
 OnProgress = Callable[[str, float], None]
-"""Told what is being done, and what part of the comparison is done, from 0 to 1."""
+"""A function that is told what is being done, and what part of the comparison is done: 0 to 1."""
 
 
 def compare(
@@ -130,7 +130,7 @@ class _Contest:
     tell: OnProgress
     reference: Reference | None = None
     profile: Limit | None = None
-    entries: tuple[Entry | IsolatedEntry, ...] = ()
+    entries: tuple[EngineEntry | IsolatedEntry, ...] = ()
     rounds: int = 0
     interrupted: bool = False
     timelines: tuple[Timeline, ...] = ()
@@ -169,7 +169,7 @@ class _Contest:
             part = (1 + i) / (2 + len(self.entries)) * 0.7
             entry.prepare(self.reference, functools.partial(self._tell_stage, entry, part))
 
-    def _tell_stage(self, entry: Entry | IsolatedEntry, part: float, doing: str) -> None:
+    def _tell_stage(self, entry: EngineEntry | IsolatedEntry, part: float, doing: str) -> None:
         """Tell what is done with an engine; `doing` is "building", say."""
         self.tell(f"{doing} {entry.engine.title}", part)
 
@@ -189,7 +189,7 @@ class _Contest:
         finally:
             gc.enable()
 
-    def _round(self) -> list[Entry | IsolatedEntry]:
+    def _round(self) -> list[EngineEntry | IsolatedEntry]:
         """Time each engine once, another one first each round, so that a drift meets all alike."""
         running = [entry for entry in self.entries if entry.running]
         turn = self.rounds % max(1, len(running))
@@ -221,8 +221,8 @@ class _Contest:
         )
 
 
-def _entry(engine: Engine | Isolated, workload: Workload) -> Entry | IsolatedEntry:
-    return engine.entry(workload) if isinstance(engine, Isolated) else Entry(engine, workload)
+def _entry(engine: Engine | Isolated, workload: Workload) -> EngineEntry | IsolatedEntry:
+    return engine.entry(workload) if isinstance(engine, Isolated) else EngineEntry(engine, workload)
 
 
 def _remarks(workload: Workload, reference: Reference) -> Iterator[str]:

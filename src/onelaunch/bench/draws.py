@@ -13,7 +13,7 @@ from onelaunch.bench.workload import Inputs, Workload, each_tensor, is_data, rea
 from onelaunch.call import tree
 
 Number = Callable[[Tensor, Tensor], Tensor]
-"""From the numbers given and fresh ones like them, both float64, to those of a draw."""
+"""A function from the numbers given and fresh ones like them, both float64, to those of a draw."""
 
 SCALE = 100.0
 

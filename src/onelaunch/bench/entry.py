@@ -34,7 +34,7 @@ def silent(doing: str) -> None:
 
 
 @dataclass
-class Entry:
+class EngineEntry:
     """An engine in a comparison, with the findings so far."""
 
     engine: Engine

@@ -74,7 +74,7 @@ class Isolated:
 
 @dataclass
 class IsolatedEntry:
-    """An engine in a comparison whose `Entry` is in another process."""
+    """An engine in a comparison whose `EngineEntry` is in another process."""
 
     engine: Isolated
     workload: Workload

@@ -15,7 +15,7 @@ from torch import nn
 from onelaunch.errors import ArgumentError, kind_of
 from onelaunch.targets import FIX, Command, bad_target, located, named
 
-Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+TargetCall = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 _DONE: dict[Command, str] = {
     "compare": "compared",
     "doctor": "diagnosed",
@@ -24,7 +24,7 @@ _DONE: dict[Command, str] = {
 }
 
 
-def load(target: str, command: Command = "compare") -> Call:
+def load(target: str, command: Command = "compare") -> TargetCall:
     """Import a factory and call it.
 
     A file in a package (a folder with ``__init__.py``) is imported as a module of that package, as
@@ -82,7 +82,7 @@ def _import(target: str, place: str, command: Command) -> Any:
         raise raised(f"importing {place}", error, target, command) from error
 
 
-def _checked(target: str, name: str, made: object) -> Call:
+def _checked(target: str, name: str, made: object) -> TargetCall:
     if not isinstance(made, tuple) or len(cast(tuple[Any, ...], made)) not in (2, 3):
         raise bad_target(
             target, f"`{name}()` returned {_shape(made)}", "the arguments must come with it"

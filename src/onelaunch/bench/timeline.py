@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from onelaunch.bench.trace import Call, Event, nested, record
+from onelaunch.bench.trace import Event, TracedCall, nested, record
 
 Lane = Literal["host", "gpu"]
 MOST = 2000  # spans of a lane: more are neither seen nor loaded by a page
@@ -70,7 +70,7 @@ def record_timeline(
     return timeline(engine, title, calls[-1]) if calls else None
 
 
-def timeline(engine: str, title: str, call: Call) -> Timeline:
+def timeline(engine: str, title: str, call: TracedCall) -> Timeline:
     """Lay out a traced call: the host's events by depth, the GPU's work, and no more than `MOST`
     spans of either."""
     host = [_span(event, "host", depth) for event, depth, _ in nested(call.events)]

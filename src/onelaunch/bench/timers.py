@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 import torch
 
-Call = Callable[[], object]
+Timed = Callable[[], object]
 TimerName = Literal["wall", "host", "gpu"]
 
 BATCH_US = 10_000.0  # how long a round of one timer should take
@@ -33,7 +33,7 @@ class Timer(Protocol):
     @property
     def name(self) -> TimerName: ...
 
-    def sample(self, call: Call, about_us: float) -> list[float]:
+    def sample(self, call: Timed, about_us: float) -> list[float]:
         """Measure microseconds per call; `about_us`, a rough guess, sets the number of samples."""
         ...
 
@@ -45,7 +45,7 @@ class WallTimer:
     synchronize: Callable[[], None]
     name: TimerName = "wall"
 
-    def sample(self, call: Call, about_us: float) -> list[float]:
+    def sample(self, call: Timed, about_us: float) -> list[float]:
         least = min(LEAST_CALLS, int(LONGEST_US / max(about_us, 1e-3)))
         calls = max(least, _count(about_us, BATCH_CALLS))
         self.synchronize()
@@ -63,7 +63,7 @@ class HostTimer:
     synchronize: Callable[[], None]
     name: TimerName = "host"
 
-    def sample(self, call: Call, about_us: float) -> list[float]:
+    def sample(self, call: Timed, about_us: float) -> list[float]:
         samples: list[float] = []
         for _ in range(_count(about_us, SINGLE_CALLS)):
             self.synchronize()
@@ -85,7 +85,7 @@ class GpuTimer:
 
     name: TimerName = "gpu"
 
-    def sample(self, call: Call, about_us: float) -> list[float]:
+    def sample(self, call: Timed, about_us: float) -> list[float]:
         sleep = int(SLEEP_CYCLES_PER_US * (2 * about_us + 50))
         samples: list[float] = []
         for _ in range(_count(2 * about_us, SINGLE_CALLS)):

@@ -47,7 +47,7 @@ class Event:
 
     @property
     def stop_us(self) -> float:
-        """When it ends, since the call began."""
+        """The end, since the call began."""
         return self.start_us + self.duration_us
 
     @property
@@ -56,7 +56,7 @@ class Event:
         return self.kind in ("kernel", "copy")
 
 
-class Call(NamedTuple):
+class TracedCall(NamedTuple):
     """One traced call, in the order of its events' begin.
 
     Attributes:
@@ -85,7 +85,9 @@ class Nested(NamedTuple):
     self_us: float
 
 
-def record(call: Callable[[], object], device: torch.device, calls: int = 1) -> list[Call] | None:
+def record(
+    call: Callable[[], object], device: torch.device, calls: int = 1
+) -> list[TracedCall] | None:
     """Trace some calls; None where another profiler is at work, which must not be disturbed.
 
     Call it after all timing: on CUDA the profiler stays attached and slows launches down.
@@ -116,7 +118,7 @@ def export(run: Callable[[], object], device: torch.device, file: Path) -> None:
     profiler.export_chrome_trace(str(file))
 
 
-def read(trace_events: Iterable[dict[str, Any]]) -> list[Call]:
+def read(trace_events: Iterable[dict[str, Any]]) -> list[TracedCall]:
     """Read the ``traceEvents`` of a Chrome trace by torch.profiler: the calls named `CALL` in it.
 
     The host's events are those that lie within a call, in any thread. The GPU's work belongs to
@@ -146,7 +148,9 @@ def read(trace_events: Iterable[dict[str, Any]]) -> list[Call]:
         if made.on_gpu or made.stop_us <= float(owner[0]["dur"]):
             owner[1].append(made)
     return [
-        Call(float(call["dur"]), tuple(sorted(events, key=lambda e: (e.start_us, -e.duration_us))))
+        TracedCall(
+            float(call["dur"]), tuple(sorted(events, key=lambda e: (e.start_us, -e.duration_us)))
+        )
         for call, events in found
     ]
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 import torch
 
 from onelaunch.bench.engines import ENGINES
-from onelaunch.bench.entry import Entry
+from onelaunch.bench.entry import EngineEntry
 from onelaunch.bench.reference import make_reference, said
 from onelaunch.bench.rows import Comparison
 from onelaunch.bench.target import load
@@ -48,13 +48,13 @@ def main() -> None:
             _tell(answers, entry)
 
 
-def _prepared(name: str, target: str, shared: bool, orders: IO[str]) -> Entry:
+def _prepared(name: str, target: str, shared: bool, orders: IO[str]) -> EngineEntry:
     """Do what the first order asks for: load, build and check."""
     if not orders.readline():
         raise EOFError("no order came")
     workload = Workload(*load(target), share_parameters=shared)
     reference = make_reference(workload, torch.Generator().manual_seed(0))
-    entry = Entry(ENGINES[name], reference.placed(workload))
+    entry = EngineEntry(ENGINES[name], reference.placed(workload))
     entry.prepare(reference)
     gc.collect()
     return entry
@@ -69,7 +69,7 @@ def _channel() -> tuple[IO[str], IO[str]]:
     return orders, answers
 
 
-def _tell(answers: IO[str], entry: Entry, timeline: Timeline | None = None) -> None:
+def _tell(answers: IO[str], entry: EngineEntry, timeline: Timeline | None = None) -> None:
     timelines = () if timeline is None else (timeline,)
     found = Comparison("", (entry.row(),), timelines=timelines).to_json()
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"

@@ -138,7 +138,7 @@ def _forget_step(root: Any) -> None:
 
 _OF_A_STEP = (
     *("all_gather_state", "post_forward_order", "reduce_scatter_state"),
-    *("reduce_scatter_states", "_last_post_reduce_events"),  # in their place from torch 2.13 on
+    *("reduce_scatter_states", "_last_post_reduce_events"),  # torch 2.13 (pytorch#177319) and later
 )
 _OF_A_GROUP = (
     *("_all_gather_result", "_post_reduce_event", "_all_reduce_state", "_partial_reduce_output"),

@@ -110,7 +110,8 @@ def moved_on(found: Sequence[Change], before: StateWalk) -> list[StateOutput]:
     """Return the numbers, flags and other plain values that each replay stores.
 
     A number that the callable only counts up is counted up from its value at the replay. The
-    recording serves calls that find the other values as it did (`relied_on`), and stores the same.
+    recording serves calls that find the other values as it did (`dependencies`), and stores the
+    same.
     """
     changed = {change.slot.id: change for change in found}
     places = {change.slot.id: change.slot for change in found}

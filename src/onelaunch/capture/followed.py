@@ -22,7 +22,7 @@ from onelaunch.call.numbers import number_paths
 from onelaunch.call.tree import Tree
 from onelaunch.capture.numbers import Example, Numbers, Operation, Use
 from onelaunch.driver.aten import mapped, tensors
-from onelaunch.driver.protocol import AmbiguousMatch, Driver, Graph, Pool, ScalarPatch
+from onelaunch.driver.protocol import AmbiguousMatch, DevicePool, Driver, Graph, ScalarPatch
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
 from onelaunch.optimizers.traced_float import ScalarTrace, Term, unmistakable
@@ -74,7 +74,7 @@ class NumberTrials:
         return self.seed >= SEEDS
 
     def follow(
-        self, driver: Driver, device: torch.device, pool: Pool, numbers: Numbers, graph: Graph
+        self, driver: Driver, device: torch.device, pool: DevicePool, numbers: Numbers, graph: Graph
     ) -> FollowedNumbers | None:
         """Return the followed numbers of a recording; None if its scalars are not all found, so
         that the capture is to be repeated with others. Numbers on which an operation depends in
@@ -204,7 +204,7 @@ _proofs: dict[object, Excluded] = {}
 
 
 def _proven(
-    driver: Driver, device: torch.device, pool: Pool, operation: Operation
+    driver: Driver, device: torch.device, pool: DevicePool, operation: Operation
 ) -> Excluded | None:
     """Return the result of `_tried`, cached by the kernels and torch's flags."""
     kernels = torch._C._dispatch_dump_table(operation.func.name())
@@ -219,7 +219,7 @@ def _proven(
 
 
 def _tried(
-    driver: Driver, device: torch.device, pool: Pool, operation: Operation
+    driver: Driver, device: torch.device, pool: DevicePool, operation: Operation
 ) -> Excluded | None:
     """Return the numbers that a recording of an operation does not serve; None if it cannot follow
     any."""
@@ -264,7 +264,7 @@ class _Trial:
         scaled = normal if value.dtype.is_floating_point else 5 * normal
         return scaled.to(value.dtype).to(self._device)
 
-    def run(self, pool: Pool, ambiguities: Ambiguous) -> Excluded | None:
+    def run(self, pool: DevicePool, ambiguities: Ambiguous) -> Excluded | None:
         """Return the numbers for which a recording gives other bits than eager; None if it does so
         for any, or does not hold the numbers.
 

@@ -23,8 +23,7 @@ from onelaunch.autograd.proxies import NoHooks, ProxyLeaves, refuse_backward_hoo
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import unique
 from onelaunch.capture.io_plan import ArgumentView, HeldView, Inputs, Outputs, Own, OwnView, own
-from onelaunch.driver.protocol import Driver, Rewind
-from onelaunch.driver.protocol import Pool as DevicePool
+from onelaunch.driver.protocol import DevicePool, Driver, Rewind
 from onelaunch.driver.refusals import refuse
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame

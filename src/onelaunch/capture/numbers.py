@@ -66,7 +66,7 @@ class Following:
 
 
 class Unfollowed(Exception):
-    """Numbers among the arguments cannot be followed: each value needs its recording.
+    """Numbers among the arguments that cannot be followed: each value needs its recording.
 
     Attributes:
         positions: their positions.

@@ -22,9 +22,9 @@ from onelaunch.capture.run import CaptureRun
 from onelaunch.driver.protocol import Driver, Graph, Travel
 from onelaunch.optimizers.capturable import parameters_of
 from onelaunch.optimizers.scalars import PatchedScalars
+from onelaunch.state.dependencies import dependencies, hooked_leaves
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
-from onelaunch.state.relied import hooked_leaves, relied_on
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import StateWalk, restore
 from onelaunch.watch.observer import Observer
@@ -41,7 +41,7 @@ def captured_call(
     job = run.job
     driver, device, forward = job.driver, job.device, job.forward
     watched = job.known is None  # compiled code hides its operations
-    before, plan, observer = run.before, run.plan, run.observer
+    snapshot, plan, observer = run.snapshot, run.plan, run.observer
     assert run.outputs is not None
     assert run.tree is not None
     # The slots are as before the call until a launch rebinds them.
@@ -51,24 +51,24 @@ def captured_call(
     external = [t for tensors in observer.external.values() for t in tensors]
     inputs = {slot.id for slot in run.state_inputs}
     rebound |= inputs
-    slots = relied_on(
-        before.walk, run.found, rebound, inputs, observer.external, driver, device, run.stored
+    slots = dependencies(
+        snapshot.walk, run.found, rebound, inputs, observer.external, driver, device, run.stored
     )
     followed = {*run.counts.followed, *(slot.id for slot in run.varied.following.slots)}
     slots = [(slot, value) for slot, value in slots if slot.id not in followed]
-    slots += slots_of(observer.host.read_state(), before.walk.tensors())
+    slots += slots_of(observer.host.read_state(), snapshot.walk.tensors())
     external += [value for _, value in slots if isinstance(value, Tensor)]
     writes = _writes(observer, driver, device)
     if watched:  # of compiled code no step is seen
-        slots = run.steps.relied_on(slots, before.walk, writes)
+        slots = run.steps.dependencies(slots, snapshot.walk, writes)
     unmoved = [t for t in unique([*external, *pinned]) if lies_on(t, device)]
     if forward is None:
-        leaves = hooked_leaves(before.walk, run.found, slots)
+        leaves = hooked_leaves(snapshot.walk, run.found, slots)
     else:
         leaves = forward.pair.direct
     modes = [*readers(), *([(distributed.initialized, False)] if forward and leaves else [])]
-    asks = before.walk.asks("requires_grad")
-    guard = StateGuard(slots, unmoved, _sized(run, before), modes, leaves, asks)
+    asks = snapshot.walk.asks("requires_grad")
+    guard = StateGuard(slots, unmoved, _sized(run, snapshot), modes, leaves, asks)
     written = [t for t in observer.written.values() if not observer.known(t)]
     version_bumped = [t for t in written if driver.storage(t) in observer.version_bumped]
     written_inputs, bumped_inputs = _written_inputs(driver, plan, observer)
@@ -79,8 +79,8 @@ def captured_call(
     if forward is not None:
         pair = forward.pair
         graph, statics = ForwardGraph(graph, pair), []
-    optimizers = run.steps.optimizers if watched else _stepped(before.walk, writes)
-    roots = before.reached.roots
+    optimizers = run.steps.optimizers if watched else _stepped(snapshot.walk, writes)
+    roots = snapshot.reached.roots
     return CapturedCall(
         driver=driver,
         device=device,
@@ -105,12 +105,12 @@ def captured_call(
         statics=statics,
         lasting=run.lasting,
         untraced=guard.untraced([t for t in external if not any(t is p for p in pinned)]),
-        hooks=hooks_inside(roots, before.walk, run.found, optimizers, forward is not None),
+        hooks=hooks_inside(roots, snapshot.walk, run.found, optimizers, forward is not None),
         moves=tuple(
             s.slot
             for s in run.state
             if not s.numbers
-            and before.walk.is_read(s.slot)
+            and snapshot.walk.is_read(s.slot)
             and s.slot.id not in run.counts.followed
         ),
         counts=list(run.counts.followed.values()),
@@ -121,12 +121,12 @@ def captured_call(
     )
 
 
-def _sized(run: CaptureRun, before: StateSnapshot) -> list[Any]:
+def _sized(run: CaptureRun, snapshot: StateSnapshot) -> list[Any]:
     """Return the containers whose sizes matter, with their names."""
     # A scheduler writes to the groups at each step, and each would be checked again then.
     groups = {id(group) for o in run.steps.optimizers for group in o.param_groups}
     replaced = {change.slot.id for change in run.found}
-    every = before.walk.sized(replaced)
+    every = snapshot.walk.sized(replaced)
     sized = {id(c): (c, names) for c, names in every if id(c) not in groups}
     return list(sized.values())
 

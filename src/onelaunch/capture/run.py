@@ -43,8 +43,7 @@ from onelaunch.capture.numbers import Following, Numbers, Unfollowed
 from onelaunch.capture.recording import NeedsGrad, StateOutput
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.host_factories import HostFactories
-from onelaunch.driver.protocol import Capture, Driver, Travel
-from onelaunch.driver.protocol import Pool as DevicePool
+from onelaunch.driver.protocol import Capture, DevicePool, Driver, Travel
 from onelaunch.driver.random_state import (
     HostGenerators,
     seeded_once,
@@ -153,7 +152,7 @@ class CaptureRun:
     """One run of the callable under capture: its inputs and its effects.
 
     Attributes:
-        before: the state before the run.
+        snapshot: the state before the run.
         plan: how the inputs reach it.
         steps: the optimizer steps in it.
         counts: the numbers that it counts.
@@ -174,7 +173,7 @@ class CaptureRun:
     """
 
     job: CaptureJob
-    before: StateSnapshot
+    snapshot: StateSnapshot
     plan: Inputs
     steps: Steps
     counts: Counts
@@ -224,14 +223,14 @@ class CaptureRun:
 
     def execute(self, capture: Capture, tree: Tree) -> None:
         """Run the callable, and copy its results out; call `stage` first."""
-        job, before, plan, observer = self.job, self.before, self.plan, self.observer
+        job, snapshot, plan, observer = self.job, self.snapshot, self.plan, self.observer
         arguments = plan.statics[: len(plan.statics) - len(self.state_inputs)]
         tree = self.varied.given(tree)
         args, kwargs = unflatten(tree, list(arguments))
         addresses = [t.data_ptr() for t in arguments]
         if job.forward is None and torch.is_grad_enabled():
             refuse_gradients(tree, (args, kwargs), arguments, plan, read=True)
-        generators = HostGenerators(before.values(tree))
+        generators = HostGenerators(snapshot.values(tree))
         try:
             result = self._called(args, kwargs, generators)
         except BaseException as error:
@@ -239,7 +238,7 @@ class CaptureRun:
             if job.runs_again(error) and generators.sure():
                 generators.restore()
             raise
-        job.driver.join(distributed.side_streams(v for _, v in before.walk.held.values()))
+        job.driver.join(distributed.side_streams(v for _, v in snapshot.walk.held.values()))
         inspect_arguments(tree, (args, kwargs), arguments, plan, observer)
         refuse_gradients(tree, (args, kwargs), arguments, plan, read=False)
         for t, address in zip(arguments, addresses, strict=True):
@@ -247,13 +246,13 @@ class CaptureRun:
                 where = observer.reshaped_at(t)
                 raise CaptureError("OL107", "an argument was given other memory", where=where)
         # Objects that the callable may return or store as they are; `follows` counts tensors too.
-        known = {} if job.follows else before.objects() | argument_objects(tree, (args, kwargs))
+        known = {} if job.follows else snapshot.objects() | argument_objects(tree, (args, kwargs))
         in_places = Places()  # not kept with the run: what it holds would be read as state
         flat = flatten(result, "result", objects=True, known=known, number=in_places.note)
         if job.forward is not None:
             job.forward.replace_proxies(observer, flat.tensors, arguments, plan)
         refuse_opaque(flat.tree)
-        self.after, self.found = job.reached.changed(before.walk)
+        self.after, self.found = job.reached.changed(snapshot.walk)
         self.steps.refuse_schedule(self.found, job.callee.fn)
         state = self.state_inputs
         self.again = recurrent(job.driver, job.device, self.found, state, observer, flat.tensors)
@@ -263,12 +262,12 @@ class CaptureRun:
             self.result = []
             return
         for storage, tensors in observer.external.items():
-            before.held.setdefault(storage, []).extend(tensors)
+            snapshot.held.setdefault(storage, []).extend(tensors)
         outputs = self._plan_results(flat, known, in_places)
         output_ports(job.driver, capture, plan, outputs, observer, job.static_outputs)
 
     def _observer(self) -> Observer:
-        job, plan, before = self.job, self.plan, self.before
+        job, plan, snapshot = self.job, self.plan, self.snapshot
         statics = plan.statics
         device = [
             static
@@ -285,7 +284,7 @@ class CaptureRun:
             job.device,
             device,
             displaced=displaced,
-            held=before.held,
+            held=snapshot.held,
             lifted=self.lifted,
         )
         if job.known is None:
@@ -294,13 +293,13 @@ class CaptureRun:
             stand = zip(self.state_inputs, statics[count:], strict=True)
             slots = {job.driver.storage(static): slot.name for slot, static in stand}
             earlier = job.earlier if self.plain.ledger is None else self.plain.ledger
-            made.ledger = Ledger(job.driver, job.device, inputs, before.walk, slots, earlier)
+            made.ledger = Ledger(job.driver, job.device, inputs, snapshot.walk, slots, earlier)
         made.host.give({i: t for i, t in enumerate(statics) if plan.travels[i] == Travel.HOST})
         return made
 
     def _called(self, args: Any, kwargs: Any, generators: HostGenerators) -> Any:
         """Run the callable under watch."""
-        job, walk, plan, observer = self.job, self.before.walk, self.plan, self.observer
+        job, walk, plan, observer = self.job, self.snapshot.walk, self.plan, self.observer
         forward, fn = job.forward, job.callee.on(job.driver)
         around = nullcontext() if forward is None else forward.around(walk, self.state_inputs)
         if job.known is not None:
@@ -357,15 +356,15 @@ class CaptureRun:
 
     def _plan_results(self, flat: Flat, known: Mapping[int, Same], in_places: Places) -> Outputs:
         """Plan how the results reach the caller, and how stored values reach their slots."""
-        job, before, plan, observer = self.job, self.before, self.plan, self.observer
+        job, snapshot, plan, observer = self.job, self.snapshot, self.plan, self.observer
         forward = job.forward
-        stored = list(rebound(self.found, before.walk, observer, job.callee.codes))
+        stored = list(rebound(self.found, snapshot.walk, observer, job.callee.codes))
         trees = [flatten(v, slot.name, known=known, number=in_places.note) for slot, v in stored]
         if forward is not None:
             for part in trees:
                 part.tensors[:] = map(forward.real, part.tensors)
         every = [*flat.tensors, *(t for part in trees for t in part.tensors)]
-        refuse_parts(every, stored, {id(t) for ts in before.held.values() for t in ts})
+        refuse_parts(every, stored, {id(t) for ts in snapshot.held.values() for t in ts})
         lasting: set[int] = set()
         if forward is None:
             state = self.state_inputs
@@ -376,13 +375,13 @@ class CaptureRun:
             plan,
             observer,
             job.device,
-            before.held,
+            snapshot.held,
             lasting,
-            {id(t) for _, t in before.walk.tensors()},
+            {id(t) for _, t in snapshot.walk.tensors()},
         )
         self.lasting = [o.memory.tensor for o in outputs.made if isinstance(o.memory, Lasting)]
         if forward is not None:
-            forward.plan(outputs, unique(every), plan, observer, before.held)
+            forward.plan(outputs, unique(every), plan, observer, snapshot.held)
         else:
             _mark_spent(outputs, every)
         numbers = outputs.numbers
@@ -400,19 +399,19 @@ class CaptureRun:
             for (slot, _), part in zip(stored, trees, strict=True)
         ]
         own = {state.slot.id for state in self.state}
-        moved = [s for s in moved_on(self.found, before.walk) if s.slot.id not in own]
+        moved = [s for s in moved_on(self.found, snapshot.walk) if s.slot.id not in own]
         steps = self.counts.step
         self.state += [s if (n := steps(s.slot)) is None else s._replace(step=n) for s in moved]
         if forward is not None:
             static = forward.pair.static
-            static.asking, static.reads = job.asking, before.walk.reads
+            static.asking, static.reads = job.asking, snapshot.walk.reads
             static.rebound = [slot for slot, _ in stored]
             static.where = job.line()
             static.compiled = job.known is not None
         assert self.after is not None
         covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
-        refuse_uncovered(before.walk, self.after, covered, observer, job.device)
-        self.grown = grown(self.found, before.walk)
+        refuse_uncovered(snapshot.walk, self.after, covered, observer, job.device)
+        self.grown = grown(self.found, snapshot.walk)
         kept = {id(t) for t in self.lasting}
         self.result = [t for t in unique(every) if id(t) not in kept]
         return outputs

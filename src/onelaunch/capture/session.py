@@ -188,18 +188,20 @@ class CaptureSession:
             Retry: the next attempt knows a fact that this one had to find out.
         """
         job, driver, device = self.job, self.job.driver, self.job.device
-        before = StateSnapshot.of(driver, device, job.reached)
-        refuse_compound_leaves(before.walk)
+        snapshot = StateSnapshot.of(driver, device, job.reached)
+        refuse_compound_leaves(snapshot.walk)
         all_state_inputs = (*self._state_inputs, *map(number_slot, self._counts_on_device))
         state = [cast(Tensor, slot.read()) for slot in all_state_inputs]
-        pinned = set(before.held) - {driver.storage(t) for t in state}
-        kept, lasts = self._trials.kept(before.walk), lasting(optimizers_in(before.walk))
+        pinned = set(snapshot.held) - {driver.storage(t) for t in state}
+        kept, lasts = self._trials.kept(snapshot.walk), lasting(optimizers_in(snapshot.walk))
         steps = Steps(kept, driver.demands_capturable, self._trials.seed, lasts)
         plan = plan_inputs(driver, [*tensors, *state], device, pinned)
         plan.varying = dict(job.varying)
         plan.give_by_value(self._by_value)
         counts, brought = Counts(job.counting, device), tuple(self._counts_on_device)
-        run = CaptureRun(job, before, plan, steps, counts, all_state_inputs, brought, self._lifted)
+        run = CaptureRun(
+            job, snapshot, plan, steps, counts, all_state_inputs, brought, self._lifted
+        )
         following = Following() if self._plain.due else job.following
         run.varied, run.plain = Numbers(following, device, self._number_trials.seed), self._plain
         graph: Graph | None = None
@@ -220,7 +222,7 @@ class CaptureSession:
             results = statics[: len(statics) - len(run.lasting)]
             captured = captured_call(run, graph, results, scalars, started)
             captured.followed = numbers
-            captured.reads_more = job.callee.read_more(job.reached, before.walk, run.found)
+            captured.reads_more = job.callee.read_more(job.reached, snapshot.walk, run.found)
             captured.differs = self._unexplained(captured, run)
             if job.strict and captured.differs is not None:
                 raise captured.differs.refusal()
@@ -242,7 +244,7 @@ class CaptureSession:
         return job.driver.capture(
             body,
             job.pool,
-            run.before.generators(tree),
+            run.snapshot.generators(tree),
             job.forward and job.forward.stream,
             bundled=not job.rebind,
             rewind=self._rewind,
@@ -319,9 +321,9 @@ class CaptureSession:
             if graph is not None:
                 graph.reset()
             else:
-                distributed.abandon_step(value for _, value in run.before.walk.held.values())
+                distributed.abandon_step(value for _, value in run.snapshot.walk.held.values())
         finally:
-            run.before.undo(run.found, again)
+            run.snapshot.undo(run.found, again)
             run.plan.release()  # frames of the traceback refer to it for good
 
     def _unexplained(self, captured: CapturedCall, run: CaptureRun) -> Difference | None:
@@ -334,7 +336,7 @@ class CaptureSession:
         own = {change.slot.id for change in run.found if change.slot.key is not gradient_of}
         if any(earlier.values.get(i) != value for i, value in captured.values.items()):
             return None
-        kept = {*run.before.walk.held, *earlier.held} - own
+        kept = {*run.snapshot.walk.held, *earlier.held} - own
         guarded = [(slot.id, value) for slot, value in captured.guard.held() if slot.id in kept]
         guarded += [(slot.id, slot) for slot in captured.hidden if slot.id not in earlier.held]
         return None if moved(earlier, guarded) else differs
@@ -345,18 +347,18 @@ class CaptureSession:
         The callable is captured again for it, so it must have no Python effects.
         """
         job, driver, device = self.job, self.job.driver, self.job.device
-        pinned = {driver.storage(t) for ts in run.before.held.values() for t in ts}
+        pinned = {driver.storage(t) for ts in run.snapshot.held.values() for t in ts}
 
         def body(capture: Capture) -> None:
-            before = replace(run.before, held=dict(run.before.held))
+            snapshot = replace(run.snapshot, held=dict(run.snapshot.held))
             plan = plan_inputs(driver, run.plan.tensors, device, pinned)
             steps = Steps(every_key, driver.demands_capturable)
-            again = CaptureRun(job, before, plan, steps, Counts((), device), lifted=self._lifted)
+            again = CaptureRun(job, snapshot, plan, steps, Counts((), device), lifted=self._lifted)
             self._run(again, capture, tree)
 
         observer = run.observer
         state = [t for t in observer.written.values() if not observer.known(t)]
-        generators = run.before.generators(tree)
+        generators = run.snapshot.generators(tree)
         try:
             return driver.rebind(graph, body, job.pool, state, generators)
         except CaptureError:

@@ -31,11 +31,11 @@ def late_refusal(run: CaptureRun) -> CaptureError | None:
     such a tensor, and each would overwrite it.
     """
     observer = run.observer
-    moved = run.before.moved()
+    moved = run.snapshot.moved()
     if moved is not None:
         what = f"a tensor of the callable's state became {list(moved.shape)}"
         return CaptureError("OL107", what, where=observer.reshaped_at(moved))
-    dropped = _dropped(run.found, run.before.walk)
+    dropped = _dropped(run.found, run.snapshot.walk)
     lasting = [part for t in run.lasting for part in (t, local(t))]
     expected = [*run.result, *lasting, *run.plan.statics, *dropped]
     forward = run.job.forward

@@ -220,8 +220,8 @@ def _padding(convolution: _ConvNd) -> tuple[int, ...]:
 
 
 def _places(large: _ConvNd, small: _ConvNd) -> list[list[int] | None]:
-    """For each dimension, the places of the small kernel's taps in the large one; None if they are
-    between its own, or the results differ in size."""
+    """Return, for each dimension, the places of the small kernel's taps in the large one; None if
+    they are between its own, or the results differ in size."""
     found: list[list[int] | None] = []
     for k, d, p, k2, d2, p2 in zip(
         *(large.kernel_size, large.dilation, _padding(large)),

@@ -10,7 +10,7 @@ import time
 from collections.abc import Generator
 
 AGAIN_SECONDS = 5.0
-"""How long after it the alarm rings again: a finaliser, for one, swallows what it raises."""
+"""Seconds until the alarm rings again: a finaliser, for one, swallows what it raises."""
 
 
 class TimeIsUp(BaseException):

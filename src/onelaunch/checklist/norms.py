@@ -82,7 +82,8 @@ def _wide(t: Tensor | None) -> Tensor | None:
 
 
 def _foldable(layer: nn.Module) -> bool:
-    """In a transposed convolution of groups a channel's weights are not in one dimension."""
+    """Return whether a channel's weights are in one dimension: not in a transposed convolution of
+    groups."""
     return not (isinstance(layer, _ConvTransposeNd) and layer.groups != 1)
 
 

@@ -35,7 +35,7 @@ LEAST_FINAL_SECONDS = 0.5
 DRAWS_PART = 0.25
 """The part of the time that the draws of the reference may take."""
 FINAL_CALLS = 10
-"""How many calls of each it takes at least to time the result against the original."""
+"""The least number of calls of each in the timing of the result against the original."""
 KEPT_PART = 0.25
 """The part of the time that is kept for that, at most."""
 

@@ -27,7 +27,7 @@ OnProgress = Callable[[str, float], None]
 TRIAL_SECONDS = 3.0  # of timing, at most
 LEAST_TRIAL_SECONDS = 0.2
 AUTOTUNING = 12.0
-"""How many times as long as without it Inductor takes to build, until that is known."""
+"""The factor by which it makes Inductor's build longer, until that is known."""
 _HEAVY = {"half": 0, "channels-last": 1, "tf32": 2, "8 bits": 3}
 NO_GAIN = 0.005
 """A step that saves less than that is let go again."""

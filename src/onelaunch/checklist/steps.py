@@ -47,7 +47,7 @@ STEPS = (
     *INT8,
     *FP8,
 )
-"""In the order in which they are tried."""
+"""All steps, in the order in which they are tried."""
 
 BY_NAME = {step.name: step for step in STEPS}
 # What rewrites modules comes before what changes their numbers.

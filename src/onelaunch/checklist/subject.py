@@ -92,7 +92,7 @@ class Subject:
         return list(found.values())
 
     def by_path(self) -> dict[str, nn.Module]:
-        """The modules by their paths, without those that two roots have."""
+        """Return the modules by their paths, without those that two roots have."""
         found: dict[str, list[nn.Module]] = {}
         for root in self.roots:
             for path, module in root.named_modules():

@@ -5,13 +5,11 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from onelaunch.bench.timers import WINDOW, Timer, Timing, settled
+from onelaunch.bench.timers import WINDOW, Timed, Timer, Timing, settled
 from onelaunch.checklist.clock import UNLIMITED, Clock
 
-Call = Callable[[], object]
 LEAST_ROUNDS = 3
 CLEARLY = 0.1
 """A difference of that part in each of the first rounds needs no more of them."""
@@ -45,7 +43,7 @@ class Turns:
 
 
 def in_turns(
-    before: Call, after: Call, timer: Timer, seconds: float, clock: Clock = UNLIMITED
+    before: Timed, after: Timed, timer: Timer, seconds: float, clock: Clock = UNLIMITED
 ) -> Turns:
     """Time two callables in turns, each first in every other round, until both have settled, the
     difference is clear, or the time is up.

@@ -50,6 +50,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """Run the command of this process, and end it."""
-    # torch 2.13's profiler writes a line to stderr for each start and stop; above all its levels.
+    # torch 2.13's profiler writes a line to stderr for each start and stop (pytorch/kineto#1325);
+    # this is above all its levels.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     sys.exit(run())

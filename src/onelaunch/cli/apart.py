@@ -25,7 +25,7 @@ ASK = (
 
 @dataclass(frozen=True)
 class Apart:
-    """Says which engines run in processes of their own, for how long, and with which Python."""
+    """The engines that run in processes of their own, for how long, and with which Python."""
 
     every: bool
     limit: float | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -21,9 +21,6 @@ from onelaunch.cli.optimize import optimize
 from onelaunch.cli.profile import profile
 from onelaunch.cli.progress import console_for_reports
 from onelaunch.errors import ArgumentError, GraphError
-
-if TYPE_CHECKING:
-    pass
 
 # Newer versions of typer carry click inside, older ones import it: this is its class in both.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -101,7 +98,7 @@ def execute(argv: Sequence[str] | None) -> int:
 
 
 def _usage(error: Exception) -> ArgumentError:
-    """A mistake on the command line in the form that all errors have."""
+    """Return a mistake on the command line in the form that all errors have."""
     message = getattr(error, "format_message", error.__str__)() or "no command is given"
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", "onelaunch")

@@ -21,7 +21,7 @@ from onelaunch.targets import located
 
 if TYPE_CHECKING:
     from onelaunch.bench import Comparison
-    from onelaunch.bench.target import Call
+    from onelaunch.bench.target import TargetCall
 
 ENGINES = (
     *("eager", "no_grad", "inference_mode", "by-hand", "make_graphed_callables"),
@@ -127,7 +127,7 @@ def _measure(
             raise raised("the callable", error, target, "compare") from error
 
 
-def _load(target: str, console: Console) -> Call:
+def _load(target: str, console: Console) -> TargetCall:
     with progress(console) as tell, ended_by_interrupts(console):
         tell("importing PyTorch", 0.0)
         from onelaunch.bench.target import load

@@ -107,7 +107,7 @@ class _Seen:
 
 
 @dataclass(frozen=True)
-class Recording:
+class BareRecording:
     """A recorded call.
 
     Attributes:
@@ -123,10 +123,10 @@ class Recording:
     close: Callable[[], object]
 
 
-Record = Callable[[Workload], Recording]
+Record = Callable[[Workload], BareRecording]
 
 
-def by_driver(workload: Workload) -> Recording:
+def by_driver(workload: Workload) -> BareRecording:
     """Record a workload once, after a call to warm up, without a check or guard of ours."""
     driver, device = select(workload.tensors())
     args, kwargs = workload.copy_inputs()
@@ -139,7 +139,7 @@ def by_driver(workload: Workload) -> Recording:
         driver.synchronize(device)
         graph.reset()
 
-    return Recording((args, kwargs), result, lambda: graph.launch((), ()), close)
+    return BareRecording((args, kwargs), result, lambda: graph.launch((), ()), close)
 
 
 def replay(

@@ -1,6 +1,6 @@
 """A device that records and replays, and what torch does not dispatch to one.
 
-protocol.py         Driver, Graph, Pool: a device's duties, and nothing of how
+protocol.py         Driver, Graph, DevicePool: a device's duties, and nothing of how
 select.py           the driver of a call
 cuda/               CUDA graphs
 tape/               the same without CUDA: operations recorded and repeated

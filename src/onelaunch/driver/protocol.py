@@ -72,7 +72,7 @@ class Region:
         return self.storage == other.storage and self.start < other.stop and other.start < self.stop
 
 
-class Pool(Protocol):
+class DevicePool(Protocol):
     """Device memory shared by recordings that never run at the same time."""
 
     @property
@@ -162,7 +162,7 @@ class AmbiguousMatch(Exception):
 
 
 class ScalarPatch(Protocol):
-    """Numbers in a recording that can be turned; see `Graph.scalar_patch`."""
+    """Numbers in a recording that can be patched; see `Graph.scalar_patch`."""
 
     found: frozenset[int]
     """Positions of the numbers that some recorded operation holds."""
@@ -241,13 +241,14 @@ class Driver(Protocol):
     """The class of the device's tensors besides `nn.Parameter`: memory and nothing more."""
 
     computes_on_host: bool
-    """The host's kernels and random generators serve the device."""
+    """True if the host's kernels and random generators serve the device."""
 
     compiler: Literal["inductor", "aten"] | None
     """The compiler whose code is recorded like torch's own, if there is one."""
 
     demands_capturable: bool
-    """In a capture torch refuses an optimizer that is not marked capturable, even a fused one."""
+    """True if torch refuses, in a capture, an optimizer that is not marked capturable, even a fused
+    one."""
 
     float32_rounding: float
     """The relative difference between two float32 kernels that compute the same."""
@@ -309,7 +310,7 @@ class Driver(Protocol):
         ...
 
     # Recording. Both are called inside `exclusive()`.
-    def new_pool(self, device: torch.device, beside: Pool | None = None) -> Pool:
+    def new_pool(self, device: torch.device, beside: DevicePool | None = None) -> DevicePool:
         """Make a pool, without recordings.
 
         Args:
@@ -362,7 +363,7 @@ class Driver(Protocol):
     def capture(
         self,
         body: Callable[[Capture], T],
-        pool: Pool,
+        pool: DevicePool,
         generators: Sequence[torch.Generator] = (),
         stream: object = None,
         bundled: bool = False,
@@ -392,7 +393,7 @@ class Driver(Protocol):
         self,
         graph: Graph,
         body: Callable[[Capture], object],
-        pool: Pool,
+        pool: DevicePool,
         state: Sequence[Tensor],
         generators: Sequence[torch.Generator] = (),
     ) -> Graph:

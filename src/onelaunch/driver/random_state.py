@@ -133,7 +133,7 @@ class RandomState:
 
 
 def seeding_line(before: Place | None, after: Place | None) -> Place | None:
-    """The line that changed the random state, between the operations on either side of it.
+    """Find the line that changed the random state, between the operations on either side of it.
 
     Args:
         before: the line of the last operation that saw the old state, or None.

@@ -15,7 +15,7 @@ UNKNOWN = "a random state is set that was not saved in the call"
 
 
 class _Substitute(NamedTuple):
-    """See `substituted`."""
+    """The functions that a capture has in place of torch's; see `substituted`."""
 
     here: Callable[..., bool]
     save: Callable[[], Tensor]

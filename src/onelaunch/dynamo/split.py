@@ -27,7 +27,7 @@ Node = torch.fx.Node
 Compile = Callable[[Graph, Sequence[Any]], Callable[..., Any]]
 
 _MODES = ("_set_grad_enabled", "_enter_", "_exit_", "_vmap_", "_grad_", "_jvp_", "_saved_tensors_")
-"""How the names of functions begin that turn a mode on or off."""
+"""Prefixes of the names of functions that turn a mode on or off."""
 _FIX = "move it out of the compiled function, or to the device"
 _UNSAFE: Any = getattr(torch.Tag, "cudagraph_unsafe", None)
 

@@ -230,7 +230,7 @@ def settle(optimizer: Optimizer) -> None:
     vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True
 
 
-class Options:
+class StepOptions:
     """The options of optimizers that are constants of a recording, watched for changes.
 
     Args:

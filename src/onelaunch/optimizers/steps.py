@@ -39,10 +39,10 @@ _SET_OUTSIDE = (
     "graph the forward and backward alone, and call the `step()` that sets it after the callable; "
     "or keep the number in a tensor on the device"
 )
-"""For a wrapper of an optimizer that counts in its groups, as Lookahead does."""
+"""The fix for a wrapper of an optimizer that counts in its groups, as Lookahead does."""
 
 
-class Place(NamedTuple):
+class NumberPlace(NamedTuple):
     """The place of an optimizer's number: ``group[key]``, or an item of the tuple there."""
 
     group: dict[str, Any]
@@ -54,17 +54,19 @@ class Place(NamedTuple):
         return value if self.item is None else value[self.item]
 
 
-def places_of(group: dict[str, Any], without: Collection[str]) -> list[Place]:
+def places_of(group: dict[str, Any], without: Collection[str]) -> list[NumberPlace]:
     """Return the numbers of a group that could be patched. Zero is excluded, as most steps branch
     on it, except for the learning rate, with which schedules begin and end."""
-    places: list[Place] = []
+    places: list[NumberPlace] = []
     for key, value in group.items():
         if key in without or key == "params":
             continue
         if _is_patchable(value) or (key == "lr" and is_number(value) and math.isfinite(value)):
-            places.append(Place(group, key, None))
+            places.append(NumberPlace(group, key, None))
         elif type(value) is tuple and all(map(_is_float, value)):
-            places += [Place(group, key, i) for i, part in enumerate(value) if _is_patchable(part)]
+            places += [
+                NumberPlace(group, key, i) for i, part in enumerate(value) if _is_patchable(part)
+            ]
     return places
 
 
@@ -94,8 +96,8 @@ class Steps:
     lasts: Callable[[Optimizer], bool] = lambda _: True
     optimizers: list[Optimizer] = field(default_factory=list[Optimizer])
     trace: ScalarTrace = field(default_factory=ScalarTrace)
-    places: dict[tuple[int, str, int | None], tuple[Place, Any]] = field(
-        default_factory=dict[tuple[int, str, int | None], tuple[Place, Any]]
+    places: dict[tuple[int, str, int | None], tuple[NumberPlace, Any]] = field(
+        default_factory=dict[tuple[int, str, int | None], tuple[NumberPlace, Any]]
     )
     _before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = field(
         default_factory=list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]
@@ -198,7 +200,7 @@ class Steps:
             for (name, numbers), (others_name, others) in zip(self.noted, other.noted, strict=True)
         )
 
-    def relied_on(
+    def dependencies(
         self,
         slots: Sequence[tuple[Slot, object]],
         before: StateWalk,

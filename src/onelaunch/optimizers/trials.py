@@ -13,12 +13,19 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from onelaunch.driver.protocol import Ambiguities, AmbiguousMatch, Capture, Driver, Graph, Pool
+from onelaunch.driver.protocol import (
+    Ambiguities,
+    AmbiguousMatch,
+    Capture,
+    DevicePool,
+    Driver,
+    Graph,
+)
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
 from onelaunch.optimizers.capturable import is_of_torch, parameters_of, settle
 from onelaunch.optimizers.scalars import PatchedScalars, Reached, patched_scalars
-from onelaunch.optimizers.steps import Place, Steps, every_key, keys_read, places_of
+from onelaunch.optimizers.steps import NumberPlace, Steps, every_key, keys_read, places_of
 from onelaunch.optimizers.traced_float import unmistakable
 from onelaunch.state.walk import StateWalk
 
@@ -76,7 +83,7 @@ class ScalarTrials:
         return kept
 
     def patch(
-        self, driver: Driver, device: torch.device, pool: Pool, steps: Steps, graph: Graph
+        self, driver: Driver, device: torch.device, pool: DevicePool, steps: Steps, graph: Graph
     ) -> PatchedScalars | None:
         """Return the patched scalars of the optimizers that stepped; None if the capture must be
         repeated, because some numbers turned out to be constants."""
@@ -140,7 +147,7 @@ class ScalarTrials:
 def constants(
     driver: Driver,
     device: torch.device,
-    pool: Pool,
+    pool: DevicePool,
     optimizer: Optimizer,
     stepped: Sequence[Tensor],
     kept: Collection[str],
@@ -249,7 +256,7 @@ class _Noting(dict[str, Any]):
 def _proven(
     driver: Driver,
     device: torch.device,
-    pool: Pool,
+    pool: DevicePool,
     trial: Optimizer,
     steps: Steps,
     reads: _Reads,
@@ -288,7 +295,7 @@ def _proven(
         graph.reset()
 
 
-def _change_numbers(patched_scalars: PatchedScalars, places: Sequence[Place]) -> bool:
+def _change_numbers(patched_scalars: PatchedScalars, places: Sequence[NumberPlace]) -> bool:
     """Give a trial other numbers, as far from its own as keeps the step on the same branches."""
     numbers, generator = [float(place.read()) for place in places], random.Random(2)
     for times in (_FACTOR, 1):
@@ -382,7 +389,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(a.detach().cpu(), b.detach().cpu()))
 
 
-def _write(place: Place, value: float) -> None:
+def _write(place: NumberPlace, value: float) -> None:
     if place.item is None:
         place.group[place.key] = value
     else:

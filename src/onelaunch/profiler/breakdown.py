@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from onelaunch.bench.timeline import Lane
-from onelaunch.bench.trace import REPLAY, Call, Event, Nested, nested, union_us
+from onelaunch.bench.trace import REPLAY, Event, Nested, TracedCall, nested, union_us
 
 PartName = Literal["operators", "launches", "waits", "idle", "kernels", "copies", "gaps", "Python"]
 HEAVIEST = 10
@@ -73,7 +73,7 @@ class Seen:
     heaviest: tuple[Heavy, ...]
 
 
-def seen_in(calls: Sequence[Call]) -> Seen:
+def seen_in(calls: Sequence[TracedCall]) -> Seen:
     """Add up what traced calls show, and divide by their number."""
     number = len(calls)
     events = [event for call in calls for event in call.events]
@@ -139,7 +139,7 @@ def _time(host: Iterable[Nested], kind: str) -> float:
     return sum(one.self_us for one in host if one.event.kind == kind)
 
 
-def _bare_replays(calls: Sequence[Call]) -> int:
+def _bare_replays(calls: Sequence[TracedCall]) -> int:
     """Count the replays without a launch inside. The profiler does not see a graph's launch by the
     driver's interface, only the annotation around it and its kernels."""
     found = 0

@@ -103,7 +103,7 @@ def flops_of(
 
 
 class _Counter(TorchDispatchMode):
-    """Counts the operators that run under it."""
+    """A mode that counts the operators that run under it."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from onelaunch.rules import RULES
 from onelaunch.rules.rule import Severity
 
 Means = Literal["source", "run", "capture", "replay"]
-"""How a finding was found: by reading the source, in an eager run, in a capture of ours, or by a
+"""The means by which a finding was found: reading the source, an eager run, a capture of ours, or a
 bare replay that gave something else than eager."""
 _WHERE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?:: (?P<source>.*))?\Z")
 

@@ -15,7 +15,7 @@ from onelaunch.capture.recording import CapturedCall
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
-from onelaunch.optimizers.capturable import Options as StepOptions
+from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.replay.call_path import CallPath, build_call
 from onelaunch.runtime.pool import Backoff
 from onelaunch.sizes.dims import Follow, Varying
@@ -52,7 +52,7 @@ class SignatureState:
     unlike: CaptureError | None = None
     """The refusal of its runs, which differ. It stays: two of them may be alike by chance."""
     training: bool | None = None
-    """Whether the module was training when it was refused; None if it has no such flag."""
+    """True if the module was training when it was refused; None if it has no such flag."""
     other_mode: SignatureState | None = None
     """The state for the other one of training and inference, where that was refused."""
     unread: int = 0

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.capture.io_plan import staged_bytes
-from onelaunch.driver.protocol import Driver, Graph
-from onelaunch.driver.protocol import Pool as DevicePool
+from onelaunch.driver.protocol import DevicePool, Driver, Graph
 from onelaunch.errors import ArgumentError
 from onelaunch.runtime.stats import GraphStats, PoolStats
 from onelaunch.sizes.buckets import integer

@@ -25,7 +25,7 @@ from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.gc_pause import no_collection
-from onelaunch.optimizers.capturable import Options as StepOptions
+from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.runtime.attempt import Attempt, SignatureState, Strategy
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager, User

@@ -39,8 +39,8 @@ class Entry:
     info: Recording
     member: Member
     lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held from the checks to the launch, where arguments are objects of a request, such as a
-    cache, or numbers are followed."""
+    """A lock held from the checks to the launch, where arguments are objects of a request, such as
+    a cache, or numbers are followed."""
     shares: dict[int, int] = field(default_factory=dict[int, int])
     """id of a tensor in a request's objects -> how often it refers to its memory: `takeover`."""
 
@@ -120,7 +120,7 @@ class Table:
     def add(self, entry: Entry, codes: Collection[CodeType]) -> None:
         with self.lock:  # another thread may reset
             self.keep((entry, *self.entries))
-        self._warn_unrepeated(entry.captured, codes)
+        self._warn_omitted(entry.captured, codes)
 
     def drop_followed(self, entry: Entry, varied: Varied) -> None:
         """Free recordings of single values of numbers that a newer recording follows."""
@@ -134,7 +134,7 @@ class Table:
                 other.captured.launches[0] = 0
                 self.drop(other)
 
-    def _warn_unrepeated(self, captured: CapturedCall, codes: Collection[CodeType]) -> None:
+    def _warn_omitted(self, captured: CapturedCall, codes: Collection[CodeType]) -> None:
         """Warn of effects in Python that no replay repeats: hooks, and containers that `codes`, the
         code of the callable, adds to."""
         if captured.hooks:

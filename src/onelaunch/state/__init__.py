@@ -5,7 +5,7 @@ contents.py     the slots of one object, as far as they were touched
 scripted.py     the slots of a TorchScript module
 slots.py        Slot: one place that holds a value the callable reads
 snapshot.py     StateSnapshot: the state before a capture, to compare with and to restore
-relied.py       the slots that a recording relies on
+dependencies.py the slots that a recording relies on
 guard.py        StateGuard: the check before each replay
 counterparts.py the objects of a new request in place of an earlier one's
 native_guard.py the same check in C

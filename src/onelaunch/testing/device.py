@@ -46,11 +46,11 @@ TAKES_HOST = frozenset({"aten::copy_", "aten::index.Tensor", "aten::index_put_",
 
 _library: torch.library.Library | None = None
 
-Call = Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any]
+RunOnHost = Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def register_device() -> None:
-    """Register the device with torch; again is no work."""
+    """Register the device with torch; a second call does nothing."""
     global _library
     if _library is not None:
         return
@@ -194,7 +194,7 @@ def run(
     op: Operator,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    call: Call | None = None,
+    call: RunOnHost | None = None,
     placer: Placer | None = None,
 ) -> Any:
     """Run one operation on tensors of the device.
@@ -244,7 +244,7 @@ def run(
     return result if captured else with_seeds_on_host(op, result, host)
 
 
-def _calling(placer: Placer) -> Call:
+def _calling(placer: Placer) -> RunOnHost:
     def call(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = op.func(*args, **kwargs)
         known = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
@@ -290,7 +290,7 @@ def _host_or_same(value: Any) -> Any:
 
 
 def _change_metadata(
-    op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call, placer: Placer
+    op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], call: RunOnHost, placer: Placer
 ) -> Tensor:
     t: Tensor = args[0]
     kind = op.name.removeprefix("aten::")
@@ -310,7 +310,7 @@ def _change_metadata(
     return t
 
 
-def _resize(t: Tensor, size: Sequence[int], call: Call, placer: Placer) -> None:
+def _resize(t: Tensor, size: Sequence[int], call: RunOnHost, placer: Placer) -> None:
     storage, offset = t.untyped_storage(), int(t.storage_offset())
     if (offset + math.prod(size)) * t.itemsize > storage.nbytes():
         new = placer.allocate((offset + math.prod(size)) * t.itemsize)
@@ -324,7 +324,8 @@ def _resize(t: Tensor, size: Sequence[int], call: Call, placer: Placer) -> None:
 def wrap_over(storage: torch.UntypedStorage, value: Tensor, base: Tensor | None) -> Tensor:
     """Make a device tensor over `storage`, laid out as CPU tensor `value`; a view of `base`."""
     inference = torch.is_inference_mode_enabled() and (base is None or base.is_inference())
-    # Not `torch.inference_mode`: a Ctrl-C between two lines of it leaves the mode on, torch 2.13.
+    # Not `torch.inference_mode`: a Ctrl-C between two lines of it leaves the mode on (torch 2.13).
+    # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/autograd/grad_mode.py
     with torch._C._InferenceMode(inference):
         t = tensor_over(
             TapeTensor,

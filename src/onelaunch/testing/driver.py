@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from onelaunch.driver.protocol import Pool, Rewind
+from onelaunch.driver.protocol import DevicePool, Rewind
 from onelaunch.driver.select import register
 from onelaunch.driver.tape.driver import TapeDriver
 from onelaunch.driver.tape.rewind import TapeRewind
@@ -61,7 +61,7 @@ class EmulatedDriver(TapeDriver):
         """See `Driver.empty`."""
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
-    def new_pool(self, device: torch.device, beside: Pool | None = None) -> EmulatedPool:
+    def new_pool(self, device: torch.device, beside: DevicePool | None = None) -> EmulatedPool:
         """See `Driver.new_pool`."""
         return EmulatedPool()
 

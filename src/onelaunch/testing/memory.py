@@ -13,7 +13,7 @@ from onelaunch.driver.aten import Operator, mapped, tensors
 from onelaunch.driver.protocol import Graph
 from onelaunch.driver.tape.graph import TapeGraph, TapePool
 from onelaunch.driver.tape.memory import HostMemory
-from onelaunch.driver.tape.recorder import Recorder
+from onelaunch.driver.tape.recorder import TapeRecorder
 from onelaunch.testing import device as emulated
 from onelaunch.testing.arena import Arena, Block
 from onelaunch.testing.device import Placer, TapeTensor
@@ -46,12 +46,12 @@ class EmulatedPool(TapePool):
         self.trim()
 
     def kept_bytes(self, graph: Graph, tensors: Sequence[Tensor]) -> int:
-        """See `Pool.kept_bytes`."""
+        """See `DevicePool.kept_bytes`."""
         blocks = {id(b): b for b in map(block_of, _on_device(tensors)) if b.arena is self.arena}
         return sum(block.nbytes for block in blocks.values())
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
-        """See `Pool.written_by_others`."""
+        """See `DevicePool.written_by_others`."""
         return any(
             start <= block_of(t).address < stop
             for t in _on_device(tensors)
@@ -112,7 +112,7 @@ class EmulatedMemory(HostMemory):
         return any(isinstance(t, TapeTensor) for t in tensors((args, kwargs)))
 
     def run(
-        self, recorder: Recorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, recorder: TapeRecorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the operation on CPU tensors over the device's memory."""
         _refuse_transfers(recorder, op, args, kwargs)
@@ -148,7 +148,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _refuse_transfers(
-    recorder: Recorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    recorder: TapeRecorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     given = [t for t in tensors((args, kwargs)) if t.numel()]  # of nothing, nothing is copied
     on_device = {isinstance(t, TapeTensor) for t in given}

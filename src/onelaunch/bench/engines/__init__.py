@@ -45,5 +45,5 @@ DEFAULT: tuple[Engine, ...] = (
 )
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (*DEFAULT, AUTOTUNED, *LIMITS)}
 ALONE = frozenset({"openxla", "tensorrt-cudagraphs"})
-"""Those that leave something behind in a process: JAX its threads and GPU memory, TensorRT's CUDA
+"""Engines that leave something behind in a process: JAX its threads and GPU memory, TensorRT's CUDA
 graphs a mode of all calls."""

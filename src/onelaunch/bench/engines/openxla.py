@@ -25,7 +25,8 @@ def import_torchax() -> Any:
     known = OpOverloadPacket.__getattr__
 
     def overload(packet: OpOverloadPacket, name: str) -> Any:
-        # torchax 0.0.13 lists the overloads for named tensors, which torch 2.13 has no more.
+        # torchax 0.0.13 lists the overloads for named tensors, which torch 2.13 has no more
+        # (google/torchax#101).
         try:
             return known(packet, name)
         except AttributeError:

@@ -11,7 +11,7 @@ import torch
 BYTES_PER_US = 2.0e6
 """1,935 to 2,039 GB/s of memory."""
 LAUNCH_US = 5.0
-"""For PyTorch to launch one kernel from Python, about."""
+"""The time that PyTorch takes to launch one kernel from Python, about."""
 WORTH = 10**8
 """Flops that take as long as a launch in float32, 19.5 per ps: less is not worth a finding."""
 LEAST_BYTES = 2 * 10**6

@@ -20,9 +20,9 @@ Pair = tuple[Product, Product]
 _BUDGET_S = 1.0
 _ROUNDS = 9
 _MOST_LOST = 1
-"""Of the rounds: by chance, one or none of nine is lost in 1 of 50 tries."""
+"""The most rounds that may be lost: by chance, one or none of nine is lost in 1 of 50 tries."""
 _BEYOND = 1.1
-"""How many times longer: a tenth more may be the weather of the machine."""
+"""The ratio of times that counts as longer: a tenth more may be the weather of the machine."""
 _MOST_FLOPS = 16
 """A dense convolution with more times the arithmetic is not tried: that takes long on a CPU."""
 

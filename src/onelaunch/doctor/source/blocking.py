@@ -10,7 +10,7 @@ from onelaunch.doctor.source.results import (
     goes_to_host,
     keyword,
 )
-from onelaunch.doctor.source.scope import Call, Rules, Scope
+from onelaunch.doctor.source.scope import Rules, Scope, SourceCall
 from onelaunch.doctor.source.torch_names import RESIZING
 from onelaunch.doctor.source.values import Value
 
@@ -93,7 +93,7 @@ class Blocking(Rules):
                 at.report("OL102", node, what, _WHOLE)
                 return
 
-    def call(self, at: Scope, call: Call) -> None:
+    def call(self, at: Scope, call: SourceCall) -> None:
         """See `Rules`."""
         if call.name is not None:
             self._function(at, call, call.name)
@@ -108,7 +108,7 @@ class Blocking(Rules):
             what = f"`.{call.method}()` of a stream or event waits for the device"
             at.report("OL109", call.node, what)
 
-    def _function(self, at: Scope, call: Call, name: str) -> None:
+    def _function(self, at: Scope, call: SourceCall, name: str) -> None:
         last = name.rpartition(".")[2]
         first = call.args[0] if call.args else None
         if name in _SEEDS:
@@ -131,7 +131,7 @@ class Blocking(Rules):
         elif name.startswith("torch.") and "." not in name.removeprefix("torch."):
             self._operation(at, call, last, call.args)
 
-    def _builtin(self, at: Scope, call: Call, name: str) -> None:
+    def _builtin(self, at: Scope, call: SourceCall, name: str) -> None:
         device = [value for value in call.args if value.kind == "tensor"]
         if name in _TEXT:
             for value in flat(call.args):
@@ -152,7 +152,7 @@ class Blocking(Rules):
         elif device and name == "range":
             at.report("OL101", call.node, "`range` of a tensor reads it on the host")
 
-    def _method(self, at: Scope, call: Call, name: str) -> None:
+    def _method(self, at: Scope, call: SourceCall, name: str) -> None:
         if name in _READS:
             at.report("OL101", call.node, f"`.{name}()` reads a tensor on the host")
         elif name == "cpu" or goes_to_host(call, at.program.dotted):
@@ -163,7 +163,7 @@ class Blocking(Rules):
         else:
             self._operation(at, call, name, [call.on, *call.args])
 
-    def _operation(self, at: Scope, call: Call, name: str, args: list[Value]) -> None:
+    def _operation(self, at: Scope, call: SourceCall, name: str, args: list[Value]) -> None:
         """Check an operation, be it a function or a method."""
         if name in _COMPARES:
             at.report("OL101", call.node, f"`{name}` gives Python a bool, and reads for it", None)

@@ -8,7 +8,7 @@ import builtins
 from onelaunch.doctor.source.expressions import Expressions
 from onelaunch.doctor.source.program import Class, Function, Program, parameters
 from onelaunch.doctor.source.results import flat, of_layer, of_library, of_method
-from onelaunch.doctor.source.scope import Call, Frame, Rules
+from onelaunch.doctor.source.scope import Frame, Rules, SourceCall
 from onelaunch.doctor.source.torch_names import SHARED, is_layer
 from onelaunch.doctor.source.values import (
     ARGUMENT,
@@ -106,7 +106,7 @@ class Calls(Expressions):
             return self.invoke(called, call.args, call.kwargs, node)
         return self._method(call)
 
-    def _taken_apart(self, node: ast.Call) -> tuple[Call, Value]:
+    def _taken_apart(self, node: ast.Call) -> tuple[SourceCall, Value]:
         """Evaluate what is called, and the arguments."""
         func, on, method, called = node.func, UNKNOWN, None, UNKNOWN
         name = self.dotted(func)
@@ -126,7 +126,7 @@ class Calls(Expressions):
             for a in node.args
         ]
         kwargs = {k.arg or "**": self.evaluate(k.value) for k in node.keywords}
-        return Call(node, name, on, method, args, kwargs), called
+        return SourceCall(node, name, on, method, args, kwargs), called
 
     def _is_builtin(self, name: str) -> bool:
         if name not in _BUILTINS or self.look_up(name) is not None:
@@ -143,12 +143,12 @@ class Calls(Expressions):
             return UNKNOWN
         return Value("instance", target=owner.parents[0], place="self")
 
-    def _note_roots(self, call: Call) -> None:
+    def _note_roots(self, call: SourceCall) -> None:
         for value in flat(call.args[:1]):
             if value.kind in ("function", "instance", "class"):
                 self.roots.append(value)
 
-    def _method(self, call: Call) -> Value:
+    def _method(self, call: SourceCall) -> Value:
         """Return what a method gives that is not the file's own."""
         on, name = call.on, call.method or ""
         if on.kind in ("list", "dict", "set", "tuple", "iterator"):
@@ -167,7 +167,7 @@ class Calls(Expressions):
             return NUMBER if on.kind == "rng" else UNKNOWN
         return of_method(call, self.program.dotted)
 
-    def _of_container(self, call: Call) -> Value:
+    def _of_container(self, call: SourceCall) -> Value:
         on, func = call.on, call.node.func
         if call.method in ("append", "insert", "add", "extend") and call.args:
             added = call.args[-1] if call.method != "extend" else element(call.args[-1])
@@ -270,7 +270,7 @@ class Calls(Expressions):
         return joined(frame.returns)
 
 
-def _makes_by_default(call: Call) -> bool:
+def _makes_by_default(call: SourceCall) -> bool:
     name = call.name or ""
     return (
         name.startswith("torch.")

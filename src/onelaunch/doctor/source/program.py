@@ -40,7 +40,7 @@ _BASES = (
     "Encoder",
     "Decoder",
 )
-"""How bases from elsewhere are called that are modules."""
+"""Endings of the names of bases from elsewhere that are modules."""
 _ASSIGNS = re.compile(r"self\.\w+[ \t]*[-+*/%&|^@]{0,2}=(?!=)|register_")
 _LAYERS = re.compile(r"\bregister_(buffer|parameter|module)\(|\bnn\.[A-Z]\w*\(|\bParameter\(")
 

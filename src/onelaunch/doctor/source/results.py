@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from onelaunch.doctor.source.scope import Call
+from onelaunch.doctor.source.scope import SourceCall
 from onelaunch.doctor.source.torch_names import (
     DRAWING,
     FACTORIES,
@@ -83,7 +83,7 @@ def combined(values: list[Value]) -> Value:
     return HOST._replace(drawn=any(v.drawn for v in parts))
 
 
-def of_library(call: Call, dotted: Dotted) -> Value:
+def of_library(call: SourceCall, dotted: Dotted) -> Value:
     """Return what a function of a library gives."""
     name = call.name or ""
     if "out" in call.kwargs:
@@ -129,7 +129,7 @@ def _of_python(name: str, args: list[Value]) -> Value:
     return first if name == "abs" else UNKNOWN
 
 
-def _of_torch(name: str, call: Call, dotted: Dotted) -> Value:
+def _of_torch(name: str, call: SourceCall, dotted: Dotted) -> Value:
     part, _, last = name.rpartition(".")
     if f"torch.{name}" in STREAMS:
         return Value("stream")
@@ -148,7 +148,7 @@ def _of_torch(name: str, call: Call, dotted: Dotted) -> Value:
     return _of_torch_itself(name, call, dotted) if not part else UNKNOWN
 
 
-def _of_torch_itself(name: str, call: Call, dotted: Dotted) -> Value:
+def _of_torch_itself(name: str, call: SourceCall, dotted: Dotted) -> Value:
     device = keyword(call.node, "device")
     elsewhere = is_host(device, dotted)
     mask = dotted(keyword(call.node, "dtype") or call.node.func) == "torch.bool"
@@ -181,7 +181,7 @@ def _of_torch_itself(name: str, call: Call, dotted: Dotted) -> Value:
     return PLAIN if name in ("device", "finfo", "iinfo") or name.startswith("is_") else UNKNOWN
 
 
-def _several(name: str, values: list[Value], call: Call) -> Value | None:
+def _several(name: str, values: list[Value], call: SourceCall) -> Value | None:
     """Return what gives more than one tensor, or sometimes."""
     one = combined(values)
     if name in PIECES:
@@ -223,7 +223,7 @@ def of_layer(name: str, args: list[Value]) -> Value:
     return UNKNOWN
 
 
-def of_method(call: Call, dotted: Dotted) -> Value:
+def of_method(call: SourceCall, dotted: Dotted) -> Value:
     """Return what a method of a tensor gives, or of what may be one."""
     on, name = call.on, call.method or ""
     if name in _SIZES:
@@ -262,7 +262,7 @@ def _read(name: str) -> Value:
     return PLAIN if plain else UNKNOWN
 
 
-def _moved(call: Call, dotted: Dotted) -> Value:
+def _moved(call: SourceCall, dotted: Dotted) -> Value:
     on = call.on._replace(given=False, place=None)
     if call.method == "cpu" or goes_to_host(call, dotted):
         return HOST._replace(mask=on.mask)
@@ -276,13 +276,13 @@ def _moved(call: Call, dotted: Dotted) -> Value:
     return on if call.method != "type" else on._replace(mask=False)
 
 
-def dotted_keyword(call: Call, name: str, dotted: Dotted) -> str:
+def dotted_keyword(call: SourceCall, name: str, dotted: Dotted) -> str:
     """Return the full name of what a call gives for a keyword."""
     node = keyword(call.node, name)
     return "" if node is None else dotted(node) or ""
 
 
-def goes_to_host(call: Call, dotted: Dotted) -> bool:
+def goes_to_host(call: SourceCall, dotted: Dotted) -> bool:
     """Return whether `.to` names the CPU."""
     if call.method != "to":
         return False
@@ -290,7 +290,7 @@ def goes_to_host(call: Call, dotted: Dotted) -> bool:
     return is_host(first, dotted)
 
 
-def goes_to_device(call: Call, dotted: Dotted) -> bool:
+def goes_to_device(call: SourceCall, dotted: Dotted) -> bool:
     """Return whether `.to` surely names a device that is not the CPU, or that of a tensor."""
     if call.method == "cuda":
         return True

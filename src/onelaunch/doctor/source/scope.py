@@ -13,7 +13,7 @@ from onelaunch.rules.finding import Finding
 
 
 @dataclass
-class Call:
+class SourceCall:
     """A call.
 
     Attributes:
@@ -43,7 +43,7 @@ class Rules:
     def text(self, at: Scope, node: ast.AST, value: Value) -> None:
         """Hear that a value is printed, or formatted."""
 
-    def call(self, at: Scope, call: Call) -> None:
+    def call(self, at: Scope, call: SourceCall) -> None:
         """Hear of a call, before it."""
 
     def contains(self, at: Scope, node: ast.Compare, value: Value, among: Value) -> None:

@@ -6,7 +6,7 @@ import ast
 
 from onelaunch.doctor.source.program import Class
 from onelaunch.doctor.source.results import flat
-from onelaunch.doctor.source.scope import Call, Rules, Scope
+from onelaunch.doctor.source.scope import Rules, Scope, SourceCall
 from onelaunch.doctor.source.torch_names import QUIET
 from onelaunch.doctor.source.values import UNKNOWN, Value
 
@@ -43,7 +43,7 @@ _NO_DRAW = frozenset(
 class Silent(Rules):
     """The rules of the codes OL501 to OL513, and OL309."""
 
-    def call(self, at: Scope, call: Call) -> None:
+    def call(self, at: Scope, call: SourceCall) -> None:
         """See `Rules`."""
         if call.name is not None:
             self._function(at, call, call.name)
@@ -61,7 +61,7 @@ class Silent(Rules):
             at.report("OL510", call.node, "the address of a tensor is kept")
         self._generator(at, call)
 
-    def _function(self, at: Scope, call: Call, name: str) -> None:
+    def _function(self, at: Scope, call: SourceCall, name: str) -> None:
         last = name.rpartition(".")[2]
         if name in _CLOCKS:
             what = f"`{name}` is asked in the capture only: a replay repeats its answer"
@@ -78,7 +78,7 @@ class Silent(Rules):
         if out is not None and out.given and at.entry:
             at.report("OL505", call.node, "an argument is written by `out=`")
 
-    def _in_place(self, at: Scope, call: Call) -> None:
+    def _in_place(self, at: Scope, call: SourceCall) -> None:
         name = call.method or ""
         if not name.endswith("_") or name.endswith("__") or name in QUIET:
             return
@@ -92,7 +92,7 @@ class Silent(Rules):
         what = f"`{name}` changes, and a replay updates by its captured value"
         at.report("OL508", node, what)
 
-    def _generator(self, at: Scope, call: Call) -> None:
+    def _generator(self, at: Scope, call: SourceCall) -> None:
         generator = call.kwargs.get("generator")
         if generator is None or generator.kind != "generator" or at.program.registers_generators:
             return

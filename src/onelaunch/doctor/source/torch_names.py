@@ -17,7 +17,7 @@ FACTORIES = _names(
 )
 """Functions of torch that make a tensor of no tensor, on the host unless told otherwise."""
 DRAWING = _names("normal rand randint randn randperm")
-"""Those of them that draw random numbers."""
+"""Functions among them that draw random numbers."""
 
 VIEWS = _names(
     "detach diagonal expand expand_as movedim moveaxis mT narrow permute select squeeze swapaxes "
@@ -95,7 +95,7 @@ PIECES = _names("chunk split tensor_split unbind unsafe_chunk")
 PAIRS = _names("topk sort kthvalue mode cummax cummin")
 """Methods and functions that give two tensors."""
 ORDERED = _names("max min median nanmedian")
-"""Those that give two tensors where a dimension is given, else one."""
+"""Methods and functions that give two tensors where a dimension is given, else one."""
 LINALG = _names(
     "cholesky cond cross det diagonal eigvals eigvalsh householder_product inv matmul matrix_exp "
     "matrix_norm matrix_power matrix_rank multi_dot norm pinv solve solve_triangular svdvals "

@@ -57,7 +57,7 @@ class Port:
 
 
 @dataclass
-class Recorder:
+class CudaRecorder:
     """The ports of a recording under capture: the body's `Capture`.
 
     Attributes:
@@ -154,7 +154,7 @@ class Recorded:
 
 
 def record(
-    body: Callable[[Recorder], T],
+    body: Callable[[CudaRecorder], T],
     pool: CudaPool,
     generators: Sequence[torch.Generator],
     stream: torch.cuda.Stream | None = None,
@@ -173,7 +173,7 @@ def record(
     index = pool.index
     stream = stream or capture_stream(index)
     anything(index)  # while memory can still be had outside the pool
-    recorder = Recorder(index, bundled)
+    recorder = CudaRecorder(index, bundled)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     for generator in generators:
         graph.register_generator_state(generator)
@@ -224,8 +224,8 @@ def _begin(
 
 
 def _run(
-    body: Callable[[Recorder], T],
-    recorder: Recorder,
+    body: Callable[[CudaRecorder], T],
+    recorder: CudaRecorder,
     graph: torch.cuda.CUDAGraph,
     stream: torch.cuda.Stream,
 ) -> tuple[T, int]:

@@ -26,7 +26,7 @@ from onelaunch.driver.cuda.memory import CudaPool
 from onelaunch.driver.cuda.rebind import rebind
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import bindings, capture_stream, device_index, new_stream
-from onelaunch.driver.protocol import Capture, Graph, Pool, Region, Rewind
+from onelaunch.driver.protocol import Capture, DevicePool, Graph, Region, Rewind
 from onelaunch.driver.storage_resize import watching_resizes
 
 T = TypeVar("T")
@@ -101,13 +101,13 @@ class CudaDriver:
         return rows.kernel.ready(device)
 
     capturing = staticmethod(getattr(bindings, "_cuda_isCurrentStreamCapturing", lambda: False))
-    """Tells whether the current stream is being captured, by whomever."""
+    """Return whether the current stream is being captured, by whomever."""
 
     def exclusive(self) -> AbstractContextManager[Any]:
         """See `Driver.exclusive`; a launch does not wait for it."""
         return _exclusive
 
-    def new_pool(self, device: torch.device, beside: Pool | None = None) -> CudaPool:
+    def new_pool(self, device: torch.device, beside: DevicePool | None = None) -> CudaPool:
         """See `Driver.new_pool`. It takes no memory before its first recording."""
         return CudaPool(device, None if beside is None else _own(beside).order)
 
@@ -171,7 +171,7 @@ class CudaDriver:
     def capture(
         self,
         body: Callable[[Capture], T],
-        pool: Pool,
+        pool: DevicePool,
         generators: Sequence[torch.Generator] = (),
         stream: object = None,
         bundled: bool = False,
@@ -206,7 +206,7 @@ class CudaDriver:
         self,
         graph: Graph,
         body: Callable[[Capture], object],
-        pool: Pool,
+        pool: DevicePool,
         state: Sequence[Tensor],
         generators: Sequence[torch.Generator] = (),
     ) -> Graph:
@@ -229,7 +229,7 @@ def _of_device(generators: Sequence[torch.Generator], index: int) -> list[torch.
     return [g for g in generators if g.device == torch.device("cuda", index)]
 
 
-def _own(pool: Pool) -> CudaPool:
+def _own(pool: DevicePool) -> CudaPool:
     if not isinstance(pool, CudaPool):
         raise TypeError(f"a pool of this driver is needed, not {type(pool).__name__}")
     return pool

@@ -54,7 +54,7 @@ class Ranges:
         return before > 0 and stops[before - 1] > start
 
 
-class Recording(Protocol):
+class PooledRecording(Protocol):
     """A recording in a pool."""
 
     def reset(self) -> None: ...
@@ -74,7 +74,7 @@ class CudaPool:
         self.ranges = Ranges()
         self.earlier = Ranges()
         """Addresses of the pool before its last capture, if recordings were there."""
-        self.recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
+        self.recordings: weakref.WeakSet[PooledRecording] = weakref.WeakSet()
         self.guard = threading.Lock()
         """A lock held while a capture begins, a recording is freed, or recordings are listed."""
         self.capturing = False
@@ -90,7 +90,7 @@ class CudaPool:
         return self.ranges.nbytes
 
     def kept_bytes(self, graph: object, tensors: Sequence[Tensor]) -> int:
-        """See `Pool.kept_bytes`: a recording itself keeps nothing allocated."""
+        """See `DevicePool.kept_bytes`: a recording itself keeps nothing allocated."""
         return sum(
             -(-nbytes // _BLOCK_BYTES) * _BLOCK_BYTES
             for start, nbytes in _storages(tensors).items()
@@ -98,11 +98,11 @@ class CudaPool:
         )
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
-        """See `Pool.written_by_others`."""
+        """See `DevicePool.written_by_others`."""
         storages = _storages(tensors).items()
         return any(self.earlier.overlaps(start, start + nbytes) for start, nbytes in storages)
 
-    def listed(self) -> list[Recording]:
+    def listed(self) -> list[PooledRecording]:
         """List the recordings that exist."""
         with self.guard:
             return list(self.recordings)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.capture import Port, Recorded, Recorder, record
+from onelaunch.driver.cuda.capture import CudaRecorder, Port, Recorded, record
 from onelaunch.driver.cuda.graph import CopyEnd, CudaGraph, Direct
 from onelaunch.driver.cuda.memory import CudaPool, alias, bytes_of
 from onelaunch.driver.protocol import Travel
@@ -143,7 +143,7 @@ def _compare(
     found = Found(graph)
     elsewhere = CudaPool(torch.device("cuda", graph.pool.index))
 
-    def again(recorder: Recorder) -> None:
+    def again(recorder: CudaRecorder) -> None:
         body(recorder)
 
     recorded, _ = record(again, elsewhere, generators)

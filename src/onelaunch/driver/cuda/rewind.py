@@ -71,7 +71,7 @@ another."""
 
 @dataclass(eq=False)
 class CudaRewind:
-    """See `Rewind`, and above.
+    """A `Rewind` by the three captures that the module's docstring tells of.
 
     Args:
         index: of the device.

@@ -10,7 +10,7 @@ from torch import Tensor
 from onelaunch.driver.aten import Operator, copy_bits, leaves, mapped, tensors
 
 
-class Call:
+class TapeCall:
     """A step that repeats an operation on the same memory, in the grad mode of the capture.
 
     The mode decides whether some kernels give a workspace for the backward (`mkldnn_rnn_layer`); a
@@ -45,12 +45,12 @@ class Call:
         """List the numbers among the recorded arguments."""
         return [v for v in leaves(self._recorded) if type(v) is float]
 
-    def turn(self, numbers: dict[float, float]) -> None:
+    def patch(self, numbers: dict[float, float]) -> None:
         """Repeat the operation with other numbers from now on: `numbers` has a new one for each
         recorded one."""
 
-        def turned(value: Any) -> Any:
+        def patched(value: Any) -> Any:
             return numbers.get(value, value) if type(value) is float else value
 
         args, kwargs = self._recorded
-        self._repeat = self._op.bind(mapped(args, turned), mapped(kwargs, turned))
+        self._repeat = self._op.bind(mapped(args, patched), mapped(kwargs, patched))

@@ -18,10 +18,10 @@ from torch import Tensor
 from onelaunch.call.spec import TensorSpec, extent_bytes
 from onelaunch.call.wrappers import local
 from onelaunch.driver.dispatch import no_functions, raw
-from onelaunch.driver.protocol import Capture, Graph, Pool, Region, Rewind
+from onelaunch.driver.protocol import Capture, DevicePool, Graph, Region, Rewind
 from onelaunch.driver.tape.graph import TapeGraph, TapePool
 from onelaunch.driver.tape.ports import Ports
-from onelaunch.driver.tape.recorder import Recorder, is_recording, recording, recording_with
+from onelaunch.driver.tape.recorder import TapeRecorder, is_recording, recording, recording_with
 from onelaunch.driver.tape.rewind import TapeRewind
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
@@ -113,7 +113,7 @@ class TapeDriver:
         with _EXCLUSIVE:
             yield
 
-    def new_pool(self, device: torch.device, beside: Pool | None = None) -> TapePool:
+    def new_pool(self, device: torch.device, beside: DevicePool | None = None) -> TapePool:
         """See `Driver.new_pool`."""
         return TapePool()
 
@@ -145,7 +145,7 @@ class TapeDriver:
     def capture(
         self,
         body: Callable[[Capture], T],
-        pool: Pool,
+        pool: DevicePool,
         generators: Sequence[torch.Generator] = (),
         stream: object = None,
         bundled: bool = False,
@@ -170,7 +170,7 @@ class TapeDriver:
         rewind: TapeRewind | None,
     ) -> tuple[TapeGraph, T]:
         memory = pool.memory()
-        recorder = Recorder(memory, generators)
+        recorder = TapeRecorder(memory, generators)
         ports = Ports(recorder)
         result: T | None = None
         torch.clear_autocast_cache()
@@ -194,7 +194,7 @@ class TapeDriver:
         self,
         graph: Graph,
         body: Callable[[Capture], object],
-        pool: Pool,
+        pool: DevicePool,
         state: Sequence[Tensor],
         generators: Sequence[torch.Generator] = (),
     ) -> Graph:

@@ -1,4 +1,4 @@
-"""One recording of the tape: its launch, its pool, and the numbers in it that can be turned."""
+"""One recording of the tape: its launch, its pool, and the numbers in it that can be patched."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from onelaunch.driver.aten import Step
 from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.protocol import Ambiguities, Graph, Released, Travel
-from onelaunch.driver.tape.calls import Call
+from onelaunch.driver.tape.calls import TapeCall
 from onelaunch.driver.tape.memory import HostMemory
 from onelaunch.driver.tape.ports import Port, Ports
 from onelaunch.driver.tape.recorder import recording
@@ -53,11 +53,11 @@ class TapePool:
             self._graphs.discard(graph)
 
     def kept_bytes(self, graph: Graph, tensors: Sequence[Tensor]) -> int:
-        """See `Pool.kept_bytes`."""
+        """See `DevicePool.kept_bytes`."""
         return graph.memory_bytes
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
-        """See `Pool.written_by_others`."""
+        """See `DevicePool.written_by_others`."""
         return False
 
     def memory(self) -> HostMemory:
@@ -130,14 +130,16 @@ class TapeScalarPatch:
 
     def __init__(self, pool: TapePool, steps: Sequence[Step], numbers: Sequence[float]) -> None:
         self._pool, self._numbers = pool, numbers
-        held = [(call, {*numbers} & {*call.numbers()}) for call in steps if isinstance(call, Call)]
+        held = [
+            (call, {*numbers} & {*call.numbers()}) for call in steps if isinstance(call, TapeCall)
+        ]
         self._calls = [call for call, found in held if found]
         every = {number for _, found in held for number in found}
         self.found = frozenset(i for i, number in enumerate(numbers) if number in every)
 
     def write(self, numbers: Sequence[float]) -> None:
         """See `ScalarPatch.write`."""
-        turned = dict(zip(self._numbers, numbers, strict=True))
+        patched = dict(zip(self._numbers, numbers, strict=True))
         with self._pool.lock, raw(), no_functions():
             for call in self._calls:
-                call.turn(turned)
+                call.patch(patched)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import Operator, storage_bytes, tensors
-from onelaunch.driver.tape.recorder import Recorder
+from onelaunch.driver.tape.recorder import TapeRecorder
 
 
 class HostMemory:
@@ -30,7 +30,7 @@ class HostMemory:
         return all(t.device.type == "cpu" for t in tensors((args, kwargs)))
 
     def run(
-        self, recorder: Recorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, recorder: TapeRecorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the operation as it is."""
         return recorder.call(op, args, kwargs)

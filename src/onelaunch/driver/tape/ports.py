@@ -10,7 +10,7 @@ from torch import Tensor
 from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.protocol import Travel
 from onelaunch.driver.rows import first_rows, grow
-from onelaunch.driver.tape.recorder import Recorder
+from onelaunch.driver.tape.recorder import TapeRecorder
 from onelaunch.sizes.dims import Varying
 
 OnHost = Callable[[Tensor], Tensor]
@@ -59,7 +59,7 @@ class CopyPort(Port):
         self.buffer.copy_(self.on_host(t))
 
 
-class RowPort(Port):
+class VaryingPort(Port):
     """A port whose end at the caller may be smaller; `point` takes the caller's tensor itself."""
 
     def __init__(self, on_host: OnHost, buffer: Tensor, varying: Varying) -> None:
@@ -85,7 +85,7 @@ class RowPort(Port):
 class Ports:
     """The ports that a body asks for while it is recorded; see `Capture`."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: TapeRecorder) -> None:
         self._recorder = recorder
         self._on_host = recorder.memory.on_host
         self.inputs: list[Port] = []
@@ -102,7 +102,7 @@ class Ports:
         """Add an input port; see `Capture.input`. The example's bytes are brought in at once."""
         with raw(), no_functions():
             if varying is not None:
-                port = RowPort(self._on_host, buffer, varying)
+                port = VaryingPort(self._on_host, buffer, varying)
             else:
                 kind = Port if travel == Travel.NODE else CopyPort
                 port = kind(self._on_host, buffer, displacement, travel)
@@ -122,6 +122,6 @@ class Ports:
             if varying is None:
                 port = Port(self._on_host, buffer, displacement)
             else:
-                port = RowPort(self._on_host, buffer, varying)
+                port = VaryingPort(self._on_host, buffer, varying)
         self._recorder.steps.append(port.take)
         self.outputs.append(port)

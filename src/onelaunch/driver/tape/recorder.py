@@ -25,7 +25,7 @@ from onelaunch.driver.known_causes import WEIGHTS_ALONE
 from onelaunch.driver.random_state import RandomState, seeding_line, watching_seeds
 from onelaunch.driver.refusals import refusal
 from onelaunch.driver.storage_resize import resize, watching_resizes
-from onelaunch.driver.tape.calls import Call
+from onelaunch.driver.tape.calls import TapeCall
 from onelaunch.errors import CaptureError, kind_of
 from onelaunch.source import Place, user_frame
 from onelaunch.unwinding import DispatchMode
@@ -39,9 +39,9 @@ class Memory(Protocol):
         ...
 
     def run(
-        self, recorder: Recorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, recorder: TapeRecorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run one operation on tensors of the device: `Recorder.call` with host tensors."""
+        """Run one operation on tensors of the device: `TapeRecorder.call` with host tensors."""
         ...
 
     @staticmethod
@@ -70,13 +70,13 @@ class Memory(Protocol):
 
 
 class _Active(threading.local):
-    recorder: Recorder | None = None
+    recorder: TapeRecorder | None = None
 
 
 _active = _Active()
 
 
-def recording() -> Recorder | None:
+def recording() -> TapeRecorder | None:
     """Find the recorder of the capture whose body this thread is running, or None."""
     return _active.recorder
 
@@ -87,7 +87,7 @@ def is_recording() -> bool:
 
 
 @contextmanager
-def recording_with(recorder: Recorder) -> Generator[None]:
+def recording_with(recorder: TapeRecorder) -> Generator[None]:
     """Record what runs in the context: its operations, and its reads on the host."""
     _active.recorder = recorder
     try:
@@ -99,7 +99,7 @@ def recording_with(recorder: Recorder) -> Generator[None]:
         _active.recorder = None
 
 
-class Recorder(DispatchMode):
+class TapeRecorder(DispatchMode):
     """The dispatch mode of one capture.
 
     Args:
@@ -175,7 +175,7 @@ class Recorder(DispatchMode):
         if not op.idle and (fresh or written or not results):
             targets = {i: self.memory.fixed(placed[id(results[i])]) for i in fresh}
             fixed = mapped(args, self._fixed), mapped(kwargs, self._fixed)
-            self.steps.append(Call(op, *fixed, targets))
+            self.steps.append(TapeCall(op, *fixed, targets))
         return mapped(result, lambda t: placed.get(id(t), t))
 
     def _fixed(self, value: Any) -> Any:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from onelaunch.driver.protocol import Rewind
 from onelaunch.driver.rng_functions import UNKNOWN, substituted
-from onelaunch.driver.tape.recorder import Recorder
+from onelaunch.driver.tape.recorder import TapeRecorder
 
 
 class TapeRewind:
@@ -45,7 +45,7 @@ class TapeRewind:
         return bool(self.states)
 
     @contextmanager
-    def capturing(self, recorder: Recorder) -> Generator[None]:
+    def capturing(self, recorder: TapeRecorder) -> Generator[None]:
         """Replace torch's functions while a body runs under `recorder`."""
         self.states = []
         generator = torch.default_generator

@@ -12,7 +12,7 @@ from pathlib import Path
 from onelaunch.report.page.elements import Html, joined, micro, paragraph
 
 EXTRA = "onelaunch[report]"
-"""What brings the library of the charts: Vega-Lite as one script, and no network for it."""
+"""The extra with the library of the charts: Vega-Lite as one script, and no network for it."""
 _HERE = Path(__file__).parent
 
 

@@ -93,7 +93,7 @@ class FakeKernel:
         return nodes.Setter(apply, (executable,), None)
 
 
-def test_a_dial_sets_the_kernels_that_hold_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patch_sets_the_kernels_that_hold_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     one = FakeKernel(struct.pack("<Qf", 7, 0.011), struct.pack("<d", 0.022))
     other = FakeKernel(struct.pack("<Qf", 7, 0.5))
     two = FakeKernel(struct.pack("<ff", -0.022, 3.0))
@@ -103,10 +103,10 @@ def test_a_dial_sets_the_kernels_that_hold_its_numbers(monkeypatch: pytest.Monke
     monkeypatch.setattr(nodes, "handles", lambda graph: [1, 2, 3, 4, 5, 6])
     monkeypatch.setattr(nodes, "kind", lambda node: "MEMCPY" if node == 4 else "KERNEL")
     monkeypatch.setattr(nodes.KernelNode, "read", lambda node: kernels.get(node))
-    dial = CudaScalarPatch((10, 11), threading.Lock(), [0.011, 0.033, 0.022])
-    assert dial.found == {0, 2}
-    dial.write([1.0, 2.0, 4.0])
-    dial.write([8.0, 2.0, 16.0])
+    patch = CudaScalarPatch((10, 11), threading.Lock(), [0.011, 0.033, 0.022])
+    assert patch.found == {0, 2}
+    patch.write([1.0, 2.0, 4.0])
+    patch.write([8.0, 2.0, 16.0])
     assert one.set == [
         [struct.pack("<Qf", 7, 1.0), struct.pack("<d", 4.0)],
         [struct.pack("<Qf", 7, 8.0), struct.pack("<d", 16.0)],
@@ -122,19 +122,19 @@ def test_a_doubt_is_cleared_up_by_another_number_at_the_place(
     words = {number: struct.pack("<f", number) + padding for number in (0.011, 0.0111)}
     addresses.update(int.from_bytes(word, "little") for word in words.values())
 
-    def dial(number: float, believed: frozenset[Any] = frozenset()) -> CudaScalarPatch:
+    def patch(number: float, confirmed: frozenset[Any] = frozenset()) -> CudaScalarPatch:
         kernels = {1: FakeKernel(b""), 2: FakeKernel(struct.pack("<Q", 7), words[number])}
         monkeypatch.setattr(nodes, "handles", lambda graph: [1, 2])
         monkeypatch.setattr(nodes, "kind", lambda node: "KERNEL")
         monkeypatch.setattr(nodes.KernelNode, "read", lambda node: kernels[node])
-        return CudaScalarPatch((10, 11), threading.Lock(), [number], believed)
+        return CudaScalarPatch((10, 11), threading.Lock(), [number], confirmed)
 
     with pytest.raises(AmbiguousMatch) as first:
-        dial(0.011)
+        patch(0.011)
     with pytest.raises(AmbiguousMatch) as second:
-        dial(0.0111)
+        patch(0.0111)
     assert first.value.places == second.value.places == {(1, 1, 0, 0)}
-    assert dial(0.011, first.value.places).found == {0}
+    assert patch(0.011, first.value.places).found == {0}
 
 
 def test_what_a_number_becomes() -> None:

@@ -67,7 +67,7 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_handed_on(program: Callable[..., Any], mode: Any, rand: Rand) -> None:
+def test_results_in_memory_of_their_own(program: Callable[..., Any], mode: Any, rand: Rand) -> None:
     drop_in(program, lambda i: (rand(i, 2, 4, 8), rand(i + 50, 4, 4, 3)), calls=7, mode=mode)
 
 

@@ -1,4 +1,4 @@
-"""What a recording relies on, and what it is spared."""
+"""What a recording depends on, and what it is spared."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from onelaunch.state.slots import (
 from onelaunch.state.walk import Change, StateWalk, is_replaced, is_state
 
 
-def relied_on(
+def dependencies(
     before: StateWalk,
     found: Sequence[Change],
     rebound: set[tuple[int, object]],

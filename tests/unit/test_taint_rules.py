@@ -1,4 +1,4 @@
-"""Each flow against its operation: what it says does not depend on padding keeps its bits, whatever
+"""Each rule against its operation: what it says does not depend on padding keeps its bits, whatever
 the padding holds."""
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ the real rows are."""
 
 @pytest.mark.parametrize("content", ["nan", "-1e30", "noise"])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_what_a_flow_leaves_out_does_not_matter(name: str, content: str) -> None:
+def test_what_a_rule_leaves_out_does_not_matter(name: str, content: str) -> None:
     f, make = OPERATIONS[name]
     if name in FINITE and content == "nan":
         content = "1e3"

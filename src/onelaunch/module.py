@@ -134,11 +134,23 @@ def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
 
 
 def _initialize(twin: _Twin, args: Any, kwargs: Any) -> None:
-    """Run the first hook of a lazy module on the original: the hook changes its class, which a
-    twin's cannot be."""
+    """Run the first hook of a lazy module on the original: the hook changes its class."""
     original = cast(Any, twin.__graphed__.fn).module
     original._infer_parameters(original, args, kwargs)
-    twin.__class__ = _twin_class(type(original))
+    _set_class(twin, type(original))
+
+
+def _class(twin: _Twin) -> type[nn.Module]:
+    """Return the class of the original."""
+    return type(cast(ModuleForward, twin.__graphed__.fn).module)
+
+
+def _set_class(twin: _Twin, kind: type[nn.Module]) -> None:
+    """Give the original another class, as a parametrization does, and the twin that of its
+    twins."""
+    original: Any = cast(ModuleForward, twin.__graphed__.fn).module
+    original.__class__ = kind
+    object.__dict__["__class__"].__set__(twin, _twin_class(kind))
 
 
 def _current(twin: _Twin) -> Graphed[..., Any]:
@@ -161,6 +173,7 @@ def _twin_class(kind: type[nn.Module]) -> type[_Twin]:
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
         "__slots__": (),
+        "__class__": property(_class, _set_class),
     }
     for name in _FORWARDED:
         if not hasattr(kind, name):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import onelaunch as ol
 
@@ -357,3 +358,37 @@ def test_a_hook_of_all_modules_comes_and_goes(
     finally:
         handle.remove()
     assert replays(fast) >= 8
+
+
+class Symmetric(nn.Module):
+    def forward(self, w: Tensor) -> Tensor:
+        return w.triu() + w.triu(1).T
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+def test_a_twin_is_given_another_class(device: torch.device, rand: Rand) -> None:
+    """As a parametrization does: the original gets it too."""
+    original, eager = nn.Linear(3, 3, device=device), nn.Linear(3, 3, device=device)
+    eager.load_state_dict(original.state_dict())
+    fast = ol.graph(original, warmup=1)
+    changes: list[Callable[[nn.Module], object]] = [
+        lambda m: None,
+        lambda m: parametrize.register_parametrization(m, "weight", Symmetric()),
+        lambda m: parametrize.remove_parametrizations(m, "weight"),
+        lambda m: setattr(m, "__class__", Doubled),
+    ]
+    with torch.no_grad():
+        for change in changes:
+            change(fast)
+            change(eager)
+            for i in range(4):
+                assert_same(fast(rand(i, 2, 3)), eager(rand(i, 2, 3)))
+                assert_same(original(rand(i, 2, 3)), eager(rand(i, 2, 3)))
+            assert fast.__class__ is type(original)
+            assert isinstance(fast, type(original))
+    assert type(original) is Doubled
+    assert replays(fast) >= 9

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in_worlds, replays
+from .drop_in import assert_same, drop_in_worlds, on_accelerators, replays
 
 Rand = Callable[..., Tensor]
 Place = tuple[Callable[[Tensor], Tensor], Callable[[], object]]
@@ -202,6 +202,59 @@ def of_a_class_assigned() -> Place:
     return lambda x: x * box.scale(), lambda: setattr(box, "__class__", Thrice)
 
 
+class Doubling:
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * 2
+
+    def __len__(self) -> int:
+        return 2
+
+
+class Tripling(Doubling):
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * 3
+
+    def __len__(self) -> int:
+        return 3
+
+
+def of_a_class_by_a_call() -> Place:
+    box = Doubling()
+    return lambda x: box(x), lambda: setattr(box, "__class__", Tripling)
+
+
+def of_a_class_by_its_length() -> Place:
+    box = Doubling()
+    return lambda x: x * len(box), lambda: setattr(box, "__class__", Tripling)
+
+
+def of_a_class_that_is_asked_for() -> Place:
+    box = Doubling()
+
+    def f(x: Tensor) -> Tensor:
+        return x * 3 if isinstance(box, Tripling) else x * 2
+
+    return f, lambda: setattr(box, "__class__", Tripling)
+
+
+def of_the_class_of_the_callable() -> Place:
+    box = Doubling()
+    return box, lambda: setattr(box, "__class__", Tripling)
+
+
+def of_the_class_of_a_module_without_attributes() -> Place:
+    tanh = nn.Tanh()
+    return lambda x: tanh(x), lambda: setattr(tanh, "__class__", nn.Sigmoid)
+
+
+def of_a_special_method_that_a_subclass_gets() -> Place:
+    class Derived(Doubling):
+        pass
+
+    box = Derived()
+    return lambda x: box(x), lambda: setattr(Derived, "__call__", Tripling.__call__)
+
+
 class Slotted:
     __slots__ = ("scale",)
     scale: float
@@ -342,6 +395,53 @@ def test_a_change_is_seen(device: torch.device, rand: Rand, place: str) -> None:
             change_other()
         assert_same(fast(rand(9, 3)), other(rand(9, 3)))
     assert fast.stats().replays >= 5
+
+
+@on_accelerators
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda head: head.double(),
+        lambda head: head.weight.unsqueeze_(0),
+        lambda head: head.weight.requires_grad_(False),
+        lambda head: setattr(head.weight, "data", torch.ones(5, 5)),
+        lambda head: torch.utils.swap_tensors(head.weight, torch.ones(7, 7)),
+    ],
+)
+def test_what_a_tensor_of_the_host_is(
+    device: torch.device, rand: Rand, change: Callable[[nn.Linear], object]
+) -> None:
+    """No kernel reads it, and it is the same object: code asks for its dtype, shape and flag."""
+    head = nn.Linear(3, 2)
+
+    def f(x: Tensor) -> Tensor:
+        weight = head.weight
+        x = x.to(weight.dtype) * weight.dim() + weight.shape[-1]
+        return x * 2 if weight.requires_grad else x
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for _ in range(2):
+            for i in range(4):
+                assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+            change(head)
+    assert replays(fast) >= 3
+
+
+def test_the_gradient_of_a_buffer_is_asked_for(device: torch.device, rand: Rand) -> None:
+    model = nn.Module()
+    model.register_buffer("c", torch.ones(3, device=device))
+
+    def f(x: Tensor) -> Tensor:
+        return x * 2 if model.c.grad is None else x * 3
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for _ in range(2):
+            for i in range(4):
+                assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+            model.c.grad = torch.ones(3, device=device)
+    assert replays(fast) >= 3
 
 
 def test_names_of_unrelated_objects_are_no_state(rand: Rand) -> None:

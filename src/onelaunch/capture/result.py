@@ -61,7 +61,8 @@ def captured_call(
     writes = _writes(observer, driver, device)
     if watched:  # of compiled code no step is seen
         slots = run.steps.dependencies(slots, snapshot.walk, writes)
-    unmoved = [t for t in unique([*external, *pinned]) if lies_on(t, device)]
+    host = torch.device("cpu")  # no kernel reads these, but code may ask for their shape or dtype
+    unmoved = [t for t in unique([*external, *pinned]) if lies_on(t, device) or lies_on(t, host)]
     if forward is None:
         leaves = hooked_leaves(snapshot.walk, run.found, slots)
     else:

@@ -181,7 +181,10 @@ class FrameWatch:
                 if frame.f_lasti > store.offset:
                     self._note_store(store, frame.f_locals.get(store.variable))
             with self._lock:
-                _Frame(self.reads, frame, known.loads, arguments, results).note(known.noted)
+                run = _Frame(self.reads, frame, known.loads, arguments, results)
+                run.note(known.noted)
+                if known.special is not None:
+                    run.note_special(known.special)
 
     def _note_store(self, store: SureStore, value: object) -> None:
         for name in store.path:
@@ -200,6 +203,7 @@ class _Code:
             onelaunch.
         met: True once one of them was.
         replaced: the arguments that it assigns anew.
+        special: the first argument of a special method, such as `__call__`; else None.
         iterates: True for a comprehension or a generator expression.
         stores: see `sure_stores`.
         imports: True if it runs an import: a finder's search, or a module's own code.
@@ -212,6 +216,7 @@ class _Code:
     met: bool = False
     loads: Loads = field(init=False)
     replaced: tuple[str, ...] = ()
+    special: str | None = None
     iterates: bool = False
     stores: tuple[SureStore, ...] = ()
     noted: set[int] = field(default_factory=set[int])
@@ -238,6 +243,8 @@ class _Code:
         self.stores = sure_stores(code)
         self.replaced = tuple(name for name in arguments if name in self.loads.assigned)
         self.iterates = _ITERATED in arguments
+        is_special = code.co_name.startswith("__") and code.co_name.endswith("__")
+        self.special = arguments[0] if is_special and code.co_argcount else None
 
 
 class _Joining(DispatchMode):
@@ -306,6 +313,15 @@ class _Frame:
             self._note_opaque(self._values(symbol))
         for call in reached.calls:
             self._note_call(call)
+
+    def note_special(self, argument: str) -> None:
+        """Note the lookup of a special method, which no instruction loads: a subclass may get one
+        of its own."""
+        name = self._code.co_name
+        for value in self._variable(argument):
+            members = (vars(kind).get(name) for kind in type(value).__mro__)
+            if any(getattr(member, "__code__", None) is self._code for member in members):
+                self._attributes(value, {name: Use.READ})
 
     def _note_names(self) -> None:
         """Note the loads of globals and free variables."""

@@ -33,7 +33,9 @@ static struct {
 } torch;
 
 typedef struct {
-    void *tensor;
+    PyObject *object;
+    PyTypeObject *type;
+    void *tensor; /* in the object */
     void *data;
     int64_t dim;
     int64_t *layout;          /* sizes, then strides */
@@ -125,6 +127,8 @@ static int remember(Memory *m, PyObject *tensor, int grads)
         PyErr_Format(PyExc_TypeError, "a %s is no tensor", Py_TYPE(tensor)->tp_name);
         return -1;
     }
+    m->object = tensor;
+    m->type = Py_TYPE(tensor);
     m->tensor = (char *)tensor + torch.place;
     if (grads && (m->requires_grad = requires_grad(tensor)) < 0)
         return -1;
@@ -153,7 +157,7 @@ static int remember(Memory *m, PyObject *tensor, int grads)
 static int unmoved(const Memory *m)
 {
     int64_t *sizes = m->sizes, *strides = m->strides;
-    if (!same_data(m))
+    if (Py_TYPE(m->object) != m->type || !same_data(m))
         return 0;
     if ((!sizes || *(void **)m->tensor != m->inside) &&
         (torch.sizes(m->tensor, &sizes) || torch.strides(m->tensor, &strides)))

@@ -229,7 +229,7 @@ def check_memory(
     movable = [i for i, how in enumerate(travels) if how in (Travel.NODE, Travel.COPY, Travel.PAD)]
     fixed = list(captured.written) if captured.written else []
     if captured.written_inputs:
-        fixed = captured.guard.tensors
+        fixed = [t for t in captured.guard.tensors if t.device.type == captured.device.type]
     if not movable or not (shared or (writes and (len(movable) > 1 or fixed))):
         return
     examples = [captured.inputs.tensors[i] for i in movable]

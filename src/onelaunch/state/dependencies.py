@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Sequence
 from typing import cast
@@ -16,6 +17,7 @@ from onelaunch.state.slots import (
     MISSING,
     Kind,
     Slot,
+    class_of,
     description_slot,
     gradient_of,
     has_gradient,
@@ -82,7 +84,31 @@ def dependencies(
     places = {key: before.held[key][0] for key in rebound if key in before.held}
     places |= {change.slot.id: change.slot for change in found if change.slot.id in rebound}
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
-    return _with_ways(guarded, stored, before)
+    guarded = _with_ways(guarded, stored, before)
+    return guarded + _classes(before, guarded)
+
+
+def _classes(
+    before: StateWalk, guarded: Sequence[tuple[Slot, object]]
+) -> list[tuple[Slot, object]]:
+    """Return the classes of the objects that are read. Calls of special methods, `isinstance` and
+    `type` depend on them, and load no attribute."""
+    known = {id(slot.holder) for slot, _ in guarded if slot.key is type}
+    values = {id(v): v for v in [*before.roots, *(value for _, value in guarded)]}
+    return [
+        class_of(value) for key, value in values.items() if key not in known and _may_change(value)
+    ]
+
+
+def _may_change(value: object) -> bool:
+    """Return whether an object can be given another class; a tensor's is part of its layout."""
+    kind = type(value)
+    fixed = not kind.__flags__ & _HEAP or kind.__flags__ & _IMMUTABLE
+    return not (fixed or issubclass(kind, type | types.ModuleType | Tensor))
+
+
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8
+"""Flags of classes, whose instances can change to another: https://docs.python.org/3/c-api/typeobj.html#c.Py_TPFLAGS_HEAPTYPE"""
 
 
 def _orders(before: StateWalk, now: Collection[tuple[int, object]]) -> list[tuple[Slot, object]]:
@@ -118,7 +144,7 @@ def _gradients(
     leaves = {
         id(t): (slot, t)  # a frozen parameter may have a gradient that an optimizer reads
         for slot, t in before.tensors()
-        if t.is_leaf and (t.requires_grad or isinstance(t, nn.Parameter))
+        if t.is_leaf and (t.requires_grad or asks or isinstance(t, nn.Parameter))
     }
     known = {slot.id for slot in touched}
     gradients: list[tuple[Slot, object]] = []

@@ -426,8 +426,8 @@ class _Layout:
 
 
 def _layout(t: Tensor) -> tuple[int, *tuple[object, ...]]:
-    t = local(t)
-    return t.data_ptr(), t.shape, t.stride(), t.dtype, t.is_conj(), t.is_neg()
+    kind, t = type(t), local(t)
+    return t.data_ptr(), kind, t.shape, t.stride(), t.dtype, t.is_conj(), t.is_neg()
 
 
 class _Size:

@@ -232,6 +232,12 @@ def description_slot(slot: Slot) -> Slot:
     return Slot("contents", slot.holder, _Description(slot.kind, slot.key), name, None)
 
 
+def class_of(value: object) -> tuple[Slot, object]:
+    """Return the slot of an object's class, with the class."""
+    kind = type(value)
+    return Slot("of", value, type, f"the class of a `{kind.__qualname__}`", value), kind
+
+
 @dataclass(frozen=True)
 class InnerTensor:
     """A reader of one of the tensors that another is made of."""

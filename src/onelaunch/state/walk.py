@@ -38,6 +38,7 @@ from onelaunch.state.contents import (
 from onelaunch.state.slots import (
     MISSING,
     Slot,
+    class_of,
     code_of,
     gradient_of,
     has_gradient,
@@ -59,6 +60,8 @@ class StateWalk:
     """id of a touched slot -> the use of its content."""
     by_key: set[int] = field(default_factory=set[int])
     """ids of dicts of which only known items were touched."""
+    roots: list[object] = field(default_factory=list[object])
+    """The callable, and the arguments compared by identity."""
     owners: list[object] = field(default_factory=list[object])
     """Modules, and objects with attributes."""
     classes: list[type] = field(default_factory=list[type])
@@ -180,7 +183,7 @@ class StateWalk:
             if isinstance(owner, type):
                 continue
             name = type(owner).__qualname__
-            yield Slot("of", owner, type, f"the class of a `{name}`", owner), type(owner)
+            yield class_of(owner)
             attributes = attributes_of(owner)
             if attributes is None:
                 continue
@@ -236,6 +239,7 @@ def walk(
     found = StateWalk(Contents(reads))
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
     queue: Queue = deque((n, value, None) for n, value in roots)
+    found.roots = [value for _, value, _ in queue]
     seen: set[int] = set()
     _visit_all(found, queue, seen)
     if reads is not None:

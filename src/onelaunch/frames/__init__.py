@@ -1,6 +1,7 @@
 """The Python frames that run in a warm-up: the attributes, items and variables that they load.
 
 watch.py    FrameWatch: each frame that runs, and its loads looked up on their objects
+codes.py    facts about the code of a function that runs
 callees.py  callees that are not read: what they may read of their arguments
 loads.py    a reader of bytecode: the loads and stores of a function
 stores.py   the stores that each run comes by

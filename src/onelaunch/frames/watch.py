@@ -9,7 +9,6 @@ anything else, and an object that merely shares a name with one that was read is
 from __future__ import annotations
 
 import gc
-import importlib
 import sys
 import threading
 import types
@@ -17,7 +16,6 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, cast
 
@@ -26,13 +24,9 @@ from torch import Tensor, nn
 
 from onelaunch.call_events import Hook, hook, set_profile
 from onelaunch.frames.callees import ASK, READS_ALL, is_called_by_c, is_unread
-from onelaunch.frames.loads import loads_of
+from onelaunch.frames.codes import ITERATED, RUNS_BACKWARD, CodeFacts
 from onelaunch.frames.origins import (
-    TORCH,
-    is_container_code,
-    is_generated,
     is_machinery,
-    serves_machinery,
 )
 from onelaunch.frames.peek import (
     LEAVES,
@@ -48,7 +42,7 @@ from onelaunch.frames.peek import (
 )
 from onelaunch.frames.reads import Reads, StandIn, raise_uses
 from onelaunch.frames.stack import Loads, Symbol, Use
-from onelaunch.frames.stores import SureStore, sure_stores
+from onelaunch.frames.stores import SureStore
 from onelaunch.gc_pause import no_collection
 from onelaunch.unwinding import DispatchMode
 
@@ -58,14 +52,6 @@ _LOOKS_UP = {
     nn.Module.__delattr__.__code__,
 }
 """Code that looks up attributes of modules; the load that called it is noted already."""
-_BOOTSTRAP: Any = cast(Any, importlib)._bootstrap
-_IMPORTS = {_BOOTSTRAP._find_and_load.__code__, _BOOTSTRAP._find_spec.__code__}
-_ITERATED = ".0"
-"""Name of the argument of a comprehension or generator expression: an iterator."""
-_BACKWARDS = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
-_HIGHER_ORDER = (TORCH + "_higher_order_ops", TORCH + "nn/attention/flex_attention.py")
-_TAKE_FUNCTIONS = frozenset({"flex_attention", "cond", "while_loop", "scan", "associative_scan"})
-_RUNS_BACKWARD = {cast(types.FunctionType, fn).__code__ for fn in _BACKWARDS}
 
 
 class FrameWatch:
@@ -82,7 +68,7 @@ class FrameWatch:
         self._unread = _LOOKS_UP | {getattr(fn, "__code__", None) for fn in gc.callbacks}
         self._importing: list[FrameType] = []
         """Imports under way: reads of finders and of a module's own code are no part of the run."""
-        self._codes: dict[int, _Code] = {}
+        self._codes: dict[int, CodeFacts] = {}
         """id of a code object -> facts about it."""
         self._arguments: dict[int, dict[str, Any]] = {}
         """id of a frame -> the arguments of its call, of the names that it assigns anew."""
@@ -135,8 +121,8 @@ class FrameWatch:
         else:
             self._returned(frame, known, arg)
 
-    def _known(self, code: types.CodeType) -> _Code:
-        known = _Code(code, code in self._unread or is_machinery(code.co_filename))
+    def _known(self, code: types.CodeType) -> CodeFacts:
+        known = CodeFacts(code, code in self._unread or is_machinery(code.co_filename))
         self._codes[id(code)] = known
         if known.unread and not (known.imports or known.matters):
             self.skipped.add(id(code))
@@ -144,12 +130,12 @@ class FrameWatch:
 
     def _note_torch(self, code: types.CodeType) -> None:
         """Note a call of torch's that matters in itself: a backward, or a higher-order operator."""
-        if code in _RUNS_BACKWARD:
+        if code in RUNS_BACKWARD:
             self.reads.backward = True
         else:
             self.reads.takes_functions = code.co_name
 
-    def _called(self, frame: FrameType, known: _Code) -> None:
+    def _called(self, frame: FrameType, known: CodeFacts) -> None:
         if known.is_unread(frame):
             return
         if not known.met:
@@ -161,10 +147,10 @@ class FrameWatch:
             if arguments:
                 self._arguments[id(frame)] = arguments
         if known.iterates:  # at the end it is exhausted
-            container = iterated_container(frame.f_locals.get(_ITERATED))
-            self._arguments.setdefault(id(frame), {})[_ITERATED] = container
+            container = iterated_container(frame.f_locals.get(ITERATED))
+            self._arguments.setdefault(id(frame), {})[ITERATED] = container
 
-    def _returned(self, frame: FrameType, known: _Code, result: object) -> None:
+    def _returned(self, frame: FrameType, known: CodeFacts, result: object) -> None:
         arguments = self._arguments.pop(id(frame), {}) if self._arguments else {}
         results = self._results.pop(id(frame), {}) if self._results else {}
         parent = frame.f_back
@@ -192,59 +178,6 @@ class FrameWatch:
         holder = value if store.item else attributes_of(value)
         if holder is not None:
             self.stored.add((id(holder), store.key))
-
-
-@dataclass(slots=True)
-class _Code:
-    """Facts about a function's code, the same for each frame that it runs in.
-
-    Attributes:
-        unread: True if none of its frames is read: internals of the standard library, torch or
-            onelaunch.
-        met: True once one of them was.
-        replaced: the arguments that it assigns anew.
-        special: the first argument of a special method, such as `__call__`; else None.
-        iterates: True for a comprehension or a generator expression.
-        stores: see `sure_stores`.
-        imports: True if it runs an import: a finder's search, or a module's own code.
-        matters: True if a call of it is noted in itself; see `_note_torch`.
-        noted: ids of the globals with which its loads of globals and free variables are known.
-    """
-
-    code: types.CodeType
-    unread: bool
-    met: bool = False
-    loads: Loads = field(init=False)
-    replaced: tuple[str, ...] = ()
-    special: str | None = None
-    iterates: bool = False
-    stores: tuple[SureStore, ...] = ()
-    noted: set[int] = field(default_factory=set[int])
-    imports: bool = field(init=False)
-    matters: bool = field(init=False)
-    _is_always_read: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        file, name = self.code.co_filename, self.code.co_name
-        self.imports = self.code in _IMPORTS or name == "<module>"
-        takes = name in _TAKE_FUNCTIONS and file.startswith(_HIGHER_ORDER)
-        self.matters = takes or self.code in _RUNS_BACKWARD
-        self._is_always_read = file != "<string>" and not is_container_code(file)
-
-    def is_unread(self, frame: FrameType) -> bool:
-        """Return whether one frame is not read, which its caller may decide."""
-        return not self._is_always_read and (is_generated(frame) or serves_machinery(frame))
-
-    def meet(self) -> None:
-        """Find, at its first frame, which arguments to keep of each."""
-        code, self.met = self.code, True
-        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
-        self.loads = loads_of(code)
-        self.stores = sure_stores(code)
-        self.replaced = tuple(name for name in arguments if name in self.loads.assigned)
-        self.iterates = _ITERATED in arguments
-        is_special = code.co_name.startswith("__") and code.co_name.endswith("__")
-        self.special = arguments[0] if is_special and code.co_argcount else None
 
 
 class _Joining(DispatchMode):

@@ -1,0 +1,78 @@
+"""Facts about a function's code, the same for each frame that it runs in."""
+
+from __future__ import annotations
+
+import importlib
+import types
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, cast
+
+import torch
+
+from onelaunch.frames.loads import loads_of
+from onelaunch.frames.origins import TORCH, is_container_code, is_generated, serves_machinery
+from onelaunch.frames.stack import Loads
+from onelaunch.frames.stores import SureStore, sure_stores
+
+_BOOTSTRAP: Any = cast(Any, importlib)._bootstrap
+_IMPORTS = {_BOOTSTRAP._find_and_load.__code__, _BOOTSTRAP._find_spec.__code__}
+ITERATED = ".0"
+"""Name of the argument of a comprehension or generator expression: an iterator."""
+_BACKWARDS = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
+_HIGHER_ORDER = (TORCH + "_higher_order_ops", TORCH + "nn/attention/flex_attention.py")
+_TAKE_FUNCTIONS = frozenset({"flex_attention", "cond", "while_loop", "scan", "associative_scan"})
+RUNS_BACKWARD = {cast(types.FunctionType, fn).__code__ for fn in _BACKWARDS}
+
+
+@dataclass(slots=True)
+class CodeFacts:
+    """Facts about a function's code, the same for each frame that it runs in.
+
+    Attributes:
+        unread: True if none of its frames is read: internals of the standard library, torch or
+            onelaunch.
+        met: True once one of them was.
+        replaced: the arguments that it assigns anew.
+        special: the first argument of a special method, such as `__call__`; else None.
+        iterates: True for a comprehension or a generator expression.
+        stores: see `sure_stores`.
+        imports: True if it runs an import: a finder's search, or a module's own code.
+        matters: True if a call of it is noted in itself; a backward, or a higher-order operator.
+        noted: ids of the globals with which its loads of globals and free variables are known.
+    """
+
+    code: types.CodeType
+    unread: bool
+    met: bool = False
+    loads: Loads = field(init=False)
+    replaced: tuple[str, ...] = ()
+    special: str | None = None
+    iterates: bool = False
+    stores: tuple[SureStore, ...] = ()
+    noted: set[int] = field(default_factory=set[int])
+    imports: bool = field(init=False)
+    matters: bool = field(init=False)
+    _is_always_read: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        file, name = self.code.co_filename, self.code.co_name
+        self.imports = self.code in _IMPORTS or name == "<module>"
+        takes = name in _TAKE_FUNCTIONS and file.startswith(_HIGHER_ORDER)
+        self.matters = takes or self.code in RUNS_BACKWARD
+        self._is_always_read = file != "<string>" and not is_container_code(file)
+
+    def is_unread(self, frame: FrameType) -> bool:
+        """Return whether one frame is not read, which its caller may decide."""
+        return not self._is_always_read and (is_generated(frame) or serves_machinery(frame))
+
+    def meet(self) -> None:
+        """Find, at its first frame, which arguments to keep of each."""
+        code, self.met = self.code, True
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
+        self.loads = loads_of(code)
+        self.stores = sure_stores(code)
+        self.replaced = tuple(name for name in arguments if name in self.loads.assigned)
+        self.iterates = ITERATED in arguments
+        is_special = code.co_name.startswith("__") and code.co_name.endswith("__")
+        self.special = arguments[0] if is_special and code.co_argcount else None

@@ -17,8 +17,8 @@ MODELS = [
 CHECKPOINTS = ["llama checkpoint", "llama checkpoint dropout"]
 
 
-def run(*arguments: str) -> None:
-    command = [sys.executable, "-X", "faulthandler", "-m", "tests.gpu.attention_programs"]
+def run(*arguments: str, programs: str = "attention_programs") -> None:
+    command = [sys.executable, "-X", "faulthandler", "-m", f"tests.gpu.{programs}"]
     done = subprocess.run(
         [*command, *arguments],
         cwd=ROOT,

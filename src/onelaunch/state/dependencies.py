@@ -141,10 +141,11 @@ def _gradients(
     asks = before.asks("grad")
     if not (backward or asks or any(slot.key is gradient_of for slot in touched)):
         return []
+    read = {id(value) for slot, value in guarded if asks and slot.key is not gradient_of}
     leaves = {
         id(t): (slot, t)  # a frozen parameter may have a gradient that an optimizer reads
         for slot, t in before.tensors()
-        if t.is_leaf and (t.requires_grad or asks or isinstance(t, nn.Parameter))
+        if t.is_leaf and (t.requires_grad or isinstance(t, nn.Parameter) or id(t) in read)
     }
     known = {slot.id for slot in touched}
     gradients: list[tuple[Slot, object]] = []

@@ -23,7 +23,7 @@ def no_collection() -> Generator[None]:
             gc.enable()
 
 
-class collection_kept:
+class collection_restored:
     """A context that enables garbage collection again after an interrupt, which may have ended a
     pause half way."""
 

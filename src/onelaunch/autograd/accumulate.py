@@ -2,7 +2,8 @@
 
 The engine spends 3 us for each parameter that is an input of a node: it follows the edge, visits
 the AccumulateGrad node and guards its stream. Under ``gradients="direct"`` the node of a recording
-has no edges to its parameters; `accumulate` does the work of AccumulateGrad for all at once.
+has no edges to its parameters; `accumulate` does the work of AccumulateGrad for all at once. A
+whole step accumulates inside its recording: see `capture/effects.py`.
 """
 
 from __future__ import annotations

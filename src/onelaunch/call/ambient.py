@@ -59,7 +59,7 @@ _CPU = torch.device("cpu")
 note_mode: Any = getattr(_C._dynamo.guards, "set_is_in_mode_without_ignore_compile_internals", bool)
 
 
-def note_modes() -> None:
+def refresh_mode_flag() -> None:
     """Tell torch that this thread has no dispatch mode, if it has none.
 
     Since pytorch#164992 torch keeps that for each thread, but takes it from a flag of the process,

@@ -124,13 +124,13 @@ class Callee:
             state = reached or self.reached(flat)
             driver, device = select(t for _, t in state.walk().tensors())
             if reached is None:
-                state.rest()
+                state.drop_tensors()
         if device.type == "cpu" and self._seen:
             device = self._seen.get(_given(flat), device)
             driver = driver_of(device.type)
         return driver, device
 
-    def learn(
+    def learn_device(
         self, flat: Flat, taken: torch.device, result: object, left: ReachableState | None = None
     ) -> bool:
         """Note the device of a run that reached no tensor of an accelerator: the device of its

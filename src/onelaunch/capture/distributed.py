@@ -53,7 +53,7 @@ def refuse_module(module: nn.Module) -> None:
         raise GraphError(refused.code, refused.what, fix=refused.fix)
 
 
-def where_spread(reached: Callable[[], Iterable[object]]) -> list[object]:
+def sharded_values(reached: Callable[[], Iterable[object]]) -> list[object]:
     """Return the objects that a callable reaches, for the functions below; without process groups
     nothing, and without a search."""
     return list(reached()) if initialized() else []
@@ -173,7 +173,7 @@ def is_unsharded(reached: Callable[[], Iterable[object]]) -> bool:
     """
     if "torch.distributed.fsdp" not in sys.modules:
         return False
-    parts = [part for part in where_spread(reached) if spread(part) == "FSDP2"]
+    parts = [part for part in sharded_values(reached) if spread(part) == "FSDP2"]
     return any(group.is_unsharded for part in parts for group in _groups(part))
 
 

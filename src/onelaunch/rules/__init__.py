@@ -11,6 +11,9 @@ slow/         what is slow in inference
 selection.py  the rules that a word names
 document.py   the documentation of a rule, as Markdown
 
+A new rule is declared in one of these. `onelaunch.doctor` detects it: in `doctor/source` by the
+source, in a listener of `doctor/run.py` by a run (`doctor/slow/listener.py` for what is slow).
+
 Nothing here imports torch: `onelaunch explain` is quick.
 """
 

@@ -15,7 +15,7 @@ import torch
 
 from onelaunch.autograd.chain import Chain
 from onelaunch.autograd.pair import AutogradPair
-from onelaunch.call.ambient import note_modes, runs_inline
+from onelaunch.call.ambient import refresh_mode_flag, runs_inline
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
@@ -24,7 +24,7 @@ from onelaunch.capture.numbers import Unfollowed
 from onelaunch.capture.recording import NeedsGrad, Recording
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
-from onelaunch.gc_pause import collection_kept, no_collection
+from onelaunch.gc_pause import collection_restored, no_collection
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
 from onelaunch.runtime.notices import Notices
@@ -35,11 +35,8 @@ from onelaunch.runtime.recorder import Recorder
 from onelaunch.runtime.requests import requests_in
 from onelaunch.runtime.signature import Signatures, is_unrecordable
 from onelaunch.runtime.stats import GraphStats, graph_stats
-from onelaunch.runtime.table import (
-    Table,
-    moving_in,
-)
-from onelaunch.runtime.ungraphed import backward_inside, grad_in_no_grad, name_split, no_room
+from onelaunch.runtime.table import Table, moving_in
+from onelaunch.runtime.ungraphed import backward_inside, grad_in_no_grad, no_room, offer_split
 from onelaunch.runtime.warmup import wants_grad
 from onelaunch.source import user_line
 from onelaunch.watch.operations import HigherOrder
@@ -50,6 +47,7 @@ R = TypeVar("R")
 _OF_FUNCTIONS = frozenset(
     {"__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"}
 )
+"""Attributes of a function that torch.export reads."""
 
 
 class Graphed(Generic[P, R]):
@@ -67,25 +65,33 @@ class Graphed(Generic[P, R]):
         root: tuple[str, object] | None = None,
         callee: Callee | None = None,
     ) -> None:
-        name, dynamic = getattr(fn, "__name__", type(fn).__name__), options.buckets is not None
+        """Graph `fn`.
+
+        Args:
+            pool: the memory of the recordings; default a pool of its own.
+            root: (name, object) of what the callable belongs to: a module, for its forward.
+            callee: `fn` as captures run it, compiled or not; default made from it.
+        """
         self.fn = fn
         self.options = options
-        self._name = name
+        self._name = name = getattr(fn, "__name__", type(fn).__name__)
         self._pool = pool = pool or PoolManager()
-        self._callee = callee = callee or Callee(fn, options.compile, dynamic, root)
+        self._callee = callee = callee or Callee(
+            fn, options.compile, options.buckets is not None, root
+        )
         self._notices = Notices()
         self._signatures = Signatures(name, self._notices)
         self._table = Table(name, options.warmup_calls, pool, self._notices)
         self._recorder = Recorder(name, options, pool, callee, self._table, self._signatures)
         self._running: list[int] = []
-        """The threads in an eager run."""
+        """The threads in an eager run; `Phases` puts some captures off until they are done."""
         self._phases = Phases(name, options, callee, self._signatures, self._table, self._running)
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if runs_inline():
+        if runs_inline():  # as a part of what is captured, compiled or traced around it
             return self.fn(*args, **kwargs)
-        for call in self._table.calls:
+        for call in self._table.calls:  # `_replayed`, but 0.1 us faster
             result = call(args, kwargs)
             if result is not MISS:
                 return result
@@ -95,15 +101,15 @@ class Graphed(Generic[P, R]):
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Warm up, capture, or run eagerly: no recording fits the call."""
-        with collection_kept():
-            note_modes()
+        with collection_restored():
+            refresh_mode_flag()  # torch's, which the guard of a recording is made with
             return self._recorded_or_eager(args, kwargs)
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        flat = self._signatures.flat(args, kwargs)
+        flat = self._signatures.flat(args, kwargs)  # the arguments: their tree, and its tensors
         driver, device = self._callee.where(flat)
         if is_unrecordable(driver, flat):
-            return self.fn(*args, **kwargs)
+            return self.fn(*args, **kwargs)  # inside another capture, for one
         with driver.exclusive():
             result = self._replayed(args, kwargs)  # recorded by another thread in the meantime?
             if result is MISS:
@@ -121,9 +127,14 @@ class Graphed(Generic[P, R]):
         kwargs: dict[str, Any],
         strategy: Strategy = UNPADDED,
     ) -> R | Miss:
-        """Warm up, or capture and replay; return `MISS` if the call is to run eagerly."""
-        # Objects that each request makes anew, such as a cache. The first call with one may replay
-        # the last request's recordings; if not, as a prompt, it is not worth a warm-up.
+        """Warm up, or capture and replay; return `MISS` if the call is to run eagerly.
+
+        Args:
+            strategy: how sizes are padded, by a `Bucketed`.
+        """
+        # Each request makes some objects anew, such as a cache. The first call with one may replay
+        # the recordings of the last request. If not, it runs eagerly: it is a prompt, most likely,
+        # whose size does not come again.
         requests = requests_in(flat.tree) if strategy is UNPADDED else []
         if requests:
             first_call = self._recorder.requests.is_new(requests)
@@ -136,7 +147,7 @@ class Graphed(Generic[P, R]):
                 return MISS
         match self._phase(driver, device, flat, strategy):
             case Eager(code, why):
-                if code:
+                if code:  # None where the user knows: the signature was refused, or waits
                     self._notices.warn(code, why)
                 return MISS
             case Refused(signature, error):
@@ -156,24 +167,25 @@ class Graphed(Generic[P, R]):
         """Run one of the caller's own first calls as a warm-up."""
         driver, signature = attempt.driver, attempt.signature
         try:
+            # An optimizer that cannot be captured is refused before it steps.
             result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
-        except HigherOrder as error:
+        except HigherOrder as error:  # a `CaptureError`: an operator that takes functions
             return self._refused(signature, error)
         self._table.counts.warmup_calls += 1
         after = self._signatures.flat(args, kwargs)
-        self._signatures.keep_whole(attempt.flat, after)
+        self._signatures.stop_taking_apart(attempt.flat, after)
         reached = self._callee.reached(after)
-        if self._callee.learn(attempt.flat, attempt.device, result, reached):
-            signature.warm -= 1  # it did not run on the stream that will capture
+        if self._callee.learn_device(attempt.flat, attempt.device, result, reached):
+            signature.warm -= 1  # it works on another device, and so ran on another stream
             return result
         if wants_grad(driver, result, after, reached):
-            signature.forward = True
-            refused = distributed.refused_pair(distributed.where_spread(reached.values))
+            signature.forward = True  # captured with its backward
+            refused = distributed.refused_pair(distributed.sharded_values(reached.values))
             if refused is not None:
                 self._refused(signature, refused)
             elif not torch.is_grad_enabled():
                 self._ungraphed(signature, grad_in_no_grad())
-        reached.rest()
+        reached.drop_tensors()
         return result
 
     def _capture_and_replay(
@@ -191,14 +203,15 @@ class Graphed(Generic[P, R]):
             return MISS
         except BackwardInside:
             return self._ungraphed(signature, backward_inside())
-        except Unfollowed as error:
+        except Unfollowed as error:  # a number that was to be read at each call is a branch's
             if error.only_this_call:
-                self._signatures.varied.keep_these(attempt.spec, attempt.flat.tree)
+                self._signatures.varied.fix_numbers(attempt.spec, attempt.flat.tree)
             else:
                 del self._signatures.known[attempt.spec]
                 self._signatures.varied.keep(attempt.spec, error.positions)
             return MISS
         except CaptureError as error:
+            # It may go another way where it is told that it is captured: once, then it is told so.
             if not signature.asking.switch_answer():
                 return self._refused(signature, error)
             signature.warm = self.options.warmup_calls - 1
@@ -216,22 +229,24 @@ class Graphed(Generic[P, R]):
             return MISS
         if entry is None:
             return self._ungraphed(signature, no_room(self._name, attempt, self._pool))
-        moves = bool(moving_in(entry.captured))  # the next value needs one call to warm up, no more
+        # Python state that the call moves on has a recording for each of a few values: the next
+        # value needs one call to warm up, no more.
+        moves = bool(moving_in(entry.captured))
         signature.warm = self.options.warmup_calls - 1 if moves else 0
         result = entry.call(args, kwargs)
         if result is MISS:  # state that it relies on was changed, by another thread or the capture
-            unfit = self._table.drop_unfit(entry, attempt)
+            unfit = self._table.drop_misfit(entry, attempt)
             if unfit is None:
                 return MISS
             return self._ungraphed(signature, CaptureError("OL307", unfit))
         signature.unfit = 0
         differs = entry.captured.differs
-        if entry.unsettled:  # the result stands; the recording is dropped, to be made once more
-            if not self._table.drop_unsettled(entry) and differs is not None:
-                self._ungraphed(signature, differs.refusal())
+        if entry.unsettled:  # this run did something that those before did not: capture once more
+            if not self._table.drop_differing(entry) and differs is not None:
+                self._ungraphed(signature, differs.refusal())  # the call has its result: no raise
             return result
         signature.agreed()
-        self._table.note_alone(entry)
+        self._table.warn_used_once(entry)
         self._table.drop_followed(entry, self._signatures.varied)
         self._table.add(entry, self._callee.codes)
         return result
@@ -253,11 +268,11 @@ class Graphed(Generic[P, R]):
 
     def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
         """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
-        if error.code == "OL117":
+        if error.code == "OL117":  # two runs differ, though two others may be alike by chance
             signature.unlike = error.with_traceback(None)
             signature.training = self._callee.training
         if self.options.on_refusal == "raise":
-            name_split(error, self._callee.root[1], self.options)
+            offer_split(error, self._callee.root[1], self.options)
             raise error
         return self._ungraphed(signature, error)
 
@@ -328,7 +343,7 @@ class Graphed(Generic[P, R]):
         try:
             self._capture_ahead(args, kwargs)
         except CaptureError as error:
-            name_split(error, self._callee.root[1], self.options)
+            offer_split(error, self._callee.root[1], self.options)
             raise
 
     def _capture_ahead(
@@ -339,6 +354,7 @@ class Graphed(Generic[P, R]):
         chain: Chain | None = None,
         then: Callable[[Any], object] = lambda result: None,
     ) -> None:
+        """Do what `capture` does, as a part of a chain (see `capture_in`) or with padded sizes."""
         self._recorder.capture_ahead(self, args, kwargs, strategy, chain, then)
 
     # As the callable itself.
@@ -350,11 +366,13 @@ class Graphed(Generic[P, R]):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __get__(self, owner: object, kind: type | None = None) -> Any:
-        """Bind as a method, as the function would be, with this object's attributes."""
+        """Bind as a method, as the function would be."""
         return self if owner is None else types.MethodType(self, owner)
 
     def __repr__(self) -> str:
         return f"<onelaunch.Graphed {self._name}, recordings: {len(self._table.entries)}>"
+
+    # A copy has a pool of its own: nothing that it records is the original's.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphed[P, R]:
         root = copy.deepcopy(self._callee.root, memo)

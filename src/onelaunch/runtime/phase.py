@@ -147,7 +147,7 @@ class Phases:
     def _refusal(self, signature: SignatureState, reached: ReachableState) -> CaptureError | None:
         """Return the refusal of a signature that is known before any capture, or None."""
         if signature.warm == 0 and not self._table.entries:  # modules of several processes
-            values = distributed.where_spread(reached.values)
+            values = distributed.sharded_values(reached.values)
             signature.least = distributed.least_warmup(values)
             refused = distributed.refused_step(values)
             if refused is not None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from onelaunch.autograd.chain import Chain
-from onelaunch.call.ambient import ambient, note_modes
+from onelaunch.call.ambient import ambient, refresh_mode_flag
 from onelaunch.call.numbers import numbers_read
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
@@ -119,7 +119,7 @@ class Recorder:
             captured = session.record(flat.tree, flat.tensors)
         if not session.serves_one_call:
             self._signatures.varied.note_recorded(following, job.following)
-        note_modes()
+        refresh_mode_flag()
         distributed.shutdown.watch(owner, captured.graph)
         entry = self._entry(attempt, job, captured, reason)
         if request_tensors:
@@ -259,7 +259,7 @@ class Recorder:
             if any(e.spec == spec and e.captured.guard.check() for e in self._table.entries):
                 return
             self._table.drop_stale(spec, signature)
-            refused = distributed.refused_ahead(distributed.where_spread(reached.values))
+            refused = distributed.refused_ahead(distributed.sharded_values(reached.values))
             if refused is not None:
                 raise refused
             if len(self._table.entries) >= self._options.max_recordings:
@@ -272,7 +272,7 @@ class Recorder:
 
             def learn(result: Any) -> None:
                 nonlocal works_elsewhere
-                works_elsewhere = self._callee.learn(flat, device, result)
+                works_elsewhere = self._callee.learn_device(flat, device, result)
                 if not works_elsewhere:
                     then(result)
 
@@ -283,7 +283,7 @@ class Recorder:
                     return
                 entry = self._record_ahead(attempt, owner)
                 while entry is not None and entry.unsettled:
-                    self._table.drop_unsettled(entry)
+                    self._table.drop_differing(entry)
                     entry = self._record_ahead(attempt, owner)
             except BackwardInside:
                 raise backward_inside() from None

@@ -72,7 +72,7 @@ class Signatures:
         else:
             self._warn_changing(found)
 
-    def keep_whole(self, before: Flat, after: Flat) -> None:
+    def stop_taking_apart(self, before: Flat, after: Flat) -> None:
         """Stop taking apart objects that the callable changes: a replay would not change them. A
         dataclass then counts as any other object."""
         changed = changed_kinds(before, after)

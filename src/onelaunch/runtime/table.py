@@ -157,7 +157,7 @@ class Table:
             entry.signature.lost(entry.captured.launches)
         self._pool.free(entry.member)
 
-    def drop_unsettled(self, entry: Entry) -> bool:
+    def drop_differing(self, entry: Entry) -> bool:
         """Free a recording that differs from the run before it, so that the next call is captured
         and compared with it; return False after `TRIES` in a row."""
         signature, captured = entry.signature, entry.captured
@@ -168,7 +168,7 @@ class Table:
         signature.warm = signature.warmup_calls(self._warmup_calls)
         return signature.differing < TRIES
 
-    def drop_unfit(self, entry: Entry, attempt: Attempt) -> str | None:
+    def drop_misfit(self, entry: Entry, attempt: Attempt) -> str | None:
         """Free a recording that does not fit the call that it was captured for; return the
         difference if it is the second in a row."""
         attempt.signature.unfit += 1
@@ -180,7 +180,7 @@ class Table:
             f"`{self._name}` was captured twice, and neither recording fits its own call; {changed}"
         )
 
-    def note_alone(self, entry: Entry) -> None:
+    def warn_used_once(self, entry: Entry) -> None:
         """Warn if each recording of a signature serves only its own call, because the state that
         it relies on differs at each call. Call it before the recording is added."""
         signature, captured = entry.signature, entry.captured

@@ -43,7 +43,7 @@ def no_room(name: str, attempt: Attempt, pool: PoolManager) -> CaptureError:
     return CaptureError("OL304", f"{what}, and the pool has max_bytes={pool.max_bytes}")
 
 
-def name_split(error: CaptureError, root: object, options: Options) -> None:
+def offer_split(error: CaptureError, root: object, options: Options) -> None:
     """Add to the refusal of a module how it runs in pieces.
 
     Args:

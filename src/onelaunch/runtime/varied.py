@@ -90,7 +90,7 @@ class Varied:
         assert found is not None
         found[1].constant.update(positions)
 
-    def keep_these(self, spec: CallSpec, tree: Tree) -> None:
+    def fix_numbers(self, spec: CallSpec, tree: Tree) -> None:
         """Take the numbers of one call of a signature for constants.
 
         Args:

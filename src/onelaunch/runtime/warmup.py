@@ -131,7 +131,7 @@ class Warmup:
         run = functools.partial(fn, *args, **kwargs)
         if last and not hidden:
             run = _noted(attempt, run)
-        attempt.reached.rest()  # memory that the run replaces is to be free at once
+        attempt.reached.drop_tensors()  # memory that the run replaces is to be free at once
         stepping = nullcontext() if hidden else self._stepping(signature, refuse)
         # Later reads the capture will see; Dynamo would compile the watch with the callable.
         if not hidden and (not signature.warm or self._callee.reads is None):

@@ -90,7 +90,7 @@ class ReachableState:
             self._now = walk(self.roots, self.reads)
         return self._now
 
-    def rest(self) -> None:
+    def drop_tensors(self) -> None:
         """Hold no tensor during a run, which may replace it."""
         if self._now is not None and self._last is not None:
             self._last.keep(self._now)

@@ -170,6 +170,9 @@ class _Proving:
             at = f"padded to {shown(self.bucket)}" if padded else f"at size {shown(sizes)}"
             what = f"the callable fails {at}: {error}"
             fix = "leave out the buckets that serve such sizes"
+            if self.dry_run.reached.walk().runs_backward():  # no run here has a graph
+                what = "the callable runs its backward, which would take the padded rows too"
+                fix = "graph the forward alone, and call `.backward()` outside of it"
             raise CaptureError("OL140", what, fix=fix) from error
 
     def _samples(self, random: bool, positive: bool = False) -> Samples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,8 +65,12 @@ class Alignment:
         return self.apart
 
 
-def reason_of(func: Any, step: Step, real: Step | None) -> str | None:
-    """Return why a result differs from the unpadded run's whatever the inputs are, or None."""
+def reason_of(func: Any, step: Step, real: Step | None, random: bool) -> str | None:
+    """Return why a result differs from the unpadded run's whatever the inputs are, or None.
+
+    Args:
+        random: whether the operation draws random numbers.
+    """
     packet = packet_of(step.name)
     if real is None:
         return None
@@ -75,7 +79,6 @@ def reason_of(func: Any, step: Step, real: Step | None) -> str | None:
     if step.constant is not None and not _begins(step.constant, real.constant):
         return "its values change with the size"
     grown = real.outputs != step.outputs
-    random = draws(func)
     if grown and random:
         return DRAWN
     if grown and not step.inputs and packet not in PREFIX and not random:
@@ -117,5 +120,16 @@ def _begins(constant: Tensor, real: Tensor | None) -> bool:
     return part.shape == real.shape and bool(((part == real) | (part.isnan() & real.isnan())).all())
 
 
-def draws(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags and rule_of(func) is None
+def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether an operation draws random numbers: attention does for its dropout."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    return rule_of(func) is None or _dropout(func, args, kwargs) > 0
+
+
+def _dropout(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            default = kwargs.get("dropout_p", argument.default_value)
+            return args[number] if number < len(args) else default
+    return 0.0

@@ -107,15 +107,11 @@ class TaintMode(DecomposingMode):
         if step.name == "lift_fresh":  # a constant in the code
             self._made.add(storage_of(args[0]))
         self.steps.append(step)
-        if self.random is None and draws(func):
+        random = draws(func, args, kwargs)
+        if self.random is None and random:
             self.random = Finding(step.name, user_frame(), "random numbers are drawn")
         real = self._alignment.counterpart(step)
-        if (
-            real is not None
-            and draws(func)
-            and real[2:4] != step[2:4]
-            and self._alignment.apart is None
-        ):
+        if real is not None and random and real[2:4] != step[2:4] and self._alignment.apart is None:
             self._alignment.apart = Finding(step.name, user_frame(), DRAWN)
         inputs = [t for t in tensors((args, kwargs)) if t.layout is torch.strided]
         outputs = [t for t in tensors(result) if t.layout is torch.strided]
@@ -127,7 +123,7 @@ class TaintMode(DecomposingMode):
                 self._written.setdefault(storage_of(t), t)
         targets = [*fresh, *written]
         before = [bits for t in inputs if (bits := self._memory.of(t)) is not None]
-        reason = reason_of(func, step, real)
+        reason = reason_of(func, step, real, random)
         operands = Operands(self._memory, old_values, inputs, real, self._outlives)
         held = self._held(func, step, args, kwargs, real, operands, reason is None)
         if held is not None:

@@ -132,5 +132,6 @@ def test_only_drivers_and_tools_name_a_device_interface(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_names_say_something(file: Path) -> None:
+def test_a_file_holds_one_idea(file: Path) -> None:
     assert file.stem not in ("utils", "util", "helpers", "common", "base", "misc")
+    assert len(file.read_text().splitlines()) <= 500

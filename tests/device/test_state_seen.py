@@ -539,3 +539,37 @@ def test_a_weak_proxy_of_what_is_gone(rand: Rand) -> None:
         for i in range(6):
             assert torch.equal(fast(rand(i, 3)), rand(i, 3) * 2)
     assert fast.stats().replays
+
+
+class Turning:
+    on: object = 7
+    count = 5
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_an_attribute_that_an_instance_loses(
+    device: torch.device, rand: Rand, module: bool
+) -> None:
+    """Without it the class's is read, and the call stores the instance's anew: so do replays."""
+
+    def make() -> tuple[Callable[[Tensor], Tensor], Any]:
+        state: Any = nn.Identity() if module else Turning()
+        if module:
+            state.__class__ = type("Turns", (nn.Identity,), {"on": 7, "count": 5})
+
+        def f(x: Tensor) -> Tensor:
+            state.on = not state.on
+            state.count += 1
+            return x * 2 if state.on else x * 3
+
+        return f, state
+
+    (f, state), (eager, expected) = make(), make()
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for _ in range(3):
+            for i in range(6):
+                assert_same(fast(rand(i, 3)), eager(rand(i, 3)))
+                assert (state.on, state.count) == (expected.on, expected.count)
+            del state.on, state.count, expected.on, expected.count
+    assert replays(fast) >= 6

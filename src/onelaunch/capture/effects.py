@@ -126,7 +126,7 @@ def moved_on(found: Sequence[Change], before: StateWalk) -> list[StateOutput]:
         if change is not None and not (change.before is MISSING or is_unchanging(change.before)):
             continue
         step = None
-        if use is Use.GROWS and change is not None:
+        if use is Use.GROWS and change is not None and change.before is not MISSING:
             if type(change.before) is not int or type(value) is not int:
                 continue
             step = value - change.before

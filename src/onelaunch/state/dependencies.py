@@ -103,6 +103,8 @@ def _classes(
 def _may_change(value: object) -> bool:
     """Return whether an object can be given another class; a tensor's is part of its layout."""
     kind = type(value)
+    if value is MISSING:
+        return False
     fixed = not kind.__flags__ & _HEAP or kind.__flags__ & _IMMUTABLE
     return not (fixed or issubclass(kind, type | types.ModuleType | Tensor))
 

@@ -119,8 +119,13 @@ class StateWalk:
         return self.contents.containers
 
     def use(self, slot: Slot) -> Use | None:
-        """Return the use of a slot's content; None for a slot that was not touched."""
-        return self.uses.get(slot.id)
+        """Return the use of a slot's content; None for a slot that was not touched. An attribute
+        that an object did not have, and its class had, is in no slot of the walk."""
+        found = self.uses.get(slot.id)
+        if found is None and slot.kind == "item" and slot.owner is not None and self.reads:
+            seen = self.reads.expected(slot.owner)
+            found = None if seen is None else seen.names.get(cast(str, slot.key))
+        return found
 
     def is_read(self, slot: Slot) -> bool:
         """Return whether the callable reads the slot, and not only to count it."""

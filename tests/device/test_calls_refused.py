@@ -402,6 +402,43 @@ def test_a_refused_capture_leaves_containers_as_they_were(rand: Rand, put: str) 
         assert ("y" in held, "n" in held) == (put == "dict", put == "dict"), f"call {i}"
 
 
+@pytest.mark.parametrize("way", ["raise", "eager", "split"])
+def test_a_refused_capture_leaves_hooks_as_they_were(rand: Rand, way: Any) -> None:
+    """peft adds some for a call: the function is in one dict, and how it is called in another."""
+
+    def double(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return args, {**kwargs, "scale": 2.0}
+
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            return x * scale
+
+    class Hooking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Scaled()
+
+        def forward(self, x: Tensor) -> Tensor:
+            handle = self.inner.register_forward_pre_hook(double, with_kwargs=True)
+            y = self.inner(x)
+            y = y * y.sum().item()
+            handle.remove()
+            return y
+
+    model, eager = Hooking(), Hooking()
+    fast = ol.graph(model, warmup=1, on_refusal=way)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        for i in range(4):
+            if way == "raise" and i:
+                with pytest.raises(ol.CaptureError, match="OL101"):
+                    fast(rand(i, 3))
+            else:
+                assert_same(fast(rand(i, 3)), eager(rand(i, 3)))
+            assert not model.inner._forward_pre_hooks
+            assert not model.inner._forward_pre_hooks_with_kwargs
+
+
 @on_cuda
 def test_a_grouped_product_in_float32(device: torch.device, rand: Rand) -> None:
     """CUDA's kernel is of half precision; for others torch reads the offsets on the host."""

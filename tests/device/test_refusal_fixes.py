@@ -166,3 +166,47 @@ def test_a_packed_sequence_is_refused_as_packing_is(
         with pytest.raises(ol.CaptureError, match=r"OL10[12]") as caught:
             fast(argument)
         assert "pad, and mask the result" in caught.value.fix
+
+
+Indexed = Callable[[Tensor, Tensor], Tensor]
+
+
+def put(x: Tensor, where: Any, value: Tensor | float) -> Tensor:
+    y = x.clone()
+    y[where] = value
+    return y
+
+
+INDEXED: dict[str, tuple[Indexed, str, Indexed]] = {
+    "x[i]": (lambda x, i: x[i], "x[i.view(1)].squeeze(0)", lambda x, i: x[i.view(1)].squeeze(0)),
+    "x[:, i]": (
+        lambda x, i: x[:, i],
+        "x[:, i.view(1)].squeeze(1)",
+        lambda x, i: x[:, i.view(1)].squeeze(1),
+    ),
+    "x[i] = a number": (
+        lambda x, i: put(x, i, 1.0),
+        "x[i.view(1)] = y",
+        lambda x, i: put(x, i.view(1), 1.0),
+    ),
+    "x[i] = a row": (
+        lambda x, i: put(x, i, x[0]),
+        "x[i.view(1)] = y",
+        lambda x, i: put(x, i.view(1), x[0]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_an_index_without_dimensions(device: torch.device, rand: Rand, name: str) -> None:
+    refused, words, mended = INDEXED[name]
+    broken, fast = ol.graph(refused, warmup=1), ol.graph(mended, warmup=1)
+    with torch.no_grad():
+        calls = [(rand(k, 5, 4), torch.tensor(k % 4, device=device)) for k in range(6)]
+        broken(*calls[0])
+        with pytest.raises(ol.CaptureError, match="OL101") as caught:
+            broken(*calls[1])
+        for call in calls:
+            assert torch.equal(fast(*call), refused(*call))
+    assert words in caught.value.fix
+    assert replays(fast) == 5

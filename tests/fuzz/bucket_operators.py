@@ -422,7 +422,7 @@ x.gather(1, (mask.long().sum(1) - 1)[:, None, None].expand(-1, 1, 4))
 x.sort(0)[1]
 x.argsort(1)
 x.topk(1, 1)[0] * 1
-x.topk(2, -1)[1]
+x.argsort(-1, stable=True)[..., :2]
 mask.cumsum(1) * ids
 ids * 2
 ids.sum(1)

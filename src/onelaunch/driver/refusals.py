@@ -20,7 +20,10 @@ from onelaunch.errors import CaptureError
 from onelaunch.source import library_calls, user_frame
 
 _KEEP = "keep the value on the device, or read it after the call"
-_INDEX = f"{_KEEP}; to index with it: `x[i.view(1)].squeeze(0)`; to write there: `x[i.view(1)] = y`"
+_INDEX = (
+    f"{_KEEP}; to index with it: `x[i.view(1)].squeeze(0)`, or for n rows from there `x[i + "
+    "torch.arange(n, device=x.device)]`; to write there: `x[i.view(1)] = y`"
+)
 _FIXED = "compute at a fixed size, with a mask or topk; or move the operation out of the callable"
 _CHOICE = (
     "torch.where(condition, a, b), which computes both; where only one may run, decide before the "
@@ -29,11 +32,13 @@ _CHOICE = (
 _SELECTED = (
     "torch.where(mask, x, 0), with `mask[..., None]` where x has a dimension more, if zeros in "
     "place of what is left out change nothing, as in a sum (a mean divides by mask.sum(), a "
-    "maximum fills with -inf); else select after the call"
+    "maximum fills with -inf); torch.where(mask, f(x), x) for `x[mask] = f(x[mask])`; else select "
+    "after the call"
 )
 _ASSIGNED = (
     "x.masked_scatter_(mask, values), with a mask of as many dimensions as x; or "
-    "torch.where(mask, values, x), where values is as large as x"
+    "torch.where(mask, values, x), where values is as large as x: for `x[mask] *= 2` write `x = "
+    "torch.where(mask, x * 2, x)`"
 )
 _FOUND = "torch.nonzero_static(x, size=n), which fills missing rows with -1"
 
@@ -101,7 +106,9 @@ REFUSALS: dict[str, Refusal] = {
     "aten::equal": Refusal("OL101", "(a == b).all() stays on the device"),
     "aten::allclose": Refusal("OL101", "torch.isclose(a, b).all() stays on the device"),
     "aten::_linalg_check_errors": Refusal(
-        "OL101", "the `_ex` form returns the error code as a tensor: torch.linalg.inv_ex(a)"
+        "OL101",
+        "the `_ex` form, which returns the error code as a tensor: torch.linalg.inv_ex(a), "
+        "torch.linalg.solve_ex(a, b), torch.linalg.cholesky_ex(a)",
     ),
     "aten::normal.float_Tensor": Refusal("OL101", "mean + std * torch.randn_like(std)"),
     "aten::normal.Tensor_Tensor": Refusal("OL101", "mean + std * torch.randn_like(std)"),

@@ -436,6 +436,7 @@ def test_code_that_reads_the_device_unless_it_is_captured(rand: Rand) -> None:
         for i in range(6):
             assert_same(fast(rand(i, 4)), rand(i, 4) * 2)
     assert len(fast.recordings) == 1
+    assert fast.recordings[0].told_capturing
     assert replays(fast) == 5
 
 

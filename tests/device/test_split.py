@@ -629,10 +629,14 @@ def test_options_that_pieces_cannot_keep(options: dict[str, Any], words: str) ->
         ol.graph(nn.Linear(2, 2), on_refusal="split", **options)
 
 
-def test_refusals_of_modules_name_the_option(device: torch.device, rand: Rand) -> None:
-    model = make(Middle, device).eval()
-    with torch.no_grad(), pytest.raises(ol.CaptureError, match='on_refusal="split"'):
+@pytest.mark.parametrize(("kind", "code"), [(Middle, "OL101"), (Detector, "OL102")])
+def test_refusals_of_modules_name_the_option(
+    device: torch.device, rand: Rand, kind: Any, code: str
+) -> None:
+    model = make(kind, device).eval()
+    with torch.no_grad(), pytest.raises(ol.CaptureError, match='on_refusal="split"') as named:
         run(ol.graph(model), rand)
+    assert named.value.code == code
     with torch.no_grad(), pytest.raises(ol.CaptureError, match='on_refusal="split"'):
         ol.graph(model).capture(rand(0, 6, 4))
     with torch.no_grad(), pytest.raises(ol.CaptureError, match="call the module"):
@@ -729,3 +733,24 @@ def test_inside_of_another_graph_it_is_inlined(device: torch.device, rand: Rand)
     run(outer, rand)
     assert replays(outer) >= 5
     assert fast.recordings == []
+
+
+class Collecting(nn.Module):
+    """Keeps what each child gave, as a model that returns its hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        kept = [x := layer(x) for layer in self.layers]
+        return [y * float(kept[-1].amax()) for y in kept] + kept
+
+
+def test_results_between_pieces_are_fresh(device: torch.device, rand: Rand) -> None:
+    eager, fast = make(Collecting, device), ol.graph(make(Collecting, device), on_refusal="split")
+    with torch.no_grad():
+        got = [fast(rand(i, 6, 4)) for i in range(8)]
+        for i, results in enumerate(got):
+            assert_same(results, eager(rand(i, 6, 4)), f"call {i}")
+    assert replays(fast) >= 6

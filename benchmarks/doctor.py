@@ -36,7 +36,7 @@ def expected(models: str) -> dict[str, dict[str, Any]]:
     return {
         case: row["engines"]["onelaunch"]
         for case, row in found.items()
-        if "engines" in row
+        if "onelaunch" in row.get("engines", ())
         and case.partition(" ")[0] in known
         and any(fnmatch.fnmatch(case.partition(" ")[0], pattern) for pattern in models.split(","))
         and row["engines"]["onelaunch"]["verdict"] in ("one launch", "refused")

@@ -198,7 +198,8 @@ _OF_GRAPHS = "<eval_with_key>"
 def _inductors() -> Sequence[str]:
     """Return the folder where Inductor keeps the code that it makes, if it is in use."""
     caches: Any = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
-    return () if caches is None else (os.path.abspath(caches.cache_dir()) + os.sep,)
+    read = getattr(caches, "cache_dir", None)  # it may be half imported
+    return () if read is None else (os.path.abspath(read()) + os.sep,)
 
 
 _users: dict[str, bool] = {}

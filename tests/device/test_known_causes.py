@@ -228,7 +228,7 @@ MENDED: dict[str, Mended] = {
 _ROUNDED = {"ContinuousBernoulli(logits=logits"}
 """The fixes that compute in another order."""
 OTHER = {"rnn", "loop", "_scatter", "base", "_to_dense_adj", "__init__", "wrappers"}
-OTHER |= {"kernel", "exact_gp", "variational_strategy", "cholesky"}
+OTHER |= {"kernel", "exact_gp", "variational_strategy", "cholesky", "odeint", "adjoint"}
 """The files with tests of their own."""
 
 
@@ -389,6 +389,45 @@ def test_gaussian_processes(device: torch.device, rand: Rand) -> None:
     same(mended, eager, calls)
     cholesky = importlib.import_module("linear_operator.utils.cholesky").psd_safe_cholesky
     refused_with("ol.graph(network)", lambda x: cholesky(covariance(x)), calls[0])
+
+
+@pytest.mark.parametrize("solver", ["odeint", "odeint_adjoint"])
+@pytest.mark.parametrize("method", ["rk4", "dopri5", "implicit_adams"])
+def test_solvers(solver: str, method: str, device: torch.device, rand: Rand) -> None:
+    solve = getattr(pytest.importorskip("torchdiffeq"), solver)
+    times = torch.linspace(0, 1, 3, device=device)
+
+    def made() -> nn.Module:
+        class Dynamics(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = nn.Linear(4, 4)
+
+            def forward(self, t: Tensor, y: Tensor) -> Tensor:
+                return self.net(y).tanh() * (1 + t)
+
+        torch.manual_seed(0)
+        return Dynamics().to(device)
+
+    def states(f: Program, y: Tensor) -> Tensor:
+        return solve(f, y, times, method=method, rtol=1e-4, atol=1e-4)
+
+    plain, model = made(), made()
+    f = ol.graph(model, warmup=1)
+    with torch.no_grad():
+        refused_with("f = ol.graph(f)", lambda y: states(plain, y), rand(0, 5, 4))
+        for i in range(3):
+            torch.testing.assert_close(states(f, rand(i, 5, 4)), states(plain, rand(i, 5, 4)))
+    before = replays(f)
+    assert before >= 12
+    if solver == "odeint":
+        return
+    for i in range(3):
+        for each in (f, plain):
+            states(each, rand(i, 5, 4)).square().mean().backward()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+    assert replays(f) >= before + 12
 
 
 @on_cpu_and_cuda

@@ -314,6 +314,35 @@ def adapters_switched_between_calls(run: Run) -> None:
                 run.see(fast(input_ids=ids(run, i), attention_mask=mask).logits)
 
 
+@inference(recordings=8)
+def adapters_combined_scaled_and_deleted(run: Run) -> None:
+    model = lora(run, decoder(run), init_lora_weights=False).eval()
+    settings = copy.deepcopy(model.peft_config["default"])
+    torch.manual_seed(2)
+    model.add_adapter("other", settings)
+    model.to(run.device)
+    fast = run.graph(model)
+    mask = causal(2, 10).to(run.device)
+
+    def look() -> None:
+        for i in range(5):
+            run.see(fast(input_ids=ids(run, i), attention_mask=mask).logits)
+
+    with torch.no_grad():
+        look()
+        names = ["default", "other"]
+        model.add_weighted_adapter(names, [0.5, 0.5], "mean", combination_type="linear")
+        model.set_adapter("mean")
+        look()
+        for layer in model.modules():
+            if hasattr(layer, "scale_layer"):
+                layer.scale_layer(2.0)
+        look()
+        model.set_adapter("other")
+        model.delete_adapter("mean")
+        look()
+
+
 @inference(recordings=6)
 def adapters_merged_unmerged_and_disabled(run: Run) -> None:
     model = lora(run, decoder(run), init_lora_weights=False).eval()

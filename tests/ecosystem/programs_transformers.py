@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, StaticCache, masking_utils
 
 import onelaunch as ol
 from tests.device.architectures import ARCHITECTURES, causal
@@ -269,7 +270,12 @@ def cohere2_serves_requests_past_its_window(run: Run) -> None:
     _served(run, "Cohere2", "Cohere2ForCausalLM", **LAYERS)
 
 
-@inference(replays=40, recordings=3)
+# transformers 5.17 fails here in eager: it gives the function of chunks an argument of the others.
+_CHUNKS = inspect.signature(masking_utils.create_chunked_causal_mask).parameters
+_ON = ("cpu", "cuda") if "block_sequence_ids" in _CHUNKS else ()
+
+
+@inference(replays=40, recordings=3, on=_ON)
 def llama4_serves_requests_past_its_chunk(run: Run) -> None:
     sizes = {"attention_chunk_size": 8, "intermediate_size_mlp": 48}
     _served(run, "Llama4Text", "Llama4ForCausalLM", **sizes, **EXPERTS)

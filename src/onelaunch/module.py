@@ -95,22 +95,20 @@ class _Twin(nn.Module):
     forward: Any = _CallPath()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
-        forward = cast(ModuleForward, self.__graphed__.fn)
-        return graph_module(copy.deepcopy(forward.module, memo), self.__graphed__.options, None)
+        return graph_module(copy.deepcopy(_original(self), memo), self.__graphed__.options, None)
 
     def __copy__(self) -> nn.Module:
-        forward = cast(ModuleForward, self.__graphed__.fn)
-        return graph_module(copy.copy(forward.module), self.__graphed__.options, None)
+        return graph_module(copy.copy(_original(self)), self.__graphed__.options, None)
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Return the original for `torch.jit.script` to compile: a recording is no code."""
-        module: Any = cast(ModuleForward, self.__graphed__.fn).module
+        module: Any = _original(self)
         prepare = getattr(module, "__prepare_scriptable__", None)
         return module if prepare is None else prepare()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Unpickled by a function of the standard library that returns its second argument.
-        return typing.cast, (None, cast(ModuleForward, self.__graphed__.fn).module)
+        return typing.cast, (None, _original(self))
 
 
 def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
@@ -138,20 +136,24 @@ def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
 
 def _initialize(twin: _Twin, args: Any, kwargs: Any) -> None:
     """Run the first hook of a lazy module on the original: the hook changes its class."""
-    original = cast(Any, twin.__graphed__.fn).module
+    original: Any = _original(twin)
     original._infer_parameters(original, args, kwargs)
     _set_class(twin, type(original))
 
 
+def _original(twin: _Twin) -> nn.Module:
+    return cast(ModuleForward, twin.__graphed__.fn).module
+
+
 def _class(twin: _Twin) -> type[nn.Module]:
     """Return the class of the original."""
-    return type(cast(ModuleForward, twin.__graphed__.fn).module)
+    return type(_original(twin))
 
 
 def _set_class(twin: _Twin, kind: type[nn.Module]) -> None:
     """Give the original another class, as a parametrization does, and the twin that of its
     twins."""
-    original: Any = cast(ModuleForward, twin.__graphed__.fn).module
+    original: Any = _original(twin)
     original.__class__ = kind
     object.__dict__["__class__"].__set__(twin, _twin_class(kind))
 

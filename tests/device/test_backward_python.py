@@ -210,3 +210,31 @@ def test_a_read_by_the_host_in_a_hook_is_refused(rand: Rand) -> None:
     with pytest.raises(ol.CaptureError, match=r"OL10[13]") as caught:
         fast(rand(1, 2, 3))
     assert "tolist" in str(caught.value.where)
+
+
+@on_accelerators
+def test_what_a_tensor_of_the_host_is(device: torch.device, rand: Rand) -> None:
+    """A backward asks for its dtype, which changes in place."""
+    head = nn.Linear(2, 2)
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * (2 if head.weight.dtype is torch.float32 else 5)
+
+    def f(x: Tensor) -> Tensor:
+        return Scaled.apply(x * x)  # type: ignore[no-any-return]
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(12):
+        if i == 6:
+            head.double()
+        x, y = rand(i, 3).requires_grad_(), rand(i, 3).requires_grad_()
+        fast(x).sum().backward()
+        f(y).sum().backward()
+        assert_same(x.grad, y.grad, f"call {i}")
+    assert replays(fast) >= 6

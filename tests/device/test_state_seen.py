@@ -242,6 +242,18 @@ def of_the_class_of_the_callable() -> Place:
     return box, lambda: setattr(box, "__class__", Tripling)
 
 
+def of_the_class_of_a_methods_object() -> Place:
+    class Doubled:
+        def scale(self, x: Tensor) -> Tensor:
+            return x * 3 if isinstance(self, Tripled) else x * 2
+
+    class Tripled(Doubled):
+        pass
+
+    box = Doubled()
+    return box.scale, lambda: setattr(box, "__class__", Tripled)
+
+
 def of_the_class_of_a_module_without_attributes() -> Place:
     tanh = nn.Tanh()
     return lambda x: tanh(x), lambda: setattr(tanh, "__class__", nn.Sigmoid)

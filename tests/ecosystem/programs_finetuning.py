@@ -298,13 +298,18 @@ def two_adapters_trained_in_turn(run: Run) -> None:
         fit(run, model, fast, text, steps=6, lr=1e-2)
 
 
-@inference(recordings=6)
-def adapters_switched_between_calls(run: Run) -> None:
+def two_adapters(run: Run) -> Any:
+    """A decoder with two adapters of other weights, in evaluation."""
     model = lora(run, decoder(run), init_lora_weights=False).eval()
     settings = copy.deepcopy(model.peft_config["default"])
     torch.manual_seed(2)
     model.add_adapter("other", settings)
-    model.to(run.device)
+    return model.to(run.device)
+
+
+@inference(recordings=6)
+def adapters_switched_between_calls(run: Run) -> None:
+    model = two_adapters(run)
     fast = run.graph(model)
     mask = causal(2, 10).to(run.device)
     with torch.no_grad():
@@ -316,11 +321,7 @@ def adapters_switched_between_calls(run: Run) -> None:
 
 @inference(recordings=8)
 def adapters_combined_scaled_and_deleted(run: Run) -> None:
-    model = lora(run, decoder(run), init_lora_weights=False).eval()
-    settings = copy.deepcopy(model.peft_config["default"])
-    torch.manual_seed(2)
-    model.add_adapter("other", settings)
-    model.to(run.device)
+    model = two_adapters(run)
     fast = run.graph(model)
     mask = causal(2, 10).to(run.device)
 

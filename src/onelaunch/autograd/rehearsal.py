@@ -16,13 +16,12 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from onelaunch.autograd.graph_walk import CapturedGraph
-from onelaunch.call.spec import lies_on
 from onelaunch.call_events import is_profiled
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
-from onelaunch.state.dependencies import dependencies
+from onelaunch.state.dependencies import dependencies, laid_out
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
 from onelaunch.state.walk import StateWalk, changes, restore, walk
@@ -116,6 +115,6 @@ class Finding:
         self.difference: Difference | None = observer.ledger.difference
         slots = dependencies(before, (), set(), set(), observer.external, driver, device)
         slots += slots_of(observer.host.read_state(), before.tensors())
-        tensors = [t for _, t in slots if isinstance(t, Tensor) and lies_on(t, device)]
+        tensors = laid_out((t for _, t in slots if isinstance(t, Tensor)), device)
         sized = {id(container): (container, names) for container, names in before.sized()}
         self.guard = StateGuard(slots, tensors, list(sized.values()))

@@ -22,7 +22,7 @@ from onelaunch.capture.run import CaptureRun
 from onelaunch.driver.protocol import Driver, Graph, Travel
 from onelaunch.optimizers.capturable import parameters_of
 from onelaunch.optimizers.scalars import PatchedScalars
-from onelaunch.state.dependencies import dependencies, hooked_leaves
+from onelaunch.state.dependencies import dependencies, hooked_leaves, laid_out
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
 from onelaunch.state.snapshot import StateSnapshot
@@ -61,8 +61,7 @@ def captured_call(
     writes = _writes(observer, driver, device)
     if watched:  # of compiled code no step is seen
         slots = run.steps.dependencies(slots, snapshot.walk, writes)
-    host = torch.device("cpu")  # no kernel reads these, but code may ask for their shape or dtype
-    unmoved = [t for t in unique([*external, *pinned]) if lies_on(t, device) or lies_on(t, host)]
+    unmoved = laid_out(unique([*external, *pinned]), device)
     if forward is None:
         leaves = hooked_leaves(snapshot.walk, run.found, slots)
     else:

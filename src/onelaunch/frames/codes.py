@@ -38,7 +38,7 @@ class CodeFacts:
         iterates: True for a comprehension or a generator expression.
         stores: see `sure_stores`.
         imports: True if it runs an import: a finder's search, or a module's own code.
-        matters: True if a call of it is noted in itself; a backward, or a higher-order operator.
+        matters: True if a call of it is noted in itself: a backward, or a higher-order operator.
         noted: ids of the globals with which its loads of globals and free variables are known.
     """
 

@@ -25,9 +25,7 @@ from torch import Tensor, nn
 from onelaunch.call_events import Hook, hook, set_profile
 from onelaunch.frames.callees import ASK, READS_ALL, is_called_by_c, is_unread
 from onelaunch.frames.codes import ITERATED, RUNS_BACKWARD, CodeFacts
-from onelaunch.frames.origins import (
-    is_machinery,
-)
+from onelaunch.frames.origins import is_machinery
 from onelaunch.frames.peek import (
     LEAVES,
     MOST,

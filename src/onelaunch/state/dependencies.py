@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import types
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from onelaunch.call.spec import lies_on
 from onelaunch.call.wrappers import is_memory
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.stack import Use
@@ -94,7 +95,7 @@ def _classes(
     """Return the classes of the objects that are read. Calls of special methods, `isinstance` and
     `type` depend on them, and load no attribute."""
     known = {id(slot.holder) for slot, _ in guarded if slot.key is type}
-    values = {id(v): v for v in [*before.roots, *(value for _, value in guarded)]}
+    values = {id(v): v for v in [*before.owners, *(value for _, value in guarded)]}
     return [
         class_of(value) for key, value in values.items() if key not in known and _may_change(value)
     ]
@@ -107,6 +108,13 @@ def _may_change(value: object) -> bool:
         return False
     fixed = not kind.__flags__ & _HEAP or kind.__flags__ & _IMMUTABLE
     return not (fixed or issubclass(kind, type | types.ModuleType | Tensor))
+
+
+def laid_out(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
+    """Return the tensors that must keep their memory and layout. Kernels read those of the device;
+    those of the host are asked for their shape or dtype."""
+    host = torch.device("cpu")
+    return [t for t in tensors if lies_on(t, device) or lies_on(t, host)]
 
 
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8

@@ -19,6 +19,7 @@ from torch import Tensor
 from onelaunch.call.tree import Constant, is_plain
 from onelaunch.call.wrappers import is_memory, local
 from onelaunch.errors import kind_of
+from onelaunch.frames.peek import attributes_of
 from onelaunch.state.counterparts import Counterparts, ids_in
 from onelaunch.state.host_values import version_of
 from onelaunch.state.native_guard import native_guard
@@ -321,7 +322,7 @@ class StateGuard:
             if value is container:
                 return slot.name
         for slot in self._slots:
-            for name, value in getattr(slot.owner, "__dict__", {}).items():
+            for name, value in (attributes_of(slot.owner) or {}).items():
                 if value is container:
                     owner = slot.name.removesuffix(str(slot.key)).removesuffix(".")
                     return f"{owner}.{name}" if owner else name

@@ -181,18 +181,17 @@ class StateSnapshot:
         values = (value for _, value in self.walk.held.values())
         modules = {id(value) for value in values if isinstance(value, nn.Module)}
 
+        def replaced(c: Change) -> bool:
+            known = (is_plain(c.before) and is_plain(c.after)) or id(c.after) in modules
+            return known and self.walk.use(c.slot) is not None
+
         restore(
             c
             for c in found
             if isinstance(c.before, Tensor)
             or flatten(c.after).tensors
             or _holds_stand_in(c.after)
-            or (again and (c.before is MISSING or c.after is MISSING))
-            or (
-                again
-                and ((is_plain(c.before) and is_plain(c.after)) or id(c.after) in modules)
-                and self.walk.use(c.slot) is not None
-            )
+            or (again and (c.before is MISSING or c.after is MISSING or replaced(c)))
         )
         for k in self._kept:
             k.restore()

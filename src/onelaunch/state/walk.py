@@ -60,8 +60,6 @@ class StateWalk:
     """id of a touched slot -> the use of its content."""
     by_key: set[int] = field(default_factory=set[int])
     """ids of dicts of which only known items were touched."""
-    roots: list[object] = field(default_factory=list[object])
-    """The callable, and the arguments compared by identity."""
     owners: list[object] = field(default_factory=list[object])
     """Modules, and objects with attributes."""
     classes: list[type] = field(default_factory=list[type])
@@ -121,11 +119,10 @@ class StateWalk:
     def use(self, slot: Slot) -> Use | None:
         """Return the use of a slot's content; None for a slot that was not touched. An attribute
         that an object did not have, and its class had, is in no slot of the walk."""
-        found = self.uses.get(slot.id)
-        if found is None and slot.kind == "item" and slot.owner is not None and self.reads:
-            seen = self.reads.expected(slot.owner)
-            found = None if seen is None else seen.names.get(cast(str, slot.key))
-        return found
+        if slot.id in self.held or slot.owner is None or self.reads is None:
+            return self.uses.get(slot.id)
+        seen = self.reads.expected(slot.owner) if slot.kind == "item" else None
+        return None if seen is None else seen.names.get(cast(str, slot.key))
 
     def is_read(self, slot: Slot) -> bool:
         """Return whether the callable reads the slot, and not only to count it."""
@@ -244,7 +241,6 @@ def walk(
     found = StateWalk(Contents(reads))
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
     queue: Queue = deque((n, value, None) for n, value in roots)
-    found.roots = [value for _, value, _ in queue]
     seen: set[int] = set()
     _visit_all(found, queue, seen)
     if reads is not None:

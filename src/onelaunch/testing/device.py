@@ -24,7 +24,7 @@ from onelaunch.call.spec import contiguous_stride, extent_bytes
 from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.driver.aten import Operator, copy_bits, mapped, operator, tensors
 from onelaunch.driver.host_reads import is_asked_for_class
-from onelaunch.driver.tape.recorder import recording
+from onelaunch.driver.tape.recorder import is_recording, recording
 from onelaunch.testing import engine
 from onelaunch.testing.arena import Arena, Block
 from onelaunch.testing.attention import install_attention, refuse_seeds, with_seeds_on_host
@@ -126,7 +126,7 @@ class TapeTensor(Tensor):
         return _read(self, ".tolist()").tolist()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        if recording() is not None and is_asked_for_class():
+        if is_recording() and is_asked_for_class():
             return type(self).__name__
         return f"{repr(_read(self, 'print or repr'))[:-1]}, device='{self.device}')"
 

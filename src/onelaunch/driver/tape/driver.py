@@ -154,7 +154,7 @@ class TapeDriver:
         """See `Driver.capture`."""
         assert isinstance(pool, TapePool)
         assert rewind is None or isinstance(rewind, TapeRewind)
-        if recording() is not None:
+        if is_recording():
             raise CaptureError("OL109", "A capture was begun during a capture.")
         with pool.lock, pool.growing():
             try:

@@ -15,7 +15,7 @@ from onelaunch.driver.protocol import Ambiguities, Graph, Released, Travel
 from onelaunch.driver.tape.calls import TapeCall
 from onelaunch.driver.tape.memory import HostMemory
 from onelaunch.driver.tape.ports import Port, Ports
-from onelaunch.driver.tape.recorder import recording
+from onelaunch.driver.tape.recorder import is_recording
 from onelaunch.errors import CaptureError
 
 
@@ -96,7 +96,7 @@ class TapeGraph:
 
     def launch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         """See `Graph.launch`."""
-        if recording() is not None:
+        if is_recording():
             raise CaptureError("OL109", "A recording was launched during a capture.")
         with self._pool.lock:
             if not self._live:

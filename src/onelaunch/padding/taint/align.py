@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, Finding
+from onelaunch.padding.taint.rules.call import argument_of
 from onelaunch.padding.taint.rules.table import rule_of
 from onelaunch.padding.taint.trace import AHEAD, LAYOUT, PREFIX, Step, packet_of
 from onelaunch.source import user_frame
@@ -124,12 +125,4 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether an operation draws random numbers: attention does for its dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
-    return rule_of(func) is None or _dropout(func, args, kwargs) > 0
-
-
-def _dropout(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    for number, argument in enumerate(func._schema.arguments):
-        if argument.name == "dropout_p":
-            default = kwargs.get("dropout_p", argument.default_value)
-            return args[number] if number < len(args) else default
-    return 0.0
+    return rule_of(func) is None or argument_of(func, args, kwargs, "dropout_p", 0.0) > 0

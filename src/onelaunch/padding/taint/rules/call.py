@@ -7,7 +7,7 @@ the planes of an operation's inputs to planes of its results; where it is unsure
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +50,17 @@ class TaintedCall:
 
     def argument(self, name: str, default: Any = None) -> Any:
         """Return an argument by its name in the schema."""
-        for index, argument in enumerate(self.func._schema.arguments):
-            if argument.name == name:
-                if index < len(self.args):
-                    return self.args[index]
-                return self.kwargs.get(name, argument.default_value)
-        return default
+        return argument_of(self.func, self.args, self.kwargs, name, default)
+
+
+def argument_of(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, default: Any = None
+) -> Any:
+    """Return an argument of a call by its name in the schema."""
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.name == name:
+            return args[index] if index < len(args) else kwargs.get(name, argument.default_value)
+    return default
 
 
 Rule = Callable[[TaintedCall, Planes], list[Tensor]]

@@ -267,6 +267,88 @@ def of_a_special_method_that_a_subclass_gets() -> Place:
     return lambda x: box(x), lambda: setattr(Derived, "__call__", Tripling.__call__)
 
 
+def of_the_class_of_an_element_of_a_set() -> Place:
+    boxes = {Doubling()}
+
+    def f(x: Tensor) -> Tensor:
+        return x * 3 if any(isinstance(box, Tripling) for box in boxes) else x * 2
+
+    return f, lambda: setattr(next(iter(boxes)), "__class__", Tripling)
+
+
+def of_the_class_of_an_element_of_a_frozenset() -> Place:
+    boxes = frozenset([Doubling()])
+
+    def f(x: Tensor) -> Tensor:
+        return x * sum(map(len, boxes))
+
+    return f, lambda: setattr(next(iter(boxes)), "__class__", Tripling)
+
+
+def of_the_class_of_a_key() -> Place:
+    boxes = {Doubling(): 1.0}
+
+    def f(x: Tensor) -> Tensor:
+        return x * 3 if any(type(box) is Tripling for box in boxes) else x * 2
+
+    return f, lambda: setattr(next(iter(boxes)), "__class__", Tripling)
+
+
+def of_the_bases_of_a_class() -> Place:
+    class Base(Doubling):
+        pass
+
+    class Derived(Base):
+        pass
+
+    box = Derived()
+
+    def f(x: Tensor) -> Tensor:
+        return x * 3 if isinstance(box, Tripling) else x * 2
+
+    return f, lambda: setattr(Base, "__bases__", (Tripling,))
+
+
+def of_the_bases_by_a_special_method() -> Place:
+    class Derived(Doubling):
+        pass
+
+    box = Derived()
+    return lambda x: box(x), lambda: setattr(Derived, "__bases__", (Tripling,))
+
+
+def of_a_metaclass() -> Place:
+    class Meta(type):
+        def __len__(cls) -> int:
+            return 2
+
+    class Longer(Meta):
+        def __len__(cls) -> int:
+            return 3
+
+    class Sized(metaclass=Meta):
+        pass
+
+    return lambda x: x * len(Sized), lambda: setattr(Sized, "__class__", Longer)
+
+
+def of_the_class_of_a_python_module() -> Place:
+    class Settings(types.ModuleType):
+        @property
+        def scale(self) -> float:
+            return 3.0
+
+        def __len__(self) -> int:
+            return 3
+
+    settings: Any = types.ModuleType("settings")
+
+    def f(x: Tensor) -> Tensor:
+        return x * 3 if isinstance(settings, Settings) else x * 2
+
+    return f, lambda: setattr(settings, "__class__", Settings)
+
+
 class Slotted:
     __slots__ = ("scale",)
     scale: float
@@ -388,6 +470,22 @@ def of_a_module_that_counts_in_a_library() -> Place:
 
 
 PLACES = {name: place for name, place in globals().items() if name.startswith("of_")}
+
+
+def test_a_class_that_changes_from_call_to_call(device: torch.device, rand: Rand) -> None:
+    """Any two runs in a row differ, and the class explains why: no false OL117."""
+    boxes: set[Doubling] = {Doubling()}
+    (box,) = boxes
+
+    def f(x: Tensor) -> Tensor:
+        return x * 3 if any(isinstance(box, Tripling) for box in boxes) else x + x
+
+    fast = ol.graph(f, on_refusal="raise")
+    with torch.no_grad():
+        for i in range(12):
+            box.__class__ = (Doubling, Tripling)[i % 2]
+            assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+    assert replays(fast)
 
 
 @pytest.mark.parametrize("place", PLACES)

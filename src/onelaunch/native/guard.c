@@ -49,7 +49,8 @@ typedef struct {
     act(self->readers); act(self->expected); act(self->holders); act(self->keys);                  \
     act(self->values); act(self->sized); act(self->lengths); act(self->tensors)
 
-/* The place where an object keeps its dict or its class, and the slot with the expected one. */
+/* The place where an object keeps its dict or its class, or a class the order of its bases; and the
+ * slot with the expected one. */
 typedef struct {
     PyObject **place;
     Py_ssize_t slot;
@@ -236,18 +237,18 @@ static int same_keys(PyObject *dict, PyObject *keys)
     return 1;
 }
 
-static int is_own(PyObject *key)
+static int is_own(PyObject *holder, PyObject *key)
 {
-    return key == vars_of || key == (PyObject *)&PyType_Type;
+    return key == vars_of || key == (PyObject *)&PyType_Type || PyType_Check(holder);
 }
 
 static int same_values(Guard *self, Py_ssize_t from, Py_ssize_t to)
 {
     for (Py_ssize_t i = from; i < to; i++) {
         PyObject *key = PyTuple_GET_ITEM(self->keys, i);
-        if (is_own(key))
-            continue; /* same_own */
         PyObject *holder = PyTuple_GET_ITEM(self->holders, i);
+        if (is_own(holder, key))
+            continue; /* same_own */
         if (key == (PyObject *)&PyTuple_Type) {
             if (i >= PyList_GET_SIZE(self->values) ||
                 !same_keys(holder, PyList_GET_ITEM(self->values, i)))
@@ -387,12 +388,14 @@ static int find_own(Guard *self)
         return PyErr_NoMemory(), -1;
     for (Py_ssize_t i = 0; i < holders; i++) {
         PyObject *key = PyTuple_GET_ITEM(self->keys, i);
-        if (!is_own(key))
-            continue;
         PyObject *holder = PyTuple_GET_ITEM(self->holders, i);
+        if (!is_own(holder, key))
+            continue;
         PyObject **place = (PyObject **)&holder->ob_type;
         if (key == vars_of)
             place = _PyObject_GetDictPtr(holder); /* makes the dict if there is none yet */
+        else if (key != (PyObject *)&PyType_Type)
+            place = &((PyTypeObject *)holder)->tp_mro;
         if (!place) {
             PyErr_Format(PyExc_TypeError, "a %s has no dict", Py_TYPE(holder)->tp_name);
             return -1;
@@ -416,7 +419,7 @@ static int prepare(Guard *self)
     for (Py_ssize_t i = 0; i < holders; i++) {
         PyObject *holder = PyTuple_GET_ITEM(self->holders, i);
         PyObject *key = PyTuple_GET_ITEM(self->keys, i);
-        if (is_own(key) && i >= self->watched)
+        if (is_own(holder, key) && i >= self->watched)
             continue;
         if (known(holder, key) || (i < self->watched && watch(holder)))
             return -1;

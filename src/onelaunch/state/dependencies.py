@@ -14,10 +14,12 @@ from onelaunch.call.spec import lies_on
 from onelaunch.call.wrappers import is_memory
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.stack import Use
+from onelaunch.state.contents import is_library_class, is_library_module
 from onelaunch.state.slots import (
     MISSING,
     Kind,
     Slot,
+    bases_of,
     class_of,
     description_slot,
     gradient_of,
@@ -86,28 +88,34 @@ def dependencies(
     places |= {change.slot.id: change.slot for change in found if change.slot.id in rebound}
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
     guarded = _with_ways(guarded, stored, before)
-    return guarded + _classes(before, guarded)
+    known = {slot.id for slot, _ in guarded}
+    found_classes = classes(before, (value for _, value in guarded))
+    return guarded + [pair for pair in found_classes if pair[0].id not in known]
 
 
-def _classes(
-    before: StateWalk, guarded: Sequence[tuple[Slot, object]]
-) -> list[tuple[Slot, object]]:
-    """Return the classes of the objects that are read. Calls of special methods, `isinstance` and
-    `type` depend on them, and load no attribute."""
-    known = {id(slot.holder) for slot, _ in guarded if slot.key is type}
-    values = {id(v): v for v in [*before.owners, *(value for _, value in guarded)]}
-    return [
-        class_of(value) for key, value in values.items() if key not in known and _may_change(value)
-    ]
+def classes(before: StateWalk, values: Iterable[object]) -> list[tuple[Slot, object]]:
+    """Return the classes of reached objects, and the bases of reached classes. Calls of special
+    methods, `isinstance` and `type` depend on them, and load no attribute.
+
+    Args:
+        values: contents of slots.
+    """
+    reached = [*before.owners, *before.classes, *values]
+    for _, held in before.held.values():
+        if isinstance(held, set | frozenset | dict) and 0 < len(held) <= _SMALL:  # pyright: ignore
+            reached.extend(cast(Iterable[object], held))
+    distinct = {id(value): value for value in reached}.values()
+    own = (kind for kind in before.classes if not is_library_class(kind))
+    return [*(class_of(value) for value in distinct if _may_change(value)), *map(bases_of, own)]
 
 
 def _may_change(value: object) -> bool:
     """Return whether an object can be given another class; a tensor's is part of its layout."""
     kind = type(value)
-    if value is MISSING:
-        return False
+    if kind is types.ModuleType:
+        return not is_library_module(cast(types.ModuleType, value))
     fixed = not kind.__flags__ & _HEAP or kind.__flags__ & _IMMUTABLE
-    return not (fixed or issubclass(kind, type | types.ModuleType | Tensor))
+    return not (fixed or value is MISSING or issubclass(kind, Tensor))
 
 
 def laid_out(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:

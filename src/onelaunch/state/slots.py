@@ -238,6 +238,16 @@ def class_of(value: object) -> tuple[Slot, object]:
     return Slot("of", value, type, f"the class of a `{kind.__qualname__}`", value), kind
 
 
+def bases_of(kind: type) -> tuple[Slot, object]:
+    """Return the slot of a class's bases, with the classes that it inherits from, in order."""
+    return Slot("of", kind, order_of, f"the bases of `{kind.__qualname__}`", None), kind.__mro__
+
+
+def order_of(kind: type) -> tuple[type, ...]:
+    """Return the tuple that Python makes anew when the bases of a class are replaced."""
+    return kind.__mro__
+
+
 @dataclass(frozen=True)
 class InnerTensor:
     """A reader of one of the tensors that another is made of."""

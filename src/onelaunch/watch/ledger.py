@@ -27,6 +27,7 @@ from onelaunch.driver.random_state import HostGenerators, drawing_line_of
 from onelaunch.driver.refusals import DRAWN
 from onelaunch.errors import CaptureError
 from onelaunch.source import Place, user_frame
+from onelaunch.state.dependencies import classes
 from onelaunch.state.host_values import key_of, values_of
 from onelaunch.state.slots import (
     MISSING,
@@ -160,6 +161,8 @@ class Ledger:
             description_slot(slot) for slot, _ in walked.tensors() if walked.is_read(slot)
         ]
         self.held.update((slot.id, _content(slot.read())) for slot in descriptions)
+        of_slots = (value for _, value in walked.held.values())
+        self.held.update((slot.id, id(kind)) for slot, kind in classes(walked, of_slots))
         if not self._on_host:
             for _, t in walked.tensors():
                 if _has_memory(t) and t.device.type == "cpu":

@@ -268,6 +268,26 @@ def test_a_function_mode_inside_the_callable_is_seen_as_in_eager(rand: Rand) -> 
     assert torch.overrides.has_torch_function is before
 
 
+class Answering:
+    """An object that has every attribute, so that torch takes it for one with a
+    `__torch_function__`, which its class does not have."""
+
+    def __getattr__(self, name: str) -> int:
+        return 5
+
+    def __radd__(self, x: Tensor) -> Tensor:
+        return x * 3
+
+
+def test_an_operand_that_has_every_attribute(rand: Rand) -> None:
+    operand: Any = Answering()
+    fast = ol.graph(lambda x: x + operand, warmup=1)
+    with torch.no_grad():
+        for i in range(4):
+            assert_same(fast(rand(i, 3)), rand(i, 3) * 3)
+    assert replays(fast)
+
+
 @on_cpu_and_cuda
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_an_encoder_that_packs_its_sequences_is_refused(device: torch.device, rand: Rand) -> None:

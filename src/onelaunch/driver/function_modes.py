@@ -78,10 +78,10 @@ def call(func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _overriding(types: Any) -> Any:
     """Return the classes, if torch asks one of them what a function does. It gives `Tensor` too,
-    and classes while they are not asked."""
+    and classes while they are not asked, or whose instances alone have one."""
     if not types or not _C._is_torch_function_enabled():
         return ()
-    found = [kind.__torch_function__ for kind in types]
+    found = [getattr(kind, "__torch_function__", None) for kind in types]
     own = [f for f in found if getattr(f, "__func__", f) not in _OF_TORCH]
     return types if own and all(map(inspect.ismethod, own)) else ()
 

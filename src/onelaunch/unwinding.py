@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from traceback import clear_frames
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -82,13 +82,18 @@ class same_modes:
 
     __slots__ = ("_dispatch", "_functions", "_keys", "_paused", "_profile")
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._dispatch = dispatch_modes()
         self._functions = _function_modes()
         self._keys = {key: _C._dispatch_tls_is_dispatch_key_included(key) for key in _OF_MODES}
         self._profile = sys.getprofile()
         self._paused = pause(False)
         pause(self._paused)
+        return self
+
+    def restore(self) -> None:
+        """Restore them after a run that ended modes half way."""
+        self._restore_modes(Exception, None)
 
     def __exit__(
         self,
@@ -131,7 +136,7 @@ class unwound(same_modes):
 
     __slots__ = ("_autocast", "_cached", "_grad", "_hooks", "_nested")
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         super().__enter__()
         self._grad = torch.is_grad_enabled()
         self._hooks = _saving_hooks()
@@ -141,6 +146,7 @@ class unwound(same_modes):
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
             for kind in _AUTOCAST
         ]
+        return self
 
     def _restore_modes(self, kind: type[BaseException], traceback: TracebackType | None) -> None:
         super()._restore_modes(kind, traceback)

@@ -82,11 +82,13 @@ class Callee:
             self.reads.forget(values)
             self._last = LastWalk()
 
-    def watched(self, run: Callable[[], R]) -> Callable[[], R]:
-        """Return `run`, made to record the callable's reads."""
+    def watched(
+        self, run: Callable[[], R], step_aside: Callable[[], object] | None = None
+    ) -> Callable[[], R]:
+        """Return `run`, made to record the callable's reads; for `step_aside` see `FrameWatch`."""
 
         def watched() -> R:
-            watch = self.watch()
+            watch = self.watch(step_aside)
             with nullcontext() if watch is None else watch.watching():
                 result = run()
             self.saw(watch)
@@ -94,11 +96,11 @@ class Callee:
 
         return watched
 
-    def watch(self) -> FrameWatch | None:
+    def watch(self, step_aside: Callable[[], object] | None = None) -> FrameWatch | None:
         """Return a watch for a run of the callable; None if a profiler has the hook for it."""
         if is_profiled():
             return None
-        return FrameWatch(Reads() if self.reads is None else self.reads.copy())
+        return FrameWatch(Reads() if self.reads is None else self.reads.copy(), step_aside)
 
     def saw(self, watch: FrameWatch | None) -> None:
         """Store the reads of a run. Without a watch, all that the callable reaches counts as

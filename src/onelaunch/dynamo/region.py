@@ -53,7 +53,7 @@ class RegionCallee(Callee):
         """See `Callee.shown`."""
         return self._shown
 
-    def watch(self) -> FrameWatch | None:
+    def watch(self, step_aside: Callable[[], object] | None = None) -> FrameWatch | None:
         """Return no watch: Dynamo has seen what the code reads."""
         return None
 

@@ -14,7 +14,7 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any, cast
@@ -53,10 +53,17 @@ _LOOKS_UP = {
 
 
 class FrameWatch:
-    """A watch that notes in `reads` the reads of functions that run while it is active."""
+    """A watch that notes in `reads` the reads of functions that run while it is active.
 
-    def __init__(self, reads: Reads) -> None:
+    Args:
+        step_aside: called before an operator that takes functions runs, to end the modes that watch
+            the run: Dynamo compiles nothing under a mode, nor ever after what it met there
+            (pytorch#190286).
+    """
+
+    def __init__(self, reads: Reads, step_aside: Callable[[], object] | None = None) -> None:
         self.reads = reads
+        self._step_aside = step_aside
         self.skipped: set[int] = set()
         """ids of code whose calls are not noted; its results may be, by the code that called it."""
         self.leaves: set[type] = {*LEAVES, Tensor}
@@ -132,6 +139,8 @@ class FrameWatch:
             self.reads.backward = True
         else:
             self.reads.takes_functions = code.co_name
+            if self._step_aside is not None:
+                self._step_aside()
 
     def _called(self, frame: FrameType, known: CodeFacts) -> None:
         if known.is_unread(frame):
@@ -180,6 +189,8 @@ class FrameWatch:
 
 class _Joining(DispatchMode):
     """A mode that also watches threads that work for this one: autograd's, for a device."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, hook: Hook) -> None:
         super().__init__()

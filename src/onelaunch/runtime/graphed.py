@@ -39,7 +39,6 @@ from onelaunch.runtime.table import Table, moving_in
 from onelaunch.runtime.ungraphed import backward_inside, grad_in_no_grad, no_room, offer_split
 from onelaunch.runtime.warmup import wants_grad
 from onelaunch.source import user_line
-from onelaunch.watch.operations import HigherOrder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -166,11 +165,8 @@ class Graphed(Generic[P, R]):
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
         """Run one of the caller's own first calls as a warm-up."""
         driver, signature = attempt.driver, attempt.signature
-        try:
-            # An optimizer that cannot be captured is refused before it steps.
-            result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
-        except HigherOrder as error:  # a `CaptureError`: an operator that takes functions
-            return self._refused(signature, error)
+        # An optimizer that cannot be captured is refused before it steps.
+        result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
         after = self._signatures.flat(args, kwargs)
         self._signatures.stop_taking_apart(attempt.flat, after)

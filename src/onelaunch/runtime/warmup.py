@@ -11,7 +11,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from threading import Thread, get_ident
 from typing import Any
 
@@ -52,7 +52,6 @@ from onelaunch.unwinding import DispatchMode, same_modes
 from onelaunch.watch.compiled import CompiledAccesses, places
 from onelaunch.watch.ledger import Ledger, Noting
 from onelaunch.watch.observer import Observer
-from onelaunch.watch.operations import HigherOrder
 
 Refuse = Callable[[SignatureState, CaptureError], object]
 """The reaction to a signature that cannot be captured: raises, or lets it run eagerly."""
@@ -102,7 +101,7 @@ class Warmup:
         _import_dynamo()
         driver, signature = attempt.driver, attempt.signature
         try:
-            with same_modes():
+            with same_modes() as modes:
                 hidden = self._callee.is_compiled(driver)
                 if hidden and signature.known is not None and signature.known.refused is None:
                     args, kwargs = _on_device(attempt)
@@ -113,11 +112,12 @@ class Warmup:
                     result = self._called(attempt, args, kwargs, refuse)
         except CaptureError as error:
             let_go(error)  # and of the graph that the run made on the stream of captures
-            if isinstance(error, HigherOrder):
-                error.mend_dynamo()
             raise
         signature.warm += 1
         signature.threads.add(get_ident())
+        reads = self._callee.reads
+        if reads is not None and reads.takes_functions is not None:
+            modes.restore()  # torch's guards around such an operator turned them on again
         return result
 
     def _called(
@@ -128,14 +128,15 @@ class Warmup:
         fn, hidden = self._callee.on(driver), self._callee.is_compiled(driver)
         here = _trains(attempt)
         last = signature.warm + 1 >= self._options.warmup_calls
-        run = functools.partial(fn, *args, **kwargs)
+        run, step_aside = functools.partial(fn, *args, **kwargs), None
         if last and not hidden:
-            run = _noted(attempt, run)
+            run = _NotedRun(attempt, run)
+            step_aside = run.step_aside
         attempt.reached.drop_tensors()  # memory that the run replaces is to be free at once
         stepping = nullcontext() if hidden else self._stepping(signature, refuse)
         # Later reads the capture will see; Dynamo would compile the watch with the callable.
         if not hidden and (not signature.warm or self._callee.reads is None):
-            run = self._callee.watched(run)
+            run = self._callee.watched(run, step_aside)
         with inlining(), stepping:
             if here:
                 return run()
@@ -165,9 +166,13 @@ class Warmup:
         )
         try:
             run = functools.partial(self._callee.shown, *args, **kwargs)
-            hooks = NoHooks(observer.note_refusal) if _trains(attempt) else nullcontext()
-            with observer.host_reads(), hooks, observer, signature.asking.answering():
-                result = self._callee.watched(run)()
+            with ExitStack() as conditions:
+                conditions.enter_context(observer.host_reads())
+                if _trains(attempt):
+                    conditions.enter_context(NoHooks(observer.note_refusal))
+                conditions.enter_context(observer)
+                conditions.enter_context(signature.asking.answering())
+                result = self._callee.watched(run, conditions.close)()
         finally:
             observer.release()
         if any(map(_creates_state, attempt.reached.changed(before)[1])):
@@ -225,7 +230,7 @@ class Warmup:
         args, kwargs = unflatten(flat.tree, flat.tensors)
         run = functools.partial(self._callee.fn, *args, **kwargs)
         if answer and not (self._callee.is_compiled(driver) or torch.is_grad_enabled()):
-            run = _noted(attempt, run)
+            run = _NotedRun(attempt, run)
         undone = rolled_back(driver, device, flat.tensors, attempt.reached)
         with undone as effects, torch.no_grad(), _Draws(device) as draws:
             with Asking(answer).answering(), effects.observer, inlining():
@@ -247,7 +252,9 @@ class Warmup:
         named = places(flat.tensors, ((slot.name, t) for slot, t in reached.walk().tensors()))
         with rolled_back(driver, device, flat.tensors, reached) as effects:
             observer = effects.observer
-            run = callee.watched(_noted(attempt, functools.partial(callee.shown, *args, **kwargs)))
+            run = callee.watched(
+                _NotedRun(attempt, functools.partial(callee.shown, *args, **kwargs))
+            )
             with self._stepping(signature, refuse), observer, inlining():
                 if _trains(attempt):
                     result, need = run(), 0
@@ -320,24 +327,34 @@ def _accesses(
     return CompiledAccesses.of(observer, named)
 
 
-def _noted(attempt: Attempt, run: Callable[[], Any]) -> Callable[[], Any]:
-    """Return `run` under the conditions of a capture, noting its operations to compare that
-    with."""
-    tensors = attempt.flat.tensors
-    walked = attempt.reached.walk()
-    pairs = list(zip(tensors, tensors, strict=True))
-    ledger = Ledger(attempt.driver, attempt.device, pairs, walked)
-    factories = HostFactories(attempt.device, whole=_steps(attempt))
+class _NotedRun:
+    """A run under the conditions of a capture, whose operations are noted to compare that with."""
 
-    def noted() -> Any:
-        asking = attempt.signature.asking.answering()
-        with no_collection(), factories, asking, noting_steps(ledger), Noting(ledger):
-            result = run()  # collected as seldom as in the capture
+    def __init__(self, attempt: Attempt, run: Callable[[], Any]) -> None:
+        tensors = attempt.flat.tensors
+        pairs = list(zip(tensors, tensors, strict=True))
+        walked = attempt.reached.walk()
+        self._attempt = attempt
+        self._run = run
+        self._ledger = Ledger(attempt.driver, attempt.device, pairs, walked)
+        self._conditions = ExitStack()
+
+    def __call__(self) -> Any:
+        attempt, ledger = self._attempt, self._ledger
+        with self._conditions as conditions:
+            conditions.enter_context(no_collection())  # collected as seldom as in the capture
+            conditions.enter_context(HostFactories(attempt.device, whole=_steps(attempt)))
+            conditions.enter_context(attempt.signature.asking.answering())
+            conditions.enter_context(noting_steps(ledger))
+            conditions.enter_context(Noting(ledger))
+            result = self._run()
         ledger.finish()
         attempt.signature.ledger = ledger
         return result
 
-    return noted
+    def step_aside(self) -> None:
+        """End the conditions, as an operator that takes functions cannot run under them."""
+        self._conditions.close()
 
 
 def _trains(attempt: Attempt) -> bool:

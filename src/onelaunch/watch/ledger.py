@@ -38,7 +38,7 @@ from onelaunch.state.slots import (
 )
 from onelaunch.state.walk import StateWalk
 from onelaunch.watch.lifted import bits_of, brought
-from onelaunch.watch.operations import Watching
+from onelaunch.watch.operations import HigherOrder, Watching
 
 TRIES = 3
 """Number of captures in a row that may differ from the run before them."""
@@ -355,6 +355,7 @@ class Noting(Watching):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()
         self._ledger = ledger
+        self._met: HigherOrder | None = None
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and note it; see `Watching`."""
@@ -364,6 +365,17 @@ class Noting(Watching):
         with no_functions():
             self._ledger.made(storages, tensors(result))
         return result
+
+    def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the operator as far as it runs under a mode: the run may be one of the caller's own
+        calls, which is made once. The capture will refuse it."""
+        self._met = HigherOrder(func.name())
+        return func(*args, **kwargs)
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        if self._met is not None:
+            self._met.mend_dynamo()
 
 
 def refuse_drawn(generators: HostGenerators, fn: object, ledger: Ledger | None) -> None:

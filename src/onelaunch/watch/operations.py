@@ -59,5 +59,9 @@ class Watching(DecomposingMode):
         if imagined():
             return func(*args, **(kwargs or {}))
         if not isinstance(func, torch._ops.OpOverload):
-            raise HigherOrder(func.name())
+            return self.higher_order(func, args, kwargs or {})
         return self.decompose(func, args, kwargs or {})
+
+    def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Refuse an operator that takes functions. The run is rolled back."""
+        raise HigherOrder(func.name())

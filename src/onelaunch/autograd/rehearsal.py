@@ -25,7 +25,8 @@ from onelaunch.state.dependencies import dependencies, laid_out
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
 from onelaunch.state.walk import StateWalk, changes, restore, walk
-from onelaunch.watch.ledger import Difference, Ledger
+from onelaunch.watch.difference import Difference
+from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.observer import Observer
 
 _MOST = 200

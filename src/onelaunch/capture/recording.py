@@ -21,7 +21,8 @@ from onelaunch.driver.protocol import Driver, Graph
 from onelaunch.optimizers.scalars import PatchedScalars
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.walk import Slot
-from onelaunch.watch.ledger import Difference, Ledger
+from onelaunch.watch.difference import Difference
+from onelaunch.watch.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,8 @@ from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Change, Slot, StateWalk
 from onelaunch.unwinding import unwound
 from onelaunch.watch.compiled import CompiledAccesses, places
-from onelaunch.watch.ledger import Difference, Ledger, refuse_drawn
+from onelaunch.watch.difference import Difference
+from onelaunch.watch.ledger import Ledger, refuse_drawn
 from onelaunch.watch.lifted import Lifted
 from onelaunch.watch.observer import Observer
 

@@ -32,7 +32,8 @@ from onelaunch.optimizers.trials import ScalarTrials
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Slot
-from onelaunch.watch.ledger import Difference, moved, optimizers_in
+from onelaunch.watch.difference import Difference
+from onelaunch.watch.ledger import moved, optimizers_in
 from onelaunch.watch.lifted import Lifted
 
 _OF_DEVICES = ("OL103", "OL109")

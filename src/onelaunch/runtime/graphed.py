@@ -35,10 +35,11 @@ from onelaunch.runtime.recorder import Recorder
 from onelaunch.runtime.requests import requests_in
 from onelaunch.runtime.signature import Signatures, is_unrecordable
 from onelaunch.runtime.stats import GraphStats, graph_stats
-from onelaunch.runtime.table import Table, moving_in
+from onelaunch.runtime.table import Entry, Table, moving_in
 from onelaunch.runtime.ungraphed import backward_inside, grad_in_no_grad, no_room, offer_split
 from onelaunch.runtime.warmup import wants_grad
 from onelaunch.source import user_line
+from onelaunch.state.snapshot import ReachableState
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -100,15 +101,15 @@ class Graphed(Generic[P, R]):
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Warm up, capture, or run eagerly: no recording fits the call."""
-        with collection_restored():
-            refresh_mode_flag()  # torch's, which the guard of a recording is made with
+        with collection_restored():  # Ctrl-C may leave the garbage collector paused
+            refresh_mode_flag()  # torch's; a guard that is made while it is wrong never fits
             return self._recorded_or_eager(args, kwargs)
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         flat = self._signatures.flat(args, kwargs)  # the arguments: their tree, and its tensors
         driver, device = self._callee.where(flat)
         if is_unrecordable(driver, flat):
-            return self.fn(*args, **kwargs)  # inside another capture, for one
+            return self.fn(*args, **kwargs)  # a sparse argument, or inside a capture by hand
         with driver.exclusive():
             result = self._replayed(args, kwargs)  # recorded by another thread in the meantime?
             if result is MISS:
@@ -131,13 +132,14 @@ class Graphed(Generic[P, R]):
         Args:
             strategy: how sizes are padded, by a `Bucketed`.
         """
-        # Each request makes some objects anew, such as a cache. The first call with one may replay
-        # the recordings of the last request. If not, it runs eagerly: it is a prompt, most likely,
-        # whose size does not come again.
-        requests = requests_in(flat.tree) if strategy is UNPADDED else []
-        if requests:
-            first_call = self._recorder.requests.is_new(requests)
-            self._recorder.requests.begin(requests, self._callee)
+        # A request, such as one `generate()`, makes a cache anew. At first the recordings of the
+        # last request's cache may be taken over, and one of them may fit this call. If they cannot
+        # be, the first call with the cache runs eagerly: it is a prompt, most likely, whose size
+        # does not come again.
+        caches = requests_in(flat.tree) if strategy is UNPADDED else []
+        if caches:
+            first_call = self._recorder.requests.is_new(caches)
+            self._recorder.requests.begin(caches, self._callee)
             if self._recorder.take_over(driver, device, flat):
                 result = self._replayed(args, kwargs)
                 if result is not MISS:
@@ -146,7 +148,9 @@ class Graphed(Generic[P, R]):
                 return MISS
         match self._phase(driver, device, flat, strategy):
             case Eager(code, why):
-                if code:  # None where the user knows: the signature was refused, or waits
+                if (
+                    code
+                ):  # none where a refusal has been told already, or it is for a few calls only
                     self._notices.warn(code, why)
                 return MISS
             case Refused(signature, error):
@@ -159,30 +163,34 @@ class Graphed(Generic[P, R]):
                 return self._capture_and_replay(attempt, args, kwargs)
 
     def _phase(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
-        """Return what a call that no recording fits is to do; see `Phases`."""
+        """Return what a call that no recording fits is to do; see `Phases`. `InPieces` adds to
+        it."""
         return self._phases.of(driver, device, flat, strategy)
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
         """Run one of the caller's own first calls as a warm-up."""
-        driver, signature = attempt.driver, attempt.signature
         # An optimizer that cannot be captured is refused before it steps.
         result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
         after = self._signatures.flat(args, kwargs)
-        self._signatures.stop_taking_apart(attempt.flat, after)
+        self._signatures.stop_taking_apart(attempt.flat, after)  # objects that the call changed
         reached = self._callee.reached(after)
         if self._callee.learn_device(attempt.flat, attempt.device, result, reached):
-            signature.warm -= 1  # it works on another device, and so ran on another stream
-            return result
-        if wants_grad(driver, result, after, reached):
-            signature.forward = True  # captured with its backward
-            refused = distributed.refused_pair(distributed.sharded_values(reached.values))
-            if refused is not None:
-                self._refused(signature, refused)
-            elif not torch.is_grad_enabled():
-                self._ungraphed(signature, grad_in_no_grad())
-        reached.drop_tensors()
+            attempt.signature.warm -= 1  # it works on another device, where nothing is warm yet
+        elif wants_grad(attempt.driver, result, after, reached):
+            self._expect_backward(attempt.signature, reached)
+        reached.drop_tensors()  # which the user may free before the next call
         return result
+
+    def _expect_backward(self, signature: SignatureState, reached: ReachableState) -> None:
+        """Have a signature whose results require grad captured as a forward with its backward; or
+        refuse it from the next call on, as this one has run."""
+        signature.forward = True
+        refused = distributed.refused_pair(distributed.sharded_values(reached.values))
+        if refused is not None:
+            self._refused(signature, refused)
+        elif not torch.is_grad_enabled():  # the callable turns it on for itself
+            self._ungraphed(signature, grad_in_no_grad())
 
     def _capture_and_replay(
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -192,58 +200,83 @@ class Graphed(Generic[P, R]):
         try:
             with no_collection():
                 entry = self._recorder.record(attempt, self)
-        except NeedsGrad:  # not seen in the warm-up
+        except NeedsGrad:  # in no warm-up did the results require grad
             if not torch.is_grad_enabled():
                 return self._ungraphed(signature, grad_in_no_grad())
             signature.forward = True
             return MISS
         except BackwardInside:
             return self._ungraphed(signature, backward_inside())
-        except Unfollowed as error:  # a number that was to be read at each call is a branch's
-            if error.only_this_call:
-                self._signatures.varied.fix_numbers(attempt.spec, attempt.flat.tree)
-            else:
-                del self._signatures.known[attempt.spec]
-                self._signatures.varied.keep(attempt.spec, error.positions)
+        except Unfollowed as error:
+            self._take_for_constants(attempt, error)
             return MISS
         except CaptureError as error:
-            # It may go another way where it is told that it is captured: once, then it is told so.
-            if not signature.asking.switch_answer():
-                return self._refused(signature, error)
-            signature.warm = self.options.warmup_calls - 1
-            signature.known = signature.ledger = None
-            flat = self._signatures.flat(args, kwargs)
-            again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
-            unlike = self._recorder.warmup.compare_answers(again, self._name, error)
-            if unlike is not None:
-                return self._refused(signature, unlike)
-            if signature.ledger is None:  # nothing that the capture could be compared with
-                return self._warm(again, args, kwargs)
-            return self._capture_and_replay(again, args, kwargs)
-        if entry is None and self._pool.may_fit_later(signature.need_bytes):
-            signature.backoff.defer()
-            return MISS
-        if entry is None:
+            if signature.asking.switch_answer():  # at most once
+                return self._capture_told(attempt, args, kwargs, error)
+            return self._refused(signature, error)
+        if entry is None:  # the pool has no room for it
+            if self._pool.may_fit_later(signature.need_bytes):
+                signature.backoff.defer()
+                return MISS
             return self._ungraphed(signature, no_room(self._name, attempt, self._pool))
-        # Python state that the call moves on has a recording for each of a few values: the next
-        # value needs one call to warm up, no more.
+        return self._replay_new(entry, attempt, args, kwargs)
+
+    def _take_for_constants(self, attempt: Attempt, error: Unfollowed) -> None:
+        """Take numbers among the arguments, which one recording was to read at each call, for
+        constants: the callable takes another branch for other numbers."""
+        if error.only_this_call:
+            self._signatures.varied.fix_numbers(attempt.spec, attempt.flat.tree)
+        else:
+            del self._signatures.known[attempt.spec]  # a signature with any number in their place
+            self._signatures.varied.keep(attempt.spec, error.positions)
+
+    def _capture_told(
+        self,
+        attempt: Attempt,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        refused: CaptureError,
+    ) -> R | Miss:
+        """Capture a callable that asks torch whether it is being captured, and was refused where
+        the answer was no: from now on it is yes."""
+        signature = attempt.signature
+        signature.warm = self.options.warmup_calls - 1
+        signature.known = signature.ledger = None
+        flat = self._signatures.flat(args, kwargs)
+        again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
+        unlike = self._recorder.warmup.compare_answers(again, self._name, refused)
+        if unlike is not None:
+            return self._refused(signature, unlike)
+        if signature.ledger is None:  # comparing left no run to compare the capture with
+            return self._warm(again, args, kwargs)
+        return self._capture_and_replay(again, args, kwargs)
+
+    def _replay_new(
+        self, entry: Entry, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> R | Miss:
+        """Replay a recording for the call that it was captured from, and keep it if its run agreed
+        with the runs before it."""
+        signature = attempt.signature
+        # The next recording needs all warm-up calls again; but only one where the call itself moves
+        # a number on, which has a recording for each of a few values.
         moves = bool(moving_in(entry.captured))
         signature.warm = self.options.warmup_calls - 1 if moves else 0
         result = entry.call(args, kwargs)
-        if result is MISS:  # state that it relies on was changed, by another thread or the capture
-            unfit = self._table.drop_misfit(entry, attempt)
-            if unfit is None:
+        if result is MISS:  # another thread, or the capture, changed state that it relies on
+            misfit = self._table.drop_misfit(entry, attempt)
+            if misfit is None:  # for the first time: the next may fit
                 return MISS
-            return self._ungraphed(signature, CaptureError("OL307", unfit))
+            return self._ungraphed(signature, CaptureError("OL307", misfit))
         signature.unfit = 0
-        differs = entry.captured.differs
-        if entry.unsettled:  # this run did something that those before did not: capture once more
-            if not self._table.drop_differing(entry) and differs is not None:
-                self._ungraphed(signature, differs.refusal())  # the call has its result: no raise
+        if entry.unsettled:  # its run did, or read, what the runs before it did not
+            differs = entry.captured.differs
+            try_again = self._table.drop_differing(entry)
+            if differs is not None and not try_again:  # a warning: the call has its result
+                self._ungraphed(signature, differs.refusal())
             return result
         signature.agreed()
         self._table.warn_used_once(entry)
-        self._table.drop_followed(entry, self._signatures.varied)
+        self._table.drop_superseded(entry, self._signatures.varied)
         self._table.add(entry, self._callee.codes)
         return result
 
@@ -257,16 +290,17 @@ class Graphed(Generic[P, R]):
 
     @property
     def _user(self) -> User:
-        """The callable that the pool asks for the figures of the recordings."""
+        """The callable that the pool asks for the figures of the recordings: of a piece, the
+        whole."""
         return self
 
     # Refused.
 
     def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
         """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
-        if error.code == "OL117":  # two runs differ, though two others may be alike by chance
+        if error.code == "OL117":  # for good: two later runs may be alike by chance
             signature.unlike = error.with_traceback(None)
-            signature.training = self._callee.training
+            signature.training = self._callee.training  # in the other mode it may be captured
         if self.options.on_refusal == "raise":
             offer_split(error, self._callee.root[1], self.options)
             raise error
@@ -297,6 +331,7 @@ class Graphed(Generic[P, R]):
             self._running.remove(get_ident())
 
     def _run_original(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Run the callable as it is; `InPieces` runs its pieces."""
         return self.fn(*args, **kwargs)
 
     # For users.
@@ -350,7 +385,14 @@ class Graphed(Generic[P, R]):
         chain: Chain | None = None,
         then: Callable[[Any], object] = lambda result: None,
     ) -> None:
-        """Do what `capture` does, as a part of a chain (see `capture_in`) or with padded sizes."""
+        """Do what `capture` does.
+
+        Args:
+            strategy: how sizes are padded.
+            chain: callables that run one after another, this one among them, and are captured in
+                that order to share memory.
+            then: called with the result of the warm-up.
+        """
         self._recorder.capture_ahead(self, args, kwargs, strategy, chain, then)
 
     # As the callable itself.
@@ -396,5 +438,5 @@ def capture_in(
     kwargs: Mapping[str, Any],
     then: Callable[[Any], object],
 ) -> None:
-    """Do `Graphed.capture` as a part of a chain; call `then` with the result of the warm-up."""
+    """Do `Graphed.capture` for one callable of a chain; see `Graphed._capture_ahead`."""
     graphed._capture_ahead(args, kwargs, chain=chain, then=then)

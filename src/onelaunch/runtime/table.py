@@ -122,7 +122,7 @@ class Table:
             self.keep((entry, *self.entries))
         self._warn_omitted(entry.captured, codes)
 
-    def drop_followed(self, entry: Entry, varied: Varied) -> None:
+    def drop_superseded(self, entry: Entry, varied: Varied) -> None:
         """Free recordings of single values of numbers that a newer recording follows."""
         followed = {count.slot.id for count in entry.captured.counts}
         for other in self.entries:

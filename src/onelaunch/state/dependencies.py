@@ -76,7 +76,7 @@ def dependencies(
             continue
         if not _matters(slot, value, before, use, key in now) or is_replaced(slot, now):
             continue
-        # A counter that the call advanced is not advanced by replays: it stays where it is now.
+        # Replays do not repeat a change of what is no slot of theirs: it is as the call left it.
         guarded.append((slot, now.get(key, value)))
     guarded += _orders(before, now)
     guarded += _gradients(before, found, guarded)

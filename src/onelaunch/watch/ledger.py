@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from onelaunch.state.slots import (
     read_last_hooks,
 )
 from onelaunch.state.walk import StateWalk
+from onelaunch.watch.difference import Difference, Operand, of_memory, of_operations
 from onelaunch.watch.lifted import bits_of, brought
 from onelaunch.watch.operations import HigherOrder, Watching
 
@@ -53,18 +54,6 @@ _COMPARED_BY_VALUE = frozenset(
 )
 
 
-class _Operand(NamedTuple):
-    """A tensor that an operation was given, without its values."""
-
-    origin: object
-    shape: tuple[int, ...] = ()
-    dtype: torch.dtype | None = None
-    stride: tuple[int, ...] = ()
-    offset: int = 0
-    device: torch.device | None = None
-    requires_grad: bool = False
-
-
 class _AnyNumber:
     """A number that each call reads: equal to every noted number."""
 
@@ -74,26 +63,6 @@ class _AnyNumber:
         )
 
     __hash__ = None  # pyright: ignore
-
-
-class _Count(NamedTuple):
-    """The number of arguments of an operation."""
-
-    arguments: int
-
-
-class Difference(NamedTuple):
-    """A difference between a run and the one before it."""
-
-    what: str
-    place: Place | None
-    """The line that acts differently now."""
-    fix: str | None = None
-
-    def refusal(self) -> CaptureError:
-        """Return the error for a callable whose runs keep differing."""
-        where = str(self.place) if self.place else None
-        return CaptureError("OL117", self.what, where=where, fix=self.fix)
 
 
 class Ledger:
@@ -211,8 +180,7 @@ class Ledger:
             others = self._earlier._entries
             other = others[number] if number < len(others) else None
             if other != entry:
-                fix = _WHOLE if _grows(other, entry) else None
-                self.difference = Difference(_message(number, other, entry), user_frame(), fix)
+                self.difference = of_operations(number, other, entry)
         return storages
 
     def made(self, storages: set[int], results: Sequence[Tensor]) -> None:
@@ -239,16 +207,12 @@ class Ledger:
         if self._earlier is not None and self.difference is None:
             others = self._earlier._entries
             if len(others) > len(self._entries):
-                message = _message(len(self._entries), others[len(self._entries)], None)
-                self.difference = Difference(message, None)
+                number = len(self._entries)
+                self.difference = of_operations(number, others[number], None)
             for number, (_, _, at, place) in enumerate(self._unseen):
                 before, now = self._earlier.lasting.get(number), self.lasting.get(number)
                 if before is not None and now is not None and before != now:
-                    message = (
-                        f"operation {at + 1} of the call, {_named(self._entries[at])}, got one"
-                    )
-                    message += " tensor in the run before, and another in the capture"
-                    self.differs(Difference(message, place))
+                    self.differs(of_memory(at, self._entries[at], place))
         self._earlier = None
         self._origins.clear()
         self._made.clear()
@@ -270,9 +234,9 @@ class Ledger:
             return [(key, self._noted(part, storages)) for key, part in value.items()]  # pyright: ignore
         return kind, repr(value) if kind is complex else None
 
-    def _operand(self, t: Tensor, storages: set[int]) -> _Operand:
+    def _operand(self, t: Tensor, storages: set[int]) -> Operand:
         if not _has_memory(t):
-            return _Operand(None, (), t.dtype)  # nested or sparse
+            return Operand(None, (), t.dtype)  # nested or sparse
         storage = self._storage(t)
         storages.add(storage)
         origin = self._origins.get(storage)
@@ -293,13 +257,13 @@ class Ledger:
         if scalar or _is_position(t):
             # The memory of a number depends on how the call gets it; attention's seed and offset
             # are on the device in a capture only.
-            return _Operand(origin, tuple(t.shape), t.dtype)
+            return Operand(origin, tuple(t.shape), t.dtype)
         if displaced:
             offset = (_bytes(t) - from_) // t.element_size() if storage in self._starts else 0
         else:
             offset = int(t.storage_offset())
         shape, stride = tuple(t.shape), t.stride()
-        return _Operand(origin, shape, t.dtype, stride, offset, t.device, t.requires_grad)
+        return Operand(origin, shape, t.dtype, stride, offset, t.device, t.requires_grad)
 
     def _lifted(self, t: Tensor, number: int) -> object:
         return self._value(t) if t.device.type == "cpu" else (number, 0)
@@ -410,95 +374,3 @@ def moved(earlier: Ledger, slots: Iterable[tuple[Any, object]]) -> bool:
 
 def _content(value: object) -> object:
     return (type(value), repr(value)) if is_plain(value) else id(value)
-
-
-# Messages.
-
-
-def _message(number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | None) -> str:
-    """Return the message for two operations of this number that differ; None is no operation."""
-    step = f"operation {number + 1} of the call"
-    if was is None or now is None or was[0] != now[0]:
-        return f"{step} was {_named(was)} in the run before, and is {_named(now)} in the capture"
-    before, then = _shown(*_differing(was[1:], now[1:]))
-    return f"{step}, {_named(now)}, got {before} in the run before, and {then} in the capture"
-
-
-_WHOLE = (
-    "make what grows of its full size at first, and write into it in place (for a cache of "
-    "transformers: StaticCache, `generate(cache_implementation='static')`)"
-)
-
-
-def _grows(was: tuple[Any, ...] | None, now: tuple[Any, ...]) -> bool:
-    """Return whether the operations differ in a tensor that has become larger."""
-    if was is None or was[0] != now[0]:
-        return False
-    a, b = _differing(was[1:], now[1:])
-    if not (isinstance(a, _Operand) and isinstance(b, _Operand)):
-        return False
-    alike = a.origin == b.origin and len(a.shape) == len(b.shape) and a.shape != b.shape
-    return alike and all(n <= m for n, m in zip(a.shape, b.shape, strict=True))
-
-
-def _named(entry: tuple[Any, ...] | None) -> str:
-    return (
-        "none" if entry is None else f"`{entry[0].removeprefix('aten.').removesuffix('.default')}`"
-    )
-
-
-def _differing(was: Any, now: Any) -> tuple[Any, Any]:
-    """Return the first parts that differ, of two values that do."""
-    are_lists = isinstance(was, (list, tuple)) and isinstance(now, (list, tuple))
-    if not are_lists or _is_leaf(was) or _is_leaf(now):
-        return was, now
-    for a, b in zip(was, now, strict=False):  # pyright: ignore
-        if a != b:
-            return _differing(a, b)
-    return _Count(len(was)), _Count(len(now))  # pyright: ignore
-
-
-def _is_leaf(value: Any) -> bool:
-    return isinstance(value, _Operand) or (
-        isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], type)  # pyright: ignore
-    )
-
-
-def _shown(was: Any, now: Any) -> tuple[str, str]:
-    if isinstance(was, _Count):
-        return f"{was.arguments} arguments", f"{now.arguments}"
-    if isinstance(was, _Operand) and isinstance(now, _Operand):
-        for name in _Operand._fields:
-            a, b = getattr(was, name), getattr(now, name)
-            if a != b:
-                if name == "origin":
-                    return _origin_text(a), _origin_text(b)
-                return f"a tensor of {name} {a}", f"one of {name} {b}"
-    return _value(was), _value(now)
-
-
-def _origin_text(origin: Any) -> str:
-    if isinstance(origin, str):
-        return origin
-    if isinstance(origin, tuple):
-        match origin:
-            case ("value", value):
-                return f"{value}"
-            case ("memory", _):
-                return "a tensor of its own"
-            case (number, _):
-                return f"a result of operation {number + 1}"
-            case _:
-                pass
-    return "a tensor"
-
-
-def _value(noted: Any) -> str:
-    if isinstance(noted, _Operand):
-        return _origin_text(noted.origin)
-    if isinstance(noted, tuple) and len(noted) == 2:  # pyright: ignore
-        kind, value = noted  # pyright: ignore
-        if value is None and kind is not type(None):
-            return "a number of an optimizer"
-        return repr(float.fromhex(value)) if kind is float else repr(value)  # pyright: ignore
-    return repr(noted)

@@ -1,0 +1,146 @@
+"""The first difference between two runs of one call, and the message that names it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from onelaunch.errors import CaptureError
+from onelaunch.source import Place, user_frame
+
+
+class Operand(NamedTuple):
+    """A tensor that an operation was given, without its values."""
+
+    origin: object
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
+    stride: tuple[int, ...] = ()
+    offset: int = 0
+    device: torch.device | None = None
+    requires_grad: bool = False
+
+
+class Difference(NamedTuple):
+    """A difference between a run and the one before it."""
+
+    what: str
+    place: Place | None
+    """The line that acts differently now."""
+    fix: str | None = None
+
+    def refusal(self) -> CaptureError:
+        """Return the error for a callable whose runs keep differing."""
+        where = str(self.place) if self.place else None
+        return CaptureError("OL117", self.what, where=where, fix=self.fix)
+
+
+class _Count(NamedTuple):
+    """The number of arguments of an operation."""
+
+    arguments: int
+
+
+def of_operations(
+    number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | None
+) -> Difference:
+    """Return the difference between two operations of this number, as noted; None is no
+    operation."""
+    fix = _WHOLE if now is not None and _grows(was, now) else None
+    return Difference(_message(number, was, now), user_frame() if now is not None else None, fix)
+
+
+def of_memory(number: int, entry: tuple[Any, ...], place: Place | None) -> Difference:
+    """Return the difference of an operation that got other memory of unknown origin."""
+    what = f"operation {number + 1} of the call, {_named(entry)}, got one tensor in the run before"
+    return Difference(f"{what}, and another in the capture", place)
+
+
+def _message(number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | None) -> str:
+    """Return the message for two operations of this number that differ; None is no operation."""
+    step = f"operation {number + 1} of the call"
+    if was is None or now is None or was[0] != now[0]:
+        return f"{step} was {_named(was)} in the run before, and is {_named(now)} in the capture"
+    before, then = _shown(*_differing(was[1:], now[1:]))
+    return f"{step}, {_named(now)}, got {before} in the run before, and {then} in the capture"
+
+
+_WHOLE = (
+    "make what grows of its full size at first, and write into it in place (for a cache of "
+    "transformers: StaticCache, `generate(cache_implementation='static')`)"
+)
+
+
+def _grows(was: tuple[Any, ...] | None, now: tuple[Any, ...]) -> bool:
+    """Return whether the operations differ in a tensor that has become larger."""
+    if was is None or was[0] != now[0]:
+        return False
+    a, b = _differing(was[1:], now[1:])
+    if not (isinstance(a, Operand) and isinstance(b, Operand)):
+        return False
+    alike = a.origin == b.origin and len(a.shape) == len(b.shape) and a.shape != b.shape
+    return alike and all(n <= m for n, m in zip(a.shape, b.shape, strict=True))
+
+
+def _named(entry: tuple[Any, ...] | None) -> str:
+    return (
+        "none" if entry is None else f"`{entry[0].removeprefix('aten.').removesuffix('.default')}`"
+    )
+
+
+def _differing(was: Any, now: Any) -> tuple[Any, Any]:
+    """Return the first parts that differ, of two values that do."""
+    are_lists = isinstance(was, (list, tuple)) and isinstance(now, (list, tuple))
+    if not are_lists or _is_leaf(was) or _is_leaf(now):
+        return was, now
+    for a, b in zip(was, now, strict=False):  # pyright: ignore
+        if a != b:
+            return _differing(a, b)
+    return _Count(len(was)), _Count(len(now))  # pyright: ignore
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, Operand) or (
+        isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], type)  # pyright: ignore
+    )
+
+
+def _shown(was: Any, now: Any) -> tuple[str, str]:
+    if isinstance(was, _Count):
+        return f"{was.arguments} arguments", f"{now.arguments}"
+    if isinstance(was, Operand) and isinstance(now, Operand):
+        for name in Operand._fields:
+            a, b = getattr(was, name), getattr(now, name)
+            if a != b:
+                if name == "origin":
+                    return _origin_text(a), _origin_text(b)
+                return f"a tensor of {name} {a}", f"one of {name} {b}"
+    return _value(was), _value(now)
+
+
+def _origin_text(origin: Any) -> str:
+    if isinstance(origin, str):
+        return origin
+    if isinstance(origin, tuple):
+        match origin:
+            case ("value", value):
+                return f"{value}"
+            case ("memory", _):
+                return "a tensor of its own"
+            case (number, _):
+                return f"a result of operation {number + 1}"
+            case _:
+                pass
+    return "a tensor"
+
+
+def _value(noted: Any) -> str:
+    if isinstance(noted, Operand):
+        return _origin_text(noted.origin)
+    if isinstance(noted, tuple) and len(noted) == 2:  # pyright: ignore
+        kind, value = noted  # pyright: ignore
+        if value is None and kind is not type(None):
+            return "a number of an optimizer"
+        return repr(float.fromhex(value)) if kind is float else repr(value)  # pyright: ignore
+    return repr(noted)

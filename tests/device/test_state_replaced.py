@@ -271,3 +271,18 @@ def test_modules_that_change_places(device: torch.device, rand: Rand, kind: str)
             fast(rand(2, 4))
         assert (layers[0] if kind == "list" else holder.a) is a  # as if it had not been called
         assert_same((turned if kind == "list" else swapped)(rand(2, 4)), a(rand(2, 4)))
+
+
+def test_the_reason_for_another_attempt_is_told(rand: Rand) -> None:
+    state = SimpleNamespace(total=rand(0, 3))
+
+    def f(x: Tensor) -> Tensor:
+        state.total = state.total + x
+        return state.total * 1
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(3):
+            fast(rand(i, 3))
+    (recording,) = fast.recordings
+    assert recording.retries == ("state that the callable replaces became inputs",)

@@ -44,6 +44,7 @@ class Recording:
         untraced: tensors read by address for which no attribute or variable was found.
         nodes: kernels and copies in one launch.
         capture_seconds: the time that the capture took.
+        retries: what each attempt before the last one showed, so that another was needed.
         pool_bytes: the growth of the pool for it; 0 if it fitted into memory of the pool.
         kept_bytes: bytes of the pool that it keeps for itself (static results, tensors that a
             forward saves); it shares all else with the pool's other recordings.
@@ -66,6 +67,7 @@ class Recording:
     untraced: list[str]
     nodes: int
     capture_seconds: float
+    retries: tuple[str, ...]
     pool_bytes: int
     kept_bytes: int
     driver_bytes: int
@@ -158,6 +160,8 @@ class CapturedCall:
     clock: Callable[[], int] | None = None
     values: dict[int, bytes] = field(default_factory=dict[int, bytes])
     """The elements of host arguments that the host read, by number."""
+    retries: tuple[str, ...] = ()
+    """The reasons for the attempts after the first; see `Recording`."""
     lifted: list[Tensor] = field(default_factory=list[Tensor])
     """The device's copies of host values, which the graph reads."""
     told_capturing: bool = False
@@ -198,6 +202,7 @@ def describe(
         untraced=[str(TensorSpec.of(t)) for t in captured.untraced],
         nodes=captured.graph.nodes,
         capture_seconds=captured.seconds,
+        retries=captured.retries,
         pool_bytes=captured.graph.memory_bytes,
         kept_bytes=kept_bytes,
         driver_bytes=captured.graph.driver_bytes,

@@ -54,6 +54,8 @@ class CaptureSession:
     _state_inputs: list[Slot] = field(default_factory=list[Slot])
     """State that is passed to the callable like arguments, because the callable replaces it."""
     _trials: ScalarTrials = field(default_factory=ScalarTrials)
+    _retries: list[str] = field(default_factory=list[str])
+    """The reasons for the attempts after the first."""
     _outlasted: bool = False
     """True if an attempt showed an optimizer that unexpectedly outlives it."""
     _rewind: Rewind | None = None
@@ -85,7 +87,8 @@ class CaptureSession:
                 self._lifted.make()
             try:
                 return self._attempt(tree, tensors, started)
-            except Retry:
+            except Retry as retry:
+                self._retries.append(str(retry))
                 continue
             except (NeedsGrad, BackwardInside, Unfollowed) as error:
                 let_go(error)
@@ -96,18 +99,22 @@ class CaptureSession:
                 if job.following:
                     let_go(error)
                     self._unfollow(job.following.names())
+                    self._retries.append("it fails with stand-ins for numbers")
                     continue
                 if job.counting:
                     let_go(error)
                     self._stop_counting()
+                    self._retries.append("it fails with stand-ins for the numbers that it counts")
                     continue
                 if not isinstance(error, CaptureError):
                     raise
                 let_go(error)
                 unfollowed = [o for run in self._runs for o in run.observer.admission.unfollowed]
                 if self._wanted_by_host() or self._trials.keep(unfollowed):
+                    self._retries.append("the host reads a number that was on the device")
                     continue
                 if self._lifted is not None and self._lifted.misses():
+                    self._retries.append("host values that it brings to the device are kept there")
                     continue
                 if self._lifted is not None and self._lifted.exhausted:
                     error = self._changed() or error
@@ -222,6 +229,7 @@ class CaptureSession:
                 graph = self._rebound_inputs(graph, run, tree)
             results = statics[: len(statics) - len(run.lasting)]
             captured = captured_call(run, graph, results, scalars, started)
+            captured.retries = tuple(self._retries)
             captured.followed = numbers
             captured.reads_more = job.callee.read_more(job.reached, snapshot.walk, run.found)
             captured.differs = self._unexplained(captured, run)

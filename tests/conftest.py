@@ -53,13 +53,14 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(autouse=True)
-def tf32() -> Generator[None]:
-    """The benchmarks turn it off for their process; after a test it is as it was."""
+def backends() -> Generator[None]:
+    """Benchmarks and the docs' programs set these for their process; after a test they are as
+    before."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, matmul.allow_tf32
+    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark
     yield
-    if (cudnn.allow_tf32, matmul.allow_tf32) != before:
-        cudnn.allow_tf32, matmul.allow_tf32 = before
+    if (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark) != before:
+        cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before
 
 
 @pytest.fixture(autouse=True)

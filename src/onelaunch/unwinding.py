@@ -39,7 +39,8 @@ class FunctionMode(TorchFunctionMode):
 
 
 class DispatchMode(TorchDispatchMode):
-    """A dispatch mode that ends only itself, too, and that several threads may have at once.
+    """A dispatch mode that ends only itself, too, below others even, and that several threads may
+    have at once.
 
     Torch keeps in flags of the whole process whether a mode is on, and a mode restores their
     previous values (pytorch#122339). Of two threads the second to begin would leave them on:
@@ -56,7 +57,11 @@ class DispatchMode(TorchDispatchMode):
             return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
-        if not any(mode is self for mode in dispatch_modes()[-1:]):
+        above: list[object] = []
+        if any(mode is self for mode in dispatch_modes()):
+            while dispatch_modes()[-1] is not self:
+                above.append(_C._pop_torch_dispatch_stack(None))
+        else:
             _C._push_on_torch_dispatch_stack(self)
         with _flags:
             if len(self.old_dispatch_mode_flags) == 1:
@@ -66,6 +71,8 @@ class DispatchMode(TorchDispatchMode):
                     if name.startswith("old_") and name.endswith("_flags"):
                         found[-1] = bool(_entered)
             super().__exit__(*raised)
+        for mode in reversed(above):
+            _C._push_on_torch_dispatch_stack(mode)
 
 
 _entered: weakref.WeakSet[DispatchMode] = weakref.WeakSet()

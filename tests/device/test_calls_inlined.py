@@ -267,9 +267,9 @@ def test_an_operator_that_takes_functions_is_refused(
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("attends", [False, True])
 def test_a_call_that_is_refused_for_such_an_operator_is_made_once(
-    rand: Rand, grad: bool, warmup: int, compile: bool, attends: bool
+    device: torch.device, rand: Rand, grad: bool, warmup: int, compile: bool, attends: bool
 ) -> None:
-    written = torch.zeros(3)
+    written = torch.zeros(3, device=device)
 
     def f(x: Tensor, written: Tensor) -> Tensor:
         written.add_(1)

@@ -15,7 +15,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any, cast
 
@@ -64,6 +64,8 @@ class FrameWatch:
     def __init__(self, reads: Reads, step_aside: Callable[[], object] | None = None) -> None:
         self.reads = reads
         self._step_aside = step_aside
+        self._joined = ExitStack()
+        """The mode that joins other threads, while it is on."""
         self.skipped: set[int] = set()
         """ids of code whose calls are not noted; its results may be, by the code that called it."""
         self.leaves: set[type] = {*LEAVES, Tensor}
@@ -100,7 +102,9 @@ class FrameWatch:
     def active(self) -> Generator[None]:
         """Be active during a run; another hook calls this one."""
         try:
-            with _Joining(self._hook) if torch.is_grad_enabled() else nullcontext():
+            with self._joined:
+                if torch.is_grad_enabled():
+                    self._joined.enter_context(_Joining(self._hook))
                 yield
         finally:
             self._hook.end()
@@ -139,6 +143,7 @@ class FrameWatch:
             self.reads.backward = True
         else:
             self.reads.takes_functions = code.co_name
+            self._joined.close()
             if self._step_aside is not None:
                 self._step_aside()
 

@@ -4,8 +4,8 @@
     python -m benchmarks.optimize --workloads mlp,cnn  # these anew
 
 For each workload: eager, the best engine of `compare`, and the plans under ``max_error=0`` and
-under 1e-2. The newer kinds of models are given in bfloat16, and only the plan under 1e-2 is asked
-for. Once all are found they are built anew and timed together, in turns. Each workload has a
+under 1e-2. The newer kinds of models are given in bfloat16, and only one plan is asked for, whose
+error may be the best incumbent's where that is above 1e-2. Once all are found they are built anew and timed together, in turns. Each workload has a
 process; all of them first compile at once what the engines will, into Inductor's cache, and then
 measure one after the other.
 """
@@ -85,7 +85,12 @@ def measure(name: str, seconds: float) -> Found:
     if name not in KINDS:
         finders["exact incumbent"] = lambda: bit_for_bit(rows["incumbent"]["engines"], fn, args)
         finders["exact"] = functools.partial(optimized, fn, args, EXACT, seconds / 3)
-    finders["1e-2"] = functools.partial(optimized, fn, args, LOOSE, seconds)
+
+    def loose() -> Found:
+        allowed = rows["incumbent"].get("error", LOOSE) if name in KINDS else LOOSE
+        return optimized(fn, args, max(LOOSE, allowed), seconds)
+
+    finders["1e-2"] = loose
     for row, find in finders.items():
         rows[row] = noted(name, row, find)
     if name in CYCLES:

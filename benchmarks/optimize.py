@@ -5,9 +5,9 @@
 
 For each workload: eager, the best engine of `compare`, and the plans under ``max_error=0`` and
 under 1e-2. The newer kinds of models are given in bfloat16, and only one plan is asked for, whose
-error may be the best incumbent's where that is above 1e-2. Once all are found they are built anew and timed together, in turns. Each workload has a
-process; all of them first compile at once what the engines will, into Inductor's cache, and then
-measure one after the other.
+error may be the best incumbent's where that is above 1e-2. Once all are found they are built anew
+and timed together, in turns. Each workload has a process; all of them first compile at once what
+the engines will, into Inductor's cache, and then measure one after the other.
 """
 
 from __future__ import annotations

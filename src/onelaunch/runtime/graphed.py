@@ -55,6 +55,9 @@ class Graphed(Generic[P, R]):
 
     A call runs the original, warms up, captures or replays, whichever is due; see `graph`.
     Safe to call from several threads.
+
+    Two kinds differ in a few methods: `Bucketed`, which pads sizes, and `InPieces`, which runs a
+    refused callable as graphed pieces.
     """
 
     def __init__(
@@ -69,7 +72,8 @@ class Graphed(Generic[P, R]):
 
         Args:
             pool: the memory of the recordings; default a pool of its own.
-            root: (name, object) of what the callable belongs to: a module, for its forward.
+            root: (name, object) of what the callable belongs to: a module, for its forward. Default
+                `fn` itself.
             callee: `fn` as captures run it, compiled or not; default made from it.
         """
         self.fn = fn
@@ -102,7 +106,7 @@ class Graphed(Generic[P, R]):
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Warm up, capture, or run eagerly: no recording fits the call."""
         with collection_restored():  # Ctrl-C may leave the garbage collector paused
-            refresh_mode_flag()  # torch's; a guard that is made while it is wrong never fits
+            refresh_mode_flag()  # a flag of torch's for this thread, which a guard compares
             return self._recorded_or_eager(args, kwargs)
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
@@ -132,10 +136,10 @@ class Graphed(Generic[P, R]):
         Args:
             strategy: how sizes are padded, by a `Bucketed`.
         """
-        # A request, such as one `generate()`, makes a cache anew. At first the recordings of the
-        # last request's cache may be taken over, and one of them may fit this call. If they cannot
-        # be, the first call with the cache runs eagerly: it is a prompt, most likely, whose size
-        # does not come again.
+        # A request, such as one `generate()`, passes a cache of its own. The recordings made with
+        # the last request's cache may be taken over, and one of them may fit this call. If they
+        # cannot be, the first call with this cache runs eagerly: it is a prompt, most likely, whose
+        # size does not come again.
         caches = requests_in(flat.tree) if strategy is UNPADDED else []
         if caches:
             first_call = self._recorder.requests.is_new(caches)
@@ -147,10 +151,8 @@ class Graphed(Generic[P, R]):
             elif first_call:
                 return MISS
         match self._phase(driver, device, flat, strategy):
-            case Eager(code, why):
-                if (
-                    code
-                ):  # none where a refusal has been told already, or it is for a few calls only
+            case Eager(code, why):  # without a code: told before, or for a few calls only
+                if code:
                     self._notices.warn(code, why)
                 return MISS
             case Refused(signature, error):
@@ -169,22 +171,23 @@ class Graphed(Generic[P, R]):
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
         """Run one of the caller's own first calls as a warm-up."""
-        # An optimizer that cannot be captured is refused before it steps.
+        # Of an optimizer that cannot be captured `_refused` is told before it steps: it raises, or
+        # the run goes on.
         result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
         after = self._signatures.flat(args, kwargs)
         self._signatures.stop_taking_apart(attempt.flat, after)  # objects that the call changed
         reached = self._callee.reached(after)
         if self._callee.learn_device(attempt.flat, attempt.device, result, reached):
-            attempt.signature.warm -= 1  # it works on another device, where nothing is warm yet
+            attempt.signature.warm -= 1  # it works on another device: this run does not count
         elif wants_grad(attempt.driver, result, after, reached):
             self._expect_backward(attempt.signature, reached)
         reached.drop_tensors()  # which the user may free before the next call
         return result
 
     def _expect_backward(self, signature: SignatureState, reached: ReachableState) -> None:
-        """Have a signature whose results require grad captured as a forward with its backward; or
-        refuse it from the next call on, as this one has run."""
+        """Have a signature whose results require grad captured as a forward with its backward, or
+        refuse it. With ``on_refusal="raise"`` a call may then raise although it has run."""
         signature.forward = True
         refused = distributed.refused_pair(distributed.sharded_values(reached.values))
         if refused is not None:
@@ -211,7 +214,7 @@ class Graphed(Generic[P, R]):
             self._take_for_constants(attempt, error)
             return MISS
         except CaptureError as error:
-            if signature.asking.switch_answer():  # at most once
+            if signature.asking.switch_answer():  # it asked torch whether it is being captured
                 return self._capture_told(attempt, args, kwargs, error)
             return self._refused(signature, error)
         if entry is None:  # the pool has no room for it
@@ -222,12 +225,12 @@ class Graphed(Generic[P, R]):
         return self._replay_new(entry, attempt, args, kwargs)
 
     def _take_for_constants(self, attempt: Attempt, error: Unfollowed) -> None:
-        """Take numbers among the arguments, which one recording was to read at each call, for
-        constants: the callable takes another branch for other numbers."""
-        if error.only_this_call:
+        """Take numbers among the arguments for constants, which one recording was to read at each
+        call: the callable branches on them."""
+        if error.only_this_call:  # these values get a recording of their own
             self._signatures.varied.fix_numbers(attempt.spec, attempt.flat.tree)
-        else:
-            del self._signatures.known[attempt.spec]  # a signature with any number in their place
+        else:  # every value does, and no signature stands for all of them any more
+            del self._signatures.known[attempt.spec]
             self._signatures.varied.keep(attempt.spec, error.positions)
 
     def _capture_told(
@@ -237,8 +240,8 @@ class Graphed(Generic[P, R]):
         kwargs: dict[str, Any],
         refused: CaptureError,
     ) -> R | Miss:
-        """Capture a callable that asks torch whether it is being captured, and was refused where
-        the answer was no: from now on it is yes."""
+        """Capture a callable that asks torch whether it is being captured, and was refused after
+        the answer no: from now on, once and for all, the answer is yes."""
         signature = attempt.signature
         signature.warm = self.options.warmup_calls - 1
         signature.known = signature.ledger = None
@@ -247,7 +250,7 @@ class Graphed(Generic[P, R]):
         unlike = self._recorder.warmup.compare_answers(again, self._name, refused)
         if unlike is not None:
             return self._refused(signature, unlike)
-        if signature.ledger is None:  # comparing left no run to compare the capture with
+        if signature.ledger is None:  # `compare_answers` noted no run to compare the capture with
             return self._warm(again, args, kwargs)
         return self._capture_and_replay(again, args, kwargs)
 
@@ -257,8 +260,8 @@ class Graphed(Generic[P, R]):
         """Replay a recording for the call that it was captured from, and keep it if its run agreed
         with the runs before it."""
         signature = attempt.signature
-        # The next recording needs all warm-up calls again; but only one where the call itself moves
-        # a number on, which has a recording for each of a few values.
+        # Another recording of this signature starts with all warm-up calls. A call that changes a
+        # number which it reads (`self.step += 1`) has one for each value; one call is enough.
         moves = bool(moving_in(entry.captured))
         signature.warm = self.options.warmup_calls - 1 if moves else 0
         result = entry.call(args, kwargs)
@@ -268,10 +271,12 @@ class Graphed(Generic[P, R]):
                 return MISS
             return self._ungraphed(signature, CaptureError("OL307", misfit))
         signature.unfit = 0
-        if entry.unsettled:  # its run did, or read, what the runs before it did not
+        if entry.unsettled:
+            # Its run only read more than the runs before: the next call is captured anew. Or it did
+            # other work: so too, but not for ever. This call has its result, so nothing is raised.
             differs = entry.captured.differs
             try_again = self._table.drop_differing(entry)
-            if differs is not None and not try_again:  # a warning: the call has its result
+            if differs is not None and not try_again:
                 self._ungraphed(signature, differs.refusal())
             return result
         signature.agreed()
@@ -290,15 +295,14 @@ class Graphed(Generic[P, R]):
 
     @property
     def _user(self) -> User:
-        """The callable that the pool asks for the figures of the recordings: of a piece, the
-        whole."""
+        """The callable whose figures the pool shows; a piece of `InPieces` names the whole."""
         return self
 
     # Refused.
 
     def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
         """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
-        if error.code == "OL117":  # for good: two later runs may be alike by chance
+        if error.code == "OL117":  # its runs differ: remembered, as two may be alike by chance
             signature.unlike = error.with_traceback(None)
             signature.training = self._callee.training  # in the other mode it may be captured
         if self.options.on_refusal == "raise":
@@ -343,7 +347,7 @@ class Graphed(Generic[P, R]):
 
     @property
     def memory_bytes(self) -> int:
-        """Device bytes that the recordings hold, a shared pool counted once."""
+        """Device bytes of the pool, with what other callables hold in it; 0 without recordings."""
         return self._pool.memory_bytes if self._table.entries else 0
 
     def stats(self) -> GraphStats:

@@ -234,6 +234,43 @@ def test_one_hot_is_named_where_it_reads_its_argument(device: torch.device) -> N
     assert_same(written(kinds, 3), torch.nn.functional.one_hot(kinds, 3))
 
 
+TAGGED = {
+    torch.Tag.cudagraph_unsafe: "OL109",
+    torch.Tag.dynamic_output_shape: "OL102",
+    torch.Tag.data_dependent_output: "OL101",
+}
+
+
+@pytest.mark.parametrize("tag", TAGGED, ids=lambda tag: tag.name)
+def test_operators_of_other_libraries_are_refused_by_their_tags(
+    tag: torch.Tag, device: torch.device, rand: Rand
+) -> None:
+    with torch.library._scoped_library("onelaunch_tags", "DEF") as library:
+        for name, given in (("of", "Tensor x, int n"), ("made", "int n, Device device")):
+            library.define(f"{name}({given}) -> Tensor", tags=(tag,))
+        library.impl("of", lambda x, n: x + n, "CompositeExplicitAutograd")
+        library.impl("made", lambda n, device: torch.ones(n, device=device), "BackendSelect")
+
+        def made_of(x: Tensor) -> Tensor:
+            y = x * 2
+            return torch.ops.onelaunch_tags.of(y, 3).relu()  # of a tensor
+
+        def made(x: Tensor) -> Tensor:
+            return torch.ops.onelaunch_tags.made(3, x.device) + x  # of none
+
+        for f, line in ((made_of, "# of a tensor"), (made, "# of none")):
+            check_refused(f, (rand(0, 3),), TAGGED[tag], line)
+            (found,) = [
+                finding
+                for finding in ol.diagnose(f, rand(0, 3)).findings
+                if finding.severity == "blocks-capture"
+            ]
+            assert found.code == TAGGED[tag]
+            assert found.source.endswith(line)
+            assert f"is tagged `{tag.name}`" in found.what
+            assert {"run", "capture"} <= set(found.found_by)
+
+
 def nonzero(x: Tensor) -> Tensor:
     return x.nonzero()  # nonzero
 

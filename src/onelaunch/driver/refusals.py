@@ -1,7 +1,8 @@
 """The operations that a capture refuses: the same table for every driver.
 
 The CUDA column of ``tests/device/refusals_cuda.json`` is where these rows come from: operations
-that read device memory on the host, or whose result is as large as the data says.
+that read device memory on the host, or whose result is as large as the data says. Operators without
+a row are refused by the tags that they were defined with.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from onelaunch.driver.aten import operator
 from onelaunch.driver.known_causes import OWN_DROPOUT, PADDED, UNNESTED, fix_within
 from onelaunch.errors import CaptureError
 from onelaunch.source import library_calls, user_frame
@@ -59,7 +61,8 @@ class Refusal:
     """The reason why one operation cannot be captured."""
 
     code: str
-    fix: str
+    fix: str | None
+    """The code to write instead; None: that of the code."""
     when: Callable[[Sequence[Any], dict[str, Any]], bool] | None = None
     """A condition on the arguments; None: refused always."""
     what: str | None = None
@@ -157,6 +160,14 @@ REFUSALS: dict[str, Refusal] = {
 """Operation (``aten::name`` for every overload, or ``aten::name.overload``) to its refusal."""
 
 
+_BY_TAG: dict[torch.Tag, tuple[str, str, str | None]] = {
+    torch.Tag.cudagraph_unsafe: ("OL109", "it is unsafe in CUDA graphs", None),
+    torch.Tag.data_dependent_output: ("OL101", "it gives Python a value of a tensor", _KEEP),
+    torch.Tag.dynamic_output_shape: ("OL102", "its result is as large as the data says", _FIXED),
+}
+"""Tag of operators, those of other libraries too -> the code, the meaning and the fix."""
+
+
 READS: dict[Callable[..., Any], str] = {
     Tensor.item: ".item()",
     Tensor.tolist: ".tolist()",
@@ -210,12 +221,18 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Refu
 
 @functools.cache
 def _row(op: OpOverload) -> Refusal | None:
-    """Return the row of an operator, whatever its arguments."""
+    """Return the row of an operator, whatever its arguments; a tag of PyTorch's makes one too."""
     name = op.name()
     row = REFUSALS.get(name) or REFUSALS.get(name.partition(".")[0])
-    if row is None and torch.Tag.data_dependent_output in op.tags:
-        return Refusal("OL101", _KEEP)
+    if row is None and not operator(op).composite:  # one that is made of others is judged by these
+        return next((_tagged(op, tag) for tag in _BY_TAG if tag in op.tags), None)
     return row
+
+
+def _tagged(op: OpOverload, tag: torch.Tag) -> Refusal:
+    code, meaning, fix = _BY_TAG[tag]
+    name = op.name().removeprefix("aten::")
+    return Refusal(code, fix, what=f"`{name}` is tagged `{tag.name}`: {meaning}")
 
 
 def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:

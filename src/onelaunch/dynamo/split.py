@@ -29,7 +29,6 @@ Compile = Callable[[Graph, Sequence[Any]], Callable[..., Any]]
 _MODES = ("_set_grad_enabled", "_enter_", "_exit_", "_vmap_", "_grad_", "_jvp_", "_saved_tensors_")
 """Prefixes of the names of functions that turn a mode on or off."""
 _FIX = "move it out of the compiled function, or to the device"
-_UNSAFE: Any = getattr(torch.Tag, "cudagraph_unsafe", None)
 
 
 def refused_nodes(graph: Graph, device: torch.device) -> dict[Node, CaptureError]:
@@ -204,10 +203,8 @@ class _Checking(DispatchMode):
             return "OL103", f"{name} works on the host", _FIX
         if any(t.dim() and self._on_host(t) for t in given):
             return "OL104", f"{name} uses a tensor of the host", _FIX
-        if _UNSAFE is not None and _UNSAFE in func.tags:
-            return "OL109", f"{name} is marked as unsafe in CUDA graphs", None
         row = refusal(func, args, kwargs)
-        if row is None or not given:
+        if row is None:
             return None
         return row.code, row.what or f"{name} needs the value of a tensor", row.fix
 

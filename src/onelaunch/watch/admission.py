@@ -83,10 +83,10 @@ class Admission:
                 raise refuse("OL109", f"{readable(name)} on {kind}")
             there = self._on_device(t) or self._host.is_given_there(t)
             (device if there else host).append(t)
-        if device:
+        if device or not tensors:
             found = refusal(func, args, kwargs)
             if found is not None:
-                self.wanted.add(self._storage(device[0]))
+                self.wanted.update(map(self._storage, device[:1]))
                 what = found.what or f"{readable(name)} needs the value of {named(device[0])}"
                 what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
                 raise refuse(found.code, what, fix=fix)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from onelaunch.bench.workload import Workload
+from onelaunch.doctor.emulated import streams
 from onelaunch.doctor.replay import BareRecording, Replay, replay
 from onelaunch.rules.rule import Rule
 
@@ -70,7 +71,8 @@ def bare(
 ) -> Replay:
     """Record a program bare, and compare replays with eager calls."""
     workload = workload_of(load(text, file, device))
-    return replay(workload, other_size=rule.code == "OL507", record=record)
+    with streams():
+        return replay(workload, other_size=rule.code == "OL507", record=record)
 
 
 def by_hand(workload: Workload) -> BareRecording:

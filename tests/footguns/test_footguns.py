@@ -23,9 +23,6 @@ from tests.footguns.programs import BEYOND, bare, by_hand, fault_lines, load, wo
 NOT_SLOW = [rule for rule in RULES.values() if rule.severity != "slow"]
 """What is slow has tests of its own."""
 WITH_PROGRAMS = [rule for rule in NOT_SLOW if rule.code not in BEYOND]
-NEEDS_CUDA = {"OL109"}
-"""The example calls CUDA itself."""
-
 RAISED = {"OL101", "OL102", "OL103", "OL106", "OL109"}
 """The capture raises, with or without onelaunch."""
 OURS = {
@@ -78,7 +75,7 @@ def test_a_silent_rule_is_documented(rule: Rule) -> None:
 # The doctor.
 
 
-@rules({rule.code for rule in WITH_PROGRAMS} - NEEDS_CUDA)
+@rules({rule.code for rule in WITH_PROGRAMS})
 def test_the_fault_is_found_at_its_line(rule: Rule, tmp_path: Path) -> None:
     module = load(rule.example, tmp_path / "bad.py", device_for(rule))
     found = [f for f in diagnose(module.model, *module.args).findings if f.code == rule.code]
@@ -87,7 +84,7 @@ def test_the_fault_is_found_at_its_line(rule: Rule, tmp_path: Path) -> None:
     assert {f.name for f in found} == {rule.name}
 
 
-@rules({rule.code for rule in WITH_PROGRAMS} - NEEDS_CUDA)
+@rules({rule.code for rule in WITH_PROGRAMS})
 def test_the_other_program_is_without_the_fault(rule: Rule, tmp_path: Path) -> None:
     module = load(rule.instead, tmp_path / "good.py", device_for(rule))
     found = diagnose(module.model, *module.args).findings
@@ -153,13 +150,13 @@ def test_a_hook_inside_is_not_run(tmp_path: Path) -> None:
 # ERRORS RAISED
 
 
-@rules(RAISED - NEEDS_CUDA)
+@rules(RAISED)
 def test_a_bare_capture_raises(rule: Rule, tmp_path: Path) -> None:
     replayed = bare(rule.example, rule, tmp_path / "bad.py", device_for(rule), by_driver)
     assert replayed.refused is not None
 
 
-@rules(RAISED - NEEDS_CUDA)
+@rules(RAISED)
 def test_a_bare_capture_of_the_other_does_not(rule: Rule, tmp_path: Path) -> None:
     replayed = bare(rule.instead, rule, tmp_path / "good.py", device_for(rule), by_driver)
     assert replayed.refused is None

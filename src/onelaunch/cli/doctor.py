@@ -158,15 +158,21 @@ def _of_callable(target: str, console: Console) -> Diagnosis:
     from onelaunch.bench.target import load, raised
     from onelaunch.bench.workload import Workload
     from onelaunch.doctor.diagnose import examine
-    from onelaunch.doctor.emulated import emulated
+    from onelaunch.doctor.emulated import emulated, streams
 
-    with told(f"loading {target}", console), redirect_stdout(sys.stderr):
+    with told(f"loading {target}", console), redirect_stdout(sys.stderr), streams():
         fn, args, kwargs = load(target, "doctor")
     import torch
 
     infers = isinstance(fn, torch.nn.Module) and not fn.training
     unshown, grad = _Unshown(), torch.set_grad_enabled(not infers)
-    with grad, progress(console) as tell, redirect_stdout(unshown), warnings.catch_warnings():
+    with (
+        grad,
+        streams(),
+        progress(console) as tell,
+        redirect_stdout(unshown),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         try:
             result = examine(emulated(Workload(fn, args, kwargs)), tell)

@@ -14,7 +14,7 @@ replay.py     a bare replay against eager, on inputs that change
 slow/         what of that run is slow in inference
 capture.py    a real capture, which confirms or refutes that, and finds what only it can
 pieces.py     what ``on_refusal="split"`` makes of a callable that is blocked
-emulated.py   a watched run on an emulated device, where there is no GPU
+emulated.py   what stands for a GPU where there is none: an emulated device, streams and events
 source/       rules on the source, nothing run; comments and settings that silence findings
 
 The rules themselves, with their documentation, are in `onelaunch.rules`.

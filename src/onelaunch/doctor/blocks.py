@@ -11,11 +11,12 @@ from torch import Tensor
 from onelaunch.bench.workload import Workload
 from onelaunch.doctor.place import NOWHERE, Spot
 from onelaunch.doctor.run import FunctionCall, Listener, Operation
-from onelaunch.driver.refusals import REFUSALS
+from onelaunch.driver.refusals import REFUSALS, refuse
 from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError
 from onelaunch.rules import RULES
 from onelaunch.rules.finding import Finding
+from onelaunch.testing.torch_module import noting_waits
 from onelaunch.watch.lifted import Lifted
 from onelaunch.watch.observer import Observer
 
@@ -62,9 +63,13 @@ class Blocks(Listener):
     def begin(self, workload: Workload, spot: Callable[[], Spot]) -> Generator[None]:
         """See `Listener`."""
         self._refusals = Refusals(workload, spot)
-        with self._refusals.host_reads(), self._refusals:
+        with noting_waits(self._waited), self._refusals.host_reads(), self._refusals:
             yield
         self._refusals.release()
+
+    def _waited(self, what: str) -> None:
+        assert self._refusals is not None
+        self._refusals.note_refusal(refuse("OL109", f"`{what}` waits for the device"))
 
     def function(self, event: FunctionCall) -> None:
         """See `Listener`."""

@@ -10,6 +10,7 @@ from onelaunch.bench.workload import Workload
 from onelaunch.doctor.blocks import Blocks
 from onelaunch.doctor.capture import Captured, capture
 from onelaunch.doctor.diagnosis import Diagnosis
+from onelaunch.doctor.emulated import streams
 from onelaunch.doctor.paths import shown
 from onelaunch.doctor.pieces import pieces
 from onelaunch.doctor.replay import undone
@@ -61,7 +62,7 @@ def examine(workload: Workload, on_progress: OnProgress = _quiet) -> Diagnosis:
     Args:
         on_progress: is told each step, and the part that is done, from 0 to 1.
     """
-    with undone(workload):
+    with streams(), undone(workload):
         return _examined(workload, on_progress)
 
 

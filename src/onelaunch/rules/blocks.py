@@ -225,7 +225,9 @@ def model(x):
 
 args = (torch.ones(4, device="cuda"),)
 """,
-        problems="where there is no GPU, only the source shows a wait",
+        problems="where there is no GPU, `torch.Event` and `torch.Stream` raise; those of "
+        "`torch.cuda`, and its waits, do nothing there and are found. An operator that is made of "
+        "others (`CompositeImplicitAutograd`) is judged by these, not by its own tags",
     ),
     of_error("OL110", "first-call-state", "finds state that the first call makes and that stays"),
     of_error("OL111", "out-of-memory", "finds captures that do not fit into memory"),

@@ -1,12 +1,12 @@
 """The module ``torch.tape`` of the emulated device, as ``torch.cuda`` is.
 
 Everything is synchronous, so streams and events order nothing; they are here to be refused where a
-capture refuses them on CUDA.
+capture refuses them on CUDA, and to be noted elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,11 +15,29 @@ from torch import Tensor
 
 from onelaunch.driver.tape.recorder import recording
 
+Note = Callable[[str], object]
 
-def _wait(what: str) -> None:
+_notes: list[Note] = []
+"""Functions told of waits outside of captures."""
+
+
+def wait(what: str) -> None:
+    """Refuse what waits for the device, during a capture; else tell those that note it."""
     recorder = recording()
     if recorder is not None:
-        raise recorder.refuse("OL109", f"{what} waits for the device, during a capture.")
+        raise recorder.refuse("OL109", f"`{what}` waits for the device")
+    for note in _notes:
+        note(what)
+
+
+@contextmanager
+def noting_waits(note: Note) -> Generator[None]:
+    """Tell `note` the name of each wait for the device outside of captures."""
+    _notes.append(note)
+    try:
+        yield
+    finally:
+        _notes.remove(note)
 
 
 def _set_random(what: str) -> None:
@@ -31,7 +49,7 @@ def _set_random(what: str) -> None:
 class Event:
     """A point in a stream that is always in the past."""
 
-    def __init__(self, enable_timing: bool = False) -> None:
+    def __init__(self, enable_timing: bool = False, **options: bool) -> None:
         self.enable_timing = enable_timing
 
     def record(self, stream: Stream | None = None) -> None:
@@ -42,21 +60,31 @@ class Event:
 
     def elapsed_time(self, end: Event) -> float:
         """Count the milliseconds from here to `end`: everything takes no time."""
-        _wait("Event.elapsed_time")
+        wait("Event.elapsed_time")
         return 0.0
 
     def query(self) -> bool:
         """Tell whether the moment is in the past: always."""
-        _wait("Event.query")
+        wait("Event.query")
         return True
 
     def synchronize(self) -> None:
         """Wait on the host; refused during a capture."""
-        _wait("Event.synchronize")
+        wait("Event.synchronize")
 
 
 class Stream:
     """A queue of work that is always empty."""
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        self.device = torch.device(torch._C._get_privateuse1_backend_name())
+        self.priority = priority
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Leave it, which changes nothing."""
 
     def wait_stream(self, stream: Stream) -> None:
         """Return: there is nothing to wait for."""
@@ -72,12 +100,12 @@ class Stream:
 
     def query(self) -> bool:
         """Tell whether the queue is empty: always."""
-        _wait("Stream.query")
+        wait("Stream.query")
         return True
 
     def synchronize(self) -> None:
         """Wait on the host; refused during a capture."""
-        _wait("Stream.synchronize")
+        wait("Stream.synchronize")
 
 
 class Module:
@@ -121,7 +149,7 @@ class Module:
 
     def synchronize(self, device: Any = None) -> None:
         """Wait for the device; refused during a capture."""
-        _wait("synchronize")
+        wait("synchronize")
 
     def current_stream(self, device: Any = None) -> Stream:
         return self._stream

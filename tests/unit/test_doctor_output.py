@@ -20,13 +20,16 @@ import onelaunch as ol
 from onelaunch.doctor.diagnosis import Diagnosis, together
 from onelaunch.doctor.pieces import Pieces
 from onelaunch.doctor.place import shown as shown_as
+from onelaunch.doctor.source.comments import kept
+from onelaunch.doctor.source.scan import scan
 from onelaunch.report.findings import show_diagnosis
 from onelaunch.rules import RULES
 from onelaunch.rules.document import markdown
-from onelaunch.rules.finding import Finding
+from onelaunch.rules.finding import Finding, merged
 from onelaunch.rules.selection import code_of, named, nearest
 
 BLOCKING = named("blocks-capture")
+NOT_SLOW = BLOCKING | named("silently-wrong")
 FILE = shown_as(__file__)
 READ = Finding(
     code="OL101",
@@ -261,6 +264,48 @@ def test_several_as_one() -> None:
     assert both.means == ("source", "run", "capture")
     assert both.environment == {"torch": "2"}
     assert together([first, replace(first, replayed=False)]).replayed is False
+
+
+def test_a_fault_that_two_rules_name_is_one_finding(model: Path) -> None:
+    model.write_text("import random\n\ndef f(x):\n    return x * random.random()\n")
+    program: dict[str, Any] = {}
+    exec(compile(model.read_text(), "model.py", "exec"), program)
+    diagnosis = ol.diagnose(program["f"], torch.ones(3)).only(NOT_SLOW)
+    (found,) = diagnosis.findings
+    assert found.codes == ("OL117", "OL502")
+    assert found.names == ("runs-differ", "host-random")
+    assert set(found.found_by) == {"source", "run", "capture", "replay"}
+    assert "[OL117, OL502] runs-differ, host-random: " in str(diagnosis)
+    assert "OL117 runs-differ\nOL502 host-random\n  what:" in shown(diagnosis)
+    assert Diagnosis.from_json(diagnosis.to_json()).findings == (found,)
+    assert json.loads(diagnosis.to_json())["findings"][0]["causes"] == ["OL502"]
+    again = together([diagnosis, Diagnosis("model.py", tuple(scan(["model.py"])))])
+    assert again.findings == (found,)
+
+    silent = diagnosis.only({"OL502", "OL503"}).findings[0]
+    assert (silent.code, silent.name, silent.severity) == ("OL502", "host-random", "silently-wrong")
+    assert silent.causes == ()
+    assert diagnosis.only({"OL503"}).clean
+
+    for name in ("runs-differ", "host-random", "OL502"):
+        model.write_text(f"\n\n\n{found.source}  # onelaunch: allow {name} -- a test\n")
+        assert kept([found]) == []
+    model.write_text(f"\n\n\n{found.source}  # onelaunch: allow clock -- a test\n")
+    assert kept([found]) == [found]
+
+
+def test_the_fix_is_that_of_the_rule_which_knows_more() -> None:
+    own = replace(READ, code="OL117", name="runs-differ", fix=RULES["OL117"].fix)
+    cause = replace(LISTED, code="OL503", file=own.file, line=own.line, fix="read it before")
+    (found,) = merged([own, cause])
+    assert (found.codes, found.fix) == (("OL117", "OL503"), "read it before")
+    (found,) = merged([replace(own, fix="draw on the device"), cause])
+    assert found.fix == "draw on the device"
+
+
+def test_two_faults_of_a_line_are_two_findings() -> None:
+    other = replace(LISTED, file=READ.file, line=READ.line)
+    assert [f.code for f in merged([READ, other])] == ["OL101", "OL309"]
 
 
 def test_what_split_makes_of_it() -> None:

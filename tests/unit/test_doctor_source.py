@@ -163,6 +163,26 @@ def test_a_diagnosis_reads_what_ran(tmp_path: Path) -> None:
     assert not [f for f in found if f.severity == "blocks-capture"]
 
 
+def test_branches_that_are_not_taken_are_read_in_files(tmp_path: Path) -> None:
+    text = """
+    import torch
+
+    class Net(torch.nn.Module):
+        normalizes = False
+
+        def forward(self, x):
+            y = torch.relu(x)
+            if self.normalizes:
+                y = y / y.max().item()
+            return y
+
+    model = Net()
+    """
+    assert not [f for f in diagnosed(tmp_path, text) if f.severity == "blocks-capture"]
+    (found,) = scan([tmp_path / "program_of_test.py"])
+    assert (found.code, found.line) == ("OL101", 10)
+
+
 def test_a_diagnosis_knows_its_entry(tmp_path: Path) -> None:
     text = """
     def inner(x):
@@ -196,8 +216,8 @@ def test_a_diagnosis_reads_functions_inside_others(tmp_path: Path) -> None:
     import torch
     first, model = make(), net()
     """
-    found = [(f.code, f.line) for f in diagnosed(tmp_path, text) if "source" in f.found_by]
-    assert found == [("OL309", 5), ("OL309", 13)]
+    found = [(f.codes, f.line) for f in diagnosed(tmp_path, text) if "source" in f.found_by]
+    assert found == [(("OL309",), 5), (("OL105", "OL309"), 13)]
     found = diagnosed(tmp_path, "model = lambda x: x.to('cpu') + 1\n")
     assert [(f.code, f.found_by) for f in found] == [("OL103", ("source",))]
 

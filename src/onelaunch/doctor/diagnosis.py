@@ -93,8 +93,8 @@ class Diagnosis:
 
     def only(self, codes: Collection[str]) -> Diagnosis:
         """Return the same with the findings of these codes alone."""
-        kept = tuple(finding for finding in self.findings if finding.code in codes)
-        return replace(self, findings=kept)
+        kept = (finding.under(codes) for finding in self.findings)
+        return replace(self, findings=tuple(f for f in kept if f is not None))
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -167,7 +167,7 @@ def _diagnosis(data: dict[str, Any]) -> Diagnosis:
 
 def _parts(finding: Finding) -> str:
     """Write a finding as an error has it: what, where, why and fix."""
-    lines = [f"[{finding.code}] {finding.name}: {finding.what}"]
+    lines = [f"[{', '.join(finding.codes)}] {', '.join(finding.names)}: {finding.what}"]
     if finding.file:
         lines.append(f"  where: {finding.file}:{finding.line}: {finding.source}")
     if finding.library is not None:

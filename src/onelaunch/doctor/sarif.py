@@ -82,7 +82,7 @@ def _result(finding: Finding, index: int, file: str, seen: Counter[str]) -> Json
         "message": {"text": f"{sentence(finding.what)} Fix: {finding.fix}"},
         "locations": [place],
         "partialFingerprints": {"onelaunch/v1": _fingerprint(finding, seen)},
-        "properties": {"foundBy": list(finding.found_by)},
+        "properties": {"foundBy": list(finding.found_by), "causes": list(finding.causes)},
     }
     below = () if finding.library is None else (finding.library,)
     if finding.calls or below:

@@ -44,7 +44,8 @@ def show_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
 
 def _print(finding: Finding, console: Console, *, why: bool) -> None:
     style = _STYLES[finding.severity]
-    console.print(Text.assemble((finding.code, style), (f" {finding.name}", "bold")))
+    for code, name in zip(finding.codes, finding.names, strict=True):
+        console.print(Text.assemble((code, style), (f" {name}", "bold")))
     parts = {"what": finding.what}
     if finding.file:
         parts["where"] = f"{finding.file}:{finding.line}:{finding.column}"

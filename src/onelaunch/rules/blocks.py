@@ -469,6 +469,7 @@ def model(x):
 
 args = (torch.ones(3),)
 """,
+        same_as=("OL105", "OL117", "OL308"),
         severity="silently-wrong",
     ),
 )

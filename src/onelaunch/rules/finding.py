@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ class Finding:
         found_by: the means by which it was found.
         calls: the way there from the callable: ``("model.py:12 in forward", ...)``; may be empty.
         library: the line of a library below the user's, where the fault is; None: their own.
+        causes: the codes of other rules that name the same fault: why two runs differ, say.
     """
 
     code: str
@@ -44,6 +46,17 @@ class Finding:
     found_by: tuple[Means, ...]
     calls: tuple[str, ...] = ()
     library: str | None = None
+    causes: tuple[str, ...] = ()
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The codes of all rules that name this fault, its own first."""
+        return (self.code, *self.causes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of these rules."""
+        return tuple(RULES[code].name for code in self.codes)
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -57,7 +70,29 @@ class Finding:
             found_by=tuple(dict.fromkeys((*self.found_by, *other.found_by))),
             calls=self.calls or other.calls,
             library=self.library or other.library,
+            causes=tuple(dict.fromkeys((*self.causes, *other.causes))),
         )
+
+    def because(self, cause: Finding) -> Finding:
+        """Return this one with the finding of another rule on the same fault.
+
+        A fix that is only the rule's own gives way to the cause's.
+        """
+        both = self.also(cause)
+        if cause.code in self.causes:
+            return both
+        causes = tuple(dict.fromkeys((*self.causes, *cause.codes)))
+        fix = cause.fix if self.fix == RULES[self.code].fix else self.fix
+        return replace(both, what=f"{self.what}; {cause.what}", fix=fix, causes=causes)
+
+    def under(self, codes: Collection[str]) -> Finding | None:
+        """Return this one as a finding of these rules alone; None if none of them names it."""
+        code, *causes = [code for code in self.codes if code in codes] or [""]
+        if not code:
+            return None
+        rule = RULES[code]
+        named = {"name": rule.name, "severity": rule.severity, "causes": tuple(causes)}
+        return replace(self, code=code, **named)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -77,12 +112,14 @@ class Finding:
             found["calls"] = list(self.calls)
         if self.library is not None:
             found["library"] = self.library
+        if self.causes:
+            found["causes"] = list(self.causes)
         return found
 
     @staticmethod
     def of_dict(data: dict[str, Any]) -> Finding:
         """Return the finding that `to_dict` wrote."""
-        listed = {name: tuple(data.get(name, ())) for name in ("found_by", "calls")}
+        listed = {name: tuple(data.get(name, ())) for name in ("found_by", "calls", "causes")}
         fields: dict[str, Any] = {**data, **listed}
         return Finding(**fields)
 
@@ -93,6 +130,14 @@ def merged(findings: list[Finding]) -> list[Finding]:
     for finding in findings:
         before = known.get(finding.key)
         known[finding.key] = finding if before is None else before.also(finding)
+    for key in list(known):
+        finding = known[key]
+        for code in RULES[finding.code].same_as if finding.file else ():
+            same = known.get((code, *key[1:]))
+            if same is not None:
+                known[same.key] = same.because(finding)
+                del known[key]
+                break
     return sorted(known.values(), key=lambda f: (f.file, f.line, f.code))
 
 

@@ -19,6 +19,7 @@ FROZEN: tuple[Rule, ...] = (
         problems="The line is that of the first operation that got another number in a second "
         "call; where no operation did, it is the line where the callable begins. A callable that "
         "does not repeat its own results is not judged.",
+        same_as=("OL117", "OL501", "OL502", "OL503", "OL504", "OL507", "OL510"),
         fix="pass what changes as an argument, or keep it in a tensor that is changed in place",
         example="""\
 import itertools
@@ -71,6 +72,7 @@ args = (torch.ones(4, 8),)
         "(OL117, OL118), and a list that only grows it does not fill.",
         problems="The line is found by its code: of two lines that store the same attribute in "
         "one function, the first is named. Iterators and objects with state in C are not seen.",
+        same_as=("OL117", "OL118"),
         fix='keep it in a tensor: `self.register_buffer("calls", torch.zeros(()))`, and '
         "`self.calls.add_(1)`",
         example="""\
@@ -122,6 +124,7 @@ args = (torch.ones(4, 8),)
         "moves Python's or NumPy's generator (OL117), and host values that are random (OL103).",
         problems="A number that decides nothing, such as the name of a temporary file, is found "
         "too. NumPy's draws are seen between two operations; the line is searched there.",
+        same_as=("OL117", "OL103", "OL104"),
         fix="draw on the device: `torch.rand((), device=x.device)`",
         example="""\
 import random
@@ -157,6 +160,7 @@ args = (torch.ones(4, 8),)
         "time that only Python sees is not taken again.",
         problems="A clock in a library is not reported, as logging reads one. A clock whose value "
         "decides nothing is found too.",
+        same_as=("OL117",),
         fix="read it before the call, and pass it as a tensor",
         example="""\
 import time
@@ -194,6 +198,7 @@ args = (torch.ones(4, 8), torch.tensor(time.perf_counter()))
         "changes, or records each value, up to eight, and then refuses (OL118).",
         problems="Run-time rules see what the call itself changes. What other code changes between "
         "calls, the rules on the source find.",
+        same_as=("OL117", "OL118"),
         fix="make it a tensor and change it in place, `temperature.mul_(0.9)`, or pass it as an "
         "argument",
         example="""\
@@ -235,6 +240,7 @@ args = (torch.arange(8.0),)
         "keep the rate of the capture. `ol.graph` reads such numbers at each call and writes them "
         "into the recording; it refuses a schedule that steps inside (OL122).",
         problems="A schedule written by hand outside of the call is not seen.",
+        same_as=("OL122", "OL123"),
         fix="make it a tensor: `SGD(parameters, lr=torch.tensor(0.1), fused=True)`, and change it "
         "in place",
         example="""\
@@ -290,6 +296,7 @@ args = (torch.ones(4, 8),)
         why="The flag is Python's: no replay sets it, and the kernels of the backward are those of "
         "the flag in the capture. A flag that is put back within the call does no harm. `ol.graph` "
         "has the flag in what a call must match, and a recording for each.",
+        same_as=("OL117",),
         fix="set it once, outside of the call, or use `tensor.detach()` where none is wanted",
         example="""\
 import torch
@@ -334,6 +341,7 @@ args = (torch.ones(4, 8),)
         "`CUDAGraph.register_generator_state`; where the capture itself draws, replays begin "
         "further on in the stream of numbers than eager does. `ol.graph` registers the "
         "generators that the callable reaches.",
+        same_as=("OL104",),
         fix="draw from the default generator, seeded by `torch.manual_seed`, or "
         "`cuda_graph.register_generator_state(generator)`",
         example="""\
@@ -366,6 +374,7 @@ def model(x):
         why="A replay prints nothing: what looks like a log of each call is one of its captures. "
         "`ol.graph` repeats no print either; a print of a tensor is refused (OL101).",
         problems="Prints in a library, and logging, are not reported.",
+        same_as=("OL101",),
         fix="print what the call returns, after the call",
         example="""\
 import torch

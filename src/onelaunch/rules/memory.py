@@ -15,6 +15,7 @@ MEMORY: tuple[Rule, ...] = (
         "tensor stays as it was. State that the callable holds, such as a cache among its "
         "buffers, is written where it is, and is right. With `ol.graph` the caller's own tensor "
         "is written.",
+        same_as=("OL113",),
         fix="return the new value, or keep the tensor as a buffer of the module",
         example="""\
 import torch
@@ -84,6 +85,7 @@ args = (torch.ones(4, 8),)
         "before each call, the attributes that decided and the tensors that were read.",
         problems="A cache that keeps all sizes for good is right under a graph, if it was filled "
         "before the capture; it is found too. `functools.lru_cache` is not seen.",
+        same_as=("OL117", "OL307"),
         fix="compute it in each call, where a graph makes it cheap, or once for the largest size",
         example="""\
 import torch
@@ -130,6 +132,7 @@ args = (torch.ones(4, 8),)
         "cache by address never misses again, and an address that is passed on may be freed. "
         "`ol.graph` compares what such code read before each call; an address that only decides "
         "in Python makes two runs differ (OL117).",
+        same_as=("OL117",),
         fix="compare what the tensor holds on the device, or have the caller say that it is new",
         example="""\
 import torch
@@ -174,6 +177,7 @@ args = (torch.arange(8.0),)
         why="A replay reads the memory that the capture read, and the assignment is Python: the "
         "state stops moving on. State that is changed in place goes on. `ol.graph` makes such "
         "state an input and binds the new tensor after each replay.",
+        same_as=("OL105", "OL307"),
         fix="change it in place: `self.state.copy_(new)`",
         example="""\
 import torch

@@ -29,6 +29,8 @@ class Rule:
         fix: the code to write instead, in a line.
         example: a program with the fault.
         instead: the program without it.
+        same_as: codes of rules that name the same fault at the same line, as the refusal of a
+            capture does for a fault that a bare graph keeps silent; there it is one finding, theirs.
     """
 
     code: str
@@ -41,6 +43,7 @@ class Rule:
     fix: str
     example: str
     instead: str
+    same_as: tuple[str, ...] = ()
 
 
 def of_error(
@@ -52,6 +55,7 @@ def of_error(
     *,
     problems: str = "",
     severity: Severity = "blocks-capture",
+    same_as: tuple[str, ...] = (),
 ) -> Rule:
     """Make the rule of an error: its title, reason and fix are the catalogue's."""
     entry = CATALOGUE[code]
@@ -66,4 +70,5 @@ def of_error(
         fix=entry.fix,
         example=example.strip(),
         instead=instead.strip(),
+        same_as=same_as,
     )

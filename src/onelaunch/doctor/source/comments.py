@@ -55,7 +55,8 @@ def _hinted(finding: Finding, hint: str) -> Finding:
 
 
 def _names(finding: Finding, names: list[str]) -> bool:
-    return finding.name in names or finding.code in [name.upper() for name in names]
+    given = {*names, *(name.upper() for name in names)}
+    return not given.isdisjoint((*finding.names, *finding.codes))
 
 
 def _comments(finding: Finding) -> Iterator[tuple[list[str], str | None]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from onelaunch.errors import ArgumentError, kind_of
+from onelaunch.rules import RULES
 from onelaunch.rules.finding import Finding
 from onelaunch.rules.selection import named, nearest
 
@@ -64,11 +65,9 @@ class Config:
 
     def chosen(self, findings: Iterable[Finding]) -> list[Finding]:
         """Return the findings of the rules that are selected and not ignored."""
-        return [finding for finding in findings if self._chooses(finding)]
-
-    def _chooses(self, finding: Finding) -> bool:
-        selected = not self.select or _any_means(self.select, finding)
-        return selected and not _any_means(self.ignore, finding)
+        codes = _codes(self.select or RULES) - _codes(self.ignore)
+        chosen = (finding.under(codes) for finding in findings)
+        return [finding for finding in chosen if finding is not None]
 
     def excludes(self, path: Path, top: Path) -> bool:
         """Return whether a file or folder is left out.
@@ -141,8 +140,8 @@ def _checked(table: dict[str, Any], file: Path) -> Config:
     return Config(**settings, root=file.parent, where=f"{file}: [{TABLE}]")
 
 
-def _any_means(names: tuple[str, ...], finding: Finding) -> bool:
-    return any(finding.code in named(name) for name in names)
+def _codes(names: Iterable[str]) -> frozenset[str]:
+    return frozenset[str]().union(*map(named, names))
 
 
 def _bad(what: str, file: Path, why: str, fix: str = _FIX) -> ArgumentError:

@@ -61,7 +61,7 @@ def _finding(finding: Finding, *, why: bool) -> Html:
         "article",
         joined(
             [
-                Html(f"<h3><code>{text(finding.code)}</code> {text(finding.name)}</h3>"),
+                Html(f"<h3>{', '.join(map(_rule, finding.codes, finding.names))}</h3>"),
                 prose(sentence(finding.what)),
                 element("p", element("code", place), class_="place"),
                 code(finding.source, f"The source of {place}"),
@@ -74,6 +74,10 @@ def _finding(finding: Finding, *, why: bool) -> Html:
         ),
         class_="finding",
     )
+
+
+def _rule(code: str, name: str) -> str:
+    return f"<code>{text(code)}</code> {text(name)}"
 
 
 def _fix(said: str) -> Html:

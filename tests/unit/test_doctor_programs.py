@@ -198,3 +198,28 @@ def test_hooks_that_are_no_fault_of_a_line_have_that_of_their_own() -> None:
         "model[1].register_forward_pre_hook(lambda module, args: KEPT.append(len(args)))",
     }
     KEPT.clear()
+
+
+class InPlace(nn.Module):
+    """A module whose first layer writes its argument, and needs what it wrote in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.relu_()
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_argument_that_an_operation_made_is_written_in_place(training: bool) -> None:
+    """A copy that is a leaf would raise where the caller's tensor does not."""
+    x = torch.tensor([1.0, -1.0, 2.0], requires_grad=True) * 2
+    model, made_by = InPlace().train(training), x.grad_fn
+    (found,) = ol.diagnose(model, x).only({"OL113", "OL505"}).findings
+    assert found.codes == ("OL113", "OL505")
+    assert found.source == "x.relu_()"
+    assert x.grad_fn is made_by
+    assert x.tolist() == [2.0, -2.0, 4.0]
+    assert all(p.grad is None for p in model.parameters())

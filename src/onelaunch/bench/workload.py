@@ -82,6 +82,15 @@ class Workload:
         memo: dict[int, Any] = {id(t): clone(t) for t in tree.flatten(given).tensors}
         return duplicate(given, memo)
 
+    def cut_history(self) -> None:
+        """Let autograd begin at the arguments again, which a call before has written in place; of
+        a copy alone."""
+        for t in tree.flatten((self.args, self.kwargs)).tensors:
+            if t.grad_fn is not None and not t._is_view():
+                values = t.detach().clone().requires_grad_()
+                with torch.enable_grad():
+                    t.detach_().copy_(values)
+
     def in_float64(self) -> Workload:
         """Copy it with every floating tensor as float64 (complex128).
 
@@ -156,11 +165,21 @@ def each_tensor(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
 
 
 def clone(t: Tensor) -> Tensor:
-    return t.detach().clone().requires_grad_(t.requires_grad)
+    return graded_as(t, t.detach().clone())
 
 
 def to(t: Tensor, device: torch.device) -> Tensor:
-    return t.detach().to(device, copy=True).requires_grad_(t.requires_grad)
+    return graded_as(t, t.detach().to(device, copy=True))
+
+
+def graded_as(t: Tensor, made: Tensor) -> Tensor:
+    """Let a copy require grad as `t` does: as a leaf, or as the result of an operation, which
+    unlike a leaf can be written in place."""
+    made.requires_grad_(t.requires_grad)
+    if t.is_leaf or torch.is_inference_mode_enabled():
+        return made
+    with torch.enable_grad():
+        return made.clone()
 
 
 def widen(t: Tensor) -> Tensor:
@@ -171,7 +190,7 @@ def widen(t: Tensor) -> Tensor:
         wide = t.detach().to(torch.float64, copy=True)
     else:
         wide = t.detach().clone()
-    return wide.requires_grad_(t.requires_grad)
+    return graded_as(t, wide)
 
 
 def resample(generator: torch.Generator, t: Tensor) -> Tensor:
@@ -223,7 +242,7 @@ def with_(t: Tensor, values: Tensor) -> Tensor:
     new = values.to(reals(t).dtype).reshape(reals(t).shape).to(t.device)
     result = t.detach().clone()
     result.copy_(torch.view_as_complex(new.contiguous()) if t.is_complex() else new)
-    return result.requires_grad_(t.requires_grad)
+    return graded_as(t, result)
 
 
 def own(

@@ -61,6 +61,7 @@ def capture(workload: Workload, backward: bool) -> Captured:
             for _ in range(_CALLS):
                 torch.rand(())  # so that a seed that the call sets is another than the last state
                 before = fast.stats()
+                workload.cut_history()
                 result = fast(*workload.args, **workload.kwargs)
                 if backward:
                     run_backward(result)

@@ -55,6 +55,7 @@ def _pieces(workload: Workload, backward: bool, grad: bool, inference: bool) -> 
     try:
         with torch.inference_mode(inference), torch.set_grad_enabled(grad), _quiet():
             for _ in range(_CALLS):
+                workload.cut_history()
                 result = fast(*workload.args, **workload.kwargs)
                 if backward:
                     run_backward(result)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from onelaunch.bench.draws import draws
 from onelaunch.bench.reference import said
-from onelaunch.bench.workload import Inputs, Workload, each_tensor
+from onelaunch.bench.workload import Inputs, Workload, each_tensor, graded_as
 from onelaunch.call import tree
 from onelaunch.driver.distance import is_inexact
 from onelaunch.driver.protocol import Driver
@@ -215,7 +215,7 @@ def _fewer_rows(workload: Workload) -> Inputs | None:
 
     def fewer(t: Tensor) -> Tensor:
         cut = t[:-1] if t.dim() and len(t) == rows else t
-        return cut.detach().clone().requires_grad_(t.requires_grad)
+        return graded_as(t, cut.detach().clone())
 
     return each_tensor(given, fewer)
 

@@ -353,6 +353,7 @@ def silently_wrong(workload: Workload, backward: bool) -> list[Finding]:
     silent, watched = Silent(), workload.copy()
     with undone(workload, watched):
         for _ in range(2):
+            watched.cut_history()
             watch(watched, [silent], backward)
     return confirmed(workload, silent)
 

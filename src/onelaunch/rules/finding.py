@@ -76,13 +76,14 @@ class Finding:
     def because(self, cause: Finding) -> Finding:
         """Return this one with the finding of another rule on the same fault.
 
-        A fix that is only the rule's own gives way to the cause's.
+        That two runs differ is all that OL117 may know; its own fix gives way to the cause's.
         """
         both = self.also(cause)
         if cause.code in self.causes:
             return both
         causes = tuple(dict.fromkeys((*self.causes, *cause.codes)))
-        fix = cause.fix if self.fix == RULES[self.code].fix else self.fix
+        vague = self.code == "OL117" and self.fix == RULES["OL117"].fix
+        fix = cause.fix if vague else self.fix
         return replace(both, what=f"{self.what}; {cause.what}", fix=fix, causes=causes)
 
     def under(self, codes: Collection[str]) -> Finding | None:

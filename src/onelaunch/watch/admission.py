@@ -18,7 +18,7 @@ from onelaunch.call.spec import has_strides
 from onelaunch.driver.aten import Operator
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.refusals import CHECKED, refusal, refuse
+from onelaunch.driver.refusals import CHECKED, DRAWN, refusal, refuse
 from onelaunch.watch.host_memory import HostMemory, named
 from onelaunch.watch.lifted import Lifted, brought
 
@@ -104,7 +104,8 @@ class Admission:
         )
         lifted = self._liftable(name, args, kwargs)
         if moves and not lifted:
-            raise refuse("OL103", f"{readable(name)} copies {named(tensors[-1])} across")
+            what = f"{readable(name)} copies {named(tensors[-1])} across"
+            raise refuse("OL103", what, fix=self._fix_of(tensors[-1]))
         if self._kind != "cpu" and not (device or self._is_ours(target)) and op.random:
             if kwargs.get("generator") is not None:
                 raise refuse("OL104", f"{readable(name)} draws from a generator of the host's")
@@ -116,13 +117,15 @@ class Admission:
                 continue  # kernels hold its value
             varying = self._host.varies(t)
             if device and (varying or t.dim()):
-                raise refuse(
-                    "OL104",
-                    f"{readable(name)} uses a host tensor, {named(t)}, with device tensors",
-                )
+                what = f"{readable(name)} uses a host tensor, {named(t)}, with device tensors"
+                raise refuse("OL104", what, fix=self._fix_of(t))
             if varying and refusal(func, args, kwargs) is not None:
                 self._read_on_host(t)
         return lifted
+
+    def _fix_of(self, t: Tensor) -> str | None:
+        """Return what to write for a host tensor, where more is known than that it is one."""
+        return DRAWN if self._host.is_drawn(t) else None
 
     def _liftable(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         """Return the host tensors that an operation brings to the device, if each call brings the

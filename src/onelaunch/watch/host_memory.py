@@ -107,6 +107,10 @@ class HostMemory:
         """Return whether a tensor's values may differ in another call that the recording fits."""
         return _storage(t) not in self._constant and _storage(t) not in self._read
 
+    def is_drawn(self, t: Tensor) -> bool:
+        """Return whether the call drew a tensor's values, or computed them from such."""
+        return _storage(t) in self._random
+
     def fixes(self, t: Tensor) -> bool:
         """Return whether each call that the recording fits has these values of a tensor: constants
         of the code, or state that is compared from now on."""

@@ -139,7 +139,7 @@ def test_the_text_has_four_parts_for_each_finding(gate: Diagnosis) -> None:
         f"  why:   {RULES['OL101'].why}",
         f"  fix:   {asked.fix}",
     ]
-    assert len(lines) == 8
+    assert len(lines) == 8 + len(gate.in_pieces.splitlines())
 
 
 def test_what_has_no_line_or_is_a_librarys_says_so() -> None:
@@ -218,6 +218,8 @@ def test_the_view() -> None:
         "         left it",
         "  fix:   append it after the call",
         "  found: by the source",
+        "",
+        diagnosis.in_pieces,
         "",
         diagnosis.summary,
         "onelaunch explain OL101 prints the whole rule, with an example.",
@@ -327,6 +329,34 @@ def test_what_split_makes_of_it() -> None:
     ]
     assert together([here, Diagnosis("src", (), None, ("source",))]).pieces == parts
     assert together([here, here]).pieces is None  # of which of them?
+
+
+def test_what_split_does_not_help() -> None:
+    parts = Pieces(launches=0, host_us=8.2, outside=("a.py:7: x.item()",))
+    nothing = Diagnosis("f", (READ,), False, pieces=parts)
+    head = 'With on_refusal="split" a call is no launch, and runs as it is throughout, because of:'
+    assert nothing.in_pieces.splitlines() == [head, "  a.py:7: x.item()"]
+    unknown = replace(nothing, pieces=None)
+    assert unknown.in_pieces.startswith('What on_refusal="split" makes of it is not known')
+    assert unknown.in_pieces in str(unknown)
+    assert replace(unknown, findings=(LISTED,)).in_pieces == ""
+    assert replace(unknown, replayed=None).in_pieces == ""  # of files
+
+
+def test_a_call_that_has_no_piece() -> None:
+    def listed(x: Tensor) -> Any:
+        return x.tolist()
+
+    class Listed(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x.tolist()
+
+    for fn in (listed, Listed().eval()):
+        pieces = ol.diagnose(fn, torch.ones(3)).pieces
+        assert pieces is not None
+        assert pieces.launches == 0
+        assert [line.rpartition(": ")[2] for line in pieces.outside] == ["return x.tolist()"]
+        assert pieces.host_us > 0
 
 
 class Halves(nn.Module):

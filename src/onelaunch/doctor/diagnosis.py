@@ -28,6 +28,11 @@ _COUNTED: dict[Severity, tuple[str, str]] = {
     "slow": ("is slow", "are slow"),
 }
 
+_UNKNOWN = (
+    'What on_refusal="split" makes of it is not known here: Dynamo fails on it, or its pieces are '
+    "others in each call"
+)
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -41,7 +46,7 @@ class Diagnosis:
         replayed: whether a capture of ours succeeded and was launched; None: none was tried.
         means: the means by which it was looked at, of those in `Finding.found_by`.
         pieces: what ``on_refusal="split"`` makes of a callable that is blocked; None if it is not,
-            or if that does not help.
+            or if that is not known.
         file: the file of the callable; "" if that is not known, or there are many.
         environment: the machine and the versions, as in a comparison.
     """
@@ -77,15 +82,18 @@ class Diagnosis:
 
     @property
     def in_pieces(self) -> str:
-        """The pieces that ``on_refusal="split"`` makes of it, in a few lines; "" for none."""
+        """The pieces that ``on_refusal="split"`` makes of it, in a few lines; "" for what is not
+        blocked."""
         if self.pieces is None:
-            return ""
+            blocked = any(f.severity == "blocks-capture" for f in self.findings)
+            return _UNKNOWN if blocked and self.replayed is False else ""
         count = self.pieces.launches
-        text = f'With on_refusal="split" a call is {count} launch{"es" * (count > 1)}'
+        launched = f"{count} launch{'es' * (count > 1)}" if count else "no launch"
+        text = f'With on_refusal="split" a call is {launched}'
         if self.environment.get("gpu"):  # elsewhere it is the time of an emulation
             text += f" and {self.pieces.host_us:.0f} us of the host's time"
-        lines = [f"  {line}" for line in self.pieces.outside]
-        return "\n".join([f"{text}; what runs as it is:", *lines])
+        text += "; what runs as it is:" if count else ", and runs as it is throughout, because of:"
+        return "\n".join([text, *(f"  {line}" for line in self.pieces.outside)])
 
     def __str__(self) -> str:
         text = [self.summary, *map(_parts, self.findings), self.in_pieces]

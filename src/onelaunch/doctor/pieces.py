@@ -17,10 +17,11 @@ from onelaunch.api import graph
 from onelaunch.bench.workload import Workload
 from onelaunch.doctor.run import run_backward
 from onelaunch.errors import GraphWarning, let_go
+from onelaunch.runtime.stats import GraphStats
 
 _TIMED = 5
 _CALLS = 16
-"""Calls at most until every piece is launched; each level of modules takes some."""
+"""Calls at most until all are launched that can be; each level of modules takes some."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Pieces:
     """A callable in pieces.
 
     Attributes:
-        launches: the launches of a call.
+        launches: the launches of a call; 0 if nothing of it can be captured.
         host_us: the host time of a call on this machine in microseconds, with its waits; without
             its backward.
         outside: the lines that run as they are, between the pieces.
@@ -40,7 +41,8 @@ class Pieces:
 
 
 def pieces(workload: Workload, backward: bool) -> Pieces | None:
-    """Graph a workload in pieces, and call it until all are launched; None if they never are.
+    """Graph a workload in pieces, and call it until nothing new is captured; None if that never
+    ends, or if Dynamo fails.
 
     In a thread of its own: where Dynamo fails half way, it leaves modes of its thread behind.
     """
@@ -56,21 +58,27 @@ def _pieces(workload: Workload, backward: bool, grad: bool, inference: bool) -> 
         with torch.inference_mode(inference), torch.set_grad_enabled(grad), _quiet():
             for _ in range(_CALLS):
                 workload.cut_history()
+                before = fast.stats()
                 result = fast(*workload.args, **workload.kwargs)
                 if backward:
                     run_backward(result)
                 del result
-                if fast.stats().split_launches:
+                after = fast.stats()
+                if after.split and _made(after) == _made(before):
                     break
+            else:
+                return None
             seconds = [_timed(fast, workload) for _ in range(_TIMED)]
     except Exception as error:  # noqa: BLE001  Dynamo's own; the callable itself has run in eager
         let_go(error)
         return None
     stats = fast.stats()
-    if not stats.split_launches:
-        return None
     lines = dict.fromkeys(part.where or part.module for part in stats.split)
     return Pieces(stats.split_launches, round(1e6 * min(seconds), 1), tuple(lines))
+
+
+def _made(stats: GraphStats) -> tuple[int, int]:
+    return stats.captures, stats.warmup_calls
 
 
 @contextmanager

@@ -14,6 +14,9 @@ class CatalogueEntry:
     fix: str
 
 
+WAIT = "wait after the call: `y = fast(x); torch.cuda.synchronize()`"
+"""The fix for a wait inside of the callable."""
+
 CATALOGUE: dict[str, CatalogueEntry] = {
     # 1xx: what a capture refuses.
     "OL101": CatalogueEntry(
@@ -35,7 +38,8 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     "OL103": CatalogueEntry(
         "copy between host and device",
         "a replay would copy from the same host address again, whatever is stored there by then",
-        "move the copy out of the callable, or create the tensor on the device (`device=x.device`)",
+        "copy before the call and after it, `y = fast(x.to(device)).cpu()`; or create the tensor "
+        "on the device, with `device=x.device`",
     ),
     "OL104": CatalogueEntry(
         "host tensor in a device computation",
@@ -59,18 +63,20 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "sizes or strides of a tensor changed in place",
         "a replay runs kernels; it cannot resize or re-stride a tensor that exists outside of the "
         "callable",
-        "return the reshaped tensor, `x.t()` in place of `x.t_()`",
+        "another tensor in place of the change: `x = x.t()` for `x.t_()`",
     ),
     "OL108": CatalogueEntry(
         "output of a kind that cannot be rebuilt",
         "each call must return new objects, and an object of this class cannot be made again from "
         "the tensors in it",
-        "return tensors, or tuples, lists, dicts and dataclasses of tensors and plain constants",
+        "return tensors, or tuples, lists, dicts and dataclasses of tensors and plain constants: "
+        "`tuple(rows)` for `iter(rows)`",
     ),
     "OL109": CatalogueEntry(
         "the device refused the capture",
         "the operation is not allowed while a stream is being captured",
-        "move the operation out of the callable, or graph the parts before and after it",
+        "move the operation out of the callable; or graph the parts before and after it, "
+        '`ol.graph(model, on_refusal="split")`',
     ),
     "OL110": CatalogueEntry(
         "the first call makes lasting state",
@@ -86,8 +92,8 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     "OL112": CatalogueEntry(
         "hook on a tensor or submodule of a captured forward",
         "a replay runs kernels; the hook is Python, and would run in the capture only",
-        "put hooks on parameters, arguments, results or the graphed module itself, or graph the "
-        "parts before and after the hook",
+        "return the tensor, and put the hook on the result: `y = fast(x); y.register_hook(hook)`; "
+        "hooks on parameters, arguments and the graphed module itself run, too",
     ),
     "OL113": CatalogueEntry(
         "a tensor that requires grad is changed in place",
@@ -119,17 +125,17 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "a replay repeats one run, and two runs of the same call did not do the same work: a "
         "random number of Python or NumPy, a clock, an iterator, a counter or a growing cache "
         "decides what it does",
-        "pass what changes as an argument, or keep it in a tensor on the device that is changed "
-        "in place",
+        "pass what changes as an argument, `fast(x, torch.tensor(value))`; or keep it in a tensor "
+        "on the device that is changed in place",
     ),
     "OL118": CatalogueEntry(
         "a number that the callable changes for its next call",
         "a replay runs the branches and numbers of its capture, so each value of the number needs "
         "a recording of its own",
-        "keep it in a tensor that is changed in place, `self.n = torch.zeros((), "
-        "dtype=torch.long, device=...)`, as a buffer; or pass it as a 0-dim tensor; where a branch "
-        "asks for it, `if self.n % 2 == 0`, count before the call and pass the answer, a bool, of "
-        "which each value gets a recording",
+        'keep it in a tensor that is changed in place, `self.register_buffer("n", '
+        "torch.zeros((), dtype=torch.long))`, and choose by it on the device, `torch.where(self.n "
+        "% 2 == 0, a, b)`; or pass it as a 0-dim tensor; or, where a branch asks for it, pass the "
+        "answer, a bool, of which each value gets a recording",
     ),
     "OL120": CatalogueEntry(
         "optimizer that cannot be captured",
@@ -146,7 +152,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "an option of an optimizer set inside the callable",
         "a replay runs no Python that could compute the next value: the captured one would be "
         "used in every step",
-        "call `scheduler.step()`, or set the option, after the callable; it is read at each call",
+        "set it after the call, which reads it each time: `fast(x); scheduler.step()`",
     ),
     "OL123": CatalogueEntry(
         "an optimizer's option that changes at every call",
@@ -230,13 +236,13 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "hooks inside",
         "a replay repeats a hook's tensor operations and stores their results as it did; the rest "
         "of its Python, such as a count or a log, ran in the warm-up and the capture only",
-        "remove the hook, put it on the graphed module itself, or read the values that it needs "
-        "from a result",
+        "put it on the graphed module itself, `fast.register_forward_hook(hook)`; or remove it, "
+        "and read the values that it needs from a result",
     ),
     "OL309": CatalogueEntry(
         "a list that the callable adds to",
         "a replay runs no Python, so the list, dict or set stays as the capture left it",
-        "return the value, and add it after the call",
+        "add it after the call: `y = fast(x); seen.append(value)`",
     ),
     "OL310": CatalogueEntry(
         "larger than every bucket",

@@ -91,11 +91,11 @@ def rebound(
         if new is MISSING or grown or isinstance(slot.holder, tuple):
             name = slot.name.rpartition("[")[0] if slot.name.endswith("]") else slot.name
             what = f"`{name}` {'lost' if new is MISSING else 'got'} a tensor in the call"
-            fix = "return the tensor, and append it after the call" if grown else None
+            fix = f"return the tensor, and append it after the call: `{name}.append(fast(x))`"
             place = loaded_at(codes, name.rpartition(".")[2]) if grown else None
             made = observer.made_at(tensors[0]) if tensors else None
             where = made if place is None else str(place)
-            raise CaptureError("OL105", what, where=where, fix=fix)
+            raise CaptureError("OL105", what, where=where, fix=fix if grown else None)
         yield slot, new
 
 

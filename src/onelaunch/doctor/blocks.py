@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.bench.workload import Workload
+from onelaunch.catalogue import WAIT
 from onelaunch.doctor.place import NOWHERE, Spot
 from onelaunch.doctor.run import FunctionCall, Listener, Operation
 from onelaunch.driver.refusals import REFUSALS, refuse
@@ -69,7 +70,7 @@ class Blocks(Listener):
 
     def _waited(self, what: str) -> None:
         assert self._refusals is not None
-        self._refusals.note_refusal(refuse("OL109", f"`{what}` waits for the device"))
+        self._refusals.note_refusal(refuse("OL109", f"`{what}` waits for the device", fix=WAIT))
 
     def function(self, event: FunctionCall) -> None:
         """See `Listener`."""

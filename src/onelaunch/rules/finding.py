@@ -76,13 +76,13 @@ class Finding:
     def because(self, cause: Finding) -> Finding:
         """Return this one with the finding of another rule on the same fault.
 
-        That two runs differ is all that OL117 may know; its own fix gives way to the cause's.
+        The fix of a refusal that knows no better than its rule gives way to the cause's.
         """
         both = self.also(cause)
         if cause.code in self.causes:
             return both
         causes = tuple(dict.fromkeys((*self.causes, *cause.codes)))
-        vague = self.code == "OL117" and self.fix == RULES["OL117"].fix
+        vague = self.severity == "blocks-capture" and self.fix == RULES[self.code].fix
         fix = cause.fix if vague else self.fix
         return replace(both, what=f"{self.what}; {cause.what}", fix=fix, causes=causes)
 

@@ -20,7 +20,8 @@ FROZEN: tuple[Rule, ...] = (
         "call; where no operation did, it is the line where the callable begins. A callable that "
         "does not repeat its own results is not judged.",
         same_as=("OL117", "OL501", "OL502", "OL503", "OL504", "OL507", "OL510"),
-        fix="pass what changes as an argument, or keep it in a tensor that is changed in place",
+        fix="pass what changes as an argument, `fast(x, torch.tensor(value))`; or keep it in a "
+        "tensor that is changed in place",
         example="""\
 import itertools
 
@@ -73,8 +74,9 @@ args = (torch.ones(4, 8),)
         problems="The line is found by its code: of two lines that store the same attribute in "
         "one function, the first is named. Iterators and objects with state in C are not seen.",
         same_as=("OL117", "OL118"),
-        fix='keep it in a tensor: `self.register_buffer("calls", torch.zeros(()))`, and '
-        "`self.calls.add_(1)`",
+        fix='keep it in a tensor that is changed in place: `self.register_buffer("n", '
+        "torch.zeros((), dtype=torch.long))` for `self.n = 0`; and where a branch asks for it, "
+        "choose on the device: `torch.where(self.n % 2 == 0, a, b)`",
         example="""\
 import torch
 from torch import nn
@@ -161,7 +163,8 @@ args = (torch.ones(4, 8),)
         problems="A clock in a library is not reported, as logging reads one. A clock whose value "
         "decides nothing is found too.",
         same_as=("OL117",),
-        fix="read it before the call, and pass it as a tensor",
+        fix="read it before the call, and pass it as a tensor: `fast(x, torch.tensor(now, "
+        "dtype=torch.float64))`",
         example="""\
 import time
 
@@ -184,7 +187,8 @@ def model(x, now):
     return x * (now % 1)
 
 
-args = (torch.ones(4, 8), torch.tensor(time.perf_counter()))
+now = torch.tensor(time.perf_counter(), dtype=torch.float64)
+args = (torch.ones(4, 8), now)
 """,
     ),
     Rule(
@@ -199,8 +203,8 @@ args = (torch.ones(4, 8), torch.tensor(time.perf_counter()))
         problems="Run-time rules see what the call itself changes. What other code changes between "
         "calls, the rules on the source find.",
         same_as=("OL117", "OL118"),
-        fix="make it a tensor and change it in place, `temperature.mul_(0.9)`, or pass it as an "
-        "argument",
+        fix="make it a tensor, `value = torch.tensor(1.0)`, and change it in place, "
+        "`value.mul_(0.9)`; or pass it as an argument",
         example="""\
 import torch
 
@@ -241,8 +245,8 @@ args = (torch.arange(8.0),)
         "into the recording; it refuses a schedule that steps inside (OL122).",
         problems="A schedule written by hand outside of the call is not seen.",
         same_as=("OL122", "OL123"),
-        fix="make it a tensor: `SGD(parameters, lr=torch.tensor(0.1), fused=True)`, and change it "
-        "in place",
+        fix="make it a tensor, `SGD(parameters, lr=torch.tensor(0.1), fused=True)`, and change it "
+        "in place: `lr.mul_(0.9)`",
         example="""\
 import torch
 
@@ -297,7 +301,7 @@ args = (torch.ones(4, 8),)
         "the flag in the capture. A flag that is put back within the call does no harm. `ol.graph` "
         "has the flag in what a call must match, and a recording for each.",
         same_as=("OL117",),
-        fix="set it once, outside of the call, or use `tensor.detach()` where none is wanted",
+        fix="leave the flag as it is, and take `tensor.detach()` where no gradient is wanted",
         example="""\
 import torch
 
@@ -342,7 +346,8 @@ args = (torch.ones(4, 8),)
         "further on in the stream of numbers than eager does. `ol.graph` registers the "
         "generators that the callable reaches.",
         same_as=("OL104",),
-        fix="draw from the default generator, seeded by `torch.manual_seed`, or "
+        fix="draw from the default generator: `torch.manual_seed(0)` for `generator = "
+        "torch.Generator(device)`, and no `generator=`; or "
         "`cuda_graph.register_generator_state(generator)`",
         example="""\
 import torch
@@ -375,7 +380,7 @@ def model(x):
         "`ol.graph` repeats no print either; a print of a tensor is refused (OL101).",
         problems="Prints in a library, and logging, are not reported.",
         same_as=("OL101",),
-        fix="print what the call returns, after the call",
+        fix="print after the call: `y = fast(x); print(y)`",
         example="""\
 import torch
 

@@ -16,7 +16,8 @@ MEMORY: tuple[Rule, ...] = (
         "buffers, is written where it is, and is right. With `ol.graph` the caller's own tensor "
         "is written.",
         same_as=("OL113",),
-        fix="return the new value, or keep the tensor as a buffer of the module",
+        fix="work on a copy, `x = x.clone()`, and return it; or keep the tensor as a buffer of the "
+        "module",
         example="""\
 import torch
 
@@ -86,7 +87,8 @@ args = (torch.ones(4, 8),)
         problems="A cache that keeps all sizes for good is right under a graph, if it was filled "
         "before the capture; it is found too. `functools.lru_cache` is not seen.",
         same_as=("OL117", "OL307"),
-        fix="compute it in each call, where a graph makes it cheap, or once for the largest size",
+        fix="compute it in each call, `table = compute(n)` without the `if`: a graph makes that "
+        "cheap; or once for the largest size",
         example="""\
 import torch
 from torch import nn
@@ -133,7 +135,8 @@ args = (torch.ones(4, 8),)
         "`ol.graph` compares what such code read before each call; an address that only decides "
         "in Python makes two runs differ (OL117).",
         same_as=("OL117",),
-        fix="compare what the tensor holds on the device, or have the caller say that it is new",
+        fix="compute it in each call, `features = compute(x)` without the `if`: a graph makes that "
+        "cheap; or have the caller say that the tensor is new",
         example="""\
 import torch
 from torch import nn

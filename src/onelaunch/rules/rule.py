@@ -30,7 +30,7 @@ class Rule:
         example: a program with the fault.
         instead: the program without it.
         same_as: codes of rules that name the same fault at the same line, as the refusal of a
-            capture does for a fault that a bare graph keeps silent; there it is one finding, theirs.
+            capture does for what a bare graph is silent about; there it is one finding, theirs.
     """
 
     code: str

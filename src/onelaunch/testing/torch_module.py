@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onelaunch.catalogue import WAIT
 from onelaunch.driver.tape.recorder import recording
 
 Note = Callable[[str], object]
@@ -25,7 +26,7 @@ def wait(what: str) -> None:
     """Refuse what waits for the device, during a capture; else tell those that note it."""
     recorder = recording()
     if recorder is not None:
-        raise recorder.refuse("OL109", f"`{what}` waits for the device")
+        raise recorder.refuse("OL109", f"`{what}` waits for the device", WAIT)
     for note in _notes:
         note(what)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from onelaunch.catalogue import WAIT
 from onelaunch.doctor.source.results import (
     flat,
     goes_to_device,
@@ -106,7 +107,7 @@ class Blocking(Rules):
             at.report("OL104", call.node, _DRAWN, _DRAW_BEFORE)
         elif call.on.kind == "stream" and call.method in _STREAM_WAITS:
             what = f"`.{call.method}()` of a stream or event waits for the device"
-            at.report("OL109", call.node, what)
+            at.report("OL109", call.node, what, WAIT)
 
     def _function(self, at: Scope, call: SourceCall, name: str) -> None:
         last = name.rpartition(".")[2]
@@ -114,7 +115,7 @@ class Blocking(Rules):
         if name in _SEEDS:
             at.report("OL106", call.node, f"`{last}` sets the random state")
         elif name in _WAITS:
-            at.report("OL109", call.node, f"`{last}` waits for the device")
+            at.report("OL109", call.node, f"`{last}` waits for the device", WAIT)
         elif name.startswith("builtins."):
             self._builtin(at, call, last)
         elif first is None or first.kind != "tensor":

@@ -72,8 +72,9 @@ class Silent(Rules):
         elif name == "builtins.print" and not any(v.is_tensor for v in flat(call.args)):
             at.report("OL513", call.node, "`print` runs in the capture only")
         elif name == "builtins.next" and any(v.kind == "iterator" and v.place for v in call.args):
-            what = f"`next({call.args[0].place})` runs in the capture only"
-            at.report("OL501", call.node, what)
+            taken = f"next({call.args[0].place})"
+            fix = f"take it before the call, and pass it: `fast(x, torch.tensor({taken}))`"
+            at.report("OL501", call.node, f"`{taken}` runs in the capture only", fix)
         out = call.kwargs.get("out")
         if out is not None and out.given and at.entry:
             at.report("OL505", call.node, "an argument is written by `out=`")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.utils.flop_counter import FlopCounterMode
 
 import onelaunch as ol
 from onelaunch.bench.timers import GpuTimer
@@ -37,6 +38,7 @@ def on_cuda(text: str) -> str:
     """Change a program to make everything on the GPU, large enough to measure."""
     larger = text.replace("(1, 3, 16, 16)", "(32, 3, 128, 128)")
     larger = larger.replace("(1, 8, 16, 16)", "(32, 8, 256, 256)")
+    larger = larger.replace("(1, 16, 192, 192)", "(32, 16, 192, 192)")
     larger = larger.replace("torch.randn(64, 1024", "torch.randn(8192, 1024")
     return 'import torch\ntorch.set_default_device("cuda")\n' + larger
 
@@ -73,6 +75,48 @@ def test_a_gpu_wants_channels_last_and_whole_channels() -> None:
     rows = torch.randn(8192, 1001, **half)
     odd, even = nn.Linear(1001, 1001, **half), nn.Linear(1008, 1008, **half)
     assert gpu_us(even, torch.randn(8192, 1008, **half)) < gpu_us(odd, rows)
+
+
+GUESSED = [
+    (nn.Conv2d(3, 64, 7, stride=2, padding=3), (16, 3, 224, 224)),
+    (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 56, 56)),
+    (nn.Conv2d(96, 96, 5, padding=2), (8, 96, 40, 40)),
+    (nn.Conv2d(64, 64, 3, padding=4, dilation=4), (4, 64, 64, 64)),
+    (nn.Conv2d(128, 128, 3, padding=1, groups=4), (8, 128, 32, 32)),
+    (nn.Conv2d(17, 33, 3, padding=1), (8, 17, 100, 100)),
+    (nn.ConvTranspose2d(64, 32, 4, stride=2, padding=1), (4, 64, 48, 48)),
+    (nn.Conv3d(16, 16, 3, padding=1), (2, 16, 24, 40, 40)),
+]
+"""Convolutions of several kinds, of which cuDNN is to guess some wrongly."""
+
+
+@pytest.mark.gpu
+def test_cudnn_guesses_and_measures_better() -> None:
+    gains: list[float] = []
+    for layer, shape in GUESSED:
+        conv2d, x = copy.deepcopy(layer).cuda(), torch.randn(shape, device="cuda")
+        torch.backends.cudnn.benchmark = False
+        guessed_us = gpu_us(conv2d, x)
+        torch.backends.cudnn.benchmark = True
+        gains.append(guessed_us / gpu_us(conv2d, x))
+    assert max(gains) > 1.03, gains
+
+
+@pytest.mark.gpu
+def test_a_gpu_does_more_arithmetic_in_less_time_in_wider_layers(tmp_path: Path) -> None:
+    rule = BY_CODE["OL613"]
+    done: list[tuple[int, float]] = []
+    try:
+        for text in (rule.example, rule.instead):
+            model, args = program(text, tmp_path, on_cuda)
+            with torch.inference_mode(), FlopCounterMode(display=False) as counted:
+                model(*args)
+            done.append((counted.get_total_flops(), gpu_us(model, *args)))
+    finally:
+        torch.set_default_device(None)
+    (thin, thin_us), (wide, wide_us) = done
+    assert wide > 4 * thin
+    assert wide_us < thin_us
 
 
 @pytest.mark.gpu

@@ -8,7 +8,10 @@ from onelaunch.rules import RULES
 from onelaunch.rules.finding import Finding
 
 _DROP = "pass `bias=False`"
-_FOLD = "pass `bias=False`; for trained weights first `norm.running_mean -= layer.bias`"
+_FOLD = (
+    f"{_DROP}; of a trained layer: `with torch.no_grad(): norm.running_mean -= layer.bias`, then "
+    "`layer.bias = None`"
+)
 
 
 def bias_before_norm(record: Record) -> list[Finding]:

@@ -126,8 +126,8 @@ LAYERS: tuple[Rule, ...] = (
         "reads the input once, instead of one for each branch and one for each sum.",
         problems="An identity beside the branches could merge too, as a kernel of 1; it is "
         "not counted. Branches that are concatenated are not reported.",
-        fix="pad the smaller kernel and add: "
-        "`wide.weight += F.pad(narrow.weight, (1, 1, 1, 1)); wide.bias += narrow.bias`",
+        fix="pad the smaller kernel and add: `with torch.no_grad(): wide.weight += "
+        "F.pad(narrow.weight, (1, 1, 1, 1)); wide.bias += narrow.bias`",
         example=_BRANCHES.format(result="self.wide(x) + self.narrow(x)", after=""),
         instead=_BRANCHES.format(
             result="self.wide(x)",
@@ -150,7 +150,8 @@ with torch.no_grad():
         "loads fewer bytes at a time, or does without tensor cores.",
         problems="Counts up to 4 are left out: an image has 3 channels, and nobody chooses that. "
         "In float32 multiples of 4 are enough as long as you stay there.",
-        fix="round the number of channels up to a multiple of 8, with zeros in trained weights",
+        fix="round the number of channels up to a multiple of 8, `(n + 7) // 8 * 8`, with zeros in "
+        "trained weights",
         example=_HEAD
         + "model = nn.Sequential(nn.Linear(1024, 1001), nn.ReLU(), nn.Linear(1001, 8)).eval()\n"
         + "args = (torch.randn(128, 1024),)\n",

@@ -125,7 +125,7 @@ args = (torch.randn(4, 8),)
         problems=f"Whether the results are still good enough is for you to measure: "
         f"`onelaunch compare` does, against float64. GPUs older than Volta are left out. {_LIGHT}"
         + _SHORT,
-        fix="`model.to(torch.bfloat16)` with its inputs, or call it inside "
+        fix="`model.to(torch.bfloat16)` and `x.to(torch.bfloat16)`, or call it inside "
         '`with torch.autocast("cuda", torch.bfloat16):`',
         example=_TWO_LINEAR + "args = (torch.randn(64, 1024),)\n",
         instead=_TWO_LINEAR

@@ -344,6 +344,18 @@ def test_schemas_say_what_is_written() -> None:
     assert torch.Tag.data_dependent_output in torch.ops.aten._local_scalar_dense.default.tags
     assert torch.Tag.dynamic_output_shape in torch.ops.aten.nonzero.default.tags
     assert torch.Tag.nondeterministic_seeded in torch.ops.aten.rand_like.default.tags
+    assert torch.Tag.cudagraph_unsafe.name == "cudagraph_unsafe"
+
+
+def test_the_waits_of_cuda_can_be_given_other_code() -> None:
+    """Where there is no GPU, the doctor does that for as long as it runs a callable."""
+    cuda, accelerator = torch.cuda, torch.accelerator
+    functions = (cuda.synchronize, cuda.current_stream, cuda.default_stream, cuda.set_stream)
+    for function in (*functions, accelerator.synchronize, accelerator.current_stream):
+        assert function.__code__.co_freevars == ()
+        assert function.__code__.co_argcount == 1
+    for kind in (cuda.Event, cuda.Stream):
+        assert "__new__" in vars(kind)
 
 
 def test_a_dispatch_mode_sees_views_writes_and_factories() -> None:

@@ -75,8 +75,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     "OL109": CatalogueEntry(
         "the device refused the capture",
         "the operation is not allowed while a stream is being captured",
-        "move the operation out of the callable; or graph the parts before and after it, "
-        '`ol.graph(model, on_refusal="split")`',
+        "move the operation out of the callable, or graph the parts before and after it",
     ),
     "OL110": CatalogueEntry(
         "the first call makes lasting state",

@@ -195,7 +195,8 @@ def test_a_list_that_got_a_tensor_is_named(rand: Rand) -> None:
         fast(rand(0, 3))
         with pytest.raises(ol.CaptureError, match=r"OL105.*`seen` got a tensor") as error:
             fast(rand(1, 3))
-    assert error.value.fix == "return the tensor, and append it after the call"
+    said = "return the tensor, and append it after the call: `seen.append(fast(x))`"
+    assert error.value.fix == said
 
 
 def test_an_array_that_moves_is_told_by_its_numbers(rand: Rand) -> None:

@@ -21,6 +21,7 @@ from onelaunch.doctor.diagnosis import Diagnosis, together
 from onelaunch.doctor.pieces import Pieces
 from onelaunch.doctor.place import shown as shown_as
 from onelaunch.doctor.source.comments import kept
+from onelaunch.doctor.source.configuration import Config
 from onelaunch.doctor.source.scan import scan
 from onelaunch.report.findings import show_diagnosis
 from onelaunch.rules import RULES
@@ -288,6 +289,9 @@ def test_a_fault_that_two_rules_name_is_one_finding(model: Path) -> None:
     assert (silent.code, silent.name, silent.severity) == ("OL502", "host-random", "silently-wrong")
     assert silent.causes == ()
     assert diagnosis.only({"OL503"}).clean
+    (left,) = Config(ignore=("OL117",)).chosen([found])
+    assert left == silent
+    assert Config(select=("silently-wrong",)).chosen([found]) == [silent]
 
     for name in ("runs-differ", "host-random", "OL502"):
         model.write_text(f"\n\n\n{found.source}  # onelaunch: allow {name} -- a test\n")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from onelaunch.api import graph
     from onelaunch.bench import Comparison, compare
+    from onelaunch.call.registered import register
     from onelaunch.capture.recording import Recording
     from onelaunch.checklist.optimize import Optimized, optimize
     from onelaunch.checklist.plan import Plan
@@ -59,6 +60,7 @@ __all__ = [
     "make_graphed_callables",
     "optimize",
     "profile",
+    "register",
 ]
 
 _MODULES = {
@@ -86,6 +88,7 @@ _MODULES = {
     "make_graphed_callables": "onelaunch.compat",
     "optimize": "onelaunch.checklist.optimize",
     "profile": "onelaunch.profiler.measure",
+    "register": "onelaunch.call.registered",
 }
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

@@ -151,7 +151,7 @@ def test_an_object_that_cannot_be_taken_apart_is_named_early(rand: Rand) -> None
     assert "[OL302]" in text
     assert "a Held" in text
     assert "args[0]" in text
-    assert "register_pytree_node(Held" in text
+    assert "ol.register(Held, flatten, unflatten)" in text
 
 
 def test_one_object_that_comes_at_each_call_is_state(rand: Rand) -> None:

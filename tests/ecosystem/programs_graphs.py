@@ -200,6 +200,17 @@ def a_batch_object_at_each_call(run: Run) -> None:
     run.see(model)
 
 
+@inference()
+def a_registered_data_object_at_each_call(run: Run) -> None:
+    """It is taken apart from the first call on, with its store, which refers to it."""
+    ol.register(Data)
+    conv = SAGEConv(8, 16).to(run.device)
+    fast = run.graph(lambda data: conv(data.x, data.edge_index))
+    with torch.no_grad():
+        for i in range(6):
+            run.see(fast(Data(x=run.rand(i, NODES, 8), edge_index=run.ints(i, NODES, 2, EDGES))))
+
+
 @inference(refused={"cpu": "OL302", "cuda": "OL302"}, warns=("OL302",))
 def a_batch_object_that_each_layer_changes(run: Run) -> None:
     """As GraphGym's layers do, which take a batch and return it: it stays the caller's own."""

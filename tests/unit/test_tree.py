@@ -237,6 +237,6 @@ def test_objects_are_constants_unless_asked() -> None:
 def test_constants_have_paths() -> None:
     tree = flatten({"a": [1, torch.ones(1)], "b": Box("c")}).tree
     found = {path: constant.value for path, constant in constants(tree, "x")}
-    assert found == {"x['a'][0]": 1, "x['b']['content']": "c", "x['b']['label']": "box"}
+    assert found == {"x['a'][0]": 1, "x['b'].content": "c", "x['b'].label": "box"}
     call = flatten_call((1,), {"k": 2}).tree
     assert {p: c.value for p, c in call_constants(call)} == {"args[0]": 1, "kwargs['k']": 2}

@@ -2,6 +2,7 @@
 
 tree.py     arguments and results as trees
 containers.py  what a container or an object consists of
+registered.py  `ol.register`: classes that are taken apart from the first call on
 places.py   containers and objects of results by identity: of the arguments, or in several places
 spec.py     CallSpec: the signature of a call
 kinds.py    the classes of objects that are taken apart, or kept whole

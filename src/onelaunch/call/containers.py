@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import types
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,6 +16,10 @@ BY_VALUE = (
     *(bool, int, str, bytes, type(None), type(Ellipsis), range),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
 )
+
+
+BY_ATTRIBUTES: set[type] = set()
+"""The classes whose objects are taken apart from the first call on; see `register`."""
 
 
 class Names(tuple[str, ...]):
@@ -86,9 +90,12 @@ def parts_of(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
         attributes = vars(value)
         keys = RecordKeys(tuple(attributes), tuple(cast(dict[Any, Any], value)))
         return keys, list(attributes.values())
+    if pytree.is_constant_class(kind):
+        return None
     if kind in pytree.SUPPORTED_NODES:
+        # The context is a child: a tree compares numbers by type and bits, and `2 == 2.0 == True`.
         children, context = pytree.SUPPORTED_NODES[kind].flatten_fn(value)
-        return (pytree.SUPPORTED_NODES[kind], context), list(children)
+        return (pytree.SUPPORTED_NODES[kind],), [*children, context]
     if dataclasses.is_dataclass(value) and _is_of_attributes(kind):
         fields = [field.name for field in dataclasses.fields(value)]
         if all(hasattr(value, name) for name in fields):
@@ -150,25 +157,28 @@ def _is_tuple_kind(kind: type) -> bool:
     return True
 
 
-def steps_to(value: object, keys: tuple[Any, ...]) -> Iterator[str]:
+def steps_to(kind: type, keys: tuple[Any, ...], count: int) -> list[str]:
+    """Return the ways from a container to its children, for messages.
+
+    Args:
+        kind: its class.
+        keys: its keys, as `parts_of` gives them.
+        count: how many children it has.
+    """
     if isinstance(keys, Names):
-        return (f".{key}" for key in keys)
+        return [f".{key}" for key in keys]
     if isinstance(keys, RecordKeys):
-        return (f".{key}" for key in keys.attributes)
+        return [f".{key}" for key in keys.attributes]
     if isinstance(keys, ItemKeys):
-        return iter([*(f"[{k!r}]" for k in keys.items), *(f".{k}" for k in keys.attributes)])
-    if isinstance(value, Mapping) and not (keys and isinstance(keys[0], pytree.NodeDef)):
-        return (f"[{key!r}]" for key in keys)
-    if isinstance(value, tuple) and len(keys) > 1 and isinstance(keys[0], int):
-        return iter([*(f"[{i}]" for i in range(keys[0])), *(f".{key}" for key in keys[1:])])
-    if isinstance(value, tuple | list) or not keys or isinstance(keys[0], pytree.NodeDef):
-        return _numbered(value)
-    return (f".{key}" for key in keys)
-
-
-def _numbered(value: object) -> Iterator[str]:
-    found = parts_of(value)
-    return (f"[{i}]" for i in range(len(found[1]) if found else 0))
+        return [*(f"[{k!r}]" for k in keys.items), *(f".{k}" for k in keys.attributes)]
+    if keys and isinstance(keys[0], pytree.NodeDef):
+        return [f"[{i}]" for i in range(count)]
+    if issubclass(kind, Mapping):
+        return [f"[{key!r}]" for key in keys]
+    if issubclass(kind, tuple | list):
+        items, *attributes = keys
+        return [*(f"[{i}]" for i in range(items)), *(f".{key}" for key in attributes)]
+    return [f".{key}" for key in keys]
 
 
 def made_of(kind: Any, keys: tuple[Any, ...], children: list[Any]) -> Any:
@@ -184,7 +194,7 @@ def made_of(kind: Any, keys: tuple[Any, ...], children: list[Any]) -> Any:
         vars(made).update(zip(keys, children, strict=False))
         return made
     if keys and isinstance(keys[0], pytree.NodeDef):
-        return keys[0].unflatten_fn(children, keys[1])
+        return keys[0].unflatten_fn(children[:-1], children[-1])
     if isinstance(keys, RecordKeys):
         record: Any = OrderedDict.__new__(kind)
         attributes = record.__dict__

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 
-from onelaunch.call.containers import Names, is_ordinary
+from onelaunch.call.containers import BY_ATTRIBUTES, Names, is_ordinary
 from onelaunch.call.tree import Constant, Container, Flat, Leaf, Tree
 
 
 def kinds_in(tree: Tree) -> dict[type, bool]:
     """Return the classes of a tree's objects, as `flatten` takes them: True for those that are
-    flattened, without the classes inside them, and False for dataclasses that are kept whole."""
+    flattened, without the classes inside them, and False for those that are kept whole though they
+    are dataclasses or registered."""
     if isinstance(tree, Constant):
         kind: type = type(tree.value)
-        return {kind: False} if tree.by_identity and dataclasses.is_dataclass(kind) else {}
+        known = dataclasses.is_dataclass(kind) or kind in BY_ATTRIBUTES
+        return {kind: False} if tree.by_identity and known else {}
     if not isinstance(tree, Container):
         return {}
     if isinstance(tree.keys, Names):

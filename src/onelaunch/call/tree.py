@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from onelaunch.call.containers import (
+    BY_ATTRIBUTES,
     BY_VALUE,
-    ItemKeys,
     Names,
     is_ordinary,
     made_of,
@@ -91,7 +92,7 @@ def _bits(value: object) -> tuple[object, ...] | None:
     if kind is complex:
         number = cast(complex, value)
         return (kind, struct.pack("dd", number.real, number.imag))
-    if kind in BY_VALUE:
+    if kind in BY_VALUE or pytree.is_constant_class(kind):  # which has an `==` of its own
         return (kind, value)
     if kind is frozenset:
         # Order is not kept, so the parts' keys are compared as a set too.
@@ -109,16 +110,7 @@ class Container(NamedTuple):
 
     def step(self, index: int) -> str:
         """Return the way to a child, for a message."""
-        if isinstance(self.keys, ItemKeys):
-            items, attributes = self.keys
-            count = len(items)
-            return f"[{items[index]!r}]" if index < count else f".{attributes[index - count]}"
-        named = len(self.keys) == len(self.children) and self.kind not in (tuple, list)
-        return f"[{self.keys[index]!r}]" if named else f"[{index}]"
-
-    def __hash__(self) -> int:
-        # Without the keys: the context of a registered container need not be hashable.
-        return hash((self.kind, self.children))
+        return steps_to(self.kind, self.keys, len(self.children))[index]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -248,11 +240,12 @@ class _Flattening:
             object_ = cast(weakref.ref[Any], value)() if weak else value
             if id(object_) in within:
                 return Above(len(within) - within.index(id(object_)), weak)
-        requested = self._kinds.get(type(value))
+        kind = type(value)
+        requested = self._kinds.get(kind, kind in BY_ATTRIBUTES or None)
         whole = requested is False and not within
         parts = None if whole else parts_of(value)
         asked = parts is None and not whole and (requested or self._all or within)
-        if asked and is_ordinary(type(value)) and (requested or _holds_tensors([value], above)):
+        if asked and is_ordinary(kind) and (requested or _holds_tensors([value], above)):
             parts = Names(vars(value)), list(vars(value).values())
             within = () if self._all else (*within, id(value))
         if parts is None or id(value) in above:
@@ -263,10 +256,10 @@ class _Flattening:
         inside = above | {id(value)}
         flat = tuple(
             self.tree_of(child, path + step, inside, within)
-            for child, step in zip(children, steps_to(value, keys), strict=True)
+            for child, step in zip(children, steps_to(kind, keys, len(children)), strict=True)
         )
-        made = Container(type(value), keys, flat)
-        if self._number is None or type(value) is slice or value is _EMPTY:
+        made = Container(kind, keys, flat)
+        if self._number is None or kind is slice or value is _EMPTY:
             return made
         return Shared(self._number(value), made)
 

@@ -99,8 +99,8 @@ def _constant(specs: Sequence[CallSpec]) -> Finding | None:
 
 
 _IS_IN_IT = (
-    "pass its tensors, or a dataclass, a named tuple or a dict of them; or say what is in it, by "
-    "torch.utils._pytree.register_pytree_node({name}, flatten, unflatten)"
+    "pass its tensors, or a dataclass, a named tuple or a dict of them; or say what is in it: "
+    "ol.register({name}, flatten, unflatten)"
 )
 
 

@@ -76,8 +76,8 @@ class Signatures:
         """Stop taking apart objects that the callable changes: a replay would not change them. A
         dataclass then counts as any other object."""
         changed = changed_kinds(before, after)
+        names = " and ".join(sorted(kind.__name__ for kind in changed if self._apart.get(kind)))
         self._apart.update(dict.fromkeys(changed, False))
-        names = " and ".join(sorted(kind.__name__ for kind, asked in changed.items() if asked))
         if names:
             what = f"`{self._name}` is called with another {names} each time, and changes it"
             fix = "return what it stores there, or give it the same object at each call"

@@ -199,6 +199,17 @@ def test_gradients_of_every_layout(device: torch.device, rand: Rand, kind: str) 
     train(Net(device), program)
 
 
+def test_a_gradient_that_is_mostly_gaps(device: torch.device, rand: Rand) -> None:
+    """As the stages of `torchdiffeq`'s dopri8 get, which it writes into one tensor: their bytes are
+    too many for a copy of all, gaps included."""
+
+    def program(model: Any, i: int) -> None:
+        model.zero_grad()
+        model(rand(i, 40, 4)).backward(rand(i, 40, 3, 14)[..., 2])
+
+    train(Net(device), program, steps=10)
+
+
 def test_the_layout_of_the_gradient_varies(device: torch.device, rand: Rand) -> None:
     def program(model: Any, i: int) -> None:
         model.zero_grad()

@@ -63,3 +63,9 @@ def a_neural_ode_by_dopri5_and_its_adjoint(run: Run) -> None:
 def a_neural_ode_by_all_forwards_of_rk4(run: Run) -> None:
     """Twelve forwards, three steps of four, wait for one backward."""
     _trained(run, odeint, "rk4", max_in_flight=12)
+
+
+@training(replays=40, recordings=64)
+def a_neural_ode_by_all_forwards_of_dopri8(run: Run) -> None:
+    """Its stages are written into one tensor, so that their gradients are mostly gaps."""
+    _trained(run, odeint, "dopri8", max_in_flight=64)

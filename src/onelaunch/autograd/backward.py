@@ -369,15 +369,13 @@ def _refuse_sparse(gradients: Gradients) -> None:
 def _port(driver: Driver, capture: Capture, g: Tensor) -> Tensor:
     """Make an input port for a gradient; return the tensor over it."""
     region = driver.region(g)
-    if region.is_sparse(g):
-        buffer = driver.empty(g.numel() * g.element_size(), g.device)
-        dense = torch.empty(g.shape, device="meta").stride()
-        static = driver.alias(buffer, g.dtype, g.shape, dense, 0)
-        capture.input(g, static, Travel.COPY)
-        return static
     buffer = driver.empty(region.nbytes, g.device)
-    capture.input(g, buffer, Travel.NODE)
-    return driver.alias(buffer, g.dtype, g.shape, g.stride(), 0)
+    static = driver.alias(buffer, g.dtype, g.shape, g.stride(), 0)  # kernels are chosen by strides
+    if region.is_sparse(g):
+        capture.input(g, static, Travel.COPY)
+    else:
+        capture.input(g, buffer, Travel.NODE)
+    return static
 
 
 def _maker(driver: Driver, g: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:

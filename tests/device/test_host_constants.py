@@ -60,6 +60,19 @@ def masked(x: Tensor) -> Tensor:
     return y
 
 
+def masked_by_rows(x: Tensor) -> Tensor:
+    """By one value for each place of a mask, whose number then does not matter."""
+    y, row, x = x.expand(4, 2, 3).clone(), x[0].detach() * 2, x.detach()
+    y[y[..., 0] > 0] = row
+    y[y[:, 0, 0] < 0] = row
+    y[y[..., 1] > 0] = row[None]
+    y[y[:, 1, 1] < 0] = x + 1
+    y[y[:, 1, 2] < 0] = x[None, :, :1]
+    y[y[:, 1, 2] > 0] = y[0, 1].detach().clone()
+    y = y.index_put((y[..., 0] > 0,), row[:1])
+    return y.index_put_((y[..., 0] > 0.5,), row)
+
+
 def put(x: Tensor) -> Tensor:
     at = torch.tensor([0, 1]), torch.tensor([0, 2])
     y = torch.index_put(x, at, torch.tensor(5.0))
@@ -99,6 +112,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "numbers_of_numpy": lambda x: x[:, [PICKED[0], np.int64(1)]] * 2,
     "host_mask": lambda x: x[:, MASK] * 2,
     "masked": masked,
+    "masked_by_rows": masked_by_rows,
     "put": put,
     "state_returned": lambda x: (x + 1, TABLE, TABLE * 2, torch.arange(len(x))),
     "returned": lambda x: (x + 1, torch.tensor([1.0, 2.0], device=x.device)),

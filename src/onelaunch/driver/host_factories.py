@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -40,6 +40,10 @@ class HostFactories(UnnoticedMode):
     def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a function of torch's, by way of the host if it is such a one; see
         `UnnoticedMode`."""
+        if func is Tensor.__setitem__ or func in _PUTS:
+            done = self._filled(func, args, kwargs)
+            if done is not None:
+                return done[0]
         if self._kind == "cpu":  # nothing is brought anywhere
             return call(func, types, args, kwargs)
         if func in _FACTORIES:
@@ -50,26 +54,33 @@ class HostFactories(UnnoticedMode):
             args = (args[0], _brought(args[1], args[0].device, self._must_save_alike()))
         elif func is Tensor.__setitem__ and args[0].device.type == self._kind:
             x, index, value = args
-            alike = self._must_save_alike()
-            index = _brought(index, x.device, alike)
-            fills = isinstance(value, Tensor) and _fills(value, x) and not alike
-            if fills and _is_masked_by(index, x):
-                _filled(x, index, value, out=x)
-                return None
+            index = _brought(index, x.device, self._must_save_alike())
             if _is_gathered(index) and _is_number(value):
                 # Else autograd brings a number to the device too, in the backward.
                 value = torch.tensor(value, dtype=x.dtype).to(x.device)
             args = (x, index, value)
         elif func in _PUTS and len(args) > 2 and args[0].device.type == self._kind:
-            x, index, value, *accumulate = args
-            alike = self._must_save_alike()
-            index = _brought(tuple(index), x.device, alike)
-            mask = index[0] if len(index) == 1 else index
-            adds = any(accumulate) or kwargs.get("accumulate", False)
-            if not (adds or alike) and _fills(value, x) and _is_masked_by(mask, x):
-                return _filled(x, mask, value, out=None if func in _PUTS[:2] else x)
-            args = (x, index, value, *accumulate)
+            x, index, *rest = args
+            args = (x, _brought(tuple(index), x.device, self._must_save_alike()), *rest)
         return call(func, types, args, kwargs)
+
+    def _filled(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor | None] | None:
+        """Do ``x[mask] = value`` and the like without counting the mask, and return the result in a
+        tuple; None where that is impossible."""
+        if len(args) < 3 or kwargs.get("accumulate", any(args[3:])):
+            return None
+        x, index, value = args[:3]
+        if x.device.type != self._kind or self._must_save_alike():
+            return None
+        mask = index[0] if func in _PUTS and len(index) == 1 else index
+        if not _is_masked_by(mask, x) or not _fills(value, x, mask):
+            return None
+        wide = mask[(..., *[None] * (x.dim() - mask.dim()))]
+        found = torch.where(wide, _row(value, x, mask), x)
+        if func in _PUTS[:2]:
+            return (found,)
+        x.copy_(found)
+        return (None if func is Tensor.__setitem__ else x,)
 
     def _must_save_alike(self) -> bool:
         """Return whether autograd must save what it saves in eager. A checkpoint compares that with
@@ -110,7 +121,7 @@ def _by_way_of_the_host(
     return made.requires_grad_() if wants_grad else made
 
 
-def _is_masked_by(mask: Any, x: Tensor) -> bool:
+def _is_masked_by(mask: Any, x: Tensor) -> TypeGuard[Tensor]:
     """Return whether an index is one mask on the device, as large as the first dimensions."""
     return (
         isinstance(mask, Tensor)
@@ -121,17 +132,29 @@ def _is_masked_by(mask: Any, x: Tensor) -> bool:
     )
 
 
-def _fills(value: Tensor, x: Tensor) -> bool:
-    """Return whether a value is one number, of which torch would make a tensor as large as the
-    mask has places; or on the host, read it there."""
-    return value.numel() == 1 and value.dtype == x.dtype and not value.requires_grad
+def _fills(value: Any, x: Tensor, mask: Tensor) -> bool:
+    """Return whether each place of a mask gets the same value: one number, of which torch would
+    make a tensor as large as the mask has places, or on the host, read it there; or one row. The
+    gradient of a value would be summed in another order than eager's."""
+    if not isinstance(value, Tensor) or value.dtype != x.dtype:
+        return False
+    if value.requires_grad and torch.is_grad_enabled():
+        return False
+    if value.numel() == 1:
+        return x.device.type != "cpu"  # where torch does it by a fill
+    rest, row = x.shape[mask.dim() :], value.shape
+    if len(row) == len(rest) + 1 and row[0] == 1:
+        row = row[1:]
+    sizes = zip(reversed(row), reversed(rest), strict=False)
+    fits = len(row) <= len(rest) and all(size in (1, of) for size, of in sizes)
+    return fits and value.device == x.device
 
 
-def _filled(x: Tensor, mask: Tensor, value: Tensor, out: Tensor | None) -> Tensor:
-    """Return `x` with a value where a mask is; or write that to `out`."""
-    mask = mask[(..., *[None] * (x.dim() - mask.dim()))]
-    found = torch.where(mask, value.to(x.device).view(()), x)
-    return found if out is None else out.copy_(found)
+def _row(value: Tensor, x: Tensor, mask: Tensor) -> Tensor:
+    """Return the value of each place of a mask."""
+    if value.numel() == 1:
+        return value.to(x.device).view(())
+    return value[0] if value.dim() > x.dim() - mask.dim() else value
 
 
 def _is_gathered(index: Any) -> bool:

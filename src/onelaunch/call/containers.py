@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import types
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -223,3 +223,20 @@ def made_of(kind: Any, keys: tuple[Any, ...], children: list[Any]) -> Any:
     for name, child in zip(keys, children, strict=True):
         object.__setattr__(made, name, child)
     return made
+
+
+def objects_in(values: Iterable[object]) -> list[object]:
+    """Return the objects among values of which attributes are the whole, with those inside them."""
+    seen: dict[int, object] = {}  # kept alive: an id is not used again
+    found: list[object] = []
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        parts, ordinary = parts_of(value), is_ordinary(type(value))
+        if id(value) in seen or not (parts or ordinary):
+            continue
+        seen[id(value)] = value
+        waiting += parts[1] if parts else vars(value).values()
+        if ordinary and hasattr(type(value), "__weakref__"):
+            found.append(value)
+    return found

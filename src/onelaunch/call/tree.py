@@ -11,7 +11,7 @@ import struct
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -168,7 +168,7 @@ def flatten(
     value: object,
     root: str = "",
     *,
-    objects: bool | Mapping[type, bool] = False,
+    objects: bool | Literal["made"] | Mapping[type, bool] = False,
     known: Mapping[int, Same] = types.MappingProxyType({}),
     number: Callable[[object], int] | None = None,
 ) -> Flat:
@@ -181,8 +181,10 @@ def flatten(
         value: anything.
         root: the beginning of paths.
         objects: True to flatten also instances of ordinary Python classes that hold tensors (a
-            Hugging Face `Cache`) into their attributes; or class -> True to flatten its instances
-            so, with the objects inside them that hold tensors, False to keep its instances whole.
+            Hugging Face `Cache`) into their attributes; ``"made"`` for those that hold none too,
+            where `known` has all that the call did not make; or class -> True to flatten its
+            instances so, with the objects inside them that hold tensors, False to keep its
+            instances whole.
         known: id -> objects that are not flattened.
         number: called with each container, which is marked as `Shared` with the result; see
             `Places`.
@@ -207,12 +209,13 @@ class _Flattening:
 
     def __init__(
         self,
-        objects: bool | Mapping[type, bool],
+        objects: bool | Literal["made"] | Mapping[type, bool],
         known: Mapping[int, Same],
         number: Callable[[object], int] | None = None,
     ) -> None:
-        self._all = objects is True
-        self._kinds: Mapping[type, bool] = {} if isinstance(objects, bool) else objects
+        self._made = objects == "made"
+        self._all = objects is True or self._made
+        self._kinds: Mapping[type, bool] = objects if isinstance(objects, Mapping) else {}
         self._known = known
         self._number = number
         self.tensors: list[Tensor] = []
@@ -245,7 +248,8 @@ class _Flattening:
         whole = requested is False and not within
         parts = None if whole else parts_of(value)
         asked = parts is None and not whole and (requested or self._all or within)
-        if asked and is_ordinary(kind) and (requested or _holds_tensors([value], above)):
+        apart = requested or self._made or (asked and _holds_tensors([value], above))
+        if asked and is_ordinary(kind) and apart:
             parts = Names(vars(value)), list(vars(value).values())
             within = () if self._all else (*within, id(value))
         if parts is None or id(value) in above:

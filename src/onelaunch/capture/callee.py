@@ -6,11 +6,13 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from types import CodeType
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 
 from onelaunch.call.ambient import default_device
-from onelaunch.call.tree import Flat, call_constants, flatten, is_plain
+from onelaunch.call.containers import objects_in
+from onelaunch.call.tree import Flat, Same, call_constants, flatten, is_plain
 from onelaunch.call_events import is_profiled
 from onelaunch.capture.compilation import compiled
 from onelaunch.driver.protocol import Driver
@@ -52,6 +54,21 @@ class Callee:
         """The last walk of the state that every call reaches."""
         self._seen: dict[Hashable, torch.device] = {}
         """The devices of calls that reach no tensor there, by the arguments of the call."""
+        self._returned: WeakValueDictionary[int, object] = WeakValueDictionary()
+        """id -> objects that runs returned."""
+
+    def note_result(self, result: object) -> None:
+        """Note the objects in the result of a run: one that comes again is not made by the call."""
+        for value in objects_in([result]):
+            self._returned[id(value)] = value
+
+    def returned_before(self) -> dict[int, Same]:
+        """Return the objects without tensors that runs returned, and that something holds."""
+        return {
+            key: Same(value, None)
+            for key, value in self._returned.items()
+            if not flatten(value, objects=True).tensors
+        }
 
     def roots(self, flat: Flat) -> list[tuple[str, object]]:
         """Return the named roots of the state that a call reaches."""

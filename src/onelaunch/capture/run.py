@@ -248,8 +248,9 @@ class CaptureRun:
                 raise CaptureError("OL107", "an argument was given other memory", where=where)
         # Objects that the callable may return or store as they are; `follows` counts tensors too.
         known = {} if job.follows else snapshot.objects() | argument_objects(tree, (args, kwargs))
+        known = job.callee.returned_before() | known
         in_places = Places()  # not kept with the run: what it holds would be read as state
-        flat = flatten(result, "result", objects=True, known=known, number=in_places.note)
+        flat = flatten(result, "result", objects="made", known=known, number=in_places.note)
         if job.forward is not None:
             job.forward.replace_proxies(observer, flat.tensors, arguments, plan)
         refuse_opaque(flat.tree)

@@ -175,6 +175,7 @@ class Graphed(Generic[P, R]):
         # the run goes on.
         result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
+        self._callee.note_result(result)
         after = self._signatures.flat(args, kwargs)
         self._signatures.stop_taking_apart(attempt.flat, after)  # objects that the call changed
         reached = self._callee.reached(after)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
 
 from torch import Tensor
 
-from onelaunch.call.containers import is_ordinary
+from onelaunch.call.containers import is_ordinary, objects_in
 from onelaunch.call.tree import Constant, Container, Tree, flatten, unique
 from onelaunch.capture.callee import Callee
 
@@ -60,7 +59,7 @@ class Requests:
     def begin(self, objects: Sequence[object], callee: Callee) -> None:
         """Note a call with these objects, and forget the reads of other requests' objects, which do
         not matter to it."""
-        parts = parts_of(objects)
+        parts = objects_in(objects)
         mine = {id(part) for part in parts}
         callee.forget(part for part in self._parts if id(part) not in mine)
         for part in parts:
@@ -95,23 +94,3 @@ def is_request(constant: Constant) -> bool:
     """Return whether a constant is an object whose place another one could take."""
     value = constant.value
     return constant.by_identity and is_ordinary(type(value)) and hasattr(type(value), "__weakref__")
-
-
-def parts_of(requests: Iterable[object]) -> list[object]:
-    """Return such objects with the objects inside them."""
-    found: dict[int, object] = {}
-    waiting: list[Any] = list(requests)
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, list | tuple):
-            waiting += cast(list[Any], value)
-        elif isinstance(value, dict):
-            waiting += cast(dict[Any, Any], value).values()
-        elif (
-            id(value) not in found
-            and is_ordinary(type(value))
-            and hasattr(type(value), "__weakref__")
-        ):
-            found[id(value)] = value
-            waiting += vars(value).values()
-    return list(found.values())

@@ -262,6 +262,7 @@ class Warmup:
                     result, need = self._pool.warmup(driver, device, run, flat.tensors)
                 after = flatten_call(args, kwargs, kinds_in(flat.tree))
                 signature.forward = wants_grad(driver, result, after, callee.reached(after))
+                callee.note_result(result)
                 then(result)
             if callee.is_compiled(driver):
                 signature.known = _accesses(attempt, observer, named, result)

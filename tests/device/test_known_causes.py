@@ -228,6 +228,7 @@ MENDED: dict[str, Mended] = {
 _ROUNDED = {"ContinuousBernoulli(logits=logits"}
 """The fixes that compute in another order."""
 OTHER = {"rnn", "loop", "_scatter", "base", "_to_dense_adj", "__init__", "wrappers"}
+OTHER |= {"wishart", "lowrank_multivariate_normal", "von_mises", "one_hot_categorical", "layer"}
 OTHER |= {"kernel", "exact_gp", "variational_strategy", "cholesky", "odeint", "adjoint"}
 """The files with tests of their own."""
 

@@ -16,6 +16,30 @@ _UNVALIDATED = (
     "all torch.distributions.Distribution.set_default_validate_args(False)"
 )
 UNNESTED = "nn.TransformerEncoder(..., enable_nested_tensor=False)"
+_WISHART = (
+    "a Wishart made before the call, for its `log_prob`: `prior = Wishart(df, scale_tril=L, "
+    "validate_args=False)`; it draws as `root = L @ (torch.randn(p, p, device=L.device).tril(-1) + "
+    "torch.distributions.Chi2(df - torch.arange(p, device=L.device), "
+    "validate_args=False).rsample().sqrt().diag_embed())`, `root @ root.mT`, with p rows in L"
+)
+_FULL_RANK = (
+    "MultivariateNormal(loc, scale_tril=torch.linalg.cholesky_ex(factor @ factor.mT + "
+    "torch.diag_embed(diagonal)).L, validate_args=False)"
+)
+_TRIED = (
+    "a draw before or after the call, as the host asks which proposals were taken: return the mean "
+    "and the concentration, then `VonMises(mean, concentration).sample()`; its `log_prob` is "
+    "captured, under `validate_args=False`"
+)
+_HOT = (
+    "`index = torch.distributions.Categorical(logits=logits, validate_args=False).sample()`, then "
+    "`(index[..., None] == torch.arange(n, device=index.device)).to(logits.dtype)`"
+)
+_DROPPED = (
+    "these layers dropped no more, once and after `model.train()`: `for m in model.modules(): "
+    "m.training &= not isinstance(m, peft.tuners.lycoris_utils.LycorisLayer)`; they train as "
+    "before, where `module_dropout` is 0, for which they draw on the host as well"
+)
 _LOOPS = (
     "GCNConv(..., add_self_loops=False), or the like, with the loops in the edges before the call: "
     "`edges, _ = torch_geometric.utils.{name}(edges)`"
@@ -66,10 +90,27 @@ def _cause(file: str, function: str | None, codes: str, fix: str) -> Cause:
 CAUSES: tuple[Cause, ...] = (
     _cause(
         "torch/distributions/multivariate_normal.py",
+        "_precision_to_scale_tril",
+        "OL101",
+        "MultivariateNormal(mean, scale_tril=torch.linalg.cholesky_ex(torch.linalg.inv_ex("
+        "precision).inverse).L, validate_args=False)",
+    ),
+    _cause(
+        "torch/distributions/multivariate_normal.py",
         "__init__",
         "OL101",
         "MultivariateNormal(mean, scale_tril=torch.linalg.cholesky_ex(covariance).L, "
         "validate_args=False)",
+    ),
+    # These look at values whatever `validate_args` is.
+    *(
+        _cause(f"torch/distributions/{name}.py", function, "OL101", fix)
+        for name, function, fix in (
+            ("wishart", None, _WISHART),
+            ("lowrank_multivariate_normal", None, _FULL_RANK),
+            ("von_mises", "_rejection_sample", _TRIED),
+            ("one_hot_categorical", None, _HOT),
+        )
     ),
     *(
         _cause(f"torch/distributions/{name}.py", None, "OL101", _UNVALIDATED)
@@ -153,6 +194,10 @@ CAUSES: tuple[Cause, ...] = (
         "torch.zeros(n, n, device=edges.device).index_put(tuple(edges), weights, accumulate=True), "
         "with a weight for each edge",
     ),
+    *(
+        _cause(f"peft/tuners/{name}/layer.py", "forward", "OL101 OL104", _DROPPED)
+        for name in ("loha", "lokr")
+    ),
     _cause("torch/ao/nn/quantized/modules/__init__.py", "forward", "OL101", WEIGHTS_ALONE),
     _cause("gpytorch/kernels/kernel.py", "covar_dist", "OL101", _DISTANCES),
     *(
@@ -180,14 +225,16 @@ CAUSES: tuple[Cause, ...] = (
 
 
 def fix_within(code: str, calls: Iterable[tuple[str, str]]) -> str | None:
-    """Find the way to do without what a library does that is refused with a code.
+    """Find the way to do without what a library does that is refused with a code, by the first
+    cause of the table that runs.
 
     Args:
         calls: see `source.library_calls`.
     """
-    for file, function in calls:
-        for cause in CAUSES:
-            named = cause.function in (None, function)
-            if cause.file == file and named and code in cause.codes:
-                return cause.fix
+    running = set(calls)
+    files = {file for file, _ in running}
+    for cause in CAUSES:
+        runs = cause.file in files if cause.function is None else cause[:2] in running
+        if runs and code in cause.codes:
+            return cause.fix
     return None

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import coverage_table
 from benchmarks.optimize_table import HEAD, TEXT, rows_of
 from benchmarks.picture import draw
 
@@ -321,46 +322,15 @@ def passed(suite: dict[str, int]) -> str:
 
 def coverage(results: dict[str, Any]) -> str:
     """How many models each engine runs right, by mode."""
-    titles = {
-        "onelaunch split": '`on_refusal="split"`',
-        "onelaunch backend": '`torch.compile(backend="onelaunch")`',
-    }
-    rows = [
-        (
-            f"{titles.get(name, name)}, {mode}",
-            str(found["cases"] - row.get("not run", 0)),
-            *(str(row.get(kind, 0)) for kind in ("one launch", "pieces")),
-            str(row.get("refused", 0) + row.get("no replay", 0)),
-            str(sum(row.get(kind, 0) for kind in ("wrong", "crashed", "failed"))),
-            first_replay(row),
-        )
-        for mode, found in results["counts"].items()
-        for name, row in found["engines"].items()
-    ]
-    modes = results["counts"].items()
-    built = " and ".join(f"{found['cases']:,} models in {mode}" for mode, found in modes)
-    versions = [f"{name} {version}" for name, version in results["libraries"].items() if version]
-    kinds = ("one launch", "pieces", "refused", "wrong or failed")
-    head = ("engine", "models", *kinds, "to the first replay")
-    text = (
-        f"{built[0].upper()}{built[1:]}, from {', '.join(versions)}; the median time to the first "
-        "replay, in seconds."
-    )
-    left_out = {
-        "not built": "could not be built small, or eager did not run them alike twice",
-        "not run": "were not run by any engine, as time was up",
-    }
-    first, _, parts = results.get("part", "1/1").partition("/")
-    text += f" Part {first} of {parts} of all models." if parts != "1" else ""
-    for kind, why in left_out.items():
-        count = sum(found[kind] for _, found in modes)
-        text += f" {count} {why}." if count else ""
-    return table(head, rows) + "\n" + caption(results, text, settled=True)
+    text = caption(results, coverage_table.text_of(results), settled=True)
+    return table(coverage_table.HEAD, coverage_table.rows_of(results)) + "\n" + text
 
 
-def first_replay(row: dict[str, Any]) -> str:
-    seconds = row.get("median seconds to first replay")
-    return "-" if seconds is None else f"{seconds:.2f}"
+def refusals(results: dict[str, Any]) -> str:
+    """Why models are refused, and whether what the refusals name works."""
+    text = caption(results, coverage_table.REFUSALS_TEXT, settled=True)
+    rows = coverage_table.refusals(results)
+    return table(coverage_table.REFUSALS_HEAD, rows) + "\n" + text
 
 
 def optimized(results: dict[str, Any]) -> str:
@@ -384,6 +354,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "optimize": ("optimize.json", optimized),
     "backend": ("backend.json", backend),
     "coverage": ("coverage.json", coverage),
+    "coverage-refusals": ("coverage.json", refusals),
     "torch-versions": ("torch_versions.json", torch_versions),
     "training-summary": ("training.json", training_summary),
     "training-pair": ("training.json", training("pair")),

@@ -202,13 +202,14 @@ def judge(subject: Subject, name: str, mode: Mode, device: torch.device, eager: 
         return {"verdict": "skipped", "text": str(error)}
     except ol.CaptureError as error:
         where = (error.where or "").rpartition("site-packages/")[2].strip()
-        return {"verdict": "refused", "code": error.code, "line": where, "text": error.what}
+        row: Row = {"verdict": "refused", "code": error.code, "line": where}
+        return row | {"text": error.what, "fix": error.fix}
     except Exception as error:  # noqa: BLE001  becomes a row
         verdict = "refused" if name == "by hand" else "failed"
         return {"verdict": verdict, "text": _said(error)}
     limit = COMPILED_TOLERANCE if name in COMPILED else TOLERANCE[device.type]
     apart = difference(ran.leaves, eager.ran.leaves)
-    row: Row = {"max_error": apart if isfinite(apart) else "not alike", **ran.figures}
+    row = {"max_error": apart if isfinite(apart) else "not alike", **ran.figures}
     if ran.warned:
         row["code"] = ran.warned[0]
     replayed = [i for i, n in enumerate(ran.launches) if n]

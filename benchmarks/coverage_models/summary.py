@@ -9,6 +9,9 @@ from typing import Any
 
 BAD = ("wrong", "crashed", "failed")
 RIGHT = ("one launch", "pieces")
+SPLIT = "onelaunch split"
+NAMED = 'on_refusal="split"'
+"""The way to do without that a refusal names, and that is tried: the engine `SPLIT`."""
 VERDICTS = (*RIGHT, "refused", "no replay", "wrong", "crashed", "failed", "skipped", "not run")
 
 
@@ -57,15 +60,20 @@ def _targets(ran: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if whole:
         met = sum(verdict(rows, "onelaunch") == "one launch" for rows in whole)
         found["one launch, of those of reduce-overhead in one graph"] = _share(met, len(whole))
-    split = [rows for rows in ran if verdict(rows, "onelaunch split") not in ("not run", "skipped")]
+    split = [rows for rows in ran if verdict(rows, SPLIT) not in ("not run", "skipped")]
     if split:
-        met = sum(verdict(rows, "onelaunch split") in RIGHT for rows in split)
+        met = sum(verdict(rows, SPLIT) in RIGHT for rows in split)
         found["split right, of all that eager runs"] = _share(met, len(split))
     theirs = [rows for rows in ran if verdict(rows, "reduce-overhead") in RIGHT]
     theirs = [rows for rows in theirs if "onelaunch backend" in rows]
     if theirs:
         met = sum(verdict(rows, "onelaunch backend") in RIGHT for rows in theirs)
         found["backend right, of those of reduce-overhead"] = _share(met, len(theirs))
+    refused = [rows for rows in ran if verdict(rows, "onelaunch") == "refused"]
+    refused = [rows for rows in refused if "fix" in rows["onelaunch"]]
+    if refused:
+        met = sum(map(tried, refused))
+        found["refusals with a line and a fix that was tried"] = _share(met, len(refused))
     right = sum(verdict(rows, "onelaunch") in RIGHT for rows in ran)
     found["right, of all that eager runs"] = _share(right, len(ran))
     for other in ("by hand", "reduce-overhead"):
@@ -77,6 +85,14 @@ def _targets(ran: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if ratios:
             found[f"median time to the first replay, of that of {other}"] = round(median(ratios), 3)
     return found
+
+
+def tried(rows: Mapping[str, Any]) -> bool:
+    """Return whether the refusal in the rows of a model has a line, and names what was then tried
+    with the model and was right."""
+    refusal, split = rows["onelaunch"], rows.get(SPLIT, {})
+    named = NAMED in refusal.get("fix", "")
+    return bool(refusal.get("line")) and named and split.get("verdict") in RIGHT
 
 
 def _share(met: int, of: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.coverage_models import pool
 from benchmarks.coverage_models.pool import Case, run
 from benchmarks.coverage_models.shrinking import Scale
-from benchmarks.coverage_models.summary import RIGHT, counts
+from benchmarks.coverage_models.summary import NAMED, RIGHT, counts
 
 SAMPLE = """
 albert arcee bart beit bert bert-generation biogpt blenderbot blenderbot-small bloom bros camembert
@@ -47,7 +47,7 @@ def _as_known(case: Case) -> bool:
     row = case.rows.get("onelaunch", {})
     known = REFUSED.get(case.name.partition("/")[2])
     if row.get("verdict") == "refused":
-        return row["code"] == known and "line" in row
+        return row["code"] == known and bool(row["line"]) and NAMED in row["fix"]
     return row.get("verdict") in RIGHT
 
 
@@ -130,7 +130,8 @@ def test_counts_hold_onelaunch_against_the_others() -> None:
     whole = {"verdict": "one launch", "one_graph": True, "seconds": 10.0}
     right = {"verdict": "one launch", "seconds": 1.0}
     split = {"verdict": "pieces", "seconds": 1.0}
-    refused = {"verdict": "refused", "code": "OL101"}
+    line, fix = "net.py:3: y.item()", 'read it later; or `ol.graph(..., on_refusal="split")`'
+    refused = {"verdict": "refused", "code": "OL101", "line": line, "fix": fix}
     cases = {
         "a inference": {
             "engines": {"onelaunch": right, "onelaunch split": right, "reduce-overhead": whole}
@@ -145,6 +146,8 @@ def test_counts_hold_onelaunch_against_the_others() -> None:
     assert found["engines"]["onelaunch"]["refused"] == 1
     targets = found["targets"]
     assert targets["one launch, of those of reduce-overhead in one graph"]["share"] == 0.5
+    named = targets["refusals with a line and a fix that was tried"]
+    assert (named["met"], named["of"]) == (1, 1)
     assert targets["split right, of all that eager runs"]["share"] == 1.0
     of_compiled = targets["median time to the first replay, of that of reduce-overhead"]
     assert of_compiled == pytest.approx(0.1)

@@ -53,8 +53,12 @@ def offer_split(error: CaptureError, root: object, options: Options) -> None:
         return
     if options.on_refusal == "split":
         error.fix += "; or call the module, whose pieces are captured as it runs"
-    elif error.code in ("OL101", "OL102") and options.fit_split:
+    elif error.code in _OF_ONE_MODULE and options.fit_split:
         error.fix += (
             '; or `ol.graph(..., on_refusal="split")`: the module that holds this line runs as it '
             "is, and the modules that it calls are graphed"
         )
+
+
+_OF_ONE_MODULE = frozenset({"OL101", "OL102", "OL103", "OL104", "OL105", "OL108", "OL109"})
+"""The codes of what one module does: its children can be captured without it."""

@@ -11,6 +11,7 @@ graph by hand and reduce-overhead need it; `generate` makes one for each.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import inspect
 import json
@@ -205,48 +206,79 @@ def timed(serve: Serve, prompt: Tensor, tokens: int) -> tuple[Tensor, float]:
     return made.cpu(), time.perf_counter() - started
 
 
+class Kind(NamedTuple):
+    """One kind of request, by one engine: the first fields of a `Row`."""
+
+    size: str
+    way: str
+    pick: str
+    engine: str
+
+
 def measured(
     size: str, engines: list[str], ways: list[str], tokens: int, repeats: int
 ) -> Iterator[Row]:
-    """Measure each engine on a decoder of one size, the requests of one kind after each other."""
+    """Measure each engine on a decoder of one size."""
     where = device()
     model = decoder(size, where)
     prompt = torch.randint(1, 32000, (1, PROMPT), generator=torch.Generator().manual_seed(1))
     prompt = prompt.to(where)
     for way in ways:
-        expected: dict[str, Tensor] = {}
-        for engine in engines:
-            if engine == "by-hand" and way == "generate":
+        torch._dynamo.reset()
+        able = [e for e in engines if (e, way) != ("by-hand", "generate")]
+        served = {e: graphed(e, model) if way == "generate" else model for e in able}
+        for pick, choose in PICKS.items():
+            makes: dict[Kind, Callable[[], Serve]] = {}
+            for engine in able:
+                if way == "loop":
+                    make = functools.partial(by_loop, engine, model, choose, PROMPT + tokens)
+                else:
+                    make = functools.partial(by_generate, engine, served[engine], pick)
+                makes[Kind(size, way, pick, engine)] = make
+            yield from in_turn(makes, prompt, tokens, repeats)
+        del makes, served
+        model.__dict__.pop("_compiled_call", None)  # of `generate`
+        gc.collect()
+
+
+def in_turn(
+    makes: dict[Kind, Callable[[], Serve]], prompt: Tensor, tokens: int, repeats: int
+) -> Iterator[Row]:
+    """Measure requests of one kind by each engine in turn, so that a host that is slow for a while
+    is slow for all of them.
+
+    Args:
+        makes: the engines, each made at its first request.
+    """
+    serves: dict[Kind, Serve] = {}
+    firsts: dict[Kind, float] = {}
+    made: dict[Kind, Tensor] = {}
+    seconds: dict[Kind, list[float]] = {kind: [] for kind in makes}
+    failed: dict[Kind, str] = {}
+    for turn in range(WARMUP + repeats):
+        for kind, make in makes.items():
+            if kind in failed:
                 continue
-            torch._dynamo.reset()
-            served = graphed(engine, model) if way == "generate" else model
-            for pick, choose in PICKS.items():
-                started = time.perf_counter()
-                try:
-                    if way == "loop":
-                        serve = by_loop(engine, model, choose, PROMPT + tokens)
-                    else:
-                        serve = by_generate(engine, served, pick)
-                    for _ in range(WARMUP):
-                        made, _ = timed(serve, prompt, tokens)
-                    first = time.perf_counter() - started
-                    found = [timed(serve, prompt, tokens) for _ in range(repeats)]
-                except Exception as error:  # noqa: BLE001  a row of its own, and the others go on
-                    status = f"{type(error).__name__}: {error}"[:200]
-                    yield Row(size, way, pick, engine, [], 0, 0.0, status)
-                    continue
-                made = found[-1][0]
-                same = (made == expected.setdefault(pick, made))[0].int().cumprod(0).sum().item()
-                yield Row(
-                    *(size, way, pick, engine),
-                    [seconds / tokens * 1e6 for _, seconds in found],
-                    int(same),
-                    first,
-                )
-                del serve
-            del served
-            model.__dict__.pop("_compiled_call", None)  # of `generate`
-            gc.collect()
+            started = time.perf_counter()
+            try:
+                if kind not in serves:
+                    serves[kind] = make()
+                made[kind], taken = timed(serves[kind], prompt, tokens)
+            except Exception as error:  # noqa: BLE001  a row of its own, and the others go on
+                failed[kind] = f"{type(error).__name__}: {error}"[:200]
+                continue
+            if turn < WARMUP:
+                firsts[kind] = firsts.get(kind, 0.0) + time.perf_counter() - started
+            else:
+                seconds[kind].append(taken)
+    expected = next((made[kind] for kind in makes if kind not in failed), None)
+    for kind in makes:
+        if kind in failed:
+            yield Row(*kind, [], 0, 0.0, failed[kind])
+            continue
+        same = (made[kind] == expected)[0].int().cumprod(0).sum().item()
+        us = [taken / tokens * 1e6 for taken in seconds[kind]]
+        yield Row(*kind, us, int(same), firsts[kind])
 
 
 def main(argv: list[str] | None = None) -> list[Row]:

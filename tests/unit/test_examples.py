@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,6 +94,42 @@ def test_a_decoder_generates_alike_by_every_engine(tmp_path: Path) -> None:
     assert len(json.loads(out.read_text())["rows"]) == 8
     page = render.render("<!-- begin:generate -->\n<!-- end:generate -->\n", tmp_path)
     assert "| 15m, generate, sampled |" in page
+
+
+def test_engines_of_a_decoder_are_measured_in_turn() -> None:
+    """One that fails is a row, with the others' figures as they are."""
+    generate = pytest.importorskip("examples.generate", reason="needs transformers")
+    asked: list[str] = []
+
+    def engine(name: str, fails_at: int = 99, token: int = 1) -> Any:
+        def serve(prompt: torch.Tensor, tokens: int) -> torch.Tensor:
+            asked.append(name)
+            if asked.count(name) == fails_at:
+                raise RuntimeError("no memory")
+            return torch.full((1, tokens), token)
+
+        return lambda: serve
+
+    def broken() -> Any:
+        raise ValueError("no such engine")
+
+    makes = {
+        generate.Kind("15m", "loop", "greedy", name): make
+        for name, make in {
+            "eager": engine("eager"),
+            "broken": broken,
+            "late": engine("late", fails_at=4),
+            "other": engine("other", token=2),
+        }.items()
+    }
+    rows = list(generate.in_turn(makes, torch.ones(1, 3, dtype=torch.long), 5, 2))
+    assert asked[:6] == ["eager", "late", "other"] * 2
+    assert asked[6:] == ["eager", "late", "other", "eager", "late", "other"]
+    assert [row.engine for row in rows] == ["eager", "broken", "late", "other"]
+    assert [len(row.us) for row in rows] == [2, 0, 0, 2]
+    assert [row.agree for row in rows] == [5, 0, 0, 0]
+    assert rows[1].status == "ValueError: no such engine"
+    assert rows[2].status == "RuntimeError: no memory"
 
 
 def test_embeddings_keep_their_cosines(capsys: pytest.CaptureFixture[str]) -> None:

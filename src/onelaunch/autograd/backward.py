@@ -30,6 +30,7 @@ from onelaunch.driver.random_state import watching_seeds
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import no_collection
+from onelaunch.state.rollback import Rollback
 from onelaunch.state.slots import Slot, read_gradient
 from onelaunch.state.walk import StateWalk
 from onelaunch.trace_names import annotated, profiler, sizes
@@ -229,6 +230,7 @@ class Backward:
         if rehearsal is not None and static.device.type != "cpu":
             lifted = Lifted(static.device, rehearsal.ledger.brought)
         before = None if rehearsal is None else rehearsal.state()
+        rollback = None if before is None else Rollback(before)
 
         def body(capture: Capture) -> list[Tensor | None]:
             statics = [None if g is None else _port(driver, capture, g) for g in grads]
@@ -282,8 +284,8 @@ class Backward:
                     if rehearsal is not None and before is not None:
                         self._settle(rehearsal, before)
                 except CaptureError as error:
-                    if rehearsal is not None and before is not None:
-                        rehearsal.undo(before)
+                    if rollback is not None:
+                        rollback.restore()
                     if lifted is None or not lifted.misses():
                         raise
                     let_go(error)

@@ -24,7 +24,7 @@ from onelaunch.frames.watch import FrameWatch
 from onelaunch.state.dependencies import dependencies, laid_out
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
-from onelaunch.state.walk import StateWalk, changes, restore, walk
+from onelaunch.state.walk import StateWalk, changes, walk
 from onelaunch.watch.difference import Difference
 from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.observer import Observer
@@ -76,10 +76,6 @@ class Rehearsal:
         """Return the state that the backward reads, as it is now. Without a watch, all that the
         backwards of its functions lead to counts as read."""
         return walk(self._roots, None if self._watch is None else self._watch.reads)
-
-    def undo(self, before: StateWalk) -> None:
-        """Restore the state that a capture changed."""
-        restore(changes(before, self.state()))
 
     def refuse_moved(self, before: StateWalk) -> None:
         """Refuse a backward that read a number and moved it on, as its capture shows.

@@ -17,6 +17,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.driver.random_state import HostGenerators
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
+from onelaunch.state.rollback import Rollback
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
@@ -44,6 +45,7 @@ def rolled_back(
     here = [t for t in inputs if t.device.type == device.type]
     numbers = [t for t in inputs if is_filled(t, device)]
     before = reached.walk()
+    rollback = Rollback(before)
     held = held_by(driver, device, before)
     effects = Effects(
         Observer(driver, device, here, held=held, save=True, refuse="later", numbers=numbers)
@@ -57,8 +59,7 @@ def rolled_back(
                 generators.restore()
             effects.observer.restore()
             _, effects.found = reached.changed(before)
-            for change in reversed(effects.found):
-                change.slot.write(change.before)
+            rollback.restore()
             # The tensors of a backward keep AccumulateGrad nodes on this stream.
             effects.observer.release()
 

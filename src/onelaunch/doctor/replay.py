@@ -26,8 +26,9 @@ from onelaunch.driver.distance import is_inexact
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.random_state import HostGenerators
 from onelaunch.driver.select import driver_of, preserved_random_state, recordable, select
+from onelaunch.state.rollback import Rollback
 from onelaunch.state.slots import gradient_of
-from onelaunch.state.walk import StateWalk, changes, restore, walk
+from onelaunch.state.walk import StateWalk, walk
 
 Kind = Literal["result", "alias", "argument", "state"]
 _SAME = 2
@@ -392,6 +393,7 @@ def undone(workload: Workload, *copies: Workload) -> Generator[None]:
     objects that cannot be copied. Warnings of the callable are not shown: it runs many times."""
     roots = [root for one in (workload, *copies) for root in _roots(one)]
     before = walk(roots)
+    rollback = Rollback(before)
     generators = HostGenerators((slot.name, value) for slot, value in before.held.values())
     of_torch = [v for _, v in before.held.values() if isinstance(v, torch.Generator)]
     shared = _shared(workload, copies[0] if copies else workload.copy())
@@ -402,7 +404,7 @@ def undone(workload: Workload, *copies: Workload) -> Generator[None]:
             yield
         finally:
             generators.restore()
-            restore(changes(before, walk(roots)))
+            rollback.restore()
             with torch.no_grad():
                 for t, value in shared:
                     t.detach().copy_(value)

@@ -30,6 +30,7 @@ from onelaunch.state.slots import (
     Slot,
     arguments_of,
     defaults_of,
+    factory_of,
     function_of,
     keyword_defaults_of,
     keywords_of,
@@ -168,7 +169,7 @@ class Contents:
                 yield slot, Use.READ if known is None else known.items.get(slot.id)
             if isinstance(value, defaultdict):
                 factory = f"{name}.default_factory"
-                yield Slot("contents", value, _factory_of, factory, None), Use.READ
+                yield Slot("contents", value, factory_of, factory, None), Use.READ
         elif isinstance(value, list | deque | tuple):
             items = cast(Any, value)
             count = tuple.__len__(items) if isinstance(value, tuple) else len(items)
@@ -316,10 +317,6 @@ class Contents:
                 yield name, wrapped
             if not isinstance(value, types.FunctionType):
                 yield type(value).__qualname__, type(value)
-
-
-def _factory_of(value: defaultdict[Any, Any]) -> object:
-    return value.default_factory
 
 
 def _members_of(value: set[object]) -> frozenset[int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import array as arrays
 import contextvars
 import functools
 import operator
 import types
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from onelaunch.errors import kind_of
+from onelaunch.frames.peek import attributes_of
 
 Kind = Literal["item", "cell", "of", "contents"]
 """The kind of read of a slot: ``holder[key]``, ``holder.cell_contents`` or ``key(holder)``; the
@@ -77,51 +79,67 @@ class Slot(NamedTuple):
         return text if len(text) <= 40 else kind_of(value)
 
     def write(self, value: object) -> None:
-        """Store `value`, as the callable did. Ignores a container class's overrides."""
-        if self.kind == "cell":
-            self.holder.cell_contents = value
+        """Store `value`, or empty the slot if it is `MISSING`. Ignores a container class's
+        overrides."""
+        holder = self.holder
+        if self.kind == "cell" and value is MISSING:
+            del holder.cell_contents
+        elif self.kind == "cell":
+            holder.cell_contents = value
         elif self.kind in ("of", "contents") or isinstance(self.owner, type):
             self._assign(value)
-        elif isinstance(self.holder, dict):
-            holder = cast(dict[Any, Any], self.holder)
-            kind: Any = OrderedDict if isinstance(holder, OrderedDict) else dict
+        else:
+            kind = builtin_kind(holder)
             if value is MISSING:
                 kind.__delitem__(holder, self.key)
+            elif kind in (list, deque) and self.key == kind.__len__(holder):
+                kind.append(holder, value)
             else:
                 kind.__setitem__(holder, self.key, value)
-        elif value is MISSING:
-            del self.holder[self.key]
-        elif isinstance(self.holder, list | deque) and self.key == len(self.holder):
-            self.holder.append(value)
-        else:
-            self.holder[self.key] = value
 
     def _assign(self, value: object) -> None:
         """Store an attribute that is not in a writable dict: of a class, or in `__slots__`."""
-        if self.key is gradient_of:
-            self.holder.grad = None if value is MISSING else value
-            return
-        if isinstance(self.key, ScriptAttribute):
-            self.key.write(self.holder, value)
-            return
-        if isinstance(self.holder, contextvars.ContextVar):
-            self.holder.set(value)
-            return
-        if isinstance(value, bytes):
-            _restore_bytes(self.holder, value)
-            return
         member = getattr(self.key, "__self__", None)
-        if isinstance(member, types.MemberDescriptorType):
-            holder, name = self.holder, member.__name__
+        if self.key in _ATTRIBUTES:
+            value = None if value is MISSING else value  # of a leaf without a gradient
+            object.__setattr__(self.holder, _ATTRIBUTES[self.key], value)
+        elif self.key is requires_grad:
+            if not self.holder.is_leaf:  # written in place
+                self.holder.detach_()
+            self.holder.requires_grad_(value)
+        elif isinstance(self.key, ScriptAttribute):
+            self.key.write(self.holder, value)
+        elif isinstance(self.holder, contextvars.ContextVar):
+            if value is not MISSING:  # Python cannot empty one
+                self.holder.set(value)
+        elif isinstance(value, bytes):
+            _restore_bytes(self.holder, value)
+        elif isinstance(member, types.MemberDescriptorType):
+            member.__delete__(self.holder) if value is MISSING else member.__set__(
+                self.holder, value
+            )
         elif isinstance(self.owner, type):
-            holder, name = self.owner, self.key
-        else:
-            return  # a set holds no tensor, and its changes stay
-        delattr(holder, name) if value is MISSING else setattr(holder, name, value)
+            name = self.key
+            delattr(self.owner, name) if value is MISSING else setattr(self.owner, name, value)
+
+
+_KINDS = (OrderedDict, dict, list, deque, set, bytearray, arrays.array)
+
+
+def builtin_kind(container: object) -> Any:
+    """Return the builtin class of a container: a user's class may override its methods."""
+    return next((kind for kind in _KINDS if isinstance(container, kind)), type(container))
 
 
 def _restore_bytes(array: Any, content: bytes) -> None:
-    """Restore an array's bytes, unless it has grown: then its changes stay."""
+    """Restore the bytes of an array or `bytearray`. The changes of one that cannot have its former
+    size, as a view of it is held, stay."""
+    if isinstance(array, bytearray | arrays.array):
+        former = content if isinstance(array, bytearray) else arrays.array(array.typecode, content)
+        kind = builtin_kind(array)
+        with suppress(BufferError):
+            kind.__setitem__(array, slice(None), former)
+        return
     view = memoryview(array)
     if view.nbytes != len(content) or view.readonly or "O" in view.format:
         return
@@ -204,6 +222,10 @@ def keyword_defaults_of(fn: types.FunctionType) -> dict[str, Any] | None:
     return fn.__kwdefaults__
 
 
+def factory_of(value: defaultdict[Any, Any]) -> object:
+    return value.default_factory
+
+
 def is_same_method(a: object, b: object) -> bool:
     """Return whether both are one function bound to one object; each access makes a new method."""
     if not (isinstance(a, types.MethodType) and isinstance(b, types.MethodType)):
@@ -268,6 +290,23 @@ def gradient_of(t: Tensor) -> Tensor:
     if not t.is_leaf or t.grad is None:
         raise LookupError
     return t.grad
+
+
+_ATTRIBUTES: dict[object, str] = {
+    gradient_of: "grad",
+    code_of: "__code__",
+    defaults_of: "__defaults__",
+    keyword_defaults_of: "__kwdefaults__",
+    factory_of: "default_factory",
+    attributes_of: "__dict__",
+    type: "__class__",
+}
+"""Readers of attributes that Python code may set."""
+
+
+def is_attribute(reader: object) -> bool:
+    """Return whether what this reads is an attribute that Python code may set."""
+    return reader in _ATTRIBUTES
 
 
 def has_gradient(t: Tensor) -> bool:

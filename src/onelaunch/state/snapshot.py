@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.call.spec import lies_on
-from onelaunch.call.tree import Same, Tree, call_constants, constants, flatten, is_plain
+from onelaunch.call.tree import Same, Tree, call_constants, constants, flatten
 from onelaunch.call.wrappers import local
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.reads import Reads, StandIn
-from onelaunch.state.slots import MISSING, gradient_of
+from onelaunch.state.rollback import Rollback
+from onelaunch.state.slots import gradient_of
 from onelaunch.state.walk import Change, StateWalk, changes, restore, walk
 
 _Refs = dict[tuple[int, object], weakref.ref[Tensor]]
@@ -138,6 +139,7 @@ class StateSnapshot:
     held: dict[int, list[Tensor]]
     """storage -> tensors that the callable reaches by address. The capture adds to it."""
     _kept: list[_Kept]
+    _rollback: Rollback
 
     @staticmethod
     def of(driver: Driver, device: torch.device, reached: ReachableState) -> StateSnapshot:
@@ -145,7 +147,8 @@ class StateSnapshot:
         found = reached.walk()
         held = held_by(driver, device, found)
         tensors = [t for _, t in found.tensors() if lies_on(t, device)]
-        return StateSnapshot(reached, found, held, [_Kept.of(local(t)) for t in tensors])
+        kept = [_Kept.of(local(t)) for t in tensors]
+        return StateSnapshot(reached, found, held, kept, Rollback(found))
 
     def values(self, tree: Tree) -> list[tuple[str, object]]:
         """Return what a call reaches, by name; `tree` holds its arguments."""
@@ -172,27 +175,21 @@ class StateSnapshot:
     def undo(self, found: Sequence[Change], again: bool = True) -> None:
         """Roll back what a failed capture changed in the callable's state.
 
-        Of the changes `found`, by default all there are, it undoes those of tensors; and if the
-        callable runs `again` in place of this run, also its numbers, flags and modules, and what
-        it put into containers or took out of them.
+        Everything, if the callable runs `again` in place of this run. Else this run stands, and
+        only what belongs to the capture goes: of the changes `found`, by default all there are,
+        those of tensors.
         """
-        found = found or self.reached.changed(self.walk)[1]
+        if again:
+            self._rollback.restore()
+        else:
+            restore(
+                c
+                for c in found or self.reached.changed(self.walk)[1]
+                if isinstance(c.before, Tensor)
+                or flatten(c.after).tensors
+                or _holds_stand_in(c.after)
+            )
         self.reached.forget()
-        values = (value for _, value in self.walk.held.values())
-        modules = {id(value) for value in values if isinstance(value, nn.Module)}
-
-        def replaced(c: Change) -> bool:
-            known = (is_plain(c.before) and is_plain(c.after)) or id(c.after) in modules
-            return known and self.walk.use(c.slot) is not None
-
-        restore(
-            c
-            for c in found
-            if isinstance(c.before, Tensor)
-            or flatten(c.after).tensors
-            or _holds_stand_in(c.after)
-            or (again and (c.before is MISSING or c.after is MISSING or replaced(c)))
-        )
         for k in self._kept:
             k.restore()
 

@@ -68,6 +68,8 @@ class StateWalk:
         default_factory=list[tuple[Callable[[Any], object], object, object]]
     )
     """(reader, object, value) of further facts that decided the course of the walk."""
+    unset: list[Slot] = field(default_factory=list[Slot])
+    """Names in `__slots__` that no code was seen to touch and that have no value."""
     strays: bool = False
     """True if it visited an object of the user's that no slot leads to, and nobody may keep."""
     _tensors: list[tuple[Slot, Tensor]] | None = None
@@ -79,7 +81,7 @@ class StateWalk:
         if torch.is_grad_enabled() and self.runs_backward():
             return False
         return (
-            all(_is_same(value, slot.read()) for slot, value in self.held.values())
+            all(is_same(value, slot.read()) for slot, value in self.held.values())
             and all(read(value) == then for read, value, then in self.facts)
             and all(len(inside) == count for inside, _, count in self.containers.values())
             and not any(u.changed() for u in self.contents.untouched.values())
@@ -313,6 +315,7 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
     if tensor:
         _add_gradient(found, slot, content)
     if content is MISSING and (use is None or found.reads is None):
+        found.unset.append(slot)
         return
     key = (id(slot.holder), slot.key)
     found.held[key] = (slot, content)
@@ -368,7 +371,7 @@ def changes(before: StateWalk, after: StateWalk) -> list[Change]:
     found: list[Change] = []
     for key, (slot, value) in after.held.items():
         old = before.held.get(key, (slot, MISSING))[1]
-        if not _is_same(old, value):
+        if not is_same(old, value):
             found.append(Change(slot, old, value))
     for key, (slot, value) in before.held.items():
         if key not in after.held and slot.read() is MISSING:
@@ -387,11 +390,11 @@ def _unseen_changes(attributes: Untouched, old: dict[str, object]) -> Iterator[C
     for key in {**old, **new}:
         slot = attributes.slot(key)
         then, now = old.get(key, MISSING), slot.read()
-        if not _is_same(then, now):
+        if not is_same(then, now):
             yield Change(slot, then, now)
 
 
-def _is_same(old: object, value: object) -> bool:
+def is_same(old: object, value: object) -> bool:
     """Return whether a content is the same; an array's is a new `bytes` at each read."""
     if old is value:
         return True
@@ -427,14 +430,14 @@ def reads_more(
 
 
 def restore(found: Iterable[Change]) -> None:
-    """Undo changes, as after a failed capture. The items of a tuple are undone with the tuple; of
-    a list, what came is taken off from its end, and what went is put there again."""
+    """Undo these changes and no others, which are to stay. The items of a tuple are undone with the
+    tuple; of a list, what came is taken off from its end, and what went is put there again."""
     changes = list(found)
     came = [change for change in changes if change.before is MISSING]
     rest = [change for change in changes if change.before is not MISSING]
     for change in (*reversed(came), *rest):
         inside = isinstance(change.slot.holder, tuple)
-        if not inside and _is_same(change.after, change.slot.read()):
+        if not inside and is_same(change.after, change.slot.read()):
             change.slot.write(change.before)
 
 

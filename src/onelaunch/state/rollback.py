@@ -1,0 +1,147 @@
+"""The rollback of a run: every slot and container that a walk visited, as it was before."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from onelaunch.frames.peek import attributes_of
+from onelaunch.native import FAILURES, compiled
+from onelaunch.state.contents import dicts_of, is_library_class
+from onelaunch.state.slots import (
+    MISSING,
+    Slot,
+    builtin_kind,
+    defaults_of,
+    gradient_of,
+    has_gradient,
+    is_attribute,
+    keyword_defaults_of,
+    requires_grad,
+)
+from onelaunch.state.walk import StateWalk, is_same
+
+
+class Rollback:
+    """The contents of all slots and containers of a walk, to put them back.
+
+    Costs a copy of the references in each container. No method of a user's class is called.
+
+    Args:
+        found: the walk, of the state as it is now.
+    """
+
+    def __init__(self, found: StateWalk) -> None:
+        self._containers = {id(c): (c, _restorer(c)) for c in _containers(found)}
+        self._members = [(c, dict(vars(c))) for c in found.classes if not is_library_class(c)]
+        self._slots = list(self._others(found))
+
+    def _others(self, found: StateWalk) -> Iterator[tuple[Slot, object]]:
+        """Return the slots that are no item of a container, with their contents."""
+        for slot, value in found.held.values():
+            fixed = isinstance(slot.holder, tuple | types.MappingProxyType)
+            if not (slot.kind == "item" and (fixed or id(slot.holder) in self._containers)):
+                yield slot, value
+        yield from ((slot, slot.read()) for slot in found.unset)
+        for reader, holder, value in found.facts:
+            if is_attribute(reader):
+                yield Slot("of", holder, reader, "", None), value
+            elif reader is has_gradient and not value:
+                yield Slot("contents", holder, gradient_of, "", None), MISSING
+        for fn in found.functions:
+            yield Slot("of", fn, defaults_of, "", None), fn.__defaults__
+            yield Slot("of", fn, keyword_defaults_of, "", None), fn.__kwdefaults__
+        for owner in found.owners:
+            yield Slot("of", owner, attributes_of, "", None), attributes_of(owner)
+        for t in {id(t): t for _, t in found.tensors()}.values():
+            yield Slot("contents", t, requires_grad, "", None), t.requires_grad
+
+    def restore(self) -> None:
+        """Put back whatever is not as it was."""
+        for slot, value in self._slots:
+            if not is_same(value, slot.read()):
+                slot.write(value)
+        for _, restore in self._containers.values():
+            restore()
+        for kind, members in self._members:
+            _restore_members(kind, members)
+
+
+def _containers(found: StateWalk) -> Iterator[Any]:
+    """Return the lists, dicts, sets and deques of a walk, and the dicts of attributes."""
+    for container, _, _ in found.containers.values():
+        if not isinstance(container, types.MappingProxyType):
+            yield container
+    for owner in found.owners:
+        yield from dicts_of(owner)
+    yield from map(vars, found.functions)
+
+
+def _restorer(container: Any) -> Callable[[], None]:
+    """Return a function that gives a container the items that it has now, in their order."""
+    kind = builtin_kind(container)
+    if kind is set:
+        kept: set[object] = set()
+        _set_copier()(kept, container)
+        return functools.partial(_set_copier(), container, kept)
+    if issubclass(kind, dict):
+        keys, values = list(kind.keys(container)), list(kind.values(container))
+        return lambda: _restore_dict(kind, container, keys, values)
+    items = list(kind.__iter__(container))
+    return lambda: _restore_sequence(kind, container, items)
+
+
+def _restore_sequence(kind: Any, container: Any, items: list[object]) -> None:
+    """Restore a list or deque."""
+    if _are_same(items, list(kind.__iter__(container))):
+        return
+    if kind is list:
+        list.__setitem__(container, slice(None), items)
+    else:
+        deque.clear(container)
+        deque.extend(container, items)
+
+
+def _restore_dict(kind: Any, container: Any, keys: list[object], values: list[object]) -> None:
+    """Restore a dict. An entry that stays in its place is there all the time, as other threads may
+    read it."""
+    now = list(kind.keys(container))
+    moved = (i for i, (a, b) in enumerate(zip(keys, now, strict=False)) if a is not b)
+    for key in now[next(moved, min(len(keys), len(now))) :]:
+        kind.__delitem__(container, key)
+    for key, value in zip(keys, values, strict=True):
+        if dict.get(container, key, MISSING) is not value:
+            kind.__setitem__(container, key, value)
+
+
+@functools.cache
+def _set_copier() -> Callable[[set[object], set[object]], None]:
+    """Return a function that makes a set a copy of another; done in C, with the same order."""
+    try:
+        return compiled("sets").copy
+    except FAILURES:
+        return _copy_set
+
+
+def _copy_set(to: set[object], of: set[object]) -> None:
+    if not _are_same(list(set.__iter__(to)), list(set.__iter__(of))):
+        set.clear(to)
+        set.update(to, of)
+
+
+def _are_same(some: list[object], others: list[object]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _restore_members(kind: type, members: dict[str, object]) -> None:
+    """Put back the attributes of a class."""
+    for key, value in {**vars(kind), **members}.items():
+        if key not in members:
+            if not key.startswith("__"):  # which Python itself keeps there, at times
+                delattr(kind, key)
+        elif vars(kind).get(key, MISSING) is not value:
+            setattr(kind, key, value)

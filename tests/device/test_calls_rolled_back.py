@@ -337,10 +337,10 @@ def test_a_large_list_is_copied_once_for_an_attempt(
     from onelaunch.state import rollback
 
     made: list[int] = []
-    of = rollback._restorer
+    of = rollback._contents
     monkeypatch.setattr(
         rollback,
-        "_restorer",
+        "_contents",
         lambda c: made.append(id(c)) or of(c),  # type: ignore[func-returns-value]
     )
     numbers = list(range(100_000))

@@ -17,7 +17,6 @@ from onelaunch.call.wrappers import local
 from onelaunch.capture.run import CaptureRun
 from onelaunch.errors import CaptureError
 from onelaunch.state.slots import Slot
-from onelaunch.state.walk import Change, StateWalk
 from onelaunch.watch.observer import Observer
 
 _SAVED = "ctx.save_for_backward(y) and `ctx.saved_tensors`, for an attribute, `ctx.y = y`"
@@ -35,7 +34,7 @@ def late_refusal(run: CaptureRun) -> CaptureError | None:
     if moved is not None:
         what = f"a tensor of the callable's state became {list(moved.shape)}"
         return CaptureError("OL107", what, where=observer.reshaped_at(moved))
-    dropped = _dropped(run.found, run.snapshot.walk)
+    dropped = _dropped(run)
     lasting = [part for t in run.lasting for part in (t, local(t))]
     expected = [*run.result, *lasting, *run.plan.statics, *dropped]
     forward = run.job.forward
@@ -142,11 +141,15 @@ def _holders(objects: Sequence[object]) -> list[list[object]]:
     return [found[id(o)] for o in objects]
 
 
-def _dropped(found: Sequence[Change], before: StateWalk) -> list[Tensor]:
-    """Return the tensors in containers that the callable replaced and only `before` still holds; a
-    GradScaler replaces its findings so in each step."""
-    ours = {id(entry) for entry in (*before.held.values(), *before.containers.values(), *found)}
+def _dropped(run: CaptureRun) -> list[Tensor]:
+    """Return the tensors in containers that the callable replaced and only the snapshot still
+    holds; a GradScaler replaces its findings so in each step."""
+    found, before = run.found, run.snapshot.walk
     containers = [c.before for c in found if isinstance(c.before, dict | list)]
+    if not containers:
+        return []
+    ours = {id(entry) for entry in (*before.held.values(), *before.containers.values(), *found)}
+    ours |= run.snapshot.rollback.holders()
     return [
         t
         for container, holders in zip(containers, _holders(containers), strict=True)

@@ -36,7 +36,7 @@ class Rollback:
     """
 
     def __init__(self, found: StateWalk) -> None:
-        self._containers = {id(c): (c, _restorer(c)) for c in _containers(found)}
+        self._containers = {id(c): (c, _contents(c)) for c in _containers(found)}
         self._members = [(c, dict(vars(c))) for c in found.classes if not is_library_class(c)]
         self._slots = list(self._others(found))
 
@@ -60,13 +60,18 @@ class Rollback:
         for t in {id(t): t for _, t in found.tensors()}.values():
             yield Slot("contents", t, requires_grad, "", None), t.requires_grad
 
+    def holders(self) -> set[int]:
+        """Return the ids of the objects that keep the contents here."""
+        parts = [part for entry in self._containers.values() for part in (entry, *entry[1])]
+        return {id(o) for o in (*parts, *self._slots, *(m for _, m in self._members))}
+
     def restore(self) -> None:
         """Put back whatever is not as it was."""
         for slot, value in self._slots:
             if not is_same(value, slot.read()):
                 slot.write(value)
-        for _, restore in self._containers.values():
-            restore()
+        for container, contents in self._containers.values():
+            _restore(container, contents)
         for kind, members in self._members:
             _restore_members(kind, members)
 
@@ -81,41 +86,38 @@ def _containers(found: StateWalk) -> Iterator[Any]:
     yield from map(vars, found.functions)
 
 
-def _restorer(container: Any) -> Callable[[], None]:
-    """Return a function that gives a container the items that it has now, in their order."""
+def _contents(container: Any) -> tuple[list[object], Any]:
+    """Return the keys of a dict and its values, in order; of another container, its items."""
     kind = builtin_kind(container)
     if kind is set:
         kept: set[object] = set()
         _set_copier()(kept, container)
-        return functools.partial(_set_copier(), container, kept)
+        return [], kept
     if issubclass(kind, dict):
-        keys, values = list(kind.keys(container)), list(kind.values(container))
-        return lambda: _restore_dict(kind, container, keys, values)
-    items = list(kind.__iter__(container))
-    return lambda: _restore_sequence(kind, container, items)
+        return list(kind.keys(container)), list(kind.values(container))
+    return [], list(kind.__iter__(container))
 
 
-def _restore_sequence(kind: Any, container: Any, items: list[object]) -> None:
-    """Restore a list or deque."""
-    if _are_same(items, list(kind.__iter__(container))):
-        return
-    if kind is list:
-        list.__setitem__(container, slice(None), items)
-    else:
-        deque.clear(container)
-        deque.extend(container, items)
-
-
-def _restore_dict(kind: Any, container: Any, keys: list[object], values: list[object]) -> None:
-    """Restore a dict. An entry that stays in its place is there all the time, as other threads may
-    read it."""
-    now = list(kind.keys(container))
-    moved = (i for i, (a, b) in enumerate(zip(keys, now, strict=False)) if a is not b)
-    for key in now[next(moved, min(len(keys), len(now))) :]:
-        kind.__delitem__(container, key)
-    for key, value in zip(keys, values, strict=True):
-        if dict.get(container, key, MISSING) is not value:
-            kind.__setitem__(container, key, value)
+def _restore(container: Any, contents: tuple[list[object], Any]) -> None:
+    """Put the contents of a container back, where they are others. An entry of a dict that stays
+    in its place is there all the time, as other threads may read it."""
+    kind, (keys, items) = builtin_kind(container), contents
+    if kind is set:
+        _set_copier()(container, items)
+    elif issubclass(kind, dict):
+        now = list(kind.keys(container))
+        moved = (i for i, (a, b) in enumerate(zip(keys, now, strict=False)) if a is not b)
+        for key in now[next(moved, min(len(keys), len(now))) :]:
+            kind.__delitem__(container, key)
+        for key, value in zip(keys, items, strict=True):
+            if dict.get(container, key, MISSING) is not value:
+                kind.__setitem__(container, key, value)
+    elif not _are_same(items, list(kind.__iter__(container))):
+        if kind is list:
+            list.__setitem__(container, slice(None), items)
+        else:
+            deque.clear(container)
+            deque.extend(container, items)
 
 
 @functools.cache

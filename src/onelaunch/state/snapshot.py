@@ -138,8 +138,8 @@ class StateSnapshot:
     walk: StateWalk
     held: dict[int, list[Tensor]]
     """storage -> tensors that the callable reaches by address. The capture adds to it."""
+    rollback: Rollback
     _kept: list[_Kept]
-    _rollback: Rollback
 
     @staticmethod
     def of(driver: Driver, device: torch.device, reached: ReachableState) -> StateSnapshot:
@@ -148,7 +148,7 @@ class StateSnapshot:
         held = held_by(driver, device, found)
         tensors = [t for _, t in found.tensors() if lies_on(t, device)]
         kept = [_Kept.of(local(t)) for t in tensors]
-        return StateSnapshot(reached, found, held, kept, Rollback(found))
+        return StateSnapshot(reached, found, held, Rollback(found), kept)
 
     def values(self, tree: Tree) -> list[tuple[str, object]]:
         """Return what a call reaches, by name; `tree` holds its arguments."""
@@ -180,7 +180,7 @@ class StateSnapshot:
         those of tensors.
         """
         if again:
-            self._rollback.restore()
+            self.rollback.restore()
         else:
             restore(
                 c

@@ -128,7 +128,10 @@ _KINDS = (OrderedDict, dict, list, deque, set, bytearray, arrays.array)
 
 def builtin_kind(container: object) -> Any:
     """Return the builtin class of a container: a user's class may override its methods."""
-    return next((kind for kind in _KINDS if isinstance(container, kind)), type(container))
+    own = type(container)
+    if own is dict or own is list or own is OrderedDict:  # nearly all
+        return own
+    return next((kind for kind in _KINDS if isinstance(container, kind)), own)
 
 
 def _restore_bytes(array: Any, content: bytes) -> None:

@@ -152,8 +152,8 @@ def dicts_of_other_classes(net: Any, n: int) -> None:
 
 
 @case(held={1, 2, 3, 4, 5})
-def a_set_popped(net: Any, n: int) -> None:
-    net.last = net.held.pop()
+def a_set_shrunk(net: Any, n: int) -> None:
+    net.held.remove(n)
 
 
 @case(held={8, 1, "a", "b"})
@@ -164,7 +164,8 @@ def a_set_grown(net: Any, n: int) -> None:
 
 @case(held=set(range(100)))
 def a_large_set(net: Any, n: int) -> None:
-    net.last = [net.held.pop() for _ in range(20)]
+    net.held -= set(range(20 * n, 20 * n + 20))
+    net.held.add(-n)
 
 
 @case(line=deque([1, 2, 3], maxlen=3))

@@ -130,7 +130,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "$.add(n)",
             "$.discard(1)",
             "$.discard(n - 1)",
-            "$.pop() if $ else 0",
+            "$.remove(min($, key=str)) if $ else 0",
             "$.add(str(n))",
             "$ = $ | {n}",
             "$ |= {n, n + 7}",
@@ -335,7 +335,9 @@ def _shown(value: Any, met: dict[int, int]) -> Any:
     if isinstance(value, dict):
         kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
         parts += [[_shown(k, met), _shown(v, met)] for k, v in kind.items(value)]
-    for kind in (list, tuple, deque, set):
+    if isinstance(value, set):  # in any order
+        parts += sorted((_shown(item, met) for item in set.__iter__(value)), key=repr)
+    for kind in (list, tuple, deque):
         if isinstance(value, kind):
             parts += [_shown(item, met) for item in kind.__iter__(value)]  # type: ignore[arg-type]
     if isinstance(value, type):

@@ -2,9 +2,8 @@
 
     guard.c        StateGuard's check
     call_events.c  the filter of what the interpreter reports to a profiling function
-    sets.c         a set as a copy of another, in the same order
 
-Where the build fails, Python does the same: a wheel for each torch and Python is not worth 800
+Where the build fails, Python does the same: a wheel for each torch and Python is not worth 700
 lines. The libraries are kept in the user's cache directory, named by the source and the
 interpreter. ``ONELAUNCH_NATIVE=0`` disables them.
 """

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from onelaunch.frames.peek import attributes_of
-from onelaunch.native import FAILURES, compiled
 from onelaunch.state.contents import dicts_of, is_library_class
 from onelaunch.state.slots import (
     MISSING,
@@ -90,9 +88,7 @@ def _contents(container: Any) -> tuple[list[object], Any]:
     """Return the keys of a dict and its values, in order; of another container, its items."""
     kind = builtin_kind(container)
     if kind is set:
-        kept: set[object] = set()
-        _set_copier()(kept, container)
-        return [], kept
+        return [], set.copy(container)
     if issubclass(kind, dict):
         return list(kind.keys(container)), list(kind.values(container))
     return [], list(kind.__iter__(container))
@@ -103,7 +99,9 @@ def _restore(container: Any, contents: tuple[list[object], Any]) -> None:
     in its place is there all the time, as other threads may read it."""
     kind, (keys, items) = builtin_kind(container), contents
     if kind is set:
-        _set_copier()(container, items)
+        if not _are_same(list(set.__iter__(container)), list(set.__iter__(items))):
+            set.clear(container)
+            set.update(container, items)
     elif issubclass(kind, dict):
         now = list(kind.keys(container))
         moved = (i for i, (a, b) in enumerate(zip(keys, now, strict=False)) if a is not b)
@@ -118,21 +116,6 @@ def _restore(container: Any, contents: tuple[list[object], Any]) -> None:
         else:
             deque.clear(container)
             deque.extend(container, items)
-
-
-@functools.cache
-def _set_copier() -> Callable[[set[object], set[object]], None]:
-    """Return a function that makes a set a copy of another; done in C, with the same order."""
-    try:
-        return compiled("sets").copy
-    except FAILURES:
-        return _copy_set
-
-
-def _copy_set(to: set[object], of: set[object]) -> None:
-    if not _are_same(list(set.__iter__(to)), list(set.__iter__(of))):
-        set.clear(to)
-        set.update(to, of)
 
 
 def _are_same(some: list[object], others: list[object]) -> bool:

@@ -17,8 +17,8 @@ albert arcee bart beit bert bert-generation biogpt blenderbot blenderbot-small b
 canine clip_text_model clip_vision_model codegen cohere cohere2 convbert convnext convnextv2 ctrl
 cwm data2vec-audio data2vec-text data2vec-vision deberta deberta-v2 deepseek_v3 deit diffllama
 dinov2 dinov3_vit distilbert dpr electra ernie ernie4_5 eurobert exaone4 falcon flaubert fnet gemma
-gemma2 gemma3_text glm glm4 gpt2 gpt_oss imagegpt lfm2 llama mbart mistral olmo qwen3 qwen3_moe
-roformer smollm3 t5 vit wavlm whisper
+gemma2 gemma3_text glm glm4 gpt2 gpt_oss imagegpt lfm2 llama mbart mistral mllama olmo qwen3
+qwen3_moe roformer smollm3 t5 t5gemma2 vit wavlm whisper
 """
 REFUSED = {"flaubert": "OL101"}
 """What is refused as it is written, with the code."""

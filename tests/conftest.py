@@ -72,14 +72,6 @@ def dispatching() -> Generator[None]:
     assert not any(flags.values()), flags
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what needs a GPU first: the emulated device, once it is there, is the process's
-    accelerator to torch, and autograd's engine then fails on CUDA (`opt_ready_stream`)."""
-    items.sort(
-        key=lambda item: (item.get_closest_marker("gpu") is None, "footguns" in item.path.parts)
-    )
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark, needed in NEEDS.items():
         if item.get_closest_marker(mark) is not None and torch.cuda.device_count() < needed:

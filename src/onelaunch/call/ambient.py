@@ -18,11 +18,12 @@ capture: so the warm-up runs the same operations as the capture."""
 def inlining() -> Generator[None]:
     """Run graphed callables inlined in this thread, for a warm-up."""
     ident = get_ident()
-    _WARMING.append(ident)
     try:
+        _WARMING.append(ident)
         yield
     finally:
-        _WARMING.remove(ident)
+        if ident in _WARMING:  # a Ctrl-C may come first
+            _WARMING.remove(ident)
 
 
 # Cheap signs of an ambient mode: `ambient` is called if there is any.

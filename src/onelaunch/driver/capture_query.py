@@ -41,17 +41,18 @@ class Asking:
         """Answer for as long as the callable runs in this thread."""
         global _truth
         entry = (threading.get_ident(), self)
-        with _lock:
-            if not _active:
-                _truth = _graphs._cuda_isCurrentStreamCapturing
-                _graphs._cuda_isCurrentStreamCapturing = _answer
-            _active.append(entry)
         try:
+            with _lock:
+                if not _active:
+                    _truth = _graphs._cuda_isCurrentStreamCapturing
+                    _graphs._cuda_isCurrentStreamCapturing = _answer
+                _active.append(entry)
             yield
         finally:
             with _lock:
-                _active.remove(entry)
-                if not _active:
+                if entry in _active:  # a Ctrl-C may come first
+                    _active.remove(entry)
+                if not _active and _truth is not None:
                     _graphs._cuda_isCurrentStreamCapturing = _truth
 
     def switch_answer(self) -> bool:

@@ -51,13 +51,14 @@ class UnnoticedMode(FunctionMode):
             if func in self.concerns:
                 return self.function(func, types, args, kwargs)
             return func(*args, **kwargs)
-        _off.modes.append(self)
         try:
+            _off.modes.append(self)
             if func in self.concerns:
                 return self.function(func, types, args, kwargs)
             return call(func, types, args, kwargs)
         finally:
-            _off.modes.pop()
+            if _off.modes:  # a Ctrl-C may come first
+                _off.modes.pop()
 
     @abstractmethod
     def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -34,11 +34,12 @@ def wait(what: str) -> None:
 @contextmanager
 def noting_waits(note: Note) -> Generator[None]:
     """Tell `note` the name of each wait for the device outside of captures."""
-    _notes.append(note)
     try:
+        _notes.append(note)
         yield
     finally:
-        _notes.remove(note)
+        if note in _notes:  # a Ctrl-C may come first
+            _notes.remove(note)
 
 
 def _set_random(what: str) -> None:

@@ -89,8 +89,8 @@ def is_recording() -> bool:
 @contextmanager
 def recording_with(recorder: TapeRecorder) -> Generator[None]:
     """Record what runs in the context: its operations, and its reads on the host."""
-    _active.recorder = recorder
-    try:
+    try:  # at once: a Ctrl-C may come between any two lines
+        _active.recorder = recorder
         seeds, resizes = watching_seeds(recorder.refuse_seed), watching_resizes(recorder.resize)
         with seeds, resizes, recorder.host_reads(), recorder:
             yield

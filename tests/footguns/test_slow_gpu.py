@@ -77,31 +77,6 @@ def test_a_gpu_wants_channels_last_and_whole_channels() -> None:
     assert gpu_us(even, torch.randn(8192, 1008, **half)) < gpu_us(odd, rows)
 
 
-GUESSED = [
-    (nn.Conv2d(3, 64, 7, stride=2, padding=3), (16, 3, 224, 224)),
-    (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 56, 56)),
-    (nn.Conv2d(96, 96, 5, padding=2), (8, 96, 40, 40)),
-    (nn.Conv2d(64, 64, 3, padding=4, dilation=4), (4, 64, 64, 64)),
-    (nn.Conv2d(128, 128, 3, padding=1, groups=4), (8, 128, 32, 32)),
-    (nn.Conv2d(17, 33, 3, padding=1), (8, 17, 100, 100)),
-    (nn.ConvTranspose2d(64, 32, 4, stride=2, padding=1), (4, 64, 48, 48)),
-    (nn.Conv3d(16, 16, 3, padding=1), (2, 16, 24, 40, 40)),
-]
-"""Convolutions of several kinds, of which cuDNN is to guess some wrongly."""
-
-
-@pytest.mark.gpu
-def test_cudnn_guesses_and_measures_better() -> None:
-    gains: list[float] = []
-    for layer, shape in GUESSED:
-        conv2d, x = copy.deepcopy(layer).cuda(), torch.randn(shape, device="cuda")
-        torch.backends.cudnn.benchmark = False
-        guessed_us = gpu_us(conv2d, x)
-        torch.backends.cudnn.benchmark = True
-        gains.append(guessed_us / gpu_us(conv2d, x))
-    assert max(gains) > 1.03, gains
-
-
 @pytest.mark.gpu
 def test_a_gpu_does_more_arithmetic_in_less_time_in_wider_layers(tmp_path: Path) -> None:
     rule = BY_CODE["OL613"]

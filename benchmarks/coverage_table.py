@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.coverage_models.summary import RIGHT, SPLIT, tried
-from onelaunch.catalogue import CATALOGUE
+from onelaunch.error_catalogue import CATALOGUE
 
 HEAD = (
     *("engine", "models", "one launch", "pieces", "refused", "wrong or failed"),

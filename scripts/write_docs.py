@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import onelaunch
-from onelaunch.catalogue import CATALOGUE
+from onelaunch.error_catalogue import CATALOGUE
 from onelaunch.rules import RULES, document
 from onelaunch.rules.rule import Rule
 

@@ -1,4 +1,4 @@
-"""The errors that onelaunch raises; the catalogue behind their codes is in `onelaunch.catalogue`.
+"""The errors that onelaunch raises; their codes and texts are in `onelaunch.error_catalogue`.
 
     GraphError
     ├── ArgumentError   an option or argument that is not valid; also a ValueError
@@ -13,7 +13,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING
 
-from onelaunch.catalogue import CATALOGUE
+from onelaunch.error_catalogue import CATALOGUE
 
 if TYPE_CHECKING:
     from onelaunch.rules.finding import Finding

@@ -20,10 +20,10 @@ from torch import nn
 from onelaunch import bench
 from onelaunch.bench import Comparison
 from onelaunch.bench.target import load
-from onelaunch.catalogue import CATALOGUE
 from onelaunch.cli import run
 from onelaunch.cli.compare import ENGINES
 from onelaunch.cli.progress import Lines
+from onelaunch.error_catalogue import CATALOGUE
 from onelaunch.errors import GraphError
 from onelaunch.rules import RULES
 

@@ -30,8 +30,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import onelaunch as ol
 from onelaunch.bench import ENGINES
-from onelaunch.catalogue import CATALOGUE
 from onelaunch.cli.commands import app
+from onelaunch.error_catalogue import CATALOGUE
 from onelaunch.rules import RULES
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = (
-    {"catalogue", "source", "gc_pause", "native", "trace_names"},
+    {"error_catalogue", "source", "gc_pause", "native", "trace_names"},
     {"rules"},
     {"errors"},
     {"targets"},

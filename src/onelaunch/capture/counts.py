@@ -3,7 +3,8 @@
 A cache counts its tokens in Python and asks whether its window is full. In the capture such a
 number is a `Count`, which notes what is asked of it: each comparison bounds the values that the
 recording serves. Where a tensor of integers is added to it, or compared with it, the device gets
-the number of each call. Whatever else is done with it, the recording serves this one value.
+the number of each call. Whatever else is done with it, the recording serves this one value. Each
+replay moves the number on in `replay.launch`.
 """
 
 from __future__ import annotations

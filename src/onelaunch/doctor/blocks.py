@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from onelaunch.bench.workload import Workload
-from onelaunch.catalogue import WAIT
 from onelaunch.doctor.place import NOWHERE, Spot
 from onelaunch.doctor.run import FunctionCall, Listener, Operation
 from onelaunch.driver.refusals import REFUSALS, refuse
 from onelaunch.driver.select import select
+from onelaunch.error_catalogue import WAIT
 from onelaunch.errors import CaptureError
 from onelaunch.rules import RULES
 from onelaunch.rules.finding import Finding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from onelaunch.catalogue import CATALOGUE
+from onelaunch.error_catalogue import CATALOGUE
 
 Severity = Literal["blocks-capture", "silently-wrong", "slow"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from onelaunch.catalogue import CATALOGUE
+from onelaunch.error_catalogue import CATALOGUE
 from onelaunch.rules import RULES
 
 

@@ -4,11 +4,12 @@ graphed.py    Graphed: a callable whose calls replay once they can
 attempt.py    a call on its way to a recording: the state of its signature, how it is recorded
 phase.py      the phase of a call that no recording fits: warm-up, capture, eager or refused
 recorder.py   how a callable gets recordings: captured, or taken over from another request's
-table.py      the recordings of a callable: added, freed, and compared with a call that fits none
+table.py      the recordings of a callable: added and freed
+why.py        why a call that no recording fits needs another one
 signature.py  the signatures of calls, which decide what a call can replay
 notices.py    the warnings of a callable, each given once
 requests.py   objects that a request makes anew and passes to the callable; those seen so far
-takeover.py   the recordings of one request's objects, taken over by the next request's
+next_request.py  the recordings of one request's objects, taken over by the next request's
 changing.py   arguments that differ at each call, so that no signature comes again
 varied.py     numbers that the caller varies, to be read at each call
 warmup.py     the runs before a capture, and the facts that they show

@@ -22,7 +22,8 @@ from onelaunch.errors import CaptureError
 from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
-from onelaunch.runtime.table import Table, in_flight, mismatch, refuse_moving, varying
+from onelaunch.runtime.table import Table, in_flight, refuse_moving
+from onelaunch.runtime.why import mismatch, varying
 from onelaunch.state.snapshot import ReachableState
 from onelaunch.watch.operations import HigherOrder
 

@@ -27,14 +27,15 @@ from onelaunch.errors import CaptureError
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.runtime.attempt import Attempt, SignatureState, Strategy
+from onelaunch.runtime.next_request import locked, memory_uses, shares, take_over
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager, User
 from onelaunch.runtime.requests import Requests, requests_in, tensors_in
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
-from onelaunch.runtime.table import Entry, Table, moving_in, why
-from onelaunch.runtime.takeover import locked, memory_uses, shares, take_over
+from onelaunch.runtime.table import Entry, Table, moving_in
 from onelaunch.runtime.ungraphed import backward_inside, no_room
 from onelaunch.runtime.warmup import Warmup
+from onelaunch.runtime.why import why
 from onelaunch.source import user_line
 from onelaunch.state.slots import Slot
 from onelaunch.trace_names import named, sizes

@@ -1,4 +1,4 @@
-"""The cost and use of recordings, as data: the results of `stats()`."""
+"""The cost and use of recordings, as data: the results of `stats()`. Why each exists: `why.py`."""
 
 from __future__ import annotations
 

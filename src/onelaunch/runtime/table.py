@@ -8,11 +8,9 @@ from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
 
-from torch import Tensor
-
 from onelaunch.call.spec import CallSpec
 from onelaunch.capture.recording import CapturedCall, Recording
-from onelaunch.errors import CaptureError, ReplayError
+from onelaunch.errors import CaptureError
 from onelaunch.replay.call_path import CallPath
 from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.changing import MANY
@@ -20,9 +18,9 @@ from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.pool import Member, PoolManager
 from onelaunch.runtime.stats import Counts
 from onelaunch.runtime.varied import Varied
+from onelaunch.runtime.why import why
 from onelaunch.source import loaded_at, stored_at
 from onelaunch.state.guard import StateGuard
-from onelaunch.state.host_values import bytes_of
 from onelaunch.state.slots import Slot
 from onelaunch.watch.ledger import TRIES
 
@@ -42,7 +40,7 @@ class Entry:
     """A lock held from the checks to the launch, where arguments are objects of a request, such as
     a cache, or numbers are followed."""
     shares: dict[int, int] = field(default_factory=dict[int, int])
-    """id of a tensor in a request's objects -> how often it refers to its memory: `takeover`."""
+    """id of a tensor in a request's objects -> how often it refers to its memory."""
 
     @property
     def unsettled(self) -> bool:
@@ -261,66 +259,3 @@ def in_flight(entries: Iterable[Entry], spec: CallSpec) -> int:
         and entry.captured.guard.check()
         for entry in entries
     )
-
-
-# Messages about a call that no recording fits.
-
-
-def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()) -> str:
-    """Return why a call with these tensors needs another recording."""
-    for entry in entries:
-        if entry.spec == spec:
-            numbers = None if entry.captured.scalars.current() else "an optimizer's numbers"
-            unlike = entry.captured.unlike(tensors)
-            moved = entry.captured.guard.difference()
-            values = _other_value(entry, tensors)
-            changed = moved or numbers or unlike or values or _other_count(entry)
-            pair = entry.captured.pair
-            if changed is None and pair is not None and pair.in_flight:
-                return "an earlier forward still waits for its backward"
-            return f"state changed: {changed or 'memory shared otherwise'}"
-    if not entries:
-        return "first signature"
-    where, how = entries[0].spec.difference(spec, entries[0].paths)
-    return f"{where}: {how}"
-
-
-def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:
-    """Describe a host argument that has other values than the host read; or return None."""
-    for index, value in entry.captured.values.items():
-        if index < len(tensors) and bytes_of(tensors[index]) != value:
-            return f"the values of `{entry.paths[index]}`, which the host reads"
-    return None
-
-
-def _other_count(entry: Entry) -> str | None:
-    """Describe the numbers that a recording follows, but not to their present values; or return
-    None."""
-    slots = [count.slot for count in entry.captured.counts if not count.current()]
-    followed = entry.captured.followed
-    if not followed.arguments and not followed.serves():
-        slots += followed.slots
-    return ", ".join(f"{slot.name} is {slot.read()!r}" for slot in slots) or None
-
-
-def mismatch(name: str, entry: Entry, spec: CallSpec) -> ReplayError:
-    """Return the error of a call that differs from the only signature allowed."""
-    where, how = entry.spec.difference(spec, entry.paths)
-    what = f"`{name}` was captured for {entry.spec}, got {spec}"
-    return ReplayError("OL201", what, where=f"{where}: {how}")
-
-
-def varying(
-    name: str,
-    entries: Sequence[Entry],
-    signatures: int,
-    spec: CallSpec,
-    tensors: Sequence[Tensor] = (),
-) -> str:
-    """Describe the difference between the calls of a callable that has too many recordings."""
-    if not entries:
-        return f"`{name}` was called with {signatures} signatures"
-    if entries[0].spec == spec:
-        return f"`{name}` has {len(entries)} recordings; {why(entries, spec, tensors)}"
-    where, how = entries[0].spec.difference(spec, entries[0].paths)
-    return f"`{name}` has {len(entries)} recordings; {where} varies: {how}"

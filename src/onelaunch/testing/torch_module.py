@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.catalogue import WAIT
 from onelaunch.driver.tape.recorder import recording
+from onelaunch.error_catalogue import WAIT
 
 Note = Callable[[str], object]
 

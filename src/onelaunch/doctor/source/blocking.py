@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 
-from onelaunch.catalogue import WAIT
 from onelaunch.doctor.source.results import (
     flat,
     goes_to_device,
@@ -14,6 +13,7 @@ from onelaunch.doctor.source.results import (
 from onelaunch.doctor.source.scope import Rules, Scope, SourceCall
 from onelaunch.doctor.source.torch_names import RESIZING
 from onelaunch.doctor.source.values import Value
+from onelaunch.error_catalogue import WAIT
 
 _READS = frozenset({"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"})
 _CONVERSIONS = frozenset({"bool", "int", "float", "complex"})

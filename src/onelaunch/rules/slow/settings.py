@@ -165,7 +165,7 @@ torch.set_float32_matmul_precision("high")
         why="cuDNN has several algorithms for a convolution, and guesses which is best. With the "
         "setting on it measures them once for each shape, and keeps the fastest. A graph repeats "
         "the chosen one in every launch.",
-        problems="Newer versions of cuDNN guess well, and the gain is often nothing; measure it. The "
+        problems="Newer versions of cuDNN guess well, and often nothing is gained: measure it. The "
         "first call of each shape takes longer: with shapes that vary from call to "
         "call it does not pay, and one call does not show whether they do. Algorithms add in "
         "different orders, so that results may change in their last bits from run to run. Nothing "

@@ -139,7 +139,7 @@ class Graphed(Generic[P, R]):
         # A request, such as one `generate()`, passes a cache of its own. The recordings made with
         # the last request's cache may be taken over, and one of them may fit this call. If they
         # cannot be, the first call with this cache runs eagerly: it is a prompt, most likely, whose
-        # size does not come again.
+        # size does not come again. With buckets the size comes again, padded.
         caches = requests_in(flat.tree) if strategy is UNPADDED else []
         if caches:
             first_call = self._recorder.requests.is_new(caches)
@@ -171,13 +171,14 @@ class Graphed(Generic[P, R]):
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
         """Run one of the caller's own first calls as a warm-up."""
-        # Of an optimizer that cannot be captured `_refused` is told before it steps: it raises, or
-        # the run goes on.
+        # If an optimizer cannot be captured, the run calls `_refused` before it steps. That raises,
+        # or returns, and the run goes on.
         result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
         self._callee.note_result(result)
         after = self._signatures.flat(args, kwargs)
-        self._signatures.stop_taking_apart(attempt.flat, after)  # objects that the call changed
+        # Objects that the call changed are no longer flattened into their fields.
+        self._signatures.stop_taking_apart(attempt.flat, after)
         reached = self._callee.reached(after)
         if self._callee.learn_device(attempt.flat, attempt.device, result, reached):
             attempt.signature.warm -= 1  # it works on another device: this run does not count
@@ -215,7 +216,8 @@ class Graphed(Generic[P, R]):
             self._take_for_constants(attempt, error)
             return MISS
         except CaptureError as error:
-            if signature.asking.switch_answer():  # it asked torch whether it is being captured
+            # True once, if it asked torch whether it is being captured, and was told no.
+            if signature.asking.switch_answer():
                 return self._capture_told(attempt, args, kwargs, error)
             return self._refused(signature, error)
         if entry is None:  # the pool has no room for it
@@ -226,11 +228,11 @@ class Graphed(Generic[P, R]):
         return self._replay_new(entry, attempt, args, kwargs)
 
     def _take_for_constants(self, attempt: Attempt, error: Unfollowed) -> None:
-        """Take numbers among the arguments for constants, which one recording was to read at each
-        call: the callable branches on them."""
-        if error.only_this_call:  # these values get a recording of their own
+        """Take numbers among the arguments for constants: the callable branches on them, so that no
+        recording can read them anew at each call."""
+        if error.only_this_call:  # the values of this call get a recording of their own
             self._signatures.varied.fix_numbers(attempt.spec, attempt.flat.tree)
-        else:  # every value does, and no signature stands for all of them any more
+        else:  # all values do: the signature that stands for any of them goes
             del self._signatures.known[attempt.spec]
             self._signatures.varied.keep(attempt.spec, error.positions)
 
@@ -244,6 +246,8 @@ class Graphed(Generic[P, R]):
         """Capture a callable that asks torch whether it is being captured, and was refused after
         the answer no: from now on, once and for all, the answer is yes."""
         signature = attempt.signature
+        # The runs under the answer no count no more. One more warm-up is due, unless
+        # `compare_answers` runs the callable under the answer yes, and notes its operations.
         signature.warm = self.options.warmup_calls - 1
         signature.known = signature.ledger = None
         flat = self._signatures.flat(args, kwargs)
@@ -251,7 +255,7 @@ class Graphed(Generic[P, R]):
         unlike = self._recorder.warmup.compare_answers(again, self._name, refused)
         if unlike is not None:
             return self._refused(signature, unlike)
-        if signature.ledger is None:  # `compare_answers` noted no run to compare the capture with
+        if signature.ledger is None:
             return self._warm(again, args, kwargs)
         return self._capture_and_replay(again, args, kwargs)
 
@@ -261,8 +265,9 @@ class Graphed(Generic[P, R]):
         """Replay a recording for the call that it was captured from, and keep it if its run agreed
         with the runs before it."""
         signature = attempt.signature
-        # Another recording of this signature starts with all warm-up calls. A call that changes a
-        # number which it reads (`self.step += 1`) has one for each value; one call is enough.
+        # The next recording of this signature starts with all warm-up calls. Where the call changes
+        # a number that it reads (`self.step += 1`), each value needs a recording, and only the last
+        # of its warm-up calls.
         moves = bool(moving_in(entry.captured))
         signature.warm = self.options.warmup_calls - 1 if moves else 0
         result = entry.call(args, kwargs)
@@ -273,15 +278,16 @@ class Graphed(Generic[P, R]):
             return self._ungraphed(signature, CaptureError("OL307", misfit))
         signature.unfit = 0
         if entry.unsettled:
-            # Its run only read more than the runs before: the next call is captured anew. Or it did
-            # other work: so too, but not for ever. This call has its result, so nothing is raised.
+            # `differs` is None: its run only read more than the runs before, and the next call is
+            # captured anew. Else it did other work: the same, but not for ever. This call has its
+            # result, so nothing is raised.
             differs = entry.captured.differs
             try_again = self._table.drop_differing(entry)
             if differs is not None and not try_again:
                 self._ungraphed(signature, differs.refusal())
             return result
         signature.agreed()
-        self._table.warn_used_once(entry)
+        self._table.warn_used_once(entry)  # if those before it were, too
         self._table.drop_superseded(entry, self._signatures.varied)
         self._table.add(entry, self._callee.codes)
         return result
@@ -303,7 +309,8 @@ class Graphed(Generic[P, R]):
 
     def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
         """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
-        if error.code == "OL117":  # its runs differ: remembered, as two may be alike by chance
+        if error.code == "OL117":
+            # Two runs differed. That stays so: two later ones may be alike by chance.
             signature.unlike = error.with_traceback(None)
             signature.training = self._callee.training  # in the other mode it may be captured
         if self.options.on_refusal == "raise":
@@ -312,7 +319,9 @@ class Graphed(Generic[P, R]):
         return self._ungraphed(signature, error)
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
-        """Have a signature run eagerly for good, with a warning."""
+        """Have a signature run eagerly for good, with a warning, whatever `on_refusal` says: for
+        want of room, or where gradients or a recording do not fit. Other refusals go through
+        `_refused`."""
         signature.eager, signature.training = error.code, self._callee.training
         error.where = error.where or user_line()
         self._notices.give(error.warning("this signature runs eagerly"))

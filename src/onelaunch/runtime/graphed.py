@@ -169,7 +169,7 @@ class Graphed(Generic[P, R]):
         it."""
         return self._phases.of(driver, device, flat, strategy)
 
-    def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
+    def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run one of the caller's own first calls as a warm-up."""
         # If an optimizer cannot be captured, the run calls `_refused` before it steps. That raises,
         # or returns, and the run goes on.
@@ -289,7 +289,7 @@ class Graphed(Generic[P, R]):
         signature.agreed()
         self._table.warn_used_once(entry)  # if those before it were, too
         self._table.drop_superseded(entry, self._signatures.varied)
-        self._table.add(entry, self._callee.codes)
+        self._table.add(entry, self._callee.codes)  # the code that ran names what it adds to
         return result
 
     def _replayed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:

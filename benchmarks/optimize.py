@@ -47,8 +47,8 @@ INCUMBENTS = ("eager", "no_grad", "by-hand", "reduce-overhead", "torchscript", "
 """Without those whose kernels one of these launches faster: make_graphed_callables, the cudagraphs
 backend and the default mode of torch.compile, which `benchmarks.engines` measures."""
 CHANGING = ("eager", "no_grad", "reduce-overhead", "compile", "openxla")
-"""Which take sizes that change. The cudagraphs backend of torch 2.11 raises at the third of them, from
-inside of the recordings that it shares with reduce-overhead."""
+"""Which take sizes that change. The cudagraphs backend of torch 2.11 raises at the fourth, within
+the recordings that it shares with reduce-overhead."""
 ROUNDS = 30
 COMPARE_SECONDS = 3.0
 EXACT, LOOSE = 0.0, 1e-2

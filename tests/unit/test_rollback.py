@@ -55,3 +55,19 @@ def test_bytes_in_use(change: Callable[[bytearray], object]) -> None:
     view = memoryview(raw)
     before.restore()
     assert bytes(view) in (b"abc\x01", b"abc")
+
+
+def test_a_class_whose_metaclass_minds() -> None:
+    class Minding(type):
+        def __setattr__(cls, key: str, value: object) -> None:
+            raise TypeError
+
+    class Counted(metaclass=Minding):
+        count = 1
+
+    before = Rollback(walk([("box", [Counted()])]))
+    type.__setattr__(Counted, "count", 2)
+    type.__setattr__(Counted, "more", 3)
+    before.restore()
+    assert Counted.count == 1
+    assert not hasattr(Counted, "more")

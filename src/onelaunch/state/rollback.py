@@ -127,6 +127,6 @@ def _restore_members(kind: type, members: dict[str, object]) -> None:
     for key, value in {**vars(kind), **members}.items():
         if key not in members:
             if not key.startswith("__"):  # which Python itself keeps there, at times
-                delattr(kind, key)
+                type.__delattr__(kind, key)
         elif vars(kind).get(key, MISSING) is not value:
-            setattr(kind, key, value)
+            type.__setattr__(kind, key, value)

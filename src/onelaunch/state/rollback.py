@@ -39,10 +39,15 @@ class Rollback:
         self._slots = list(self._others(found))
 
     def _others(self, found: StateWalk) -> Iterator[tuple[Slot, object]]:
-        """Return the slots that are no item of a container, with their contents."""
+        """Return the slots that are no item of a container or class, with their contents."""
+        own = {id(kind) for kind, _ in self._members}
         for slot, value in found.held.values():
             fixed = isinstance(slot.holder, tuple | types.MappingProxyType)
-            if not (slot.kind == "item" and (fixed or id(slot.holder) in self._containers)):
+            if not (
+                id(slot.owner) in own
+                or (slot.kind == "item"
+                and (fixed or id(slot.holder) in self._containers))
+            ):
                 yield slot, value
         yield from ((slot, slot.read()) for slot in found.unset)
         for reader, holder, value in found.facts:

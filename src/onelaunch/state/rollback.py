@@ -43,11 +43,8 @@ class Rollback:
         own = {id(kind) for kind, _ in self._members}
         for slot, value in found.held.values():
             fixed = isinstance(slot.holder, tuple | types.MappingProxyType)
-            if not (
-                id(slot.owner) in own
-                or (slot.kind == "item"
-                and (fixed or id(slot.holder) in self._containers))
-            ):
+            item = slot.kind == "item" and (fixed or id(slot.holder) in self._containers)
+            if not item and id(slot.owner) not in own:
                 yield slot, value
         yield from ((slot, slot.read()) for slot in found.unset)
         for reader, holder, value in found.facts:

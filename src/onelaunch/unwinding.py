@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from traceback import clear_frames
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -17,11 +18,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.call_events import pause, set_profile
 
+T = TypeVar("T")
+
 _C: Any = torch._C
 _OF_MODES = ("Python", "PythonTLSSnapshot")
 """Dispatch keys that are on where a mode is. Guards of torch's that an interrupt ends out of turn
 may leave them on without a mode, and then no operation runs any more."""
 _AUTOCAST = ("cpu", "cuda", "privateuseone")
+
+
+@contextmanager
+def listed(entries: list[T], entry: T) -> Generator[None]:
+    """Keep an entry in a list meanwhile. Nothing stays there if a Ctrl-C comes between any two
+    lines."""
+    try:
+        entries.append(entry)
+        yield
+    finally:
+        if entry in entries:
+            entries.remove(entry)
 
 
 class FunctionMode(TorchFunctionMode):

@@ -132,61 +132,53 @@ def two_adapters(run: Run) -> Any:
     return model.to(run.device)
 
 
+def look(run: Run, fast: Any) -> None:
+    mask = causal(2, 10).to(run.device)
+    for i in range(5):
+        run.see(fast(input_ids=ids(run, i), attention_mask=mask).logits)
+
+
 @inference(recordings=6)
 def adapters_switched_between_calls(run: Run) -> None:
     model = two_adapters(run)
     fast = run.graph(model)
-    mask = causal(2, 10).to(run.device)
     with torch.no_grad():
         for adapter in ("default", "other", "default", "other"):
             model.set_adapter(adapter)
-            for i in range(5):
-                run.see(fast(input_ids=ids(run, i), attention_mask=mask).logits)
+            look(run, fast)
 
 
 @inference(recordings=8)
 def adapters_combined_scaled_and_deleted(run: Run) -> None:
     model = two_adapters(run)
     fast = run.graph(model)
-    mask = causal(2, 10).to(run.device)
-
-    def look() -> None:
-        for i in range(5):
-            run.see(fast(input_ids=ids(run, i), attention_mask=mask).logits)
-
     with torch.no_grad():
-        look()
+        look(run, fast)
         names = ["default", "other"]
         model.add_weighted_adapter(names, [0.5, 0.5], "mean", combination_type="linear")
         model.set_adapter("mean")
-        look()
+        look(run, fast)
         for layer in model.modules():
             if hasattr(layer, "scale_layer"):
                 layer.scale_layer(2.0)
-        look()
+        look(run, fast)
         model.set_adapter("other")
         model.delete_adapter("mean")
-        look()
+        look(run, fast)
 
 
 @inference(recordings=6)
 def adapters_merged_unmerged_and_disabled(run: Run) -> None:
     model = lora(run, decoder(run), init_lora_weights=False).eval()
     fast = run.graph(model)
-    mask = causal(2, 10).to(run.device)
-
-    def look() -> None:
-        for i in range(5):
-            run.see(fast(input_ids=ids(run, i), attention_mask=mask).logits)
-
     with torch.no_grad():
-        look()
+        look(run, fast)
         model.merge_adapter()
-        look()
+        look(run, fast)
         model.unmerge_adapter()
-        look()
+        look(run, fast)
         with model.disable_adapter():
-            look()
+            look(run, fast)
 
 
 @inference()

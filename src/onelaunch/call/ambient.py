@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from threading import get_ident
 from typing import Any
 
 import torch
+
+from onelaunch.unwinding import listed
 
 _WARMING: list[int] = []
 """Threads in a warm-up. A graphed callable called inside one runs inlined, as it does inside a
 capture: so the warm-up runs the same operations as the capture."""
 
 
-@contextmanager
-def inlining() -> Generator[None]:
+def inlining() -> AbstractContextManager[None]:
     """Run graphed callables inlined in this thread, for a warm-up."""
-    ident = get_ident()
-    try:
-        _WARMING.append(ident)
-        yield
-    finally:
-        if ident in _WARMING:  # a Ctrl-C may come first
-            _WARMING.remove(ident)
+    return listed(_WARMING, get_ident())
 
 
 # Cheap signs of an ambient mode: `ambient` is called if there is any.

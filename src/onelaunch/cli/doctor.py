@@ -166,13 +166,7 @@ def _of_callable(target: str, console: Console) -> Diagnosis:
 
     infers = isinstance(fn, torch.nn.Module) and not fn.training
     unshown, grad = _Unshown(), torch.set_grad_enabled(not infers)
-    with (
-        grad,
-        streams(),
-        progress(console) as tell,
-        redirect_stdout(unshown),
-        warnings.catch_warnings(),
-    ):
+    with grad, progress(console) as tell, redirect_stdout(unshown), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             result = examine(emulated(Workload(fn, args, kwargs)), tell)

@@ -259,10 +259,10 @@ def _observed(
         before = _memory(driver, walk(roots), (args, kwargs)) if last_same else {}
         try:
             result = (workload.fn if case.other_size else call)(*args, **kwargs)
-        except Exception:
+        except Exception:  # the callable's own, of any kind: it takes no such inputs
             if case.inputs is None:
                 raise
-            seen.calls.append(None)  # it takes no such inputs
+            seen.calls.append(None)
             continue
         state = _state(roots) if 0 < number < _SAME else {}
         seen.calls.append((_values(result, "result"), _values((args, kwargs), ""), state))

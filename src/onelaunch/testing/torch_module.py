@@ -7,7 +7,7 @@ capture refuses them on CUDA, and to be noted elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from onelaunch.driver.tape.recorder import recording
 from onelaunch.error_catalogue import WAIT
+from onelaunch.unwinding import listed
 
 Note = Callable[[str], object]
 
@@ -31,15 +32,9 @@ def wait(what: str) -> None:
         note(what)
 
 
-@contextmanager
-def noting_waits(note: Note) -> Generator[None]:
+def noting_waits(note: Note) -> AbstractContextManager[None]:
     """Tell `note` the name of each wait for the device outside of captures."""
-    try:
-        _notes.append(note)
-        yield
-    finally:
-        if note in _notes:  # a Ctrl-C may come first
-            _notes.remove(note)
+    return listed(_notes, note)
 
 
 def _set_random(what: str) -> None:

@@ -36,6 +36,9 @@ READS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "a size": lambda x, n: x.new_zeros(int(n.max())) + 1,
     "what is not zero": lambda x, n: x * len(n.nonzero()) + n.nonzero().tolist()[-1][0],
     "equal": lambda x, n: x.sin() if torch.equal(n, n.flip(0)) else x.cos(),
+    "a tensor of a list": lambda x, n: x * torch.tensor([[n[0]], [n[1]]], device=x.device).sum(),
+    "new_tensor of a list": lambda x, n: x * x.new_tensor([2, n[1]]).sum(),
+    "as_tensor of a list": lambda x, n: x + torch.as_tensor([n[1], 2.5, n[0]]).sum().item(),
 }
 VALUES = [[2, 3], [3, 2], [1, 4], [3, 2], [5, 0], [2, 3], [5, 0], [1, 4]]
 
@@ -123,6 +126,14 @@ def test_large_state_written_in_place(rand: Rand) -> None:
             assert_same(fast(rand(i, 5)), f(rand(i, 5)))
     assert replays(fast) >= 6
     assert len(fast.recordings) == 1  # those before can never fit again
+
+
+@on_accelerators
+def test_a_range_to_a_host_number_is_refused(rand: Rand) -> None:
+    """A kernel without a tensor of the device among its arguments holds the number too."""
+    fast = ol.graph(lambda x, n: x * torch.linspace(0, n[1], 5, device=x.device))
+    with pytest.raises(ol.CaptureError, match="OL104"):
+        several(fast, lambda i: (rand(i, 5), torch.tensor([2.0, 3.0])), 4)
 
 
 @on_accelerators

@@ -30,6 +30,7 @@ READS: dict[str, Program] = {
     "float": lambda x: x + float(x[0, 0]),
     "index": lambda x: [x, x + 1][(x[0, 0] > 9).long()],
     "tolist": lambda x: x + x.tolist()[0][0],
+    "tensor of tensors": lambda x: x + torch.tensor([x[0, 0]], device=x.device),
     "numpy": lambda x: x.numpy(),
     "array": lambda x: x.__array__(),
     "dlpack": lambda x: torch.from_dlpack(x),

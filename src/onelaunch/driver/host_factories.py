@@ -10,9 +10,8 @@ from torch import Tensor
 
 from onelaunch.call.ambient import default_device
 from onelaunch.driver.function_modes import UnnoticedMode, call
-from onelaunch.driver.host_reads import is_places, parts_of
+from onelaunch.driver.host_reads import FACTORIES, is_places, parts_of
 
-_FACTORIES: tuple[Any, ...] = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 _C: Any = torch._C
 _saving_hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
 _PUTS: tuple[Any, ...] = (Tensor.index_put, torch.index_put, Tensor.index_put_, torch.index_put_)
@@ -30,7 +29,7 @@ class HostFactories(UnnoticedMode):
         whole: True if a backward, if there is one, runs while the mode is on.
     """
 
-    concerns = frozenset({*_FACTORIES, *_PUTS, Tensor.__getitem__, Tensor.__setitem__})
+    concerns = frozenset({*FACTORIES, *_PUTS, Tensor.__getitem__, Tensor.__setitem__})
 
     def __init__(self, device: torch.device, whole: bool = False) -> None:
         super().__init__()
@@ -46,7 +45,7 @@ class HostFactories(UnnoticedMode):
                 return done[0]
         if self._kind == "cpu":  # nothing is brought anywhere
             return call(func, types, args, kwargs)
-        if func in _FACTORIES:
+        if func in FACTORIES:
             device = self._target(func, args, kwargs)
             if device is not None:
                 return _by_way_of_the_host(func, args, kwargs, device)

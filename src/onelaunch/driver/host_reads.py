@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
 from typing import Any
 
@@ -12,6 +12,14 @@ from torch import Tensor
 from onelaunch.driver.function_modes import UnnoticedMode, call
 from onelaunch.driver.refusals import BY_LIST, CHECKED, READS
 from onelaunch.source import library_calls
+
+
+FACTORIES: tuple[Any, ...] = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
+"""Functions that make a tensor of numbers, without the dispatcher."""
+
+_OF_LISTS = frozenset({*FACTORIES, Tensor.new})
+"""Functions that read the tensors in a list so."""
+_JOINED = "torch.stack([a, b]), which joins tensors on the device"
 
 
 class HostReads(UnnoticedMode):
@@ -24,7 +32,7 @@ class HostReads(UnnoticedMode):
         note: called with any other tensor that is read.
     """
 
-    concerns = frozenset({*READS, *CHECKED, Tensor.__getitem__, Tensor.__setitem__})
+    concerns = frozenset({*READS, *CHECKED, *_OF_LISTS, Tensor.__getitem__, Tensor.__setitem__})
 
     def __init__(
         self,
@@ -47,10 +55,10 @@ class HostReads(UnnoticedMode):
             return type(args[0]).__name__
         read = READS.get(func)
         if read is not None and isinstance(args[0], Tensor):
-            if self._owns(args[0]):
-                what = f"the host reads a tensor in a capture: {read}"
-                self._refuse("OL101", what, args[0], None)
-            self._note(args[0])
+            self._read(args[0], read)
+        if func in _OF_LISTS:
+            for t in _listed((*args, *kwargs.values())):
+                self._read(t, f"`{func.__name__}` of a list of tensors", _JOINED)
         indexing = func in (Tensor.__getitem__, Tensor.__setitem__)
         if func in CHECKED if not indexing else _selects(args[1]):
             self.calling = func
@@ -69,6 +77,20 @@ class HostReads(UnnoticedMode):
             finally:
                 self.assigning -= 1
         return call(func, types, args, kwargs)
+
+
+    def _read(self, t: Tensor, how: str, fix: str | None = None) -> None:
+        if self._owns(t):
+            self._refuse("OL101", f"the host reads a tensor in a capture: {how}", t, fix)
+        self._note(t)
+
+
+def _listed(values: Sequence[Any]) -> Iterator[Tensor]:
+    """List the tensors in sequences, however deep; not those that are no part of one."""
+    for value in values:
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            yield from (part for part in value if isinstance(part, Tensor))
+            yield from _listed(value)
 
 
 def is_asked_for_class() -> bool:

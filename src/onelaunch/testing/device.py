@@ -72,6 +72,7 @@ def register_device() -> None:
     ):
         _library.impl(func.name().removeprefix("aten::"), _factory(func), "PrivateUse1")
     _library.impl("_copy_from", _copy_from, "PrivateUse1")
+    _library.impl("_local_scalar_dense", _local_scalar_dense, "PrivateUse1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there was a kernel before
         _library.impl("histc", _histc, "CPU", allow_override=True)
@@ -96,6 +97,12 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
     if recorder is not None and source.numel():
         raise recorder.refuse("OL103", "A tensor was made from values of the host in a capture.")
     return run(operator(torch.ops.aten.copy_.default), (target, source), {})
+
+
+def _local_scalar_dense(t: Tensor) -> Any:
+    # `torch.tensor([t])` comes here: it hides its reads too.
+    _refuse_read("torch.tensor of a list of tensors")
+    return host(t).item()
 
 
 class TapeTensor(Tensor):
@@ -145,10 +152,14 @@ class TapeTensor(Tensor):
 
 
 def _read(t: Tensor, how: str) -> Tensor:
+    _refuse_read(how)
+    return t.detach().cpu()
+
+
+def _refuse_read(how: str) -> None:
     recorder = recording()
     if recorder is not None:
         raise recorder.refuse("OL101", f"The host read a tensor ({how}) in a capture.")
-    return t.detach().cpu()
 
 
 def _from_host(host: Tensor, requires_grad: bool, is_param: bool) -> Tensor:

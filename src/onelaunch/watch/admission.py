@@ -110,13 +110,14 @@ class Admission:
             if kwargs.get("generator") is not None:
                 raise refuse("OL104", f"{readable(name)} draws from a generator of the host's")
             self.draws.append(partial(func, *args, **kwargs))
+        uses = bool(device) or (self._is_ours(target) and not _is_like(name))
         for t in host:
             if any(t is other for other in lifted):
                 continue
-            if device and not t.dim() and self._is_fixed(t):
+            if uses and not t.dim() and self._is_fixed(t):
                 continue  # kernels hold its value
             varying = self._host.varies(t)
-            if device and (varying or t.dim()):
+            if uses and (varying or t.dim()):
                 what = f"{readable(name)} uses a host tensor, {named(t)}, with device tensors"
                 raise refuse("OL104", what, fix=self._fix_of(t))
             if varying and refusal(func, args, kwargs) is not None:
@@ -196,6 +197,11 @@ class Admission:
 
     def _storage(self, t: Tensor) -> int:
         return self._driver.storage(t)
+
+
+def _is_like(name: str) -> bool:
+    """Return whether an operation makes a tensor of which an argument gives the layout alone."""
+    return name.endswith("_like") or name.startswith("aten::new_")
 
 
 def readable(name: str) -> str:

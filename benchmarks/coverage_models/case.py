@@ -192,10 +192,13 @@ def reference(subject: Subject, mode: Mode, device: torch.device) -> Reference:
     return Reference(first, spread)
 
 
-def judge(subject: Subject, name: str, mode: Mode, device: torch.device, eager: Reference) -> Row:
-    """Run an engine, or the doctor, and say what became of it."""
+def judge(
+    subject: Subject, name: str, mode: Mode, device: torch.device, eager: Reference | None
+) -> Row:
+    """Run an engine, or the doctor, which needs no reference, and say what became of it."""
     if name == DOCTOR:
         return diagnosed(subject, mode == "training", _on(subject.arguments(0), device), device)
+    assert eager is not None
     try:
         ran = play(subject, name, mode, device)
     except Skipped as error:

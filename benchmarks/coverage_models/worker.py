@@ -22,6 +22,7 @@ from onelaunch import testing
 
 from . import catalogue
 from .case import NoGradient, Reference, Undecided, judge, reference
+from .diagnosed import DOCTOR
 from .subject import NotBuilt, Subject
 
 
@@ -54,13 +55,14 @@ def report(what: dict[str, Any], reports: Any) -> None:
 def _run(task: dict[str, Any], device: torch.device, reports: Any) -> None:
     mode = task["mode"]
     report({"begun": "build"}, reports)
+    compared = [name for name in task["engines"] if name != DOCTOR]
     subject: Subject | None = None
     eager: Reference | None = None
     why = ""
     try:
         subject = catalogue.build(task["name"])
         report({"begun": "eager", "about": subject.about}, reports)
-        eager = reference(subject, mode, device)
+        eager = reference(subject, mode, device) if compared else None
     except (NotBuilt, Undecided) as error:
         why = str(error)
     except NoGradient:
@@ -68,10 +70,11 @@ def _run(task: dict[str, Any], device: torch.device, reports: Any) -> None:
     except Exception as error:  # noqa: BLE001  what eager does not run is no case
         lines = str(error).strip().splitlines() or [""]
         why = f"in eager: {type(error).__name__}: {lines[0][:200]}"
-    if subject is None or eager is None:
+    if subject is None or why:
         report({"not_built": why[:600]}, reports)
         return
-    report({"engine": "eager", "row": eager.row()}, reports)
+    if eager is not None:
+        report({"engine": "eager", "row": eager.row()}, reports)
     for name in task["engines"]:
         report({"begun": name}, reports)
         row = judge(subject, name, mode, device, eager)

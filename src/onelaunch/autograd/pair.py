@@ -4,6 +4,10 @@ The forward's autograd graph is kept, with its saved tensors in the recording's 
 of the forward fills them anew, so that the ordinary backward over that graph gives this call's
 gradients. The first backward of a kind runs that way, which is its warm-up; from the second on it
 is one launch.
+
+A second forward before the backward must not fill those saved tensors: a `Lease` is out, and it
+gets a recording with memory of its own, of which `runtime.phase` allows so many. Gradients that the
+caller still holds are not overwritten either; see `Backward.available`.
 """
 
 from __future__ import annotations

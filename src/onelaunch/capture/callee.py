@@ -133,7 +133,7 @@ class Callee:
             self.reads = before.reads  # so that guards of several recordings agree
         return more
 
-    def where(
+    def driver_and_device(
         self, flat: Flat, reached: ReachableState | None = None
     ) -> tuple[Driver, torch.device]:
         """Return the driver and device: an accelerator's if any argument, parameter or buffer is

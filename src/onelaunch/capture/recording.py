@@ -139,7 +139,7 @@ class CapturedCall:
     untraced: list[Tensor]
     hooks: tuple[HookInside, ...]
     """The hooks that ran inside, whose Python no replay runs."""
-    moves: tuple[Slot, ...]
+    changed_numbers: tuple[Slot, ...]
     """Numbers that the callable reads and changes: a recording serves one value of each."""
     grown: tuple[str, ...]
     """Containers that the callable adds to, and replays do not."""

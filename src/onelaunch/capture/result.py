@@ -106,7 +106,7 @@ def captured_call(
         lasting=run.lasting,
         untraced=guard.untraced([t for t in external if not any(t is p for p in pinned)]),
         hooks=hooks_inside(roots, snapshot.walk, run.found, optimizers, forward is not None),
-        moves=tuple(
+        changed_numbers=tuple(
             s.slot
             for s in run.state
             if not s.numbers

@@ -324,7 +324,11 @@ class CaptureSession:
         return found
 
     def _roll_back(self, run: CaptureRun, graph: Graph | None, error: BaseException) -> None:
-        """Undo a failed attempt: free its recording, and restore the state."""
+        """Undo a failed attempt: free its recording, and restore the state that the run changed.
+
+        The driver puts its stream and allocator back itself, and `CaptureRun` the host's random
+        numbers.
+        """
         again = self.job.runs_again(error)
         try:
             if graph is not None:
@@ -339,7 +343,7 @@ class CaptureSession:
         """Return the difference from the run before, unless guarded values differ too: then each
         gets a recording."""
         earlier, differs = self.job.earlier, run.differs or self._plain.differs
-        if earlier is None or differs is None or captured.moves or self._counts_on_device:
+        if earlier is None or differs is None or captured.changed_numbers or self._counts_on_device:
             return None
         # A call's work depends on the gradient that it finds, although it leaves another one.
         own = {change.slot.id for change in run.found if change.slot.key is not gradient_of}

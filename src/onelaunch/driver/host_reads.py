@@ -1,4 +1,7 @@
-"""Reads of a tensor by the host that no dispatcher sees: `tolist`, `numpy`, printing."""
+"""Reads of a tensor by the host, seen at the Python function: `item`, `tolist`, `numpy`, printing.
+
+What C++ reads by an operation comes to `driver.refusals` instead, by way of `watch.admission`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from torch import Tensor
 from onelaunch.driver.function_modes import UnnoticedMode, call
 from onelaunch.driver.refusals import BY_LIST, CHECKED, READS
 from onelaunch.source import library_calls
-
 
 FACTORIES: tuple[Any, ...] = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 """Functions that make a tensor of numbers, without the dispatcher."""
@@ -77,7 +79,6 @@ class HostReads(UnnoticedMode):
             finally:
                 self.assigning -= 1
         return call(func, types, args, kwargs)
-
 
     def _read(self, t: Tensor, how: str, fix: str | None = None) -> None:
         if self._owns(t):

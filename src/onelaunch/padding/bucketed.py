@@ -101,7 +101,7 @@ class Bucketed(Graphed[P, R]):
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         flat = flatten_call(args, kwargs)
-        driver, device = self._callee.where(flat)
+        driver, device = self._callee.driver_and_device(flat)
         if is_unrecordable(driver, flat):
             return self.fn(*args, **kwargs)
         try:
@@ -124,7 +124,9 @@ class Bucketed(Graphed[P, R]):
                     self._index(call, flat)
                     return result
             strategy = BucketStrategy(self._bucketing, call, flat, bucket)
-            result = self._advance(driver, device, strategy.padded, args, kwargs, strategy)
+            result = self._warm_up_or_capture(
+                driver, device, strategy.padded, args, kwargs, strategy
+            )
             if result is MISS:
                 self._enter_eager()
         return self._eager(args, kwargs) if result is MISS else result
@@ -208,7 +210,7 @@ class Bucketed(Graphed[P, R]):
             CaptureError: it cannot be captured; OL140 if padding would change a result.
         """
         flat = flatten_call(args, kwargs)
-        driver, _ = self._callee.where(flat)
+        driver, _ = self._callee.driver_and_device(flat)
         call = request(self._buckets, flat, self._names)
         bucket = self._buckets.choose(call.sizes)
         if bucket is None or 0 in call.sizes:

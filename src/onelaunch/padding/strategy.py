@@ -75,7 +75,7 @@ class BucketStrategy(Strategy):
             self._prove(attempt)
         refuse_shared(self._proof, self._flat)
         # Autograd has to see the padding and the cut: its node has the bucket's size.
-        self._set_varying({} if attempt.signature.forward else self._grown_inside(attempt))
+        self._set_varying({} if attempt.signature.has_backward else self._grown_inside(attempt))
 
     def pad_outside(self) -> None:
         self._set_varying({})
@@ -106,7 +106,7 @@ class BucketStrategy(Strategy):
             self._flat,
             self.bucket,
             self._of.known,
-            attempt.signature.forward,
+            attempt.signature.has_backward,
         )
         self._proven = True
 

@@ -1,4 +1,7 @@
-"""The part of a call path that launches, and passes results and writes on to the caller."""
+"""The part of a call path that launches, and passes results and writes on to the caller.
+
+The graph's own launch brings the arguments into it; on CUDA, `driver.cuda.graph`.
+"""
 
 from __future__ import annotations
 

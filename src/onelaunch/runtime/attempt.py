@@ -31,9 +31,9 @@ E = TypeVar("E")
 class SignatureState:
     """The known facts about a signature, recorded or not."""
 
-    warm: int = 0
+    warmups: int = 0
     """The warm-up calls since its last recording, or in all."""
-    forward: bool = False
+    has_backward: bool = False
     """True if its results require grad, so that it is captured as a forward with a backward."""
     threads: set[int] = field(default_factory=set[int])
     """The threads that warmed up: cuBLAS and cuDNN make a handle per thread, not under capture."""
@@ -41,15 +41,15 @@ class SignatureState:
     """The fewest warm-up calls, whatever the option says: DDP and FSDP modules need some."""
     unfit: int = 0
     """Recordings in a row that did not fit the very call that they were captured for."""
-    eager: str | None = None
+    eager_code: str | None = None
     """The code of the reason why it runs eagerly for good, or None."""
-    known: CompiledAccesses | None = None
+    compiled_accesses: CompiledAccesses | None = None
     """The reads and writes of a watched run, for code whose operations cannot be watched."""
     ledger: Ledger | None = None
     """The operations of the last run, to compare the next capture with."""
     differing: int = 0
     """Captures in a row that differed from the run before them."""
-    unlike: CaptureError | None = None
+    differing_refusal: CaptureError | None = None
     """The refusal of its runs, which differ. It stays: two of them may be alike by chance."""
     training: bool | None = None
     """True if the module was training when it was refused; None if it has no such flag."""
@@ -111,10 +111,10 @@ class SignatureState:
         empty = tuple(t.grad is None for _, t in walked.tensors() if t.is_leaf and t.requires_grad)
         if empty not in self.parts:  # the first goes on where this one was
             part = SignatureState(
-                self.warm, threads=self.threads, why=self.why, launches=self.launches
+                self.warmups, threads=self.threads, why=self.why, launches=self.launches
             )
             self.parts[empty] = part
-            self.warm, self.launches = 0, None
+            self.warmups, self.launches = 0, None
         return self.parts[empty]
 
 

@@ -19,7 +19,7 @@ and then the sizes come again."""
 
 
 class _Known(Protocol):
-    warm: int
+    warmups: int
 
 
 class Finding(NamedTuple):
@@ -58,7 +58,7 @@ class Newest:
             paths: the paths of its tensors.
             known: its state, now and later.
         """
-        once = [(s, k) for s, k in self._once if k.warm == 1][-_MOST:]
+        once = [(s, k) for s, k in self._once if k.warmups == 1][-_MOST:]
         self._once = [*once, (spec, known)]
         specs = [s for s, _ in self._once]
         if len(specs) <= MANY:

@@ -35,7 +35,7 @@ from onelaunch.runtime.recorder import Recorder
 from onelaunch.runtime.requests import requests_in
 from onelaunch.runtime.signature import Signatures, is_unrecordable
 from onelaunch.runtime.stats import GraphStats, graph_stats
-from onelaunch.runtime.table import Entry, Table, moving_in
+from onelaunch.runtime.table import Entry, Table, numbers_changed_in
 from onelaunch.runtime.ungraphed import backward_inside, grad_in_no_grad, no_room, offer_split
 from onelaunch.runtime.warmup import wants_grad
 from onelaunch.source import user_line
@@ -55,10 +55,11 @@ class Graphed(Generic[P, R]):
 
     A call runs the original, warms up, captures or replays, whichever is due; see `graph`.
     Safe to call from several threads.
-
-    Two kinds differ in a few methods: `Bucketed`, which pads sizes, and `InPieces`, which runs a
-    refused callable as graphed pieces.
     """
+
+    # Two kinds override methods: `Bucketed`, which pads sizes, `__call__` and `_recorded_or_eager`;
+    # `InPieces`, which runs a refused callable as pieces, `_phase`, `_refused`, `_ungraphed`
+    # and `_run_original`.
 
     def __init__(
         self,
@@ -81,21 +82,24 @@ class Graphed(Generic[P, R]):
         self._name = name = getattr(fn, "__name__", type(fn).__name__)
         self._pool = pool = pool or PoolManager()
         self._callee = callee = callee or Callee(
-            fn, options.compile, options.buckets is not None, root
+            fn, options.compile, dynamic=options.buckets is not None, root=root
         )
         self._notices = Notices()
         self._signatures = Signatures(name, self._notices)
         self._table = Table(name, options.warmup_calls, pool, self._notices)
         self._recorder = Recorder(name, options, pool, callee, self._table, self._signatures)
         self._running: list[int] = []
-        """The threads in an eager run; `Phases` puts some captures off until they are done."""
+        """The threads in an eager run. A capture with a backward waits until they are done, since
+        it puts stand-ins in place of the parameters that they read."""
         self._phases = Phases(name, options, callee, self._signatures, self._table, self._running)
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if runs_inline():  # as a part of what is captured, compiled or traced around it
+        if runs_inline():  # as a part of what is warmed up, captured, compiled or traced around it
             return self.fn(*args, **kwargs)
-        for call in self._table.calls:  # `_replayed`, but 0.1 us faster
+        # Each of these compares the call with its recording, and launches it if all fits. The loop
+        # is `_replayed`, but 0.1 us faster.
+        for call in self._table.calls:
             result = call(args, kwargs)
             if result is not MISS:
                 return result
@@ -106,23 +110,24 @@ class Graphed(Generic[P, R]):
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Warm up, capture, or run eagerly: no recording fits the call."""
         with collection_restored():  # Ctrl-C may leave the garbage collector paused
-            refresh_mode_flag()  # a flag of torch's for this thread, which a guard compares
+            refresh_mode_flag()  # of torch's, on dispatch modes of this thread; guards compare it
             return self._recorded_or_eager(args, kwargs)
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         flat = self._signatures.flat(args, kwargs)  # the arguments: their tree, and its tensors
-        driver, device = self._callee.where(flat)
+        driver, device = self._callee.driver_and_device(flat)
         if is_unrecordable(driver, flat):
-            return self.fn(*args, **kwargs)  # a sparse argument, or inside a capture by hand
+            # A sparse argument, say, or inside a capture by hand, or hooks that pack saved tensors.
+            return self.fn(*args, **kwargs)
         with driver.exclusive():
             result = self._replayed(args, kwargs)  # recorded by another thread in the meantime?
             if result is MISS:
-                result = self._advance(driver, device, flat, args, kwargs)
+                result = self._warm_up_or_capture(driver, device, flat, args, kwargs)
             if result is MISS:
                 self._enter_eager()
         return self._eager(args, kwargs) if result is MISS else result
 
-    def _advance(
+    def _warm_up_or_capture(
         self,
         driver: Driver,
         device: torch.device,
@@ -137,12 +142,13 @@ class Graphed(Generic[P, R]):
             strategy: how sizes are padded, by a `Bucketed`.
         """
         # A request, such as one `generate()`, passes a cache of its own. The recordings made with
-        # the last request's cache may be taken over, and one of them may fit this call. If they
-        # cannot be, the first call with this cache runs eagerly: it is a prompt, most likely, whose
-        # size does not come again. With buckets the size comes again, padded.
+        # the last request's cache may be taken over: the two caches' memory changes places. One of
+        # the recordings may then fit this call. If they cannot be taken over, the first call with
+        # this cache runs eagerly: it is a prompt, most likely, whose size does not come again. With
+        # buckets the size comes again, padded.
         caches = requests_in(flat.tree) if strategy is UNPADDED else []
         if caches:
-            first_call = self._recorder.requests.is_new(caches)
+            first_call = self._recorder.requests.brings_new_object(caches)
             self._recorder.requests.begin(caches, self._callee)
             if self._recorder.take_over(driver, device, flat):
                 result = self._replayed(args, kwargs)
@@ -177,11 +183,13 @@ class Graphed(Generic[P, R]):
         self._table.counts.warmup_calls += 1
         self._callee.note_result(result)
         after = self._signatures.flat(args, kwargs)
-        # Objects that the call changed are no longer flattened into their fields.
+        # Objects that the call changed are no longer flattened into their fields: a replay would
+        # not change them.
         self._signatures.stop_taking_apart(attempt.flat, after)
         reached = self._callee.reached(after)
         if self._callee.learn_device(attempt.flat, attempt.device, result, reached):
-            attempt.signature.warm -= 1  # it works on another device: this run does not count
+            # It works on another device: this run, which `run` has counted, does not count.
+            attempt.signature.warmups -= 1
         elif wants_grad(attempt.driver, result, after, reached):
             self._expect_backward(attempt.signature, reached)
         reached.drop_tensors()  # which the user may free before the next call
@@ -190,7 +198,7 @@ class Graphed(Generic[P, R]):
     def _expect_backward(self, signature: SignatureState, reached: ReachableState) -> None:
         """Have a signature whose results require grad captured as a forward with its backward, or
         refuse it. With ``on_refusal="raise"`` a call may then raise although it has run."""
-        signature.forward = True
+        signature.has_backward = True
         refused = distributed.refused_pair(distributed.sharded_values(reached.values))
         if refused is not None:
             self._refused(signature, refused)
@@ -208,15 +216,16 @@ class Graphed(Generic[P, R]):
         except NeedsGrad:  # in no warm-up did the results require grad
             if not torch.is_grad_enabled():
                 return self._ungraphed(signature, grad_in_no_grad())
-            signature.forward = True
+            signature.has_backward = True
             return MISS
         except BackwardInside:
             return self._ungraphed(signature, backward_inside())
-        except Unfollowed as error:
+        except Unfollowed as error:  # a number that the caller varies cannot be read at each call
             self._take_for_constants(attempt, error)
             return MISS
         except CaptureError as error:
-            # True once, if it asked torch whether it is being captured, and was told no.
+            # The callable may ask torch whether it is being captured, and is told no at first, as
+            # in eager. If it asked, this has it told yes from now on, and returns True, once.
             if signature.asking.switch_answer():
                 return self._capture_told(attempt, args, kwargs, error)
             return self._refused(signature, error)
@@ -233,7 +242,7 @@ class Graphed(Generic[P, R]):
         if error.only_this_call:  # the values of this call get a recording of their own
             self._signatures.varied.fix_numbers(attempt.spec, attempt.flat.tree)
         else:  # all values do: the signature that stands for any of them goes
-            del self._signatures.known[attempt.spec]
+            del self._signatures.states[attempt.spec]
             self._signatures.varied.keep(attempt.spec, error.positions)
 
     def _capture_told(
@@ -246,10 +255,10 @@ class Graphed(Generic[P, R]):
         """Capture a callable that asks torch whether it is being captured, and was refused after
         the answer no: from now on, once and for all, the answer is yes."""
         signature = attempt.signature
-        # The runs under the answer no count no more. One more warm-up is due, unless
-        # `compare_answers` runs the callable under the answer yes, and notes its operations.
-        signature.warm = self.options.warmup_calls - 1
-        signature.known = signature.ledger = None
+        # The runs under the answer no are no basis for it. But one more warm-up is enough, and none
+        # is due if `compare_answers` runs the callable under the answer yes, and notes its work.
+        signature.warmups = self.options.warmup_calls - 1
+        signature.compiled_accesses = signature.ledger = None
         flat = self._signatures.flat(args, kwargs)
         again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
         unlike = self._recorder.warmup.compare_answers(again, self._name, refused)
@@ -268,8 +277,8 @@ class Graphed(Generic[P, R]):
         # The next recording of this signature starts with all warm-up calls. Where the call changes
         # a number that it reads (`self.step += 1`), each value needs a recording, and only the last
         # of its warm-up calls.
-        moves = bool(moving_in(entry.captured))
-        signature.warm = self.options.warmup_calls - 1 if moves else 0
+        counts = bool(numbers_changed_in(entry.captured))
+        signature.warmups = self.options.warmup_calls - 1 if counts else 0
         result = entry.call(args, kwargs)
         if result is MISS:  # another thread, or the capture, changed state that it relies on
             misfit = self._table.drop_misfit(entry, attempt)
@@ -278,18 +287,18 @@ class Graphed(Generic[P, R]):
             return self._ungraphed(signature, CaptureError("OL307", misfit))
         signature.unfit = 0
         if entry.unsettled:
-            # `differs` is None: its run only read more than the runs before, and the next call is
-            # captured anew. Else it did other work: the same, but not for ever. This call has its
-            # result, so nothing is raised.
+            # The captured run read more state than the runs before it, or (`differs`) did other
+            # work. So it proves nothing, and goes; the next call is captured again. After too many
+            # that differ the signature runs eagerly. This call has its result: nothing is raised.
             differs = entry.captured.differs
             try_again = self._table.drop_differing(entry)
             if differs is not None and not try_again:
                 self._ungraphed(signature, differs.refusal())
             return result
         signature.agreed()
-        self._table.warn_used_once(entry)  # if those before it were, too
+        self._table.warn_used_once(entry)  # if each recording before it was used once, too
         self._table.drop_superseded(entry, self._signatures.varied)
-        self._table.add(entry, self._callee.codes)  # the code that ran names what it adds to
+        self._table.add(entry, self._callee.codes)  # warns of lists that this code adds to
         return result
 
     def _replayed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
@@ -302,7 +311,8 @@ class Graphed(Generic[P, R]):
 
     @property
     def _user(self) -> User:
-        """The callable whose figures the pool shows; a piece of `InPieces` names the whole."""
+        """The callable whose figures the pool shows, as its user: of a piece of `InPieces`, the
+        whole."""
         return self
 
     # Refused.
@@ -310,8 +320,9 @@ class Graphed(Generic[P, R]):
     def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
         """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
         if error.code == "OL117":
-            # Two runs differed. That stays so: two later ones may be alike by chance.
-            signature.unlike = error.with_traceback(None)
+            # The captured run did not do what the run before it did, or Python drew a random
+            # number. That stays so: two later runs may be alike by chance.
+            signature.differing_refusal = error.with_traceback(None)
             signature.training = self._callee.training  # in the other mode it may be captured
         if self.options.on_refusal == "raise":
             offer_split(error, self._callee.root[1], self.options)
@@ -322,7 +333,7 @@ class Graphed(Generic[P, R]):
         """Have a signature run eagerly for good, with a warning, whatever `on_refusal` says: for
         want of room, or where gradients or a recording do not fit. Other refusals go through
         `_refused`."""
-        signature.eager, signature.training = error.code, self._callee.training
+        signature.eager_code, signature.training = error.code, self._callee.training
         error.where = error.where or user_line()
         self._notices.give(error.warning("this signature runs eagerly"))
         return MISS

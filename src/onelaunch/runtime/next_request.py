@@ -260,7 +260,7 @@ def _transferred(captured: CapturedCall, parts: Counterparts) -> CapturedCall | 
             for s in captured.state
         ],
         guard=guard,
-        moves=tuple(map(parts.slot, captured.moves)),
+        changed_numbers=tuple(map(parts.slot, captured.changed_numbers)),
         counts=[count.at(parts.slot(count.slot)) for count in captured.counts],
         written=[moved(t) for t in captured.written],
         version_bumped=[moved(t) for t in captured.version_bumped],

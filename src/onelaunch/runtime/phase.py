@@ -97,7 +97,7 @@ class Phases:
         signature = signature.in_mode(self._callee.training)
         if signature.parts is not None:
             signature = signature.part(reached.walk())
-        if signature.eager is not None or signature.backoff.waits():
+        if signature.eager_code is not None or signature.backoff.waits():
             return Eager()
         if distributed.is_unsharded(reached.values):
             return Eager()
@@ -110,13 +110,15 @@ class Phases:
         if waiting >= self._options.max_in_flight:
             return Eager("OL305", f"{waiting} forwards of `{self._name}` wait for their backward")
         attempt = Attempt(driver, device, spec, signature, flat, reached, strategy)
-        cold = signature.warm < signature.warmup_calls(self._options.warmup_calls) and not waiting
+        cold = (
+            signature.warmups < signature.warmup_calls(self._options.warmup_calls) and not waiting
+        )
         if cold or get_ident() not in signature.threads:
             return Warming(attempt)
         if len(self._table.entries) >= self._options.max_recordings:
-            count, entries = len(self._signatures.known), self._table.entries
+            count, entries = len(self._signatures.states), self._table.entries
             return Eager("OL301", varying(self._name, entries, count, spec, flat.tensors))
-        if signature.forward and any(ident != get_ident() for ident in self._running):
+        if signature.has_backward and any(ident != get_ident() for ident in self._running):
             return Eager()  # that thread would use the proxies that a capture puts for parameters
         return Ready(attempt)
 
@@ -126,20 +128,20 @@ class Phases:
         """Return the signature of a call, a new one if it is the first of it."""
         signatures, entries = self._signatures, self._table.entries
         spec = spec_of(driver, flat, device)
-        signature = signatures.known.get(spec)
+        signature = signatures.states.get(spec)
         if signature is None and strategy is UNPADDED and not self._callee.is_compiled(driver):
             exact, spec = spec, signatures.varied.spec(spec, entries)
-            signature = signatures.known.get(spec)
+            signature = signatures.states.get(spec)
             if spec is not exact:  # noted as one of many, in case its numbers cannot be followed
-                signatures.note_new(exact, flat, SignatureState(warm=1), followed=True)
+                signatures.note_new(exact, flat, SignatureState(warmups=1), followed=True)
         if signature is not None:
             return spec, signature
         alike = strategy.alike(entries)
         if self._options.on_mismatch == "raise" and alike:
             raise mismatch(self._name, alike[0], spec)
-        if len(signatures.known) >= _SIGNATURES_A_RECORDING * self._options.max_recordings:
-            return Eager("OL301", varying(self._name, entries, len(signatures.known), spec))
-        signature = signatures.known[spec] = SignatureState()
+        if len(signatures.states) >= _SIGNATURES_A_RECORDING * self._options.max_recordings:
+            return Eager("OL301", varying(self._name, entries, len(signatures.states), spec))
+        signature = signatures.states[spec] = SignatureState()
         signatures.varied.note(spec, signature)
         if not numbers_read(spec.tree):
             signatures.note_new(spec, flat, signature)
@@ -147,14 +149,14 @@ class Phases:
 
     def _refusal(self, signature: SignatureState, reached: ReachableState) -> CaptureError | None:
         """Return the refusal of a signature that is known before any capture, or None."""
-        if signature.warm == 0 and not self._table.entries:  # modules of several processes
+        if signature.warmups == 0 and not self._table.entries:  # modules of several processes
             values = distributed.sharded_values(reached.values)
             signature.least = distributed.least_warmup(values)
             refused = distributed.refused_step(values)
             if refused is not None:
                 return refused
-        if signature.unlike is not None:
-            return copy.copy(signature.unlike)
+        if signature.differing_refusal is not None:
+            return copy.copy(signature.differing_refusal)
         reads = self._callee.reads
         if reads is not None and reads.takes_functions is not None:
             return HigherOrder(reads.takes_functions)

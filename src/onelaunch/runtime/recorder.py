@@ -32,7 +32,7 @@ from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager, User
 from onelaunch.runtime.requests import Requests, requests_in, tensors_in
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
-from onelaunch.runtime.table import Entry, Table, moving_in
+from onelaunch.runtime.table import Entry, Table, numbers_changed_in
 from onelaunch.runtime.ungraphed import backward_inside, no_room
 from onelaunch.runtime.warmup import Warmup
 from onelaunch.runtime.why import why
@@ -162,7 +162,7 @@ class Recorder:
         callee, options = self._callee, self._options
         raises, hidden = options.on_refusal == "raise", callee.is_compiled(driver)
         forward = None
-        if signature.forward:
+        if signature.has_backward:
             direct = options.gradients == "direct" and not distributed.initialized()
             top = callee.root[1]
             forward = Forward(driver, device, self._pool, top, raises, direct, attempt.chain)
@@ -183,7 +183,7 @@ class Recorder:
             asking=signature.asking,
             earlier=None if hidden else signature.ledger,
             strict=signature.differing + 1 >= TRIES and (attempt.ahead or raises),
-            known=signature.known if hidden else None,
+            known=signature.compiled_accesses if hidden else None,
             forward=forward,
             varying=attempt.strategy.varying,
             follows=attempt.strategy.follows,
@@ -193,7 +193,9 @@ class Recorder:
 
     def _counting(self, spec: CallSpec) -> list[Slot]:
         """Return the numbers that the callable itself changes, by the recordings of a signature."""
-        slots = [s for e in self._table.entries if e.spec == spec for s in moving_in(e.captured)]
+        slots = [
+            s for e in self._table.entries if e.spec == spec for s in numbers_changed_in(e.captured)
+        ]
         return list({slot.id: slot for slot in slots}.values())
 
     def take_over(self, driver: Driver, device: torch.device, flat: Flat) -> bool:
@@ -203,7 +205,7 @@ class Recorder:
         if not present:
             return False
         spec = spec_of(driver, flat, device)
-        if spec in self._signatures.known:
+        if spec in self._signatures.states:
             return False
         taken = take_over(driver, device, present, spec, flat.tensors, displaced, self._name)
         if taken is None:
@@ -214,14 +216,14 @@ class Recorder:
         with self._table.lock:
             self._table.keep(entries.get(id(e), e) for e in self._table.entries)
             recorded = {id(e.signature) for e in self._table.entries}
-            for key, known in list(self._signatures.known.items()):
+            for key, known in list(self._signatures.states.items()):
                 unrecorded = id(known) not in recorded
                 of_old = any(id(value) in old for value in requests_in(key.tree))
                 if known is signature or (unrecorded and of_old):
-                    del self._signatures.known[key]
-            self._signatures.known[spec] = signature
+                    del self._signatures.states[key]
+            self._signatures.states[spec] = signature
             # What is read of the new objects is not known before a run over them.
-            signature.warm = min(signature.warm, self._options.warmup_calls - 1)
+            signature.warmups = min(signature.warmups, self._options.warmup_calls - 1)
             self._signatures.newest.clear()
         self.requests.displace(objects)
         return True
@@ -247,7 +249,7 @@ class Recorder:
         flat = self._signatures.flat(args, kwargs)
         reason = ambient()
         reached = self._callee.reached(flat)
-        driver, device = self._callee.where(flat, reached)
+        driver, device = self._callee.driver_and_device(flat, reached)
         if reason is not None or driver.capturing():
             raise CaptureError("OL109", f"cannot capture here: {reason or 'a capture is running'}")
         unequal = opaque(flat)
@@ -255,7 +257,7 @@ class Recorder:
             raise CaptureError("OL302", unequal)
         with driver.exclusive(), no_collection():
             spec = spec_of(driver, flat, device)
-            known = self._signatures.known.setdefault(spec, SignatureState())
+            known = self._signatures.states.setdefault(spec, SignatureState())
             signature = known.in_mode(self._callee.training)
             if any(e.spec == spec and e.captured.guard.check() for e in self._table.entries):
                 return
@@ -290,7 +292,7 @@ class Recorder:
                 raise backward_inside() from None
             if entry is None:
                 raise no_room(self._name, attempt, self._pool)
-            signature.eager = None
+            signature.eager_code = None
             signature.agreed()
             self._table.add(entry, self._callee.codes)
 
@@ -298,7 +300,7 @@ class Recorder:
         try:
             return self.record(attempt, owner)
         except NeedsGrad:
-            attempt.signature.forward = True
+            attempt.signature.has_backward = True
         except CaptureError as error:
             if not attempt.signature.asking.switch_answer():
                 raise

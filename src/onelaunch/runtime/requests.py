@@ -46,7 +46,7 @@ class Requests:
         self._parts = Objects()
         """The objects that requests brought, and those inside them."""
 
-    def is_new(self, objects: Sequence[object]) -> bool:
+    def brings_new_object(self, objects: Sequence[object]) -> bool:
         """Return whether this is the first call with objects of classes that took recordings over.
 
         If no recording fits, as for a prompt before its tokens, it is worth no warm-up: the next

@@ -27,12 +27,12 @@ class Signatures:
     """The signatures of the calls of one callable, and what differs from one to the next.
 
     Attributes:
-        known: the state of each signature.
+        states: the state of each signature.
         varied: the numbers that the caller varies.
     """
 
     def __init__(self, name: str, notices: Notices) -> None:
-        self.known: dict[CallSpec, SignatureState] = {}
+        self.states: dict[CallSpec, SignatureState] = {}
         self.varied = Varied()
         self.newest = Newest()
         self._apart: dict[type, bool] = {}
@@ -43,13 +43,13 @@ class Signatures:
 
     def clear(self) -> None:
         """Forget every signature."""
-        self.known.clear()
+        self.states.clear()
         self.newest.clear()
         self.varied.clear()
 
     def gone(self) -> int:
         """Return the launches of dropped recordings that no other one has taken over yet."""
-        return sum(signature.gone() for signature in list(self.known.values()))
+        return sum(signature.gone() for signature in list(self.states.values()))
 
     def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         """Flatten the arguments of a call, and take apart objects that are new at each call."""

@@ -124,7 +124,7 @@ class Table:
         """Free recordings of single values of numbers that a newer recording follows."""
         followed = {count.slot.id for count in entry.captured.counts}
         for other in self.entries:
-            moves = {slot.id for slot in other.captured.moves}
+            moves = {slot.id for slot in other.captured.changed_numbers}
             if other.spec == entry.spec and moves and moves <= followed:
                 self.drop(other)
             elif varied.covers(entry, other):
@@ -163,7 +163,7 @@ class Table:
         signature.ledger = captured.ledger
         signature.unread += captured.reads_more
         signature.differing += captured.differs is not None
-        signature.warm = signature.warmup_calls(self._warmup_calls)
+        signature.warmups = signature.warmup_calls(self._warmup_calls)
         return signature.differing < TRIES
 
     def drop_misfit(self, entry: Entry, attempt: Attempt) -> str | None:
@@ -184,7 +184,7 @@ class Table:
         signature, captured = entry.signature, entry.captured
         before = [e.captured.launches[0] for e in self.entries if e.signature is signature]
         launched = signature.gone() + sum(before) + captured.launches[0]
-        alone = launched <= signature.launched + 1 and not captured.moves
+        alone = launched <= signature.launched + 1 and not captured.changed_numbers
         if in_flight(self.entries, entry.spec):
             alone = False  # earlier ones still wait for their backward
         signature.alone = signature.alone + 1 if alone else 0
@@ -206,7 +206,7 @@ class Table:
             signature.lost(entry.captured.launches)
             signature.why = "evicted"
             signature.alone = 0
-            signature.warm = signature.warmup_calls(self._warmup_calls)
+            signature.warmups = signature.warmup_calls(self._warmup_calls)
             signature.backoff.evicted(signature.gone(), together)
 
     def drop_stale(self, spec: CallSpec, signature: SignatureState) -> None:
@@ -231,7 +231,9 @@ def refuse_moving(
     Args:
         codes: the code that the callable runs.
     """
-    moving = [numbers for e in entries if e.spec == spec and (numbers := moving_in(e.captured))]
+    moving = [
+        numbers for e in entries if e.spec == spec and (numbers := numbers_changed_in(e.captured))
+    ]
     if len(moving) < _MOST_VALUES:
         return None
     these = ", ".join(f"`{name}`" for name in dict.fromkeys(s.name for m in moving for s in m))
@@ -241,9 +243,9 @@ def refuse_moving(
     return CaptureError("OL118", what, where=str(place) if place else None)
 
 
-def moving_in(captured: CapturedCall) -> list[Slot]:
+def numbers_changed_in(captured: CapturedCall) -> list[Slot]:
     """Return the numbers that a recorded call both reads and changes."""
-    return [*captured.moves, *(count.slot for count in captured.counts)]
+    return [*captured.changed_numbers, *(count.slot for count in captured.counts)]
 
 
 _MOST_VALUES = 8

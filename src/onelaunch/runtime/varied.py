@@ -73,7 +73,7 @@ class Varied:
         places = [i for i in places if i not in family.constant]
         if tuple(numbers) in family.own:
             return spec
-        if not places or any(known.forward for known in family.known):
+        if not places or any(state.has_backward for state in family.known):
             return spec
         read = replace(spec, tree=any_number(spec.tree, places))
         return spec if _many(entry for entry in entries if entry.spec == read) else read
@@ -112,7 +112,7 @@ class Varied:
             captured = entry.captured
             if entry.spec != spec or captured.pair is not None:
                 continue
-            moving = {slot.id for slot in captured.moves}
+            moving = {slot.id for slot in captured.changed_numbers}
             for slot, value in captured.guard.changed():
                 if slot.id not in moving and _may_follow(slot, value):
                     values[slot.id].add(Constant(value))

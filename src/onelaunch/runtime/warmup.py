@@ -103,9 +103,13 @@ class Warmup:
         try:
             with same_modes() as modes:
                 hidden = self._callee.is_compiled(driver)
-                if hidden and signature.known is not None and signature.known.refused is None:
+                if (
+                    hidden
+                    and signature.compiled_accesses is not None
+                    and signature.compiled_accesses.refused is None
+                ):
                     args, kwargs = _on_device(attempt)
-                if hidden and signature.known is None:
+                if hidden and signature.compiled_accesses is None:
                     with self._stepping(signature, refuse):
                         result = self._shown(attempt, args, kwargs)
                 else:
@@ -113,7 +117,7 @@ class Warmup:
         except CaptureError as error:
             let_go(error)  # and of the graph that the run made on the stream of captures
             raise
-        signature.warm += 1
+        signature.warmups += 1
         signature.threads.add(get_ident())
         reads = self._callee.reads
         if reads is not None and reads.takes_functions is not None:
@@ -127,7 +131,7 @@ class Warmup:
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         fn, hidden = self._callee.on(driver), self._callee.is_compiled(driver)
         here = _trains(attempt)
-        last = signature.warm + 1 >= self._options.warmup_calls
+        last = signature.warmups + 1 >= self._options.warmup_calls
         run, step_aside = functools.partial(fn, *args, **kwargs), None
         if last and not hidden:
             run = _NotedRun(attempt, run)
@@ -135,7 +139,7 @@ class Warmup:
         attempt.reached.drop_tensors()  # memory that the run replaces is to be free at once
         stepping = nullcontext() if hidden else self._stepping(signature, refuse)
         # Later reads the capture will see; Dynamo would compile the watch with the callable.
-        if not hidden and (not signature.warm or self._callee.reads is None):
+        if not hidden and (not signature.warmups or self._callee.reads is None):
             run = self._callee.watched(run, step_aside)
         with inlining(), stepping:
             if here:
@@ -176,9 +180,9 @@ class Warmup:
         finally:
             observer.release()
         if any(map(_creates_state, attempt.reached.changed(before)[1])):
-            signature.warm -= 1  # an optimizer's first step: the next call shows what it reads
+            signature.warmups -= 1  # an optimizer's first step: the next call shows what it reads
         else:
-            signature.known = _accesses(attempt, observer, named, result)
+            signature.compiled_accesses = _accesses(attempt, observer, named, result)
         return result
 
     def _stepping(self, signature: SignatureState, refuse: Refuse) -> AbstractContextManager[None]:
@@ -193,7 +197,7 @@ class Warmup:
                 error = refusal(optimizer)
             if error is None:
                 settle(optimizer)
-            elif signature.eager is None:
+            elif signature.eager_code is None:
                 refuse(signature, error)
 
         return watching_steps(before)
@@ -261,15 +265,18 @@ class Warmup:
                 else:
                     result, need = self._pool.warmup(driver, device, run, flat.tensors)
                 after = flatten_call(args, kwargs, kinds_in(flat.tree))
-                signature.forward = wants_grad(driver, result, after, callee.reached(after))
+                signature.has_backward = wants_grad(driver, result, after, callee.reached(after))
                 callee.note_result(result)
                 then(result)
             if callee.is_compiled(driver):
-                signature.known = _accesses(attempt, observer, named, result)
+                signature.compiled_accesses = _accesses(attempt, observer, named, result)
             del result
             signature.need_bytes = max(0, need - observer.saved_bytes)
             signature.threads.add(get_ident())
-            if signature.known is not None and signature.known.refused is None:
+            if (
+                signature.compiled_accesses is not None
+                and signature.compiled_accesses.refused is None
+            ):
                 args, kwargs = _on_device(attempt)
                 for _ in range(2):
                     driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)

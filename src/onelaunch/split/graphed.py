@@ -73,7 +73,7 @@ class SplitGraphed(InPieces[P, R]):
         `self.encoder.layers[0](x)`: their own children are graphed then."""
         self._runs += 1
         called = {
-            id(module) for module, piece in found if piece._signatures.known or piece._refusals
+            id(module) for module, piece in found if piece._signatures.states or piece._refusals
         }
         self._opened |= {id(module): module for module, _ in found if id(module) not in called}
         if self._runs == _OPENING:

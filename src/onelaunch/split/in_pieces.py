@@ -83,7 +83,7 @@ class InPieces(Graphed[P, R]):
         return self._ungraphed(signature, error)
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
-        signature.eager, signature.training = error.code, self._callee.training
+        signature.eager_code, signature.training = error.code, self._callee.training
         self._split(error)
         return MISS
 

@@ -1,4 +1,7 @@
-"""The rollback of a run: every slot and container that a walk visited, as it was before."""
+"""The rollback of a run: every slot and container that a walk visited, as it was before.
+
+`StateSnapshot.undo` runs it, beside what it does to tensors; `CaptureSession._roll_back` runs that.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A ledger: the operations of a run, without values of tensors, compared with another run's.
 
-Each capture is compared with the run before it. A replay repeats one run: if two runs of the same
-call differ in an operation, a number or memory, then something changes in Python that a replay
-would freeze.
+Each capture is compared with the run before it, the last warm-up. A replay repeats one run: if two
+runs of the same call differ in an operation, a number or memory, then something changes in Python
+that a replay would freeze.
 """
 
 from __future__ import annotations

@@ -351,7 +351,11 @@ def _random_replay(
     rewind: CudaRewind | None,
 ) -> Callable[[int, bool | None], bool]:
     """Make a launch that may draw random numbers. It returns true if it drew any, or if another
-    launch may need to know the place in the stream of numbers."""
+    launch may need to know the place in the stream of numbers.
+
+    torch's `replay` moves the offset of each generator of the graph on by what it draws. A graph
+    that draws nothing is launched without it.
+    """
     replay = super(torch.cuda.CUDAGraph, graph).replay
     rewinding = None if rewind is None else partial(rewind.launch, replay)
     order = random_order(index)

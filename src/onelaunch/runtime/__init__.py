@@ -17,4 +17,15 @@ pool.py       `ol.Pool`, and the manager of its memory and budget
 stats.py      the cost and use of recordings, as data
 ungraphed.py  the refusals of gradients, and of a pool that is too small
 options.py    the options of `ol.graph`, checked
+
+The words of this package:
+
+signature   what a call must have in common with a recording: kinds, sizes, constants (`CallSpec`);
+            its `SignatureState` is what is known of such calls
+to follow   a number: to read it anew at each call, where else each value has its recording
+to take over  a recording: from an object of the last request, such as a cache, to one of this one
+ledger      the operations of a run, to compare the next run with
+to differ   of a capture: not to do what the run before it did, as its ledger shows
+unsettled   of a recording: its run differed, or read more than those before it
+asking      the answer to code that asks torch whether it is being captured
 """

@@ -20,10 +20,14 @@ options.py    the options of `ol.graph`, checked
 
 The words of this package:
 
-signature   what a call must have in common with a recording: kinds, sizes, constants (`CallSpec`);
-            its `SignatureState` is what is known of such calls
-to follow   a number: to read it anew at each call, where else each value has its recording
-to take over  a recording: from an object of the last request, such as a cache, to one of this one
+signature   what a call must have in common with a recording: kinds, sizes, constants. `spec` is a
+            signature itself (`CallSpec`), `signature` what is known of such calls (`SignatureState`)
+request     the calls that one object is made for and passed to, as a cache is for one `generate()`
+to follow   a number: to read it anew at each call. Otherwise each value has its recording
+to take over  a recording: to use one of the last request's with an object of this one's
+MISS        the answer of a recording that does not fit a call
+ungraphed   of a signature: running eagerly from now on, as it was refused or has no room
+to take apart  an object among the arguments: to take its fields for the arguments
 ledger      the operations of a run, to compare the next run with
 to differ   of a capture: not to do what the run before it did, as its ledger shows
 unsettled   of a recording: its run differed, or read more than those before it

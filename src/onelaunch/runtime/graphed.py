@@ -57,9 +57,9 @@ class Graphed(Generic[P, R]):
     Safe to call from several threads.
     """
 
-    # Two kinds override methods: `Bucketed`, which pads sizes, `__call__` and `_recorded_or_eager`;
-    # `InPieces`, which runs a refused callable as pieces, `_phase`, `_refused`, `_ungraphed`
-    # and `_run_original`.
+    # Two classes override methods. `Bucketed` pads sizes: `__call__`, `_recorded_or_eager`.
+    # `InPieces` graphs the parts of a refused callable: `_phase`, `_refused`, `_ungraphed` and
+    # `_run_original`.
 
     def __init__(
         self,
@@ -142,10 +142,9 @@ class Graphed(Generic[P, R]):
             strategy: how sizes are padded, by a `Bucketed`.
         """
         # A request, such as one `generate()`, passes a cache of its own. The recordings made with
-        # the last request's cache may be taken over: the two caches' memory changes places. One of
-        # the recordings may then fit this call. If they cannot be taken over, the first call with
-        # this cache runs eagerly: it is a prompt, most likely, whose size does not come again. With
-        # buckets the size comes again, padded.
+        # the last request's cache may be taken over; see `next_request`. One of them may then fit
+        # this call. If they cannot be, the first call with this cache runs eagerly. It is a prompt,
+        # most likely, whose size does not come again. With buckets the size does, padded.
         caches = requests_in(flat.tree) if strategy is UNPADDED else []
         if caches:
             first_call = self._recorder.requests.brings_new_object(caches)
@@ -177,8 +176,8 @@ class Graphed(Generic[P, R]):
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run one of the caller's own first calls as a warm-up."""
-        # If an optimizer cannot be captured, the run calls `_refused` before it steps. That raises,
-        # or returns, and the run goes on.
+        # If an optimizer cannot be captured, the run calls `_refused` before it steps: that raises,
+        # or as `on_refusal` says only notes it, and the run goes on.
         result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
         self._callee.note_result(result)
@@ -224,8 +223,8 @@ class Graphed(Generic[P, R]):
             self._take_for_constants(attempt, error)
             return MISS
         except CaptureError as error:
-            # The callable may ask torch whether it is being captured, and is told no at first, as
-            # in eager. If it asked, this has it told yes from now on, and returns True, once.
+            # The callable may ask torch whether it is being captured. It is told no, as in eager.
+            # If it asked, and is refused, it is told yes from now on: `switch_answer` returns True.
             if signature.asking.switch_answer():
                 return self._capture_told(attempt, args, kwargs, error)
             return self._refused(signature, error)
@@ -255,8 +254,8 @@ class Graphed(Generic[P, R]):
         """Capture a callable that asks torch whether it is being captured, and was refused after
         the answer no: from now on, once and for all, the answer is yes."""
         signature = attempt.signature
-        # The runs under the answer no are no basis for it. But one more warm-up is enough, and none
-        # is due if `compare_answers` runs the callable under the answer yes, and notes its work.
+        # What the warm-ups under the answer no showed does not hold any more. One more is enough.
+        # `compare_answers` may be that one: then it leaves a ledger.
         signature.warmups = self.options.warmup_calls - 1
         signature.compiled_accesses = signature.ledger = None
         flat = self._signatures.flat(args, kwargs)
@@ -274,9 +273,9 @@ class Graphed(Generic[P, R]):
         """Replay a recording for the call that it was captured from, and keep it if its run agreed
         with the runs before it."""
         signature = attempt.signature
-        # The next recording of this signature starts with all warm-up calls. Where the call changes
-        # a number that it reads (`self.step += 1`), each value needs a recording, and only the last
-        # of its warm-up calls.
+        # The next recording of this signature starts with all warm-up calls. But where the call
+        # changes a number that it reads (`self.step += 1`), another value of it is soon to be
+        # recorded, and one warm-up is enough for each.
         counts = bool(numbers_changed_in(entry.captured))
         signature.warmups = self.options.warmup_calls - 1 if counts else 0
         result = entry.call(args, kwargs)

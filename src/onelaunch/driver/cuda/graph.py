@@ -1,4 +1,8 @@
-"""An instantiated recording and its launch."""
+"""An instantiated recording and its launch.
+
+The capture made a copy node for each argument, from the caller's memory into the recording's; see
+`capture.CudaRecorder`. A launch gives the nodes the addresses of this call, and launches the graph.
+"""
 
 from __future__ import annotations
 

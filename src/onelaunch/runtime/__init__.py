@@ -21,7 +21,7 @@ options.py    the options of `ol.graph`, checked
 The words of this package:
 
 signature   what a call must have in common with a recording: kinds, sizes, constants. `spec` is a
-            signature itself (`CallSpec`), `signature` what is known of such calls (`SignatureState`)
+            signature itself (`CallSpec`), `signature` what is known of its calls (`SignatureState`)
 request     the calls that one object is made for and passed to, as a cache is for one `generate()`
 to follow   a number: to read it anew at each call. Otherwise each value has its recording
 to take over  a recording: to use one of the last request's with an object of this one's

@@ -38,6 +38,7 @@ READS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "equal": lambda x, n: x.sin() if torch.equal(n, n.flip(0)) else x.cos(),
     "a tensor of a list": lambda x, n: x * torch.tensor([[n[0]], [n[1]]], device=x.device).sum(),
     "new_tensor of a list": lambda x, n: x * x.new_tensor([2, n[1]]).sum(),
+    "an index of a list": lambda x, n: x.expand(6, 5)[[n[0], n[1]], :].sum(0),
     "as_tensor of a list": lambda x, n: x + torch.as_tensor([n[1], 2.5, n[0]]).sum().item(),
 }
 VALUES = [[2, 3], [3, 2], [1, 4], [3, 2], [5, 0], [2, 3], [5, 0], [1, 4]]

@@ -30,6 +30,8 @@ READS: dict[str, Program] = {
     "float": lambda x: x + float(x[0, 0]),
     "index": lambda x: [x, x + 1][(x[0, 0] > 9).long()],
     "tolist": lambda x: x + x.tolist()[0][0],
+    "index of tensors": lambda x: x[[x[0, 0].long(), 0], :],
+    "index of lists of tensors": lambda x: x[[[x[0, 0].long(), 0], [0, 1]]],
     "tensor of tensors": lambda x: x + torch.tensor([x[0, 0]], device=x.device),
     "numpy": lambda x: x.numpy(),
     "array": lambda x: x.__array__(),

@@ -62,6 +62,9 @@ class HostReads(UnnoticedMode):
             for t in _listed((*args, *kwargs.values())):
                 self._read(t, f"`{func.__name__}` of a list of tensors", _JOINED)
         indexing = func in (Tensor.__getitem__, Tensor.__setitem__)
+        if indexing:
+            for t in _listed(parts_of(args[1]) or args[1]):
+                self._read(t, "an index that is a list of tensors", _JOINED)
         if func in CHECKED if not indexing else _selects(args[1]):
             self.calling = func
             try:
@@ -86,9 +89,9 @@ class HostReads(UnnoticedMode):
         self._note(t)
 
 
-def _listed(values: Sequence[Any]) -> Iterator[Tensor]:
-    """List the tensors in sequences, however deep; not those that are no part of one."""
-    for value in values:
+def _listed(values: Any) -> Iterator[Tensor]:
+    """List the tensors in sequences among values, however deep; not those among the values."""
+    for value in values if isinstance(values, Sequence) else ():
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             yield from (part for part in value if isinstance(part, Tensor))
             yield from _listed(value)

@@ -397,3 +397,21 @@ def test_a_backward_reads_numbers_that_the_forward_computed(
             weight.grad = None
         assert_same(scale.detach(), other.detach())
     assert replays(fast) >= 5
+
+
+@pytest.mark.parametrize("gradients", ["autograd", "direct"])
+@pytest.mark.parametrize("dtype", [torch.float32, None])
+def test_gradients_of_another_dtype_than_their_parameters(
+    device: torch.device, rand: Rand, dtype: torch.dtype | None, gradients: str
+) -> None:
+    """`p.grad_dtype`: bfloat16 parameters that add up gradients in float32."""
+    models = [curved(device).bfloat16() for _ in range(2)]
+    for p in (p for model in models for p in model.parameters()):
+        p.grad_dtype = dtype
+    fast = ol.graph(models[1], warmup=1, gradients=gradients)
+    for i in range(6):
+        for model in (models[0], fast):
+            loss_of(model(rand(i, 5, 4).bfloat16())).backward()
+        grads = [[p.grad for p in model.parameters()] for model in models]
+        assert_same(grads[1], grads[0])
+    assert replays(fast)

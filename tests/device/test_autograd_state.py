@@ -488,3 +488,30 @@ def test_a_pool_that_is_too_small(device: torch.device, rand: Rand) -> None:
                 loss_of(m(rand(i, 5, 4))).backward()
             assert_same(state_of(model), state_of(other))
     assert not fast.recordings
+
+
+class MomentumEncoder(nn.Module):
+    """A copy that follows a model by new memory for its parameters, as MoCo's does."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.query, self.key = Net(device), Net(device)
+        self.key.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for q, k in zip(self.query.parameters(), self.key.parameters(), strict=True):
+                k.data = k.data * 0.9 + q.data * 0.1
+        return self.query(x) + self.key(x)
+
+
+def test_a_forward_that_gives_parameters_new_memory_is_refused(
+    device: torch.device, rand: Rand
+) -> None:
+    """The capture gives it to stand-ins, and a replay to nothing."""
+    fast = ol.graph(MomentumEncoder(device), warmup=1)
+    with pytest.raises(ol.CaptureError, match=r"`key.* is given other memory") as caught:  # noqa: PT012
+        for i in range(3):
+            loss_of(fast(rand(i, 5, 4))).backward()
+    assert caught.value.code == "OL105"
+    assert "k.data = k.data" in str(caught.value.where)

@@ -479,3 +479,31 @@ def test_an_optimizer_beside_that_eager_code_uses(device: torch.device) -> None:
             [p.grad for p in jobs[0].model.parameters()],
         )
     assert replays(fast) >= 8
+
+
+def test_static_results_and_state_behind_lasting_gradients(device: torch.device) -> None:
+    """Gradients in the recording's memory are no results that are handed out."""
+
+    def keeping() -> Training:
+        made = training(device, sgd)
+        kept = made.others
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            made.optimizers[0].zero_grad()
+            out = made.model(x)
+            kept["twice"], kept["thrice"] = out.detach() * 2, out.detach() * 3
+            loss = nn.functional.mse_loss(out, y)
+            loss.backward()
+            made.optimizers[0].step()
+            return loss
+
+        made.step = step
+        return made
+
+    eager, job = keeping(), keeping()
+    fast = ol.graph(job.step, outputs="static")
+    for i in range(8):
+        expected, got = eager.step(*batch(i, device)), fast(*batch(i, device))
+        assert_same(got.detach().clone(), expected.detach())
+        assert_same(job.others, eager.others)
+    assert replays(fast) == 5

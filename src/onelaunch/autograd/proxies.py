@@ -101,12 +101,29 @@ class ProxyLeaves:
         for storage, t in observer.written.items():
             observer.written[storage] = self.real(t)
 
+    def moved(self) -> Tensor | None:
+        """Return a proxy that the run gave other memory or another layout, or None: its tensor has
+        kept its own."""
+        for proxy, real in self.pairs():
+            if _layout(proxy) != _layout(real):
+                return proxy
+        return None
+
+    def name(self, proxy: Tensor) -> str:
+        """Return the name of a slot that held a proxy."""
+        real = self.real(proxy)
+        return next((slot.name for slot, t, _ in self._slots if t is real), "a tensor")
+
     def accumulated(self) -> bool:
         """Return whether a backward ran inside and left gradients on proxies."""
         return any(
             proxy.is_leaf and proxy.grad is not (real.grad if real.is_leaf else None)
             for proxy, real in self.pairs()
         )
+
+
+def _layout(t: Tensor) -> tuple[object, ...]:
+    return t.data_ptr(), t.shape, t.stride(), t.dtype
 
 
 def proxy_for(t: Tensor) -> Tensor:
@@ -117,7 +134,11 @@ def proxy_for(t: Tensor) -> Tensor:
         alias = nn.Parameter(alias, t.requires_grad)
     elif t.requires_grad:
         alias.requires_grad_()
+    if t.is_leaf and t.grad_dtype != alias.grad_dtype:  # a gradient of float32 for bfloat16, say
+        alias.grad_dtype = t.grad_dtype
     if t.is_leaf and t.grad is not None:
+        if t.grad.dtype != t.dtype and t.grad.dtype != t.grad_dtype:
+            alias.grad_dtype = None
         alias.grad = t.grad
     for name, value in vars(t).items():  # marks that libraries leave on parameters
         setattr(alias, name, value)

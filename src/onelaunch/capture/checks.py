@@ -98,7 +98,7 @@ _FROZEN = (
 )
 
 
-_IN_PLACE = (
+WRITE_IN_PLACE = (
     "write into the memory that is there: `p.data.copy_(new)`, or under torch.no_grad() "
     "`p.sub_(lr * p.grad)`, for `p.data = new` and `vector_to_parameters`"
 )
@@ -117,6 +117,6 @@ def refuse_uncovered(
         if id(t) not in covered and lies_on(t, device) and observer.known(t):
             if before.held.get(slot.id, (slot, None))[1] is t:
                 what = f"`{slot.name}` is given memory made in the call"
-                raise CaptureError("OL105", what, where=observer.made_at(t), fix=_IN_PLACE)
+                raise CaptureError("OL105", what, where=observer.made_at(t), fix=WRITE_IN_PLACE)
             what = f"`{slot.name}` keeps a tensor made in the call"
             raise CaptureError("OL105", what, where=observer.made_at(t))

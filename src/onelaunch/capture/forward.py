@@ -22,6 +22,7 @@ from onelaunch.autograd.pair import AutogradPair
 from onelaunch.autograd.proxies import NoHooks, ProxyLeaves, refuse_backward_hooks
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import unique
+from onelaunch.capture.checks import WRITE_IN_PLACE
 from onelaunch.capture.io_plan import ArgumentView, HeldView, Inputs, Outputs, Own, OwnView, own
 from onelaunch.driver.protocol import DevicePool, Driver, Rewind
 from onelaunch.driver.refusals import refuse
@@ -148,8 +149,13 @@ class Forward:
 
         Raises:
             BackwardInside: a gradient was accumulated in the run.
+            CaptureError: OL105, a stand-in was given other memory; OL113.
         """
         assert self._proxies is not None
+        moved = self._proxies.moved()
+        if moved is not None:
+            what = f"`{self._proxies.name(moved)}` is given other memory in the call"
+            raise CaptureError("OL105", what, where=observer.made_at(moved), fix=WRITE_IN_PLACE)
         for t, spec in zip(arguments, plan.specs, strict=False):
             if t.requires_grad != spec.requires_grad or t.grad_fn is not None:
                 raise refuse("OL113", f"an argument, {spec}, is changed in place")

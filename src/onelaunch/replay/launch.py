@@ -54,9 +54,11 @@ def launch(
     targets: list[str] = []
     names: dict[int, str] = {}
     if captured.statics:
-        for number, output in enumerate(captured.outputs.made):
+        made = enumerate(captured.outputs.made)
+        unlasting = [(n, o) for n, o in made if not isinstance(o.memory, Lasting)]
+        for (number, output), static in zip(unlasting, captured.statics, strict=True):
             if isinstance(output.memory, Own):
-                names[number] = source.name("static", captured.statics[number])
+                names[number] = source.name("static", static)
     else:
         for index in range(len(captured.outputs.groups)):
             targets.append(_make_group(source, driver, captured, device, index, names))
@@ -91,9 +93,9 @@ def launch(
     for number, output in enumerate(captured.outputs.made):
         if number not in names:
             names[number] = _caller_result(source, output, inputs, names)
-    made = [names[number] for number in range(len(names))]
-    _rebind_slots(source, captured, made)
-    return made
+    results = [names[number] for number in range(len(names))]
+    _rebind_slots(source, captured, results)
+    return results
 
 
 def _take_writes(

@@ -12,13 +12,11 @@ import torch
 
 from onelaunch.frames.loads import loads_of
 from onelaunch.frames.origins import TORCH, is_container_code, is_generated, serves_machinery
-from onelaunch.frames.stack import Loads
+from onelaunch.frames.stack import ITERATED, Loads
 from onelaunch.frames.stores import SureStore, sure_stores
 
 _BOOTSTRAP: Any = cast(Any, importlib)._bootstrap
 _IMPORTS = {_BOOTSTRAP._find_and_load.__code__, _BOOTSTRAP._find_spec.__code__}
-ITERATED = ".0"
-"""Name of the argument of a comprehension or generator expression: an iterator."""
 _BACKWARDS = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _HIGHER_ORDER = (TORCH + "_higher_order_ops", TORCH + "nn/attention/flex_attention.py")
 _TAKE_FUNCTIONS = frozenset({"flex_attention", "cond", "while_loop", "scan", "associative_scan"})

@@ -69,6 +69,7 @@ class _Reader:
                 self._branch_end = max(self._branch_end, step.argval)
             if step.opname in _ENDS:
                 self._stack = []
+        self._found.inside = frozenset(self._assigned_inside)
         self._found.once = frozenset(filter(self._is_assigned_once, self._assigned_at))
         for number, known in self._counters.items():
             if known not in self._stores:
@@ -189,8 +190,8 @@ class _Reader:
 
     def _attribute(self, base: Symbol, name: str, offset: int, index: int) -> Symbol:
         if name == "__dict__":
-            following = self._steps[index + 1 : index + 2]
-            if not (following and following[0].opname == "LOAD_CONST"):
+            following = [step.opname for step in self._steps[index + 1 : index + 3]]
+            if not (following[:1] == ["LOAD_CONST"] and following[-1].endswith("_SUBSCR")):
                 self._found.opaque.append(base)
             return Symbol("namespace", base)
         symbol = Symbol("attribute", base, name, offset=offset)
@@ -224,6 +225,8 @@ class _Reader:
             place = Symbol("namespace", place.parts[0])
         if place.kind == "namespace" and key.kind == "constant" and place.base is not None:
             self._note(Symbol("attribute", place.base, key.key), index)
+        else:
+            self._note(Symbol("item", place, parts=(key,), offset=step.offset), index)
         self._stack.append(UNKNOWN)
 
     def store_item(self, step: dis.Instruction, index: int) -> None:
@@ -252,6 +255,8 @@ class _Reader:
         if base.kind == "parts" and len(base.parts) == count:
             self._stack += base.parts[::-1]
         else:
+            if step.opname == "UNPACK_EX":  # `first, *rest = layers`
+                count = (count & 0xFF) + (count >> 8) + 1
             self._stack += [Symbol("element", base, offset=step.offset)] * count
 
     def matched(self, step: dis.Instruction, index: int) -> None:
@@ -384,7 +389,7 @@ _HANDLERS: dict[str, _Handler] = {
     "CONTAINS_OP": _Reader.contains,
     **dict.fromkeys(("GET_ITER", "GET_YIELD_FROM_ITER", "PRECALL", "KW_NAMES"), _Reader.unchanged),
     "FOR_ITER": _Reader.next_,
-    "UNPACK_SEQUENCE": _Reader.unpack,
+    **dict.fromkeys(("UNPACK_SEQUENCE", "UNPACK_EX"), _Reader.unpack),
     "MATCH_CLASS": _Reader.matched,
     **dict.fromkeys(("BUILD_TUPLE", "BUILD_LIST", "BUILD_SET"), _Reader.parts),
     **dict.fromkeys(("LIST_EXTEND", "SET_UPDATE"), _Reader.extended),

@@ -37,6 +37,17 @@ def has_contents(value: object) -> bool:
     return kind not in _LEAVES and _WITHOUT_CONTENTS.isdisjoint(kind.__mro__)
 
 
+def is_key(value: object) -> bool:
+    """Return whether another call may look a value up in a dict, without running user code."""
+    if type(value) is tuple:
+        return all(map(is_key, cast(tuple[object, ...], value)))
+    return (
+        type(value) in _LEAVES or isinstance(value, type) or type(value).__hash__ is _HASH_OF_ENUM
+    )
+
+
+_HASH_OF_ENUM = enum.Enum.__hash__
+
 BUILTIN = frozenset(
     id(kind)
     for kind in (

@@ -35,6 +35,9 @@ class Owner:
     """Attribute -> how its value from before the call was used."""
     opaque: bool = False
     """True if any attribute may have been read."""
+    asked: bool = False
+    """True if attributes were read by names that are not all known: those that no code was seen to
+    touch may be among them."""
 
 
 @dataclass(slots=True)
@@ -71,7 +74,7 @@ class Reads:
         """Return a copy for a run to add to, without the objects that were freed."""
         return Reads(
             {
-                key: Owner(owner.ref, dict(owner.names), owner.opaque)
+                key: Owner(owner.ref, dict(owner.names), owner.opaque, owner.asked)
                 for key, owner in self.owners.items()
                 if owner.ref() is not None
             },
@@ -124,6 +127,7 @@ class Reads:
             kind = self.kinds.setdefault(_kind(value), Owner(_freed))
             raise_uses(kind.names, owner.names)
             kind.opaque |= owner.opaque
+            kind.asked |= owner.asked
         value, count = None, -1
         ours = [k for k, owner in self.owners.items() if isinstance(owner.ref, functools.partial)]
         while len(ours) != count:  # one that held another may have been dropped
@@ -149,7 +153,9 @@ class Reads:
             value = owner.ref()
             known = None if value is None else other.of(value)
             if value is not None and (
-                known is None or owner.opaque > known.opaque or _exceed(owner.names, known.names)
+                known is None
+                or (owner.opaque, owner.asked) > (known.opaque, known.asked)
+                or _exceed(owner.names, known.names)
             ):
                 return True
         return False

@@ -40,6 +40,8 @@ class Symbol(NamedTuple):
 
 
 UNKNOWN = Symbol("unknown")
+ITERATED = ".0"
+"""Name of the argument of a comprehension or generator expression: an iterator."""
 
 
 class Use(IntEnum):
@@ -92,10 +94,14 @@ class Loads:
     """Names of free variables, whose cells are places."""
     cleared: frozenset[str] = frozenset()
     """Variables that may have lost their value by the end."""
+    inside: frozenset[str] = frozenset()
+    """Variables that functions inside may assign."""
     once: frozenset[str] = frozenset()
     """Variables that are assigned once at most: the value at the end is the one that they got."""
     offsets: list[int] = field(default_factory=list[int])
     """The offset of each instruction."""
+    loose: set[str] = field(default_factory=set[str])
+    """Attributes of objects that cannot all be told afterwards, as of `queue.pop()`."""
     begins: dict[Symbol, int] = field(default_factory=dict[Symbol, int])
     """place -> offset of the first instruction that loads or stores it."""
     backward: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -129,6 +135,33 @@ class Loads:
                 found.items.append((place, use))
         found.attributes.extend(attributes.items())
         return found
+
+    def tells(self, symbol: Symbol, within: frozenset[str] = frozenset()) -> bool:
+        """Return whether all values of a symbol can be told when the function has run.
+
+        Args:
+            within: variables whose values are being told.
+        """
+        kind, base = symbol.kind, symbol.base
+        if kind in ("unknown", "call"):
+            return False
+        if kind == "variable":
+            name = symbol.key
+            if name == ITERATED or name in self.inside:
+                return False
+            if name in self.once or name in within:
+                return True
+            return all(self.tells(s, within | {name}) for s in self.assigned.get(name, ()))
+        if kind in ("item", "element") and base is not None and self._changes(base):
+            return False
+        return (base is None or self.tells(base, within)) and (
+            kind == "module" or all(self.tells(part, within) for part in symbol.parts)
+        )
+
+    def _changes(self, container: Symbol) -> bool:
+        """Return whether a variable is of a container that the code made, and may change."""
+        made = self.assigned.get(container.key, ()) if container.kind == "variable" else ()
+        return any(s.kind in ("unknown", "call") or s == Symbol("parts") for s in made)
 
     def instruction(self, offset: int) -> int:
         """Return the start of the instruction around an offset; its caches are part of it."""
@@ -164,7 +197,14 @@ def summed_up(found: Loads, loads: Iterable[Load]) -> Loads:
     found.assigned = {
         name: [unique(s) for s in symbols] for name, symbols in found.assigned.items()
     }
+    for place in found.places:
+        if place.kind == "attribute" and place.base is not None and not found.tells(place.base):
+            found.loose.add(place.key)
     found.calls = list({unique(s): None for s in found.calls})
+    for call in found.calls:
+        if call.base is not None and call.base.key == "attrgetter":
+            names = (part.key for part in call.parts if type(part.key) is str)
+            found.loose.update(name for path in names for name in path.split("."))
     found.opaque = list({unique(s): None for s in found.opaque})
     return found
 

@@ -3,7 +3,9 @@
 The interpreter's profile hook watches every function that runs, in any package. When one returns,
 the loads of its instructions (see `loads`) are looked up from the values of its variables. So
 methods of objects made in the call, partials, enumerations and classes of libraries are seen like
-anything else, and an object that merely shares a name with one that was read is not.
+anything else, and an object that merely shares a name with one that was read is not. Where nobody can
+tell afterwards of which objects an attribute was loaded, as in `queue.pop().scale`, its name counts
+for all that are reached (`Loads.loose`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 
 from onelaunch.call_events import Hook, hook, set_profile
 from onelaunch.frames.callees import ASK, READS_ALL, is_called_by_c, is_unread
-from onelaunch.frames.codes import ITERATED, RUNS_BACKWARD, CodeFacts
+from onelaunch.frames.codes import RUNS_BACKWARD, CodeFacts
 from onelaunch.frames.origins import is_machinery
 from onelaunch.frames.peek import (
     LEAVES,
@@ -34,12 +36,13 @@ from onelaunch.frames.peek import (
     global_values,
     has_attributes,
     has_contents,
+    is_key,
     items,
     iterated_container,
     peek,
 )
 from onelaunch.frames.reads import Reads, StandIn, raise_uses
-from onelaunch.frames.stack import Loads, Symbol, Use
+from onelaunch.frames.stack import ITERATED, Loads, Symbol, Use
 from onelaunch.frames.stores import SureStore
 from onelaunch.gc_pause import no_collection
 from onelaunch.unwinding import DispatchMode
@@ -289,10 +292,16 @@ class _Frame:
 
     def _note_item(self, place: Symbol, use: Use) -> None:
         (key,) = place.parts
-        keys = [k for k in self._values(key) if type(k) in (int, str, bool, float)]
-        for value in self._values(place.base) if keys else ():
-            if isinstance(value, dict | list | deque | types.MappingProxyType):
-                raise_uses(self._reads.items, dict.fromkeys([(id(value), k) for k in keys], use))
+        keys = [k for k in self._values(key) if is_key(k)]
+        told = bool(keys) and self._loads.tells(key)
+        for value in self._values(place.base):
+            if value is self._globals:
+                raise_uses(
+                    self._reads.of_globals(self._globals), dict.fromkeys(map(str, keys), use)
+                )
+            elif isinstance(value, dict | list | deque | types.MappingProxyType):
+                found = keys if told else [*keys, *_keys(value)]
+                raise_uses(self._reads.items, dict.fromkeys([(id(value), k) for k in found], use))
 
     def _note_call(self, call: Symbol) -> None:
         """Note what a callee that is not read may read of its arguments."""
@@ -324,11 +333,14 @@ class _Frame:
 
     def _note_getattr(self, base: Symbol, name: Symbol) -> None:
         names = [n for n in self._values(name) if type(n) is str]
+        told = self._loads.tells(name)
         for value in self._values(base):
             if not has_attributes(value):
                 continue
             if not names:
                 self._reads.owner(value).opaque = True
+            elif not told:
+                self._reads.owner(value).asked = True
             for n in names:
                 self._reads.owner(value).names[n] = Use.READ
 
@@ -415,6 +427,8 @@ class _Frame:
                 found += [v for o in objects for n in names for v in peek(o, n)]
                 found += [v for o in objects for v in _held(o)] if not names else []
                 found += [v for default in call.parts[2:] for v in self._values(default)]
+            elif function is globals:
+                found.append(self._globals)
             elif function is vars and len(call.parts) == 1:
                 found += _namespaces(self._values(call.parts[0]))
             elif function is type and len(call.parts) == 1:
@@ -447,6 +461,13 @@ _MADE = ("call", "parts", "either")
 """Kinds of symbols for containers that the code itself makes."""
 _NOT_OPAQUE = (types.ModuleType, types.FunctionType, type, nn.Module, dict, list, tuple, deque)
 """Types whose attributes a callee that is not read does not read one by one."""
+
+
+def _keys(value: Any) -> Iterable[object]:
+    """Return the keys of a container of which any item may be read."""
+    if isinstance(value, list | deque):
+        return range(min(len(cast(list[object], value)), MOST))
+    return filter(is_key, list(value)[:MOST])
 
 
 def _namespaces(values: Iterable[object]) -> list[object]:

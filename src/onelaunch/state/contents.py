@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextvars
 import enum
 import functools
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import inner_names, is_compound, is_memory
+from onelaunch.frames.loads import loads_of
 from onelaunch.frames.members import behind, functions_in, names_read
 from onelaunch.frames.origins import is_installed, is_machinery
 from onelaunch.frames.peek import MOST, attributes_of
@@ -84,6 +86,12 @@ class Contents:
         """id of a container -> the keys of items that were read or stored."""
         for container, key in () if reads is None else reads.items:
             self._keys.setdefault(container, []).append(key)
+        self._loose: set[str] = set()
+        """Attributes that code loaded of objects that nobody can tell afterwards: of these names,
+        those that no code was seen to touch count as read."""
+        for code in () if reads is None else reads.codes:
+            if not is_installed(code.co_filename):
+                self._loose |= loads_of(code).loose
         self._uses_by_class: dict[int, dict[str, Use]] = {}
         """id of a class -> uses of its attributes and of its instances'."""
         for value in () if reads is None else reads.alive():
@@ -102,9 +110,10 @@ class Contents:
         """Return the use of an attribute; None if no code was seen to touch it."""
         if self.reads is None:
             return Use.READ
-        if owner is None:
-            return None
-        return Use.READ if owner.opaque else owner.names.get(cast(str, name))
+        use = None if owner is None else owner.names.get(cast(str, name))
+        if owner is not None and (owner.opaque or (use is None and owner.asked)):
+            return Use.READ
+        return Use.READ if use is None and name in self._loose else use
 
     def of(
         self, name: str, value: object, via: Slot | None, use: Use = Use.READ
@@ -221,11 +230,13 @@ class Contents:
                     yield Slot("item", entries, key, f"{prefix}{key}", module, via), Use.READ
         derived = _REMADE_BY_DDP if isinstance(module, nn.parallel.DistributedDataParallel) else ()
         untouched: dict[str, object] = {}
-        uses = None if owner is None or owner.opaque else owner.names
+        uses = None if owner is None or owner.opaque or owner.asked else owner.names
         for key, value in list(attributes.items()):
             if key in MODULE_DICTS or key in derived or (self.reads is None and key in _NOT_READ):
                 continue
-            use = uses.get(key) if uses is not None else self._use(owner, key)
+            use = uses.get(key) if uses is not None else None
+            if use is None:
+                use = self._use(owner, key)
             if use is None and not isinstance(value, Tensor):  # a kernel may read a tensor's memory
                 untouched[key] = value
             else:
@@ -239,7 +250,9 @@ class Contents:
         reads, code = self.reads, fn.__code__
         owner = reads and reads.expected(fn)
         if not is_installed(code.co_filename):
-            for key in vars(fn).keys() - {"__wrapped__"}:
+            # A missing attribute may be added; what is wrapped is no attribute to the user.
+            asked = {*(owner.names if owner else ())} - vars(types.FunctionType).keys()
+            for key in (vars(fn).keys() - {"__wrapped__"}) | asked:
                 yield Slot("item", vars(fn), key, f"{name}.{key}", None), self._use(owner, key)
         if reads is not None and not (code in reads.codes or is_machinery(code.co_filename)):
             return  # it did not run
@@ -262,8 +275,11 @@ class Contents:
         for name in list(names):
             # A missing global may be added, and hide a builtin.
             fixed = installed and _is_fixed(namespace.get(name, _is_fixed))
-            if not (fixed or name.startswith("__")):
+            if not (fixed or name in _OF_EVERY_MODULE):
                 yield Slot("item", namespace, name, name, None), names[name]
+            builtin = vars(builtins).get(name, _is_fixed) if name not in namespace else _is_fixed
+            if not _is_fixed(builtin):  # one that the user put there
+                yield Slot("item", vars(builtins), name, name, None), names[name]
 
     def _of_python_module(self, name: str, module: types.ModuleType) -> Iterator[tuple[Slot, Use]]:
         """Return the attributes of a module that were read: `settings.model.scale`."""
@@ -286,6 +302,8 @@ class Contents:
                 use = Use.READ if plain and not installed else None
             else:
                 use = names.get(key, Use.READ if self._ran(member) else None)
+                if use is None and key in self._loose and not hasattr(type(member), "__get__"):
+                    use = Use.READ
             if use is not None:
                 yield Slot("item", members, key, f"{kind.__qualname__}.{key}", kind), use
         if isinstance(kind, enum.EnumMeta) and not installed:
@@ -343,6 +361,15 @@ _NOT_READ = frozenset(
 """Attributes of every `nn.Module` that no forward reads: hooks, and what saving and loading use."""
 
 
+_OF_EVERY_MODULE = {
+    *vars(types.ModuleType("")),
+    "__file__",
+    "__builtins__",
+    "__cached__",
+    "__path__",
+}
+
+
 def dicts_of(value: object) -> list[dict[str, Any]]:
     """Return the dicts that hold the attributes of an object or module."""
     if isinstance(value, nn.Module):
@@ -391,8 +418,8 @@ def _is_library(name: str, module: types.ModuleType | None) -> bool:
     """Return whether a name comes from an installed package. For a module without a file, one that
     was executed or is written in C, the packages around it decide."""
     while True:
-        file = getattr(module, "__file__", None)
-        if file is not None:
+        file = None if module is None else vars(module).get("__file__")
+        if type(file) is str:
             return name != "__main__" and is_installed(file)
         if not name or name in sys.builtin_module_names:
             return bool(name)

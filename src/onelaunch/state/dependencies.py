@@ -215,7 +215,8 @@ def _matters(slot: Slot, value: object, before: StateWalk, use: Use | None, chan
     """Return whether another value in this slot could change what the callable does."""
     if isinstance(value, nn.Module):
         return True
-    if id(slot.holder) in before.containers and before.containers[id(slot.holder)][2] > _SMALL:
+    _, _, count = before.containers.get(id(slot.holder), (None, "", 0))
+    if count > _SMALL and not isinstance(slot.holder, set):
         return before.is_item_read(slot)
     # An object that the callable replaces at each call would differ at the next.
     return use is Use.READ and (not changed or is_state(value) or callable(value))

@@ -163,7 +163,7 @@ class StateWalk:
             names = frozenset(seen.names) if seen is not None else frozenset[str]()
             for attributes in dicts_of(owner):
                 own = not isinstance(owner, nn.Module) or attributes is owner.__dict__
-                if own and seen is not None and seen.opaque:  # `f(**vars(owner))`
+                if own and seen is not None and (seen.opaque or seen.asked):  # `f(**vars(owner))`
                     yield attributes, None
                 elif names or not own:
                     yield attributes, names if own else None

@@ -71,6 +71,26 @@ def world(
         yield entered
 
 
+@pytest.fixture
+def compiled(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing compiled so far. On plain CPU tensors, where nothing compiles, the callable of
+    ``compile=True`` stands for code that hides its operations."""
+    from onelaunch.capture.callee import Callee
+
+    if device.type != "cpu":
+        torch._dynamo.reset()
+        return
+
+    def on(callee: Any, driver: Any) -> Any:
+        if not callee.compile:
+            return callee.fn
+        if callee._compiled is None:
+            callee._compiled = lambda *args, **kwargs: callee.fn(*args, **kwargs)
+        return callee._compiled
+
+    monkeypatch.setattr(Callee, "on", on)
+
+
 def _hide(monkeypatch: pytest.MonkeyPatch) -> None:
     from onelaunch.dynamo import region  # takes half a second
 

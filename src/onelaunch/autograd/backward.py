@@ -79,6 +79,8 @@ class StaticGraph:
     """The reads of the forward."""
     compiled: bool = False
     """True for compiled code, which hides its operations, and whose backward runs no Python."""
+    brought: Sequence[Tensor] = ()
+    """The host values that the forward brought to the device."""
     rebound: list[Slot] = field(default_factory=list[Slot])
     """Slots in which each forward stores a new tensor."""
     kept: list[weakref.ref[Tensor]] = field(default_factory=list[Any])
@@ -208,7 +210,8 @@ class Backward:
     Args:
         grads: the gradients of the call under capture; later ones have the same layout.
         pool: under `kept` its own pool, or the pool of a chain's backwards.
-        rehearsal: the same backward, before; without one no host values are lifted.
+        rehearsal: the same backward, before; without one no host values are lifted that the
+            forward has not brought to the device.
     """
 
     def __init__(
@@ -227,8 +230,10 @@ class Backward:
         self.written: list[Tensor] = []
         self.finding: Finding | None = None
         lifted = None
-        if rehearsal is not None and static.device.type != "cpu":
-            lifted = Lifted(static.device, rehearsal.ledger.brought)
+        if static.device.type != "cpu" and (rehearsal is not None or static.compiled):
+            # Compiled code brings what its forward has brought, or nothing.
+            foreseen = static.brought if rehearsal is None else rehearsal.ledger.brought
+            lifted = Lifted(static.device, foreseen)
         before = None if rehearsal is None else rehearsal.state()
         rollback = None if before is None else Rollback(before)
 
@@ -286,7 +291,7 @@ class Backward:
                 except CaptureError as error:
                     if rollback is not None:
                         rollback.restore()
-                    if lifted is None or not lifted.misses():
+                    if lifted is None or rehearsal is None or not lifted.misses():
                         raise
                     let_go(error)
                     continue

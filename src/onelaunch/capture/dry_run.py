@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.call.tree import Flat, Tree, flatten, unflatten
-from onelaunch.capture.io_plan import is_filled
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.random_state import HostGenerators
 from onelaunch.driver.select import preserved_random_state
@@ -22,6 +21,7 @@ from onelaunch.state.slots import gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
 from onelaunch.unwinding import same_modes
+from onelaunch.watch.compiled import watching
 from onelaunch.watch.observer import Observer
 
 
@@ -42,14 +42,10 @@ def rolled_back(
     driver: Driver, device: torch.device, inputs: Sequence[Tensor], reached: ReachableState
 ) -> Generator[Effects]:
     """Return a context for a run on `inputs` that restores everything at its end."""
-    here = [t for t in inputs if t.device.type == device.type]
-    numbers = [t for t in inputs if is_filled(t, device)]
     before = reached.walk()
     rollback = Rollback(before)
     held = held_by(driver, device, before)
-    effects = Effects(
-        Observer(driver, device, here, held=held, save=True, refuse="later", numbers=numbers)
-    )
+    effects = Effects(watching(driver, device, inputs, held, save=True))
     generators = HostGenerators((slot.name, value) for slot, value in before.held.values())
     with same_modes(), preserved_random_state(device):
         try:

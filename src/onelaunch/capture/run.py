@@ -58,7 +58,7 @@ from onelaunch.source import line_of, loaded_at, user_line
 from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Change, Slot, StateWalk
 from onelaunch.unwinding import unwound
-from onelaunch.watch.compiled import CompiledAccesses, places
+from onelaunch.watch.compiled import Bringing, CompiledAccesses, places
 from onelaunch.watch.difference import Difference
 from onelaunch.watch.ledger import Ledger, refuse_drawn
 from onelaunch.watch.lifted import Lifted
@@ -307,7 +307,8 @@ class CaptureRun:
         if job.known is not None:
             if job.known.refused is not None:
                 raise copy.copy(job.known.refused)  # what catches it adds to it
-            with around:
+            brings = bool(job.known.brought) and self.lifted is not None
+            with around, Bringing(job.device, self.lifted) if brings else nullcontext():
                 result = fn(*args, **kwargs)
             refuse_drawn(generators, fn, observer.ledger)
             now = places(plan.tensors, ((slot.name, t) for slot, t in walk.tensors()))
@@ -410,6 +411,7 @@ class CaptureRun:
             static.rebound = [slot for slot, _ in stored]
             static.where = job.line()
             static.compiled = job.known is not None
+            static.brought = self.lifted.known if self.lifted else ()
         assert self.after is not None
         covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
         refuse_uncovered(snapshot.walk, self.after, covered, observer, job.device)

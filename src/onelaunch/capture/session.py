@@ -80,8 +80,9 @@ class CaptureSession:
             self._rewind = job.driver.rewind(job.device)
         if job.forward is not None:
             job.forward.rewind = self._rewind
-        if job.known is None and job.device.type != "cpu":
-            self._lifted = Lifted(job.device, job.earlier.brought if job.earlier else ())
+        if job.device.type != "cpu":
+            before = job.known or job.earlier
+            self._lifted = Lifted(job.device, before.brought if before else ())
         while True:
             if self._lifted is not None:
                 self._lifted.make()

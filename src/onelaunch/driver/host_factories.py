@@ -27,12 +27,15 @@ class HostFactories(UnnoticedMode):
     Args:
         device: the device of the copies.
         whole: True if a backward, if there is one, runs while the mode is on.
+        masks: whether the host counts its masks, and fills by those of the device; compiled code
+            has ways of its own.
     """
 
     concerns = frozenset({*FACTORIES, *_PUTS, Tensor.__getitem__, Tensor.__setitem__})
 
-    def __init__(self, device: torch.device, whole: bool = False) -> None:
+    def __init__(self, device: torch.device, whole: bool = False, masks: bool = True) -> None:
         super().__init__()
+        self._masks = masks
         self._kind = device.type
         self._whole = whole
 
@@ -50,17 +53,17 @@ class HostFactories(UnnoticedMode):
             if device is not None:
                 return _by_way_of_the_host(func, args, kwargs, device)
         elif func is Tensor.__getitem__ and args[0].device.type == self._kind:
-            args = (args[0], _brought(args[1], args[0].device, self._must_save_alike()))
+            args = (args[0], self._brought(args[1], args[0].device))
         elif func is Tensor.__setitem__ and args[0].device.type == self._kind:
             x, index, value = args
-            index = _brought(index, x.device, self._must_save_alike())
+            index = self._brought(index, x.device)
             if _is_gathered(index) and _is_number(value):
                 # Else autograd brings a number to the device too, in the backward.
                 value = torch.tensor(value, dtype=x.dtype).to(x.device)
             args = (x, index, value)
         elif func in _PUTS and len(args) > 2 and args[0].device.type == self._kind:
             x, index, *rest = args
-            args = (x, _brought(tuple(index), x.device, self._must_save_alike()), *rest)
+            args = (x, self._brought(tuple(index), x.device), *rest)
         return call(func, types, args, kwargs)
 
     def _filled(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor | None] | None:
@@ -69,7 +72,7 @@ class HostFactories(UnnoticedMode):
         if len(args) < 3 or kwargs.get("accumulate", any(args[3:])):
             return None
         x, index, value = args[:3]
-        if x.device.type != self._kind or self._must_save_alike():
+        if not self._masks or x.device.type != self._kind or self._must_save_alike():
             return None
         mask = index[0] if func in _PUTS and len(index) == 1 else index
         if not _is_masked_by(mask, x) or not _fills(value, x, mask):
@@ -80,6 +83,9 @@ class HostFactories(UnnoticedMode):
             return (found,)
         x.copy_(found)
         return (None if func is Tensor.__setitem__ else x,)
+
+    def _brought(self, index: Any, device: torch.device) -> Any:
+        return _brought(index, device, self._must_save_alike() or not self._masks)
 
     def _must_save_alike(self) -> bool:
         """Return whether autograd must save what it saves in eager. A checkpoint compares that with

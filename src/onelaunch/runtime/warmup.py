@@ -49,7 +49,7 @@ from onelaunch.state.slots import MISSING, gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
 from onelaunch.unwinding import DispatchMode, same_modes
-from onelaunch.watch.compiled import CompiledAccesses, places
+from onelaunch.watch.compiled import CompiledAccesses, places, watching
 from onelaunch.watch.ledger import Ledger, Noting
 from onelaunch.watch.observer import Observer
 
@@ -160,29 +160,27 @@ class Warmup:
     def _watched(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run eagerly, and note the reads and writes that Inductor's kernels will not show."""
         device, signature = attempt.device, attempt.signature
-        here = [t for t in attempt.flat.tensors if t.device.type == device.type]
         before = attempt.reached.walk()
         held = held_by(attempt.driver, device, before)
         named = places(attempt.flat.tensors, ((slot.name, t) for slot, t in before.tensors()))
-        numbers = [t for t in attempt.flat.tensors if is_filled(t, device)]
-        observer = Observer(
-            attempt.driver, device, here, held=held, refuse="later", numbers=numbers
-        )
+        observer = watching(attempt.driver, device, attempt.flat.tensors, held)
         try:
             run = functools.partial(self._callee.shown, *args, **kwargs)
             with ExitStack() as conditions:
                 conditions.enter_context(observer.host_reads())
+                conditions.enter_context(HostFactories(device, _steps(attempt), masks=False))
                 if _trains(attempt):
                     conditions.enter_context(NoHooks(observer.note_refusal))
                 conditions.enter_context(observer)
                 conditions.enter_context(signature.asking.answering())
                 result = self._callee.watched(run, conditions.close)()
+            accesses = _accesses(attempt, observer, named, result)
         finally:
             observer.release()
         if any(map(_creates_state, attempt.reached.changed(before)[1])):
             signature.warmups -= 1  # an optimizer's first step: the next call shows what it reads
         else:
-            signature.compiled_accesses = _accesses(attempt, observer, named, result)
+            signature.compiled_accesses = accesses
         return result
 
     def _stepping(self, signature: SignatureState, refuse: Refuse) -> AbstractContextManager[None]:
@@ -256,10 +254,10 @@ class Warmup:
         named = places(flat.tensors, ((slot.name, t) for slot, t in reached.walk().tensors()))
         with rolled_back(driver, device, flat.tensors, reached) as effects:
             observer = effects.observer
-            run = callee.watched(
-                _NotedRun(attempt, functools.partial(callee.shown, *args, **kwargs))
-            )
-            with self._stepping(signature, refuse), observer, inlining():
+            shown = functools.partial(callee.shown, *args, **kwargs)
+            run = callee.watched(_NotedRun(attempt, shown, masks=not callee.is_compiled(driver)))
+            reads = observer.host_reads()
+            with self._stepping(signature, refuse), reads, observer, inlining():
                 if _trains(attempt):
                     result, need = run(), 0
                 else:
@@ -336,14 +334,19 @@ def _accesses(
 
 
 class _NotedRun:
-    """A run under the conditions of a capture, whose operations are noted to compare that with."""
+    """A run under the conditions of a capture, whose operations are noted to compare that with.
 
-    def __init__(self, attempt: Attempt, run: Callable[[], Any]) -> None:
+    Args:
+        masks: see `HostFactories`.
+    """
+
+    def __init__(self, attempt: Attempt, run: Callable[[], Any], masks: bool = True) -> None:
         tensors = attempt.flat.tensors
         pairs = list(zip(tensors, tensors, strict=True))
         walked = attempt.reached.walk()
         self._attempt = attempt
         self._run = run
+        self._masks = masks
         self._ledger = Ledger(attempt.driver, attempt.device, pairs, walked)
         self._conditions = ExitStack()
 
@@ -351,7 +354,8 @@ class _NotedRun:
         attempt, ledger = self._attempt, self._ledger
         with self._conditions as conditions:
             conditions.enter_context(no_collection())  # collected as seldom as in the capture
-            conditions.enter_context(HostFactories(attempt.device, whole=_steps(attempt)))
+            factories = HostFactories(attempt.device, _steps(attempt), self._masks)
+            conditions.enter_context(factories)
             conditions.enter_context(attempt.signature.asking.answering())
             conditions.enter_context(noting_steps(ledger))
             conditions.enter_context(Noting(ledger))

@@ -42,7 +42,9 @@ from onelaunch.testing.storage import (
 from onelaunch.testing.torch_module import Module
 
 # May read a tensor of the host: a copy from it, and (as on CUDA) the indices of an indexing.
-TAKES_HOST = frozenset({"aten::copy_", "aten::index.Tensor", "aten::index_put_", "aten::index_put"})
+TAKES_HOST = frozenset(
+    {"aten::copy_", "aten::copy", "aten::index.Tensor", "aten::index_put_", "aten::index_put"}
+)
 
 _library: torch.library.Library | None = None
 

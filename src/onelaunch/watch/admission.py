@@ -148,14 +148,6 @@ class Admission:
             and (self._host.is_constant(source) or self._reads.assigning > 0)
         )
 
-    def copy_of(self, name: str, t: Tensor) -> Tensor:
-        """Return the device's copy of a host tensor that is lifted."""
-        assert self._lifted is not None
-        there = self._lifted.of(t)
-        if there is None:
-            raise refuse("OL103", f"{readable(name)} copies {named(t)} across")
-        return there
-
     def _is_fixed(self, t: Tensor) -> bool:
         """Return whether each call has these values of a host tensor; they are compared from now
         on. Not the numbers of optimizers that step, which each call reads."""

@@ -8,11 +8,77 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from onelaunch.call.spec import has_strides
+from onelaunch.call_events import unwatched
+from onelaunch.driver.aten import operator
+from onelaunch.driver.dispatch import no_functions
+from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
+from onelaunch.watch.lifted import Lifted, brought
 from onelaunch.watch.observer import Observer
+from onelaunch.watch.operations import Watching
+
+
+def watching(
+    driver: Driver,
+    device: torch.device,
+    arguments: Sequence[Tensor],
+    held: Mapping[int, Sequence[Tensor]],
+    save: bool = False,
+) -> Observer:
+    """Return an observer for an eager run that stands for compiled code.
+
+    Args:
+        held, save: see `Observer`.
+    """
+    here = [t for t in arguments if t.device.type == device.type]
+    host = {i: t for i, t in enumerate(arguments) if t.device.type != device.type}
+    observer = Observer(
+        driver,
+        device,
+        here,
+        held=held,
+        save=save,
+        refuse="later",
+        lifted=Lifted(device),
+        numbers=[t for t in host.values() if not t.dim()],
+    )
+    observer.host.give({i: t for i, t in host.items() if t.dim()})
+    return observer
+
+
+class Bringing(Watching):
+    """A mode that gives code whose operations nobody watches the device's copies of host values.
+
+    Inductor's copies to the device, and its indices on the host, are operations of torch's.
+    """
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Have Dynamo run what it has compiled: under other modes it runs the code as it was."""
+        return True
+
+    def __init__(self, device: torch.device, lifted: Lifted) -> None:
+        super().__init__()
+        self._kind = device.type
+        self._lifted = lifted
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation; see `Watching`."""
+        name = operator(func).base
+        with unwatched(), no_functions():
+            host = brought(name, args, kwargs, self._kind)
+            args = self._lifted.swapped(name, args, host) if host else args
+        return func(*args, **kwargs)
+
+    def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that takes functions."""
+        return func(*args, **kwargs)
 
 
 def places(
@@ -35,6 +101,10 @@ class CompiledAccesses:
         wrote: storage -> a tensor over it, for memory that existed before and was written.
         version_bumped: the storages whose version counters the writes advanced.
         draws: draws from the host's default generator.
+        host: the state on the host that the host read, or that was brought to the device, each
+            with its places.
+        read: the numbers of the arguments on the host that the host read.
+        brought: the host tensors that were brought to the device, the same in each call.
         refused: the error for what no replay repeats.
         suspected: the error for what a capture refuses if compiled code does it too.
         places: storage -> the places of the tensors over it.
@@ -44,6 +114,9 @@ class CompiledAccesses:
     wrote: Mapping[int, Tensor]
     version_bumped: set[int]
     draws: Sequence[Callable[[], object]]
+    host: Sequence[tuple[Sequence[object], Tensor]]
+    read: Sequence[int]
+    brought: Sequence[Tensor]
     refused: CaptureError | None
     suspected: CaptureError | None
     places: Mapping[int, Sequence[object]]
@@ -52,15 +125,22 @@ class CompiledAccesses:
     def of(observer: Observer, places: Iterable[tuple[object, Tensor]]) -> CompiledAccesses:
         """Return the accesses of a run that was watched; the places are those before it."""
         by_storage: dict[int, list[object]] = {}
+        on_host: dict[int, list[object]] = {}
         for place, t in places:
             storage = observer.storage_of(t)
             if storage is not None:
                 by_storage.setdefault(storage, []).append(place)
+            elif has_strides(t):
+                on_host.setdefault(t.untyped_storage()._cdata, []).append(place)
+        state = observer.host.read_state()
         return CompiledAccesses(
             observer.external,
             observer.written,
             observer.version_bumped,
             observer.admission.draws,
+            [(on_host.get(t.untyped_storage()._cdata, ()), t) for t in state],
+            list(observer.host.read_arguments()),
+            observer.brought,
             observer.refused,
             observer.suspected,
             by_storage,
@@ -81,6 +161,11 @@ class CompiledAccesses:
                 each.
         """
         observer.admission.draws += self.draws
+        for known_places, known in self.host:
+            for t in [now[place] for place in known_places if place in now] or [known]:
+                observer.host.read(t)
+        for index in self.read:
+            observer.host.read(statics[index])
         stands_for: dict[int | None, list[Tensor]] = {}
         for t, static in zip(originals, statics, strict=True):
             storage = observer.storage_of(t)

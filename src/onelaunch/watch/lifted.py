@@ -9,14 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onelaunch.driver.aten import mapped
+from onelaunch.driver.refusals import refuse
 from onelaunch.state.host_values import bytes_of
+from onelaunch.watch.host_memory import named
 
 MISSES = 8
 """Number of the attempt that is refused, if it copies unforeseen host values to the device too."""
 
 _INTO_FIRST = ("aten::copy_", "aten::copy")
-_PUTS = ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
-_BRINGS = frozenset({"aten::_to_copy", "aten::_copy_from", "aten::where", *_INTO_FIRST, *_PUTS})
+_PUTS = ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put")
+_INDEXES = ("aten::index", "aten::_unsafe_index", *_PUTS)
+_BRINGS = frozenset({"aten::_to_copy", "aten::_copy_from", "aten::where", *_INTO_FIRST, *_INDEXES})
 
 Key = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], bytes]
 
@@ -40,9 +44,11 @@ def brought(name: str, args: Sequence[Any], kwargs: dict[str, Any], kind: str) -
         return [source] if target.device.type == kind and source.device.type == "cpu" else []
     if name == "aten::where" and any(t.device.type == kind for t in args):
         return [t for t in args if t.device.type == "cpu"]  # 0-dim, which CUDA copies there
-    if name in _PUTS and args[0].device.type == kind and args[2].device.type == "cpu":
-        masked = any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
-        return [] if masked else [args[2]]  # for a mask, the host reads the number
+    if name in _INDEXES and args[0].device.type == kind:
+        index = [t for t in args[1] if t is not None]
+        if any(t.dtype in (torch.bool, torch.uint8) for t in index):
+            return []  # for a mask, the host reads the number
+        return [t for t in (*index, *args[2:3]) if t.device.type == "cpu"]
     return []
 
 
@@ -57,6 +63,8 @@ class Lifted:
     def __init__(self, device: torch.device, foreseen: Iterable[Tensor] = ()) -> None:
         self._device = device
         self._made: dict[Key, Tensor] = {}
+        self.known: list[Tensor] = []
+        """The host tensors that have copies."""
         self._misses = 0
         self.missing: dict[Key, Tensor] = {}
         self.used: dict[Key, Tensor] = {}
@@ -73,6 +81,21 @@ class Lifted:
         else:
             self.used[key] = found
         return found
+
+    def swapped(self, name: str, args: Any, host: Sequence[Tensor]) -> Any:
+        """Return the arguments of an operation with the device's copies of host tensors.
+
+        Raises:
+            CaptureError: OL103, there is no copy yet of one.
+        """
+        copies: dict[int, Tensor] = {}
+        for t in host:
+            there = self.of(t)
+            if there is None:
+                name = name.removeprefix("aten::")
+                raise refuse("OL103", f"`{name}` copies {named(t)} across")
+            copies[id(t)] = there
+        return mapped(args, lambda value: copies.get(id(value), value))
 
     def misses(self) -> bool:
         """Return whether a failed attempt brought unforeseen values to the device. The next attempt
@@ -91,3 +114,4 @@ class Lifted:
         with torch.inference_mode(False), torch.no_grad():
             for key, t in wanted.items():
                 self._made[key] = t.to(self._device)
+                self.known.append(t)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.call.spec import has_strides
 from onelaunch.call_events import unwatched
-from onelaunch.driver.aten import Operator, mapped, operator, tensors
+from onelaunch.driver.aten import Operator, operator, tensors
 from onelaunch.driver.attention_seeds import given_seeds
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.host_reads import HostReads
@@ -56,6 +56,8 @@ class Observer(Watching):
         save: keep a copy of memory that existed before, before its first write, for `restore`.
         refuse: True to raise for what cannot be captured; ``"later"`` to keep the refusals that no
             other check finds in compiled code; False only to watch.
+        lifted: the device's copies of host values; an observer that keeps refusals asks for those
+            that the run would need.
         numbers: host tensors that the recording gets on the device.
     """
 
@@ -85,6 +87,7 @@ class Observer(Watching):
             stop = self._inputs.get(region.storage, 0)
             self._inputs[region.storage] = max(stop, region.stop)
         self._reads = HostReads(self._on_device, self._refuse_read, self._read_on_host)
+        self._lifted = lifted
         self._held = held or {}
         self._produced: set[int] = set()
         self.host = HostMemory()
@@ -143,9 +146,8 @@ class Observer(Watching):
                 noted = self.ledger and self.ledger.note(op, *noting)
                 if op.base == "aten::copy_" and self.admission.is_number(args):
                     func, args, kwargs = torch.ops.aten.fill_.Scalar, (args[0], args[1].item()), {}
-                elif lifted:
-                    copies = {id(t): self.admission.copy_of(op.base, t) for t in lifted}
-                    args = mapped(args, lambda value: copies.get(id(value), value))
+                elif lifted and self._lifted is not None:
+                    args = self._lifted.swapped(op.base, args, lifted)
                 elif self._refuse:
                     filled = fill_on_device(op.base, args, self._on_device)
             result = filled() if filled else func(*args, **kwargs)
@@ -223,9 +225,14 @@ class Observer(Watching):
     def _defer(
         self, op: Operator, given: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
     ) -> None:
-        """Keep the refusal of an operation, for a capture of compiled code."""
+        """Keep the refusal of an operation, for a capture of compiled code; and the host values
+        that it brings to the device."""
         try:
-            self.admission.check(op, given, args, kwargs)
+            found = self.admission.check(op, given, args, kwargs)
+            if found and self._lifted is not None:
+                self.suspected = self.suspected or _brings(op, found)
+                for t in found:
+                    self._lifted.of(t)
         except CaptureError as error:  # its frames would hold all that the run made
             there = brought(op.base, args, kwargs, self._kind) if error.code == "OL103" else ()
             constant = bool(there) and all(map(self.host.is_constant, there))
@@ -299,11 +306,12 @@ class Observer(Watching):
     def _read_on_host(self, t: Tensor) -> None:
         """Note that the host uses the values of a host tensor."""
         try:
-            if self._refuse:
+            if self._refuse or (self._deferring and not self.host.is_given_there(t)):
                 self.host.read(t)
         except CaptureError as error:
             self.note_refusal(error)
-            raise
+            if self._refuse:
+                raise
 
     def _read(self, t: Tensor, storage: int) -> None:
         if storage in self._produced or storage in self._inputs:
@@ -378,6 +386,11 @@ class Observer(Watching):
         self.seeds.update(map(self._storage, given_seeds(op.func, result)))
 
     @property
+    def brought(self) -> list[Tensor]:
+        """Copies of the host tensors whose copies on the device a run would need."""
+        return [] if self._lifted is None else list(self._lifted.missing.values())
+
+    @property
     def own(self) -> set[int]:
         """ids of the tensors that this observer keeps alive."""
         return {id(t) for t in self.written.values()} | self._derived
@@ -408,6 +421,10 @@ class Observer(Watching):
             if memory.untyped_storage().nbytes():  # else the run allocated it and freed it
                 memory.copy_(before)
         self._saved.clear()
+
+
+def _brings(op: Operator, host: Sequence[Tensor]) -> CaptureError:
+    return refuse("OL103", f"{readable(op.base)} copies {named(host[0])} across")
 
 
 def _brings_numbers() -> CaptureError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -207,19 +208,38 @@ def test_ahead_of_time(rand: Rand) -> None:
     assert replays(fast) == 1
 
 
+@torch._dynamo.disable
+def clock() -> Tensor:
+    return torch.tensor([time.perf_counter() % 1, 1.0, 2.0])
+
+
+TURNS = itertools.cycle([1.0, 2.0, 3.0])
+
+
+@torch._dynamo.disable
+def turning() -> Tensor:
+    """As it was three runs before."""
+    return torch.tensor([next(TURNS), 1.0, 2.0])
+
+
 @on_accelerators
-@pytest.mark.filterwarnings("ignore:.*Dynamo does not know")
 @pytest.mark.parametrize(
     ("moving", "code"),
     [
-        (lambda x: torch.tensor([time.perf_counter() % 1] * 3).to(x.device), "OL103"),
+        (lambda x: clock().to(x.device), "OL117"),
+        (lambda x: clock()[0], "OL117"),
+        (lambda x: clock()[0].item(), "OL109"),  # Dynamo compiles it anew for each number
+        (lambda x: turning().to(x.device), "OL117"),
         (lambda x: torch.rand(3).to(x.device), "OL103"),
         (lambda x: torch.rand(()), "OL104"),
         (lambda x: LARGE.repeat(6, 1)[0, :3].to(x.device), None),
         (lambda x: HUGE.to(x.device)[:3], "OL103"),
         (lambda x: WEIGHT.to(x.device), "OL103"),
     ],
-    ids=["clock", "random", "random number", "computed of large", "large", "gradients"],
+    ids=[
+        *("clock", "number of a clock", "float of a clock", "turns"),
+        *("random", "random number", "computed of large", "large", "gradients"),
+    ],
 )
 def test_what_moves_is_refused(
     moving: Callable[[Tensor], Tensor], code: str | None, rand: Rand

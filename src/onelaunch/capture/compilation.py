@@ -16,6 +16,7 @@ from onelaunch.call.spec import extent_bytes, has_strides
 from onelaunch.driver.protocol import Driver, Region
 from onelaunch.errors import CaptureError
 from onelaunch.unwinding import DispatchMode, FunctionMode, dispatch_modes
+from onelaunch.watch.compiled import hand
 
 _C: Any = torch._C
 Backend = Callable[[Any, Sequence[Any]], Callable[..., Any]]
@@ -41,7 +42,13 @@ def compiled(
     def ahead(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         if driver.capturing():
             raise CompiledLate("OL109", "Dynamo compiles the callable again in its capture")
-        return compiled_graph(graph, inputs, backend)[0]
+        run_graph = compiled_graph(graph, inputs, backend)[0]
+
+        def handed(*args: Any) -> Any:
+            hand(args)
+            return run_graph(*args)
+
+        return handed
 
     run = torch.compile(fn, backend=ahead, dynamic=dynamic)
     config: Any = importlib.import_module("torch._dynamo").config

@@ -58,7 +58,7 @@ from onelaunch.source import line_of, loaded_at, user_line
 from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Change, Slot, StateWalk
 from onelaunch.unwinding import unwound
-from onelaunch.watch.compiled import Bringing, CompiledAccesses, places
+from onelaunch.watch.compiled import Bringing, CompiledAccesses, handing, places
 from onelaunch.watch.difference import Difference
 from onelaunch.watch.ledger import Ledger, refuse_drawn
 from onelaunch.watch.lifted import Lifted
@@ -171,6 +171,7 @@ class CaptureRun:
         again: slots that have to be inputs; the next attempt passes them as such.
         grown: see `effects.grown`.
         stored: ids of slots that it surely stored to, as it was seen.
+        handed: what the host handed to compiled code.
     """
 
     job: CaptureJob
@@ -196,6 +197,7 @@ class CaptureRun:
     again: list[Slot] = field(default_factory=list[Slot])
     grown: tuple[str, ...] = ()
     stored: set[tuple[int, object]] = field(default_factory=set[tuple[int, object]])
+    handed: list[object] = field(default_factory=list[object])
 
     @property
     def differs(self) -> Difference | None:
@@ -308,7 +310,8 @@ class CaptureRun:
             if job.known.refused is not None:
                 raise copy.copy(job.known.refused)  # what catches it adds to it
             brings = bool(job.known.brought) and self.lifted is not None
-            with around, Bringing(job.device, self.lifted) if brings else nullcontext():
+            bringing = Bringing(job.device, self.lifted, self.handed)
+            with around, handing(self.handed), bringing if brings else nullcontext():
                 result = fn(*args, **kwargs)
             refuse_drawn(generators, fn, observer.ledger)
             now = places(plan.tensors, ((slot.name, t) for slot, t in walk.tensors()))

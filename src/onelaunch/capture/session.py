@@ -33,9 +33,10 @@ from onelaunch.state.slots import gradient_of
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Slot
 from onelaunch.watch.difference import Difference
-from onelaunch.watch.ledger import moved, optimizers_in
+from onelaunch.watch.ledger import TRIES, moved, optimizers_in
 from onelaunch.watch.lifted import Lifted
 
+_OTHER_VALUES = "the host gives compiled code other values in each run"
 _OF_DEVICES = ("OL103", "OL109")
 """The codes of what a device refuses in code whose operations nobody watches."""
 
@@ -63,6 +64,10 @@ class CaptureSession:
     """The 0-dim host tensors, by input number, that the callable reads on the host."""
     _lifted: Lifted | None = None
     """The host values that the callable copies to the device."""
+    _handed: list[object] | None = None
+    """What the host handed to compiled code in the run before this attempt, if that is known."""
+    _differing: int = 0
+    """The number of attempts that it handed something else."""
     _runs: list[CaptureRun] = field(default_factory=list[CaptureRun])
     """The runs of this attempt, as far as they were watched."""
 
@@ -83,6 +88,7 @@ class CaptureSession:
         if job.device.type != "cpu":
             before = job.known or job.earlier
             self._lifted = Lifted(job.device, before.brought if before else ())
+        self._handed = job.known and job.known.handed
         while True:
             if self._lifted is not None:
                 self._lifted.make()
@@ -173,6 +179,8 @@ class CaptureSession:
 
     def _changed(self) -> CaptureError | None:
         """Return the refusal of a difference between this run and the one before it, or None."""
+        if self.job.known is not None:
+            return CaptureError("OL117", _OTHER_VALUES)
         differences = (run.differs for run in self._runs if run.differs is not None)
         return next((difference.refusal() for difference in differences), None)
 
@@ -215,7 +223,9 @@ class CaptureSession:
         run.varied, run.plain = Numbers(following, device, self._number_trials.seed), self._plain
         graph: Graph | None = None
         try:
+            before, self._handed = self._handed, None
             graph, statics = self._recorded(run, tree)
+            self._agree(before, run)
             self._retry_if_incomplete(run, graph)
             numbers = self._followed(run, graph)
             error = late_refusal(run)
@@ -267,6 +277,22 @@ class CaptureSession:
         if run.varied and ledger is not None and not ledger.compares:
             self._retry_without_stand_ins()
         run.execute(capture, tree)
+
+    def _agree(self, before: list[object] | None, run: CaptureRun) -> None:
+        """Raise `Retry` if the host handed compiled code other values than in the run before this.
+
+        Raises:
+            CaptureError: OL117, so it does each time.
+        """
+        if self.job.known is None:
+            return
+        self._handed = run.handed
+        if run.handed == before:
+            return
+        self._differing += 1
+        if self._differing > TRIES:
+            raise CaptureError("OL117", _OTHER_VALUES)
+        raise Retry("the host hands compiled code other values than in the run before")
 
     def _retry_if_incomplete(self, run: CaptureRun, graph: Graph) -> None:
         """Raise `Retry` if the run showed a fact that the attempt should have known."""

@@ -141,7 +141,9 @@ class Warmup:
         # Later reads the capture will see; Dynamo would compile the watch with the callable.
         if not hidden and (not signature.warmups or self._callee.reads is None):
             run = self._callee.watched(run, step_aside)
-        with inlining(), stepping:
+        known = signature.known
+        noting = known.noting(device) if hidden and known is not None else nullcontext()
+        with inlining(), stepping, noting:
             if here:
                 return run()
             if not last:
@@ -277,7 +279,8 @@ class Warmup:
             ):
                 args, kwargs = _on_device(attempt)
                 for _ in range(2):
-                    driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
+                    with signature.known.noting(device):
+                        driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
         refuse_lasting(effects.found)
 
 

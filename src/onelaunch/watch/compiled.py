@@ -6,7 +6,9 @@ new arguments, and slots may hold other tensors by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +16,14 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.spec import has_strides
+from onelaunch.call.tree import is_plain
 from onelaunch.call_events import unwatched
 from onelaunch.driver.aten import operator
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
-from onelaunch.watch.lifted import Lifted, brought
+from onelaunch.state.host_values import MOST_STORED_BYTES
+from onelaunch.watch.lifted import Lifted, bits_of, brought
 from onelaunch.watch.observer import Observer
 from onelaunch.watch.operations import Watching
 
@@ -53,9 +57,12 @@ def watching(
 
 
 class Bringing(Watching):
-    """A mode that gives code whose operations nobody watches the device's copies of host values.
+    """A mode that finds the host values that code brings to the device whose operations nobody
+    watches: Inductor's copies, and its indices on the host, are operations of torch's.
 
-    Inductor's copies to the device, and its indices on the host, are operations of torch's.
+    Args:
+        lifted: the device's copies of them, which the operations get; None only to note them.
+        notes: where what is brought is noted.
     """
 
     @classmethod
@@ -63,22 +70,58 @@ class Bringing(Watching):
         """Have Dynamo run what it has compiled: under other modes it runs the code as it was."""
         return True
 
-    def __init__(self, device: torch.device, lifted: Lifted) -> None:
+    def __init__(self, device: torch.device, lifted: Lifted | None, notes: list[object]) -> None:
         super().__init__()
         self._kind = device.type
         self._lifted = lifted
+        self._notes = notes
+        self.found: list[Tensor] = []
+        """Copies of what was brought, if there is no `lifted`."""
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation; see `Watching`."""
         name = operator(func).base
         with unwatched(), no_functions():
             host = brought(name, args, kwargs, self._kind)
-            args = self._lifted.swapped(name, args, host) if host else args
+            self._notes += map(bits_of, host)
+            if self._lifted is None:
+                self.found += [t.detach().clone() for t in host]
+            elif host:
+                args = self._lifted.swapped(name, args, host)
         return func(*args, **kwargs)
 
     def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that takes functions."""
         return func(*args, **kwargs)
+
+
+_handing = threading.local()
+
+
+@contextmanager
+def handing(notes: list[object]) -> Generator[None]:
+    """Return a context in which this thread's `hand` notes what compiled code is handed."""
+    try:
+        _handing.notes = notes
+        yield
+    finally:
+        _handing.notes = None
+
+
+def hand(args: Iterable[object]) -> None:
+    """Note the host values among the arguments of a compiled graph: two runs of a call hand it the
+    same ones, or a replay would freeze what varies."""
+    notes: list[object] | None = getattr(_handing, "notes", None)
+    if notes is not None:
+        with unwatched(), no_functions():
+            notes += map(_handed, args)
+
+
+def _handed(value: object) -> object:
+    if not isinstance(value, Tensor):
+        return type(value), repr(value) if is_plain(value) else None
+    on_host = value.device.type == "cpu" and has_strides(value)
+    return bits_of(value) if on_host and value.nbytes <= MOST_STORED_BYTES else None
 
 
 def places(
@@ -105,6 +148,7 @@ class CompiledAccesses:
             with its places.
         read: the numbers of the arguments on the host that the host read.
         brought: the host tensors that were brought to the device, the same in each call.
+        handed: what the host handed to the compiled code in its last run; None if it has not run.
         refused: the error for what no replay repeats.
         suspected: the error for what a capture refuses if compiled code does it too.
         places: storage -> the places of the tensors over it.
@@ -120,6 +164,16 @@ class CompiledAccesses:
     refused: CaptureError | None
     suspected: CaptureError | None
     places: Mapping[int, Sequence[object]]
+    handed: list[object] | None = None
+
+    @contextmanager
+    def noting(self, device: torch.device) -> Generator[None]:
+        """Return a context for a run of the compiled code that the capture is compared with."""
+        notes: list[object] = []
+        bringing = Bringing(device, None, notes)
+        with handing(notes), bringing if self.brought else nullcontext():
+            yield
+        self.handed, self.brought = notes, bringing.found or self.brought
 
     @staticmethod
     def of(observer: Observer, places: Iterable[tuple[object, Tensor]]) -> CompiledAccesses:

@@ -117,6 +117,11 @@ class TapeRecorder(DispatchMode):
         self._resized: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._line: Place | None = None
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Have Dynamo do in a capture what it does in one on a GPU, which no mode watches."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

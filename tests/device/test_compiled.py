@@ -21,7 +21,6 @@ from .regions import two_models
 from .test_backend_worlds import with_statistics
 from .training import Rand
 
-
 pytestmark = pytest.mark.usefixtures("compiled")
 
 

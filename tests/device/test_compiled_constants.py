@@ -260,6 +260,22 @@ HUGE = torch.arange(10_000.0)
 WEIGHT = torch.ones(3, requires_grad=True)
 
 
+@on_accelerators
+@pytest.mark.parametrize("made", [False, True])
+def test_with_buckets(rand: Rand, made: bool) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x * TABLE.to(x.device) + torch.tensor([1.0, 2.0, 3.0], device=x.device)
+        return y + torch.arange(x.shape[0]).to(x.device)[:, None] if made else y
+
+    fast = ol.graph(f, compile=True, buckets=ol.Buckets(dim=0, sizes=(4, 8)))
+    with torch.no_grad():
+        for i in range(20):
+            x = rand(i, 1 + i % 8, 3)
+            torch.testing.assert_close(fast(x), f(x))
+    assert replays(fast) > 8
+    assert made or not any(recording.retries for recording in fast.recordings)
+
+
 # What the host reads decides on the code that a call runs.
 
 

@@ -42,10 +42,10 @@ def compiled(
     def ahead(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         if driver.capturing():
             raise CompiledLate("OL109", "Dynamo compiles the callable again in its capture")
-        run_graph = compiled_graph(graph, inputs, backend)[0]
+        sizes, run_graph = _sizes(graph), compiled_graph(graph, inputs, backend)[0]
 
         def handed(*args: Any) -> Any:
-            hand(args)
+            hand(value for i, value in enumerate(args) if i not in sizes)
             return run_graph(*args)
 
         return handed
@@ -87,6 +87,15 @@ def _unnoticed_modes() -> Generator[None]:
         note_mode(bool(dispatch_modes()))
         for mode in reversed(modes):
             _C._push_on_torch_function_stack(mode)
+
+
+def _sizes(graph: torch.fx.GraphModule) -> set[int]:
+    """Return the places of the inputs of a graph that are sizes of others."""
+    inputs = [n.meta.get("example_value") for n in graph.graph.find_nodes(op="placeholder")]
+    dims = [d for t in inputs if isinstance(t, Tensor) for d in t.shape]
+    known = {d.node.expr for d in dims if isinstance(d, torch.SymInt)}
+    symbols = [(i, v) for i, v in enumerate(inputs) if isinstance(v, torch.SymInt)]
+    return {i for i, v in symbols if v.node.expr in known}
 
 
 class CompiledLate(CaptureError):

@@ -414,7 +414,7 @@ class CaptureRun:
             static.rebound = [slot for slot, _ in stored]
             static.where = job.line()
             static.compiled = job.known is not None
-            static.brought = self.lifted.known if self.lifted else ()
+            static.brought = self.lifted.known if static.compiled and self.lifted else ()
         assert self.after is not None
         covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
         refuse_uncovered(snapshot.walk, self.after, covered, observer, job.device)

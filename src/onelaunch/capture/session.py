@@ -65,7 +65,7 @@ class CaptureSession:
     _lifted: Lifted | None = None
     """The host values that the callable copies to the device."""
     _handed: list[object] | None = None
-    """What the host handed to compiled code in the run before this attempt, if that is known."""
+    """The values that the host handed to compiled code in the run before this attempt, if known."""
     _differing: int = 0
     """The number of attempts that it handed something else."""
     _runs: list[CaptureRun] = field(default_factory=list[CaptureRun])

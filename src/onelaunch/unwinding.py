@@ -39,6 +39,14 @@ def listed(entries: list[T], entry: T) -> Generator[None]:
             entries.remove(entry)
 
 
+class _Unnoticed(threading.local):
+    by_dynamo = False
+
+
+unnoticed = _Unnoticed()
+"""`by_dynamo`: True where this thread runs code that is compiled for a capture."""
+
+
 class FunctionMode(TorchFunctionMode):
     """A function mode that ends only itself, whatever is on top of the stack.
 

@@ -15,7 +15,7 @@ from onelaunch.call.ambient import note_mode
 from onelaunch.call.spec import extent_bytes, has_strides
 from onelaunch.driver.protocol import Driver, Region
 from onelaunch.errors import CaptureError
-from onelaunch.unwinding import DispatchMode, FunctionMode, dispatch_modes
+from onelaunch.unwinding import DispatchMode, FunctionMode, dispatch_modes, unnoticed
 from onelaunch.watch.compiled import hand
 
 _C: Any = torch._C
@@ -81,9 +81,11 @@ def _unnoticed_modes() -> Generator[None]:
     ours = all(isinstance(mode, DispatchMode) for mode in dispatch_modes())
     if ours:
         note_mode(False)
+    unnoticed.by_dynamo = ours
     try:
         yield
     finally:
+        unnoticed.by_dynamo = False
         note_mode(bool(dispatch_modes()))
         for mode in reversed(modes):
             _C._push_on_torch_function_stack(mode)

@@ -28,7 +28,7 @@ from onelaunch.driver.storage_resize import resize, watching_resizes
 from onelaunch.driver.tape.calls import TapeCall
 from onelaunch.errors import CaptureError, kind_of
 from onelaunch.source import Place, user_frame
-from onelaunch.unwinding import DispatchMode
+from onelaunch.unwinding import DispatchMode, unnoticed
 
 
 class Memory(Protocol):
@@ -119,8 +119,9 @@ class TapeRecorder(DispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Have Dynamo do in a capture what it does in one on a GPU, which no mode watches."""
-        return True
+        """Have Dynamo run code that it has compiled for the capture as in one on a GPU, which no
+        mode watches."""
+        return unnoticed.by_dynamo
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -56,7 +56,7 @@ class FunctionMode(TorchFunctionMode):
     """
 
     def __exit__(self, *raised: Any) -> None:
-        if not any(mode is self for mode in _function_modes()[-1:]):
+        if not any(mode is self for mode in function_modes()[-1:]):
             _C._push_on_torch_function_stack(self)
         super().__exit__(*raised)
 
@@ -114,7 +114,7 @@ class same_modes:
 
     def __enter__(self) -> Self:
         self._dispatch = dispatch_modes()
-        self._functions = _function_modes()
+        self._functions = function_modes()
         self._keys = {key: _C._dispatch_tls_is_dispatch_key_included(key) for key in _OF_MODES}
         self._profile = sys.getprofile()
         self._paused = pause(False)
@@ -148,7 +148,7 @@ class same_modes:
         )
         _restore(
             self._functions,
-            _function_modes(),
+            function_modes(),
             _C._pop_torch_function_stack,
             _C._push_on_torch_function_stack,
         )
@@ -207,7 +207,8 @@ def _forget_interrupted() -> None:
                     setattr(_python_dispatch, name, False)
 
 
-def _function_modes() -> list[object]:
+def function_modes() -> list[object]:
+    """Return the function modes of this thread, outermost first."""
     return [_C._get_function_stack_at(i) for i in range(_C._len_torch_function_stack())]
 
 

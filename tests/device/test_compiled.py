@@ -307,6 +307,7 @@ def test_a_number_of_the_host_among_host_tensors(device: torch.device, rand: Ran
         (lambda x: x / x.sum().item(), "OL101"),
         (lambda x: x * 2 if x.sum() > 0 else x, "OL101"),
         (lambda x: x * len(x.sum(0).tolist()), "OL101"),
+        (lambda x: x * len(x.tolist()), "OL101"),
         (lambda x: x[x > 0], "OL102"),
         (lambda x: (x * 2).cpu().sin().to(x.device), "OL103"),
         (lambda x: x + torch.rand(4).to(x.device), "OL103"),

@@ -57,10 +57,10 @@ class HostReads(UnnoticedMode):
             return type(args[0]).__name__
         read = READS.get(func)
         if read is not None and isinstance(args[0], Tensor):
-            self._read(args[0], read)
+            self.read(args[0], read)
         if func in _OF_LISTS:
             for t in _listed((*args, *kwargs.values())):
-                self._read(t, f"`{func.__name__}` of a list of tensors", _JOINED)
+                self.read(t, f"`{func.__name__}` of a list of tensors", _JOINED)
         indexing = func in (Tensor.__getitem__, Tensor.__setitem__)
         if indexing:
             for t in _listed(parts_of(args[1]) or args[1]):
@@ -83,7 +83,8 @@ class HostReads(UnnoticedMode):
                 self.assigning -= 1
         return call(func, types, args, kwargs)
 
-    def _read(self, t: Tensor, how: str, fix: str | None = None) -> None:
+    def read(self, t: Tensor, how: str, fix: str | None = None) -> None:
+        """Take a tensor for one that the host reads."""
         if self._owns(t):
             self._refuse("OL101", f"the host reads a tensor in a capture: {how}", t, fix)
         self._note(t)

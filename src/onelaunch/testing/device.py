@@ -23,7 +23,7 @@ from torch.utils import backend_registration
 from onelaunch.call.spec import contiguous_stride, extent_bytes
 from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.driver.aten import Operator, copy_bits, mapped, operator, tensors
-from onelaunch.driver.host_reads import is_asked_for_class
+from onelaunch.driver.host_reads import HostReads, is_asked_for_class
 from onelaunch.driver.tape.recorder import is_recording, recording
 from onelaunch.testing import engine
 from onelaunch.testing.arena import Arena, Block
@@ -40,6 +40,7 @@ from onelaunch.testing.storage import (
     tensor_over,
 )
 from onelaunch.testing.torch_module import Module
+from onelaunch.unwinding import function_modes
 
 # May read a tensor of the host: a copy from it, and (as on CUDA) the indices of an indexing.
 TAKES_HOST = frozenset(
@@ -155,6 +156,9 @@ class TapeTensor(Tensor):
 
 def _read(t: Tensor, how: str) -> Tensor:
     _refuse_read(how)
+    for mode in function_modes():  # these functions are not torch's, which the mode would see
+        if isinstance(mode, HostReads):
+            mode.read(t, how)
     return t.detach().cpu()
 
 

@@ -64,7 +64,7 @@ class HostReads(UnnoticedMode):
         indexing = func in (Tensor.__getitem__, Tensor.__setitem__)
         if indexing:
             for t in _listed(parts_of(args[1]) or args[1]):
-                self._read(t, "an index that is a list of tensors", _JOINED)
+                self.read(t, "an index that is a list of tensors", _JOINED)
         if func in CHECKED if not indexing else _selects(args[1]):
             self.calling = func
             try:

@@ -141,7 +141,7 @@ class Warmup:
         # Later reads the capture will see; Dynamo would compile the watch with the callable.
         if not hidden and (not signature.warmups or self._callee.reads is None):
             run = self._callee.watched(run, step_aside)
-        known = signature.known
+        known = signature.compiled_accesses
         noting = known.noting(device) if hidden and known is not None else nullcontext()
         with inlining(), stepping, noting:
             if here:
@@ -279,7 +279,7 @@ class Warmup:
             ):
                 args, kwargs = _on_device(attempt)
                 for _ in range(2):
-                    with signature.known.noting(device):
+                    with signature.compiled_accesses.noting(device):
                         driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
         refuse_lasting(effects.found)
 

@@ -323,3 +323,69 @@ def test_scatters_of_slices(rand: Rand, name: str, sizes: tuple[int, ...] | None
             x, m = rand(n, n, 6), rand(n, n, 3, 3, dtype=torch.bool)
             assert torch.equal(fast(x, m).cpu(), f(x, m).cpu())
     assert replays(fast) >= 2
+
+
+STORED: dict[str, tuple[Callable[[Any, Tensor], object], bool]] = {
+    "the size": (lambda _, x: len(x), False),
+    "the shape": (lambda _, x: tuple(x.shape), False),
+    "what comes of the size": (lambda _, x: 1.0 / len(x), False),
+    "the sum of sizes": (lambda kept, x: kept + len(x), False),
+    "a constant": (lambda _, x: 7, True),
+    "another dimension": (lambda _, x: x.shape[1], True),
+    "a count": (lambda kept, x: kept + 1, True),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_stored_number_that_changes_with_the_size_is_refused(rand: Rand, name: str) -> None:
+    """A replay would store that of its bucket."""
+    value, right = STORED[name]
+    state = [{"kept": 0}, {"kept": 0}]
+
+    def program(state: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+        def f(x: Tensor) -> Tensor:
+            state["kept"] = value(state["kept"], x)
+            return x * 2
+
+        return f
+
+    eager, fast = program(state[0]), ol.graph(program(state[1]), buckets=ol.Buckets(0, (4, 8)))
+    calls = [rand(n, n, 4) for n in (3, 3, 3, 3, 2, 4, 6, 6, 6, 6, 7)]
+    if not right:
+        with pytest.raises(ol.CaptureError, match=r"OL140.*`.*kept.*changes with the size"):
+            list(map(fast, calls))
+        return
+    for x in calls:
+        assert torch.equal(fast(x), eager(x))
+        assert state[0] == state[1]
+    assert replays(fast)
+
+
+BY_PLACE: dict[str, Program] = {
+    "a triangle": lambda x: x.tril(),
+    "a constant for some rows": lambda x: torch.cat([x[:3] * 2, x[3:]]),
+}
+
+
+@pytest.mark.parametrize("name", BY_PLACE)
+def test_chunks_of_rows_that_depend_on_their_place_are_refused(rand: Rand, name: str) -> None:
+    buckets = ol.Buckets(0, (4, 8), overflow="chunk")
+    calls = [(rand(n, n, 4),) for n in (8, 8, 8, 11)]
+    words = right_or_refused(BY_PLACE[name], buckets, calls)
+    assert words is not None
+    assert "before" in words
+
+
+def test_chunks_of_a_callable_that_counts_its_calls_are_refused(rand: Rand) -> None:
+    state = {"calls": 0}
+
+    def f(x: Tensor) -> Tensor:
+        state["calls"] += 1
+        return x * 2
+
+    fast = ol.graph(f, buckets=ol.Buckets(0, (4, 8), overflow="chunk"), warmup=1)
+    for n in (3, 3, 8, 8, 5):
+        fast(rand(n, n, 4))
+    assert state["calls"] == 5
+    with pytest.raises(ol.CaptureError, match=r"OL140.*calls.*for each chunk"):
+        fast(rand(11, 11, 4))

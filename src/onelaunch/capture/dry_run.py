@@ -81,6 +81,9 @@ class DryRun:
         reached: the state that it reaches.
         tree: the tree of the arguments.
         ahead: whether this runs before the first call, so that no lasting state may be made.
+
+    Attributes:
+        found: the changes of the last run, which are undone.
     """
 
     driver: Driver
@@ -89,6 +92,7 @@ class DryRun:
     reached: ReachableState
     tree: Tree
     ahead: bool = False
+    found: list[Change] = field(default_factory=list[Change])
 
     def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
         """Run on these tensors, restore everything, and return the result, flattened."""
@@ -96,6 +100,7 @@ class DryRun:
         undone = rolled_back(self.driver, self.device, inputs, self.reached)
         with undone as effects, torch.no_grad(), mode or nullcontext(), effects.observer:
             result = self.driver.warmup(lambda: self.fn(*args, **kwargs), self.device)
+        self.found = effects.found
         if self.ahead:
             refuse_lasting(effects.found)
         for change in effects.found:

@@ -3,9 +3,9 @@
 The interpreter's profile hook watches every function that runs, in any package. When one returns,
 the loads of its instructions (see `loads`) are looked up from the values of its variables. So
 methods of objects made in the call, partials, enumerations and classes of libraries are seen like
-anything else, and an object that merely shares a name with one that was read is not. Where nobody can
-tell afterwards of which objects an attribute was loaded, as in `queue.pop().scale`, its name counts
-for all that are reached (`Loads.loose`).
+anything else, and an object that merely shares a name with one that was read is not. Where nobody
+can tell afterwards of which objects an attribute was loaded, as in `queue.pop().scale`, its name
+counts for all that are reached (`Loads.loose`).
 """
 
 from __future__ import annotations

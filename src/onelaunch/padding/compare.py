@@ -10,11 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from onelaunch.call.tree import Constant
+from onelaunch.capture.effects import is_unchanging
 from onelaunch.driver.aten import operator, tensors
 from onelaunch.driver.distance import rounding
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.sizes.buckets import Sizes
 from onelaunch.sizes.dims import Follow
+from onelaunch.state.slots import Slot
+from onelaunch.state.walk import Change
 from onelaunch.watch.operations import DecomposingMode
 
 
@@ -99,3 +103,13 @@ class Jitter(DecomposingMode):
                 noise = torch.randn(t.shape, generator=self._generator, device="cpu")
                 t.mul_((1 + rounding(t) / 4 * noise.to(t.dtype)).to(t.device))
         return result
+
+
+def stored_otherwise(first: Sequence[Change], second: Sequence[Change]) -> Slot | None:
+    """Return a slot in which two runs from the same state left other numbers, or None."""
+    runs = [{change.slot.id: change for change in found} for found in (first, second)]
+    for key, change in {**runs[0], **runs[1]}.items():
+        one, other = (run[key].after if key in run else change.before for run in runs)
+        if is_unchanging(one) and is_unchanging(other) and not Constant(one).matches(other):
+            return change.slot
+    return None

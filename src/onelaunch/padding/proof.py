@@ -21,7 +21,15 @@ from onelaunch.capture.dry_run import DryRun
 from onelaunch.driver.distance import close
 from onelaunch.errors import CaptureError
 from onelaunch.padding.backprop import Backprop
-from onelaunch.padding.compare import Followed, Form, Jitter, Known, line, same_layout
+from onelaunch.padding.compare import (
+    Followed,
+    Form,
+    Jitter,
+    Known,
+    line,
+    same_layout,
+    stored_otherwise,
+)
 from onelaunch.padding.pad import (
     Proof,
     Request,
@@ -31,12 +39,13 @@ from onelaunch.padding.pad import (
     each_once,
     resized,
 )
-from onelaunch.padding.samples import Samples
+from onelaunch.padding.samples import Samples, unknown
 from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, Finding
 from onelaunch.padding.taint.mode import TaintMode
-from onelaunch.padding.taint.trace import Step, Trace, form, reach
+from onelaunch.padding.taint.trace import Step, Trace, form, reach, shapes_of
 from onelaunch.sizes.buckets import Buckets, Sizes, shown
-from onelaunch.sizes.dims import Follow, Padded
+from onelaunch.sizes.dims import Follow
+from onelaunch.state.slots import MISSING
 
 _ROUNDED = 3
 """Number of runs with rounding errors, each of which an integer must survive."""
@@ -194,14 +203,19 @@ class _Proving:
         grown = samples.grown(inputs)  # before a run may write into them
         real = self._real(sizes, trace, inputs)
         self.results[sizes] = real
+        stored = self.dry_run.found
         if self.buckets.independent:
             return self._real(sizes, None, grown, padded=True)
         taint, padded = self._padded(grown, inputs, trace.steps, sizes)
         if self.form is None:
             self.form = (form(trace.steps), self.call.padded)
             self.degenerate = self._is_degenerate(trace.steps, sizes)
-            followed = {} if taint is None else {self.bucket: _shapes(taint.steps)}
-            self.shapes = {sizes: _shapes(trace.steps), **followed}
+            followed = {} if taint is None else {self.bucket: shapes_of(taint.steps)}
+            self.shapes = {sizes: shapes_of(trace.steps), **followed}
+        unlike = stored_otherwise(stored, self.dry_run.found)
+        if unlike is not None:
+            what = f"`{unlike.name}` is given a value that changes with the size"
+            raise CaptureError("OL140", what, fix="store it outside of the callable")
         if padded.tree != real.tree:
             what = "a result that is not a tensor changes with the size"
             raise CaptureError("OL140", what, fix="return tensors, or ask the tensor for its size")
@@ -241,7 +255,7 @@ class _Proving:
             outside = torch.ones(t.shape, dtype=torch.bool, device="cpu")
             outside[tuple(slice(0, n) for n in small.shape)] = False
             # A constant fill is padding, but its value is known.
-            taint.mark(t, outside, _unknown(outside, small, how))
+            taint.mark(t, outside, unknown(outside, small, how))
         return taint
 
     def _check_run(self, taint: TaintMode, grown: Sequence[Tensor], sizes: Sizes) -> None:
@@ -363,6 +377,10 @@ class _Proving:
         whole = tuple(size if i == place else b for i, b in enumerate(self.bucket))
         rest = tuple(size - half if i == place else b for i, b in enumerate(self.bucket))
         self._real(rest, trace)
+        changed = next((c for c in self.dry_run.found if c.before not in (MISSING, None)), None)
+        if changed is not None:
+            what = f"the callable changes `{changed.slot.name}`, which it would do for each chunk"
+            raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
         inputs = self._inputs(whole)
         taint = TaintMode(self.dry_run.device, trace.steps)
         for t, how in zip(inputs, self.call.padded, strict=True):
@@ -384,6 +402,29 @@ class _Proving:
             dim = next(f.dim for f in proof.follows[number] if f.place == place)
             if taint.depends(t, (*[slice(None)] * dim, slice(half, None))):
                 raise self._refusal(f"result {number}", taint.blame(t))
+        self._check_places(proof, place, whole, half)
+
+    def _check_places(self, proof: Proof, place: int, whole: Sizes, half: int) -> None:
+        """Refuse if rows depend on how many are before them, as by a table of positions."""
+        count = whole[place] - half
+        inputs = Samples(self.flat.tensors, self.call.padded, whole, random=True).real(whole)
+        behind: list[Tensor] = []
+        for t, how in zip(inputs, self.call.padded, strict=True):
+            dim = None if how is None else how.dim_of(place)
+            behind.append(t.clone() if dim is None else t.narrow(dim, half, count).clone())
+        try:
+            alone, result = self._real(whole, None, behind), self._real(whole, None, inputs)
+        except CaptureError as error:
+            if error.__cause__ is None:
+                raise
+            return  # it does not take random numbers
+        for number, (small, t) in enumerate(zip(alone.tensors, result.tensors, strict=True)):
+            dim = next(f.dim for f in proof.follows[number] if f.place == place)
+            rows = t.narrow(dim, half, count)
+            floats = t.is_floating_point() or t.is_complex()
+            if rows.shape != small.shape or (floats and not close(rows, small)):
+                what = f"rows of result {number} depend on how many are before them"
+                raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
 
     def _refusal(
         self, what: str, found: Finding, on: str | None = None, fix: str | None = None
@@ -457,17 +498,3 @@ class _Proving:
             if any(o.untyped_storage()._cdata == storage for o in others if o is not t):
                 what = f"result {number} shares memory with another result"
                 raise CaptureError("OL140", what, fix="return a `.clone()`")
-
-
-def _shapes(steps: Sequence[Step]) -> tuple[int, ...]:
-    return tuple(n for s in steps for shape in (*s.inputs, *s.outputs) for n in shape)
-
-
-def _unknown(outside: Tensor, small: Tensor, how: Padded) -> Tensor:
-    """Return the plane of elements that differ in other calls: all but constant fills."""
-    where = torch.ones_like(outside)
-    for dim, value in zip(how.dims, how.fill, strict=True):
-        if value is not None:
-            real = small.shape[dim]
-            where.narrow(dim, real, where.shape[dim] - real).fill_(False)
-    return where

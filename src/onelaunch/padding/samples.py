@@ -120,3 +120,13 @@ def drawn(t: Tensor, seed: int, positive: bool = False) -> Tensor:
     random = torch.rand(t.shape, generator=generator, device=place, dtype=wide.dtype)
     made = torch.where(replaced, (low + (high - low) * random).to(t.device), wide)
     return torch.empty_like(t).copy_(made)
+
+
+def unknown(outside: Tensor, small: Tensor, how: Padded) -> Tensor:
+    """Return the plane of elements that differ in other calls: all but constant fills."""
+    where = torch.ones_like(outside)
+    for dim, value in zip(how.dims, how.fill, strict=True):
+        if value is not None:
+            real = small.shape[dim]
+            where.narrow(dim, real, where.shape[dim] - real).fill_(False)
+    return where

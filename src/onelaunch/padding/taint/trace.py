@@ -167,3 +167,8 @@ class Trace(DecomposingMode):
             return result
         self.steps.append(step_of(func, args, kwargs, result))
         return result
+
+
+def shapes_of(steps: Sequence[Step]) -> tuple[int, ...]:
+    """Return the sizes of all tensors that the steps take and give."""
+    return tuple(n for s in steps for shape in (*s.inputs, *s.outputs) for n in shape)

@@ -103,18 +103,18 @@ class Bucketed(Graphed[P, R]):
         flat = flatten_call(args, kwargs)
         driver, device = self._callee.driver_and_device(flat)
         if is_unrecordable(driver, flat):
-            return self.fn(*args, **kwargs)
+            return self._inline(driver, args, kwargs)
         try:
             call = request(self._buckets, flat, self._names)
         except GraphError as error:
             if self._raises or error.code != "OL402":
                 raise
-            return self._unbucketed(error, args, kwargs)
+            return self._unbucketed(error, driver, args, kwargs)
         self._count(call.sizes).made += 1
         bucket = self._buckets.choose(call.sizes)
         if 0 in call.sizes:
             self._table.counts.eager_calls += 1
-            return self.fn(*args, **kwargs)
+            return self._inline(driver, args, kwargs)
         if bucket is None:
             return self._above(driver, device, call, flat, args, kwargs)
         with driver.exclusive():
@@ -179,16 +179,18 @@ class Bucketed(Graphed[P, R]):
             if isinstance(proof, Proof):
                 return self._in_chunks(proof, call, flat, places[0])
             if proof is not None:
-                return self._unbucketed(proof, args, kwargs)
+                return self._unbucketed(proof, driver, args, kwargs)
             what = f"{what}, with more than {len(self._chunks)} signatures"
             fix = "add a larger size, or pass the varying value as a tensor"
-        return self._unbucketed(GraphError("OL310", what, fix=fix), args, kwargs)
+        return self._unbucketed(GraphError("OL310", what, fix=fix), driver, args, kwargs)
 
-    def _unbucketed(self, error: GraphError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _unbucketed(
+        self, error: GraphError, driver: Driver, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> R:
         """Run a call that no bucket serves as it is, with a warning."""
         self._notices.give(error.warning("such calls run eagerly"))
         self._table.counts.eager_calls += 1
-        return self.fn(*args, **kwargs)
+        return self._inline(driver, args, kwargs)
 
     def _in_chunks(self, proof: Proof, call: Request, flat: Flat, place: int) -> R:
         """Run the call in chunks of the largest bucket, and join the results."""

@@ -89,8 +89,8 @@ class Graphed(Generic[P, R]):
         self._table = Table(name, options.warmup_calls, pool, self._notices)
         self._recorder = Recorder(name, options, pool, callee, self._table, self._signatures)
         self._running: list[int] = []
-        """The threads in an eager run. A capture with a backward waits until they are done, since
-        it puts stand-ins in place of the parameters that they read."""
+        """The threads in an eager run. Until they are done, what is due to be captured with a
+        backward runs eagerly too: a capture puts stand-ins in place of the parameters they read."""
         self._phases = Phases(name, options, callee, self._signatures, self._table, self._running)
         functools.update_wrapper(self, fn, updated=())
 
@@ -118,7 +118,7 @@ class Graphed(Generic[P, R]):
         driver, device = self._callee.driver_and_device(flat)
         if is_unrecordable(driver, flat):
             # A sparse argument, say, or inside a capture by hand, or hooks that pack saved tensors.
-            return self.fn(*args, **kwargs)
+            return self._inline(driver, args, kwargs)
         with driver.exclusive():
             result = self._replayed(args, kwargs)  # recorded by another thread in the meantime?
             if result is MISS:
@@ -351,6 +351,15 @@ class Graphed(Generic[P, R]):
         """
         try:
             return self._run_original(args, kwargs)
+        finally:
+            self._running.remove(get_ident())
+
+    def _inline(self, driver: Driver, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Run the callable itself, and no pieces of it, while no other thread captures it."""
+        with driver.exclusive():
+            self._running.append(get_ident())
+        try:
+            return self.fn(*args, **kwargs)
         finally:
             self._running.remove(get_ident())
 

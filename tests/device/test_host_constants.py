@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from .steps import step_over
 Rand = Callable[..., Tensor]
 
 TABLE = torch.arange(3.0)
+AGAIN = itertools.cycle((1.0, 2.0, 3.0))
 LARGE = torch.linspace(-1, 1, 900).reshape(3, 300)
 PICKED = np.array([0, 2])
 MASK = torch.tensor([True, False, True])
@@ -326,12 +328,21 @@ def refused(fast: Callable[[Tensor], Tensor], rand: Rand) -> ol.CaptureError:
     [
         (lambda x: torch.tensor(time.perf_counter() % 1, device=x.device), "OL117"),
         (lambda x: torch.tensor([time.perf_counter() % 1] * 99).to(x.device)[:3], "OL117"),
+        (lambda x: x.new_tensor(next(AGAIN)), "OL117"),
         (lambda x: torch.rand(3).to(x.device), "OL103"),
         (lambda x: torch.rand(()), "OL104"),
         (lambda x: torch.zeros(3).normal_().to(x.device), "OL103"),
         (lambda x: torch.empty(3).to(x.device) * 0, "OL103"),
     ],
-    ids=["clock", "clocks", "random", "random number", "filled", "uninitialized"],
+    ids=[
+        "clock",
+        "clocks",
+        "values that come again",
+        "random",
+        "random number",
+        "filled",
+        "uninitialized",
+    ],
 )
 def test_what_moves_is_refused(moving: Callable[[Tensor], Tensor], code: str, rand: Rand) -> None:
     fast = ol.graph(lambda x: x + moving(x))

@@ -66,6 +66,10 @@ class Lifted:
         self.known: list[Tensor] = []
         """The host tensors that have copies."""
         self._misses = 0
+        self._order: list[Key] = []
+        """The values that this attempt brings, in order."""
+        self._before: list[Key] = []
+        """Values of the attempt before, if it lacked a copy: this one brings the same first."""
         self.missing: dict[Key, Tensor] = {}
         self.used: dict[Key, Tensor] = {}
         """The copies that this attempt uses."""
@@ -73,9 +77,13 @@ class Lifted:
             self.missing[bits_of(t)] = t
 
     def of(self, t: Tensor) -> Tensor | None:
-        """Return the device's copy of a host tensor; None if there is none yet."""
-        key = bits_of(t)
+        """Return the device's copy of a host tensor; None if there is none yet, or if the attempt
+        before brought another value here: then more attempts are of no use."""
+        key, place = bits_of(t), len(self._order)
+        self._order.append(key)
         found = self._made.get(key)
+        if place < len(self._before) and key != self._before[place]:
+            found, self._misses = None, MISSES
         if found is None:
             self.missing[key] = t.detach().clone()
         else:
@@ -101,6 +109,7 @@ class Lifted:
         """Return whether a failed attempt brought unforeseen values to the device. The next attempt
         has copies of them there; values that differ at each attempt are refused in the end."""
         self._misses += bool(self.missing)
+        self._before = self._order if self.missing else []
         return bool(self.missing) and not self.exhausted
 
     @property
@@ -110,7 +119,7 @@ class Lifted:
 
     def make(self) -> None:
         """Make the copies that are missing, outside of a capture."""
-        wanted, self.missing, self.used = self.missing, {}, {}
+        wanted, self.missing, self.used, self._order = self.missing, {}, {}, []
         with torch.inference_mode(False), torch.no_grad():
             for key, t in wanted.items():
                 self._made[key] = t.to(self._device)

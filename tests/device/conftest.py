@@ -98,6 +98,22 @@ def _hide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def missed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many copies of host values each attempt at a capture lacked."""
+    from onelaunch.watch.lifted import Lifted
+
+    found: list[int] = []
+    make = Lifted.make
+
+    def made(self: Lifted) -> None:
+        found.append(len(self.missing))
+        make(self)
+
+    monkeypatch.setattr(Lifted, "make", made)
+    return found
+
+
+@pytest.fixture
 def rand(device: torch.device) -> Callable[..., Tensor]:
     """`rand(seed, *shape, dtype=)` on the device."""
     return functools.partial(random_tensor, device=device)

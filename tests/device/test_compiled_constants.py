@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch.watch.lifted import Lifted
 
 from .drop_in import assert_same, drop_in_worlds, on_accelerators, replays
 from .test_host_constants import LARGE, PROGRAMS, TABLE, refused
@@ -176,21 +175,14 @@ def test_state_that_is_replaced_between_calls(rand: Rand, when: int) -> None:
 
 
 @on_accelerators
-def test_one_capture_is_enough(rand: Rand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_capture_is_enough(rand: Rand, missed: list[int]) -> None:
     """The run under watch shows which values will be wanted."""
-    missed: list[int] = []
-    make = Lifted.make
-
-    def made(self: Lifted) -> None:
-        missed.append(len(self.missing))
-        make(self)
 
     def f(x: Tensor) -> Tensor:
         for i in range(5):
             x = x + torch.tensor([i + 0.5, 1.0, 2.0]).to(x.device) * TABLE.to(x.device)
         return x
 
-    monkeypatch.setattr(Lifted, "make", made)
     fast = ol.graph(f, compile=True)
     with torch.no_grad():
         for i in range(6):

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch.watch.lifted import Lifted
 
 from .drop_in import assert_same, on_accelerators, replays
 from .steps import step_over
@@ -150,21 +149,14 @@ def test_it_replays(name: str, grad: bool, rand: Rand) -> None:
 
 
 @on_accelerators
-def test_one_capture_is_enough(rand: Rand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_capture_is_enough(rand: Rand, missed: list[int]) -> None:
     """The warm-up shows which values will be wanted."""
-    missed: list[int] = []
-    make = Lifted.make
-
-    def made(self: Lifted) -> None:
-        missed.append(len(self.missing))
-        make(self)
 
     def f(x: Tensor) -> Tensor:
         for i in range(5):
             x = x + torch.tensor([float(i), 1.0, 2.0], device=x.device)
         return x
 
-    monkeypatch.setattr(Lifted, "make", made)
     fast = ol.graph(f)
     with torch.no_grad():
         for i in range(6):

@@ -62,8 +62,9 @@ class HostReads(UnnoticedMode):
             for t in _listed((*args, *kwargs.values())):
                 self.read(t, f"`{func.__name__}` of a list of tensors", _JOINED)
         indexing = func in (Tensor.__getitem__, Tensor.__setitem__)
+        parts = parts_of(args[1]) if indexing else ()
         if indexing:
-            for t in _listed(parts_of(args[1]) or args[1]):
+            for t in _listed(parts or args[1]):
                 self.read(t, "an index that is a list of tensors", _JOINED)
         if func in CHECKED if not indexing else _selects(args[1]):
             self.calling = func
@@ -71,8 +72,7 @@ class HostReads(UnnoticedMode):
                 return call(func, types, args, kwargs)
             finally:
                 self.calling = None
-        by_list = indexing and any(map(is_places, parts_of(args[1])))
-        if by_list and args[0].device.type != "cpu" and self._owns(args[0]):
+        if any(map(is_places, parts)) and args[0].device.type != "cpu" and self._owns(args[0]):
             what = "an index that is a list is copied to the device"
             self._refuse("OL103", what, args[0], BY_LIST)
         if func is Tensor.__setitem__ and not isinstance(args[2], Tensor):

@@ -29,6 +29,9 @@ REFUSALS_TEXT = (
     "tried with the model, and was right."
 )
 
+DOCTOR_HEAD = ("on a GPU", "diagnosed", "right", "wrong", "no time left")
+DOCTOR_TEXT = "Right is the refusal at its line, or nothing that blocks a capture."
+
 
 def rows_of(results: dict[str, Any]) -> list[tuple[str, ...]]:
     """How many models each engine runs right, by mode."""
@@ -95,3 +98,15 @@ def _of_code(code: str, refused: list[dict[str, Any]]) -> tuple[str, ...]:
 
 def _count(which: Iterable[bool]) -> str:
     return str(sum(which))
+
+
+def diagnosed(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    """How often the doctor names what a GPU refuses, and nothing else."""
+    rows: list[tuple[str, ...]] = []
+    for on_gpu, right in (("refused", "named"), ("one launch", "clean")):
+        cases = [row for row in results["cases"].values() if row["on the GPU"]["verdict"] == on_gpu]
+        found = Counter(row["verdict"] for row in cases)
+        done = found.total() - found["not run"]
+        counts = done, found[right], done - found[right], found["not run"]
+        rows.append((on_gpu, *map(str, counts)))
+    return rows

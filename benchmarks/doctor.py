@@ -2,6 +2,7 @@
 
     python -m benchmarks.doctor --seconds 1200 --out /tmp/doctor.json
     python -m benchmarks.doctor --models 'transformers/*vl*' --out /tmp/some.json
+    python -m benchmarks.doctor --resume /tmp/doctor.json
 
 Each model of `results/coverage.json`, which was run on a GPU, is diagnosed on this machine's CPU.
 A model that was refused there is to be named here, with the refusal's code at its line; one that
@@ -59,6 +60,22 @@ def compared(row: dict[str, Any], on_gpu: dict[str, Any]) -> str:
     return "another line" if places else "not named"
 
 
+def finished(path: Path, wanted: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What an earlier run had diagnosed, compared with what the GPU does now."""
+    rows: dict[str, Any] = json.loads(path.read_text())["cases"]
+    return {
+        name: row
+        | {"verdict": compared(row["here"], wanted[name]), "on the GPU": of_gpu(wanted[name])}
+        for name, row in rows.items()
+        if name in wanted and "found" in row["here"]
+    }
+
+
+def of_gpu(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row says of the GPU."""
+    return {k: v for k, v in row.items() if k in ("verdict", "code", "line")}
+
+
 def _place(line: str) -> tuple[str, str]:
     """The file of a line, and its text: releases of a library number them differently."""
     file, _, rest = line.partition(":")
@@ -73,10 +90,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="tape", help="tape or cpu")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 2)
     parser.add_argument("--seconds", type=float, default=3600.0, help="then it ends")
+    parser.add_argument("--resume", type=Path, help="keep what this run had finished")
     parser.add_argument("--out", type=Path, default=RESULTS / "doctor.json")
     options = parser.parse_args(argv)
     wanted = expected(options.models)
-    cases = [Case(*name.split(" "), [DOCTOR]) for name in wanted]
+    kept = finished(options.resume, wanted) if options.resume else {}
+    cases = [Case(*name.split(" "), [DOCTOR]) for name in wanted if name not in kept]
     verdicts: dict[str, str] = {}
 
     def done(case: Case) -> None:
@@ -85,14 +104,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{len(verdicts)}/{len(cases)}  {name}: {verdicts[name]} {case.why}", flush=True)
 
     run(cases, options.device, options.workers, options.seconds, done)
-    rows = {
+    rows = kept | {
         f"{c.name} {c.mode}": {
             "verdict": verdicts.get(f"{c.name} {c.mode}", "not run"),
-            "on the GPU": {
-                k: v
-                for k, v in wanted[f"{c.name} {c.mode}"].items()
-                if k in ("verdict", "code", "line")
-            },
+            "on the GPU": of_gpu(wanted[f"{c.name} {c.mode}"]),
             "here": c.rows.get(DOCTOR, {"why": c.why}),
         }
         for c in cases

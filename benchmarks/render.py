@@ -333,6 +333,13 @@ def refusals(results: dict[str, Any]) -> str:
     return table(coverage_table.REFUSALS_HEAD, rows) + "\n" + text
 
 
+def doctor(results: dict[str, Any]) -> str:
+    """How often the doctor says without a GPU what the GPU then does."""
+    here = results["environment"]
+    text = f"{coverage_table.DOCTOR_TEXT} {here['cpu']}, torch {here['torch']}.\n"
+    return table(coverage_table.DOCTOR_HEAD, coverage_table.diagnosed(results)) + "\n" + text
+
+
 def optimized(results: dict[str, Any]) -> str:
     """`ol.optimize` beside the best of the other ways."""
     workloads = results["workloads"]
@@ -355,6 +362,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "backend": ("backend.json", backend),
     "coverage": ("coverage.json", coverage),
     "coverage-refusals": ("coverage.json", refusals),
+    "doctor": ("doctor.json", doctor),
     "torch-versions": ("torch_versions.json", torch_versions),
     "training-summary": ("training.json", training_summary),
     "training-pair": ("training.json", training("pair")),

@@ -130,10 +130,10 @@ class MixedCalls:
         self.verdict.settle()
 
 
-def mixed_calls(device: torch.device, calls: int) -> dict[str, Any]:
+def mixed_calls(device: torch.device, calls: int, seed: int = 0) -> dict[str, Any]:
     """Signatures mixed with moved parameters, failed captures and resets; memory must not grow."""
     start = time.perf_counter()
-    dice = random.Random(0)
+    dice = random.Random(seed)
     world = MixedCalls(device)
     memory: tuple[int, int] | None = None
     with torch.no_grad():

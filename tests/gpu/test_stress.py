@@ -38,8 +38,10 @@ def kernels_of(f: Any) -> list[str]:
     return [e.key for e in seen.key_averages()]
 
 
-def test_mixed_calls(device: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
-    show(capsys, "mixed calls", stress.mixed_calls(device, 100_000))
+@pytest.mark.parametrize("seed", range(4))
+def test_mixed_calls(device: torch.device, capsys: pytest.CaptureFixture[str], seed: int) -> None:
+    """100,000 calls in all, in processes side by side where there are workers."""
+    show(capsys, f"mixed calls, seed {seed}", stress.mixed_calls(device, 25_000, seed))
 
 
 def test_threads_on_streams(device: torch.device, capsys: pytest.CaptureFixture[str]) -> None:

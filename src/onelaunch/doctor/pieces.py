@@ -20,6 +20,8 @@ from onelaunch.errors import GraphWarning, let_go
 from onelaunch.runtime.stats import GraphStats
 
 _TIMED = 5
+_TIMED_SECONDS = 1.0
+"""Calls that are timed, and the time after which no more are."""
 _CALLS = 16
 """Calls at most until all are launched that can be; each level of modules takes some."""
 
@@ -68,7 +70,9 @@ def _pieces(workload: Workload, backward: bool, grad: bool, inference: bool) -> 
                     break
             else:
                 return None
-            seconds = [_timed(fast, workload) for _ in range(_TIMED)]
+            seconds: list[float] = []
+            while len(seconds) < _TIMED and sum(seconds) < _TIMED_SECONDS:
+                seconds.append(_timed(fast, workload))
     except Exception as error:  # noqa: BLE001  Dynamo's own; the callable itself has run in eager
         let_go(error)
         return None

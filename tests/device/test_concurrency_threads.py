@@ -282,3 +282,35 @@ def test_a_call_that_no_graph_can_hold_waits_for_a_capture(device: torch.device)
     thread.join(20)
     assert captures.is_set()
     assert_same(weight.grad, torch.full_like(weight, 2.0))
+
+
+def test_no_capture_ahead_beside_a_run_that_reads_the_parameters(device: torch.device) -> None:
+    """It would go on with the stand-ins that the capture puts there."""
+    layer = torch.nn.Linear(4, 4, device=device)
+    inside, go = threading.Event(), threading.Event()
+
+    def f(x: Tensor, waits: bool) -> Tensor:
+        if waits:
+            inside.set()
+            go.wait(20)
+        return layer(x)
+
+    fast, x = ol.graph(f, warmup=1), torch.ones(2, 4, device=device)
+
+    def packs() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            fast(x, True).sum().backward()
+
+    thread = threading.Thread(target=packs)
+    thread.start()
+    inside.wait(20)
+    with torch.no_grad():
+        fast.capture(x, False)  # reads the parameters themselves
+    with pytest.raises(ol.CaptureError, match="another thread is in an eager run"):
+        fast.capture(x, False)
+    go.set()
+    thread.join(20)
+    fast.capture(x, False)
+    fast(x, False).sum().backward()
+    assert replays(fast) == 1
+    assert_same(layer.weight.grad, torch.full_like(layer.weight, 4.0))

@@ -88,10 +88,7 @@ class Graphed(Generic[P, R]):
         self._signatures = Signatures(name, self._notices)
         self._table = Table(name, options.warmup_calls, pool, self._notices)
         self._recorder = Recorder(name, options, pool, callee, self._table, self._signatures)
-        self._running: list[int] = []
-        """The threads in an eager run. Until they are done, what is due to be captured with a
-        backward runs eagerly too: a capture puts stand-ins in place of the parameters they read."""
-        self._phases = Phases(name, options, callee, self._signatures, self._table, self._running)
+        self._phases = Phases(name, options, callee, self._signatures, self._table)
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -342,26 +339,26 @@ class Graphed(Generic[P, R]):
     def _enter_eager(self) -> None:
         """Count a run by `_eager`; call it while no other thread captures."""
         self._table.counts.eager_calls += 1
-        self._running.append(get_ident())
+        self._table.running.append(get_ident())
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        """Run the callable itself, in a thread that has entered itself in `_running`.
+        """Run the callable itself, in a thread that has entered itself in `running`.
 
         This holds no lock: threads that the callable starts may wait for each other.
         """
         try:
             return self._run_original(args, kwargs)
         finally:
-            self._running.remove(get_ident())
+            self._table.running.remove(get_ident())
 
     def _inline(self, driver: Driver, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run the callable itself, and no pieces of it, while no other thread captures it."""
         with driver.exclusive():
-            self._running.append(get_ident())
+            self._table.running.append(get_ident())
         try:
             return self.fn(*args, **kwargs)
         finally:
-            self._running.remove(get_ident())
+            self._table.running.remove(get_ident())
 
     def _run_original(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run the callable as it is; `InPieces` runs its pieces."""

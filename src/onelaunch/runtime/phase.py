@@ -6,7 +6,6 @@ The options `warmup`, `max_recordings`, `max_in_flight` and `on_mismatch` act he
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from threading import get_ident
 from typing import NamedTuple
 
@@ -61,11 +60,7 @@ Phase = Eager | Refused | Warming | Ready
 
 
 class Phases:
-    """The rules that give a call its phase, over the signatures and recordings of one callable.
-
-    Args:
-        running: the threads in an eager run.
-    """
+    """The rules that give a call its phase, over the signatures and recordings of one callable."""
 
     def __init__(
         self,
@@ -74,14 +69,12 @@ class Phases:
         callee: Callee,
         signatures: Signatures,
         table: Table,
-        running: Sequence[int],
     ) -> None:
         self._name = name
         self._options = options
         self._callee = callee
         self._signatures = signatures
         self._table = table
-        self._running = running
 
     def of(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
         """Choose the phase of a call, and update its signature: create it, count the calls of its
@@ -118,8 +111,8 @@ class Phases:
         if len(self._table.entries) >= self._options.max_recordings:
             count, entries = len(self._signatures.states), self._table.entries
             return Eager("OL301", varying(self._name, entries, count, spec, flat.tensors))
-        if signature.has_backward and any(ident != get_ident() for ident in self._running):
-            return Eager()  # that thread would use the proxies that a capture puts for parameters
+        if signature.has_backward and self._table.others_run():
+            return Eager()
         return Ready(attempt)
 
     def _signature(

@@ -297,6 +297,12 @@ class Recorder:
             self._table.add(entry, self._callee.codes)
 
     def _record_ahead(self, attempt: Attempt, owner: Owner) -> Entry | None:
+        if attempt.signature.has_backward and self._table.others_run():
+            raise CaptureError(
+                "OL109",
+                "cannot capture here: another thread is in an eager run",
+                fix="capture before the threads call it",
+            )
         try:
             return self.record(attempt, owner)
         except NeedsGrad:

@@ -77,6 +77,8 @@ class Table:
         index: call paths by a key of the owner's choice, which it fills; emptied at each change.
         counts: the captures, evictions and calls that were no replays.
         lock: held while they are changed.
+        running: the threads in an eager run. Until they are done, nothing is captured with a
+            backward: a capture puts stand-ins in place of the parameters that they read.
     """
 
     def __init__(self, name: str, warmup_calls: int, pool: PoolManager, notices: Notices) -> None:
@@ -85,10 +87,15 @@ class Table:
         self.index: dict[Any, Any] = {}
         self.counts = Counts()
         self.lock = threading.RLock()
+        self.running: list[int] = []
         self._name = name
         self._warmup_calls = warmup_calls
         self._pool = pool
         self._notices = notices
+
+    def others_run(self) -> bool:
+        """Return whether other threads are in an eager run."""
+        return any(ident != threading.get_ident() for ident in self.running)
 
     def figures(self) -> list[Recording]:
         """Return the figures of the recordings."""

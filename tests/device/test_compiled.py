@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -282,6 +283,60 @@ def test_a_number_of_the_host_is_read_at_each_call(
             n = torch.tensor(float(i))
             torch.testing.assert_close(fast(rand(i, 3, 4), n), f(rand(i, 3, 4), n))
     assert len(fast.recordings) == 1
+
+
+@dataclass
+class Carry:
+    """What a call is given, and gives on to the next."""
+
+    number: Tensor
+    items: dict[str, Any] = field(default_factory=dict)
+    log: list[Any] = field(default_factory=list)
+
+
+def carries(x: Tensor, carry: Carry) -> Tensor:
+    carry.items["calls"] = carry.items.get("calls", 0) + 1
+    carry.items["last"] = x * carry.number
+    carry.log.append(carry.items["last"].sum())
+    return x * carry.number + 1
+
+
+@on_accelerators
+@pytest.mark.parametrize("on_host", [False, True])
+def test_what_is_written_into_containers_lasts(
+    device: torch.device, rand: Rand, on_host: bool
+) -> None:
+    """In a warm-up too, where a number of the host is on the device, as a capture has it."""
+    fast = ol.graph(carries, compile=True, on_refusal="eager")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        for i in range(6):
+            x, number = rand(i, 3, 4), torch.tensor(float(i), device="cpu" if on_host else device)
+            mine, own = Carry(number), Carry(number)
+            assert_same(fast(x, mine), carries(x, own))
+            assert mine.number is number
+            assert mine.items["calls"] == 1
+            assert_same([mine.items["last"], *mine.log], [own.items["last"], *own.log])
+
+
+@on_accelerators
+@pytest.mark.parametrize("wrap", [lambda n: {"n": n}, lambda n: [n], lambda n: ((n,), 1), Carry])
+def test_a_number_of_the_host_in_a_container(
+    device: torch.device, rand: Rand, wrap: Callable[[Tensor], Any]
+) -> None:
+    def f(x: Tensor, given: Any) -> Tensor:
+        if isinstance(given, Carry):
+            return x * given.number
+        return x * (
+            given["n"] if isinstance(given, dict) else torch.utils._pytree.tree_leaves(given)[0]
+        )
+
+    fast = ol.graph(f, compile=True)
+    with torch.no_grad():
+        for i in range(7):
+            x, given = rand(i, 3, 4), wrap(torch.tensor(float(i)))
+            assert_same(fast(x, given), f(x, given))
+    assert replays(fast) == 4
 
 
 @on_accelerators

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 import onelaunch as ol
+from onelaunch.optimizers.capturable import _WATCHES
 
-from .drop_in import assert_same, on_cuda, replays
+from .drop_in import assert_same, on_accelerators, on_cuda, replays
 
 Rand = Callable[..., Tensor]
 
@@ -314,3 +316,52 @@ def test_no_capture_ahead_beside_a_run_that_reads_the_parameters(device: torch.d
     fast(x, False).sum().backward()
     assert replays(fast) == 1
     assert_same(layer.weight.grad, torch.full_like(layer.weight, 4.0))
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("ahead", [False, True])
+@on_accelerators
+def test_what_other_threads_compute_is_in_no_recording(
+    device: torch.device, rand: Rand, compile: bool, ahead: bool
+) -> None:
+    """Each run reads memory that they made for it."""
+    towers = [torch.nn.Linear(4, 4).to(device) for _ in range(2)]
+
+    def f(x: Tensor) -> Tensor:
+        def run(tower: torch.nn.Module) -> Tensor:
+            with torch.no_grad():
+                return tower(x)
+
+        with ThreadPoolExecutor(2) as workers:
+            parts = list(workers.map(run, towers))
+        return torch.cat(parts, -1) * 2
+
+    fast = ol.graph(f, compile=compile)
+
+    def calls() -> None:
+        if ahead:
+            fast.capture(rand(0, 3, 4))
+        for i in range(6):
+            assert_same(fast(rand(i, 3, 4)), f(rand(i, 3, 4)))
+
+    with torch.no_grad(), pytest.raises(ol.CaptureError, match="none of its operations") as caught:
+        calls()
+    assert caught.value.code == "OL117"
+    assert "in the thread that makes the call" in caught.value.fix
+
+
+def test_torch_keeps_no_object_for_a_thread_that_infers(device: torch.device, rand: Rand) -> None:
+    """It drops such an object after the thread has ended: if Python ends just then, by an abort."""
+    fast, kept = ol.graph(lambda x: x * 2 + 1, warmup=1), []
+
+    def body(k: int) -> None:
+        with torch.inference_mode():
+            for i in range(3):
+                x = rand(i, 4)
+                assert_same(fast(x), x * 2 + 1)
+        kept.append(torch._C._is_key_in_tls(_WATCHES))
+
+    run_threads(2, body)
+    assert replays(fast) > 0
+    assert kept == [False, False]

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -15,10 +17,13 @@ from onelaunch.call.tree import (
     Attribute,
     Constant,
     Container,
+    Leaf,
     Same,
     Shared,
     Tree,
+    build,
     is_code,
+    unflatten,
 )
 
 
@@ -68,8 +73,83 @@ def _collect(tree: Tree, value: Any, steps: tuple[object, ...], found: dict[int,
         if len(steps) > 1:  # `args` and `kwargs` themselves are made at each call
             found[id(value)] = Same(value, steps)
         for child, step in zip(tree.children, _child_steps(tree), strict=False):
-            inside = getattr(value, step.name) if isinstance(step, Attribute) else value[step]
-            _collect(child, inside, (*steps, step), found)
+            _collect(child, _at(value, step), (*steps, step), found)
+
+
+def _at(value: Any, step: Any) -> Any:
+    return getattr(value, step.name) if isinstance(step, Attribute) else value[step]
+
+
+@contextmanager
+def exchanged(
+    tree: Tree, value: Any, leaves: Sequence[Any], changed: Collection[int]
+) -> Generator[Any]:
+    """Return a context with a value some of whose leaves are others: its containers are its own,
+    and have their own leaves again at the end. Those of a registered class are copies.
+
+    Args:
+        leaves: the leaves; `changed` has the indices of the others.
+    """
+    undo: list[Callable[[], None]] = []
+    try:
+        yield _exchange(tree, value, leaves, changed, undo)
+    finally:
+        for put_back in undo:
+            put_back()
+
+
+def _exchange(
+    tree: Tree,
+    value: Any,
+    leaves: Sequence[Any],
+    changed: Collection[int],
+    undo: list[Callable[[], None]],
+) -> Any:
+    tree = tree.tree if isinstance(tree, Shared) else tree
+    if isinstance(tree, Leaf):
+        return leaves[tree.index]
+    if not isinstance(tree, Container) or not any(i in changed for i in _leaves_in(tree)):
+        return value
+    steps = list(_child_steps(tree))
+    if len(steps) < len(tree.children):
+        return unflatten(tree, list(leaves))
+    own = [_at(value, step) for step in steps]
+    other = [
+        _exchange(child, mine, leaves, changed, undo)
+        for child, mine in zip(tree.children, own, strict=True)
+    ]
+    if isinstance(value, tuple):
+        return build(tree, other)
+    for step, mine, new in zip(steps, own, other, strict=True):
+        if new is not mine:
+            _put(value, step, new)
+            undo.append(partial(_put_back, value, step, new, mine))
+    return value
+
+
+def _leaves_in(tree: Tree) -> Iterator[int]:
+    if isinstance(tree, Leaf):
+        yield tree.index
+    elif isinstance(tree, Container | Shared):
+        for child in tree.children if isinstance(tree, Container) else [tree.tree]:
+            yield from _leaves_in(child)
+
+
+def _put(container: Any, step: Any, value: Any) -> None:
+    if isinstance(step, Attribute):
+        object.__setattr__(container, step.name, value)
+    else:
+        container[step] = value
+
+
+def _put_back(container: Any, step: Any, value: Any, before: Any) -> None:
+    """Put back what was there, unless something else is there by now."""
+    try:
+        found = _at(container, step)
+    except (LookupError, AttributeError):
+        return
+    if found is value:
+        _put(container, step, before)
 
 
 def _child_steps(tree: Container) -> Iterable[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -195,19 +196,30 @@ _kept: list[list[object]] = []
 object that it keeps for a thread, and drops one as the thread ends."""
 
 
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.watches: list[object] = []
+
+
+_of_thread = _OfThread()
+
+
 def _watches() -> Sequence[object]:
     """Return the watches of this thread, or of the thread whose backward it runs: autograd copies a
     thread's modes, and objects kept under such a name, into its own threads."""
-    return torch._C._get_obj_in_tls(_WATCHES) if torch._C._is_key_in_tls(_WATCHES) else ()
+    kept = torch._C._is_key_in_tls(_WATCHES)
+    return torch._C._get_obj_in_tls(_WATCHES) if kept else _of_thread.watches
 
 
 def _own_watches() -> list[object]:
     """Return the list behind `_watches`, to add to, in a thread that is not the engine's."""
-    if not torch._C._is_key_in_tls(_WATCHES):
-        made: list[object] = []
-        _kept.extend((made, made))
-        torch._C._stash_obj_in_tls(_WATCHES, made)
-    return torch._C._get_obj_in_tls(_WATCHES)
+    own = _of_thread.watches
+    # Torch drops what it keeps after the thread has ended, and aborts if Python ends just then: so
+    # does a backward in a thread, without us. A thread that has none keeps nothing.
+    if torch.is_grad_enabled() and not torch._C._is_key_in_tls(_WATCHES):
+        _kept.extend((own, own))
+        torch._C._stash_obj_in_tls(_WATCHES, own)
+    return own
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -23,6 +23,7 @@ from onelaunch.autograd.graph_walk import is_freed
 from onelaunch.autograd.proxies import NoHooks
 from onelaunch.call.ambient import inlining
 from onelaunch.call.kinds import kinds_in
+from onelaunch.call.places import exchanged
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.dry_run import refuse_lasting, rolled_back
@@ -102,18 +103,17 @@ class Warmup:
         driver, signature = attempt.driver, attempt.signature
         try:
             with same_modes() as modes:
-                hidden = self._callee.is_compiled(driver)
-                if (
-                    hidden
-                    and signature.compiled_accesses is not None
-                    and signature.compiled_accesses.refused is None
-                ):
-                    args, kwargs = _on_device(attempt)
-                if hidden and signature.compiled_accesses is None:
+                known = signature.compiled_accesses
+                if known is None and self._callee.is_compiled(driver):
                     with self._stepping(signature, refuse):
                         result = self._shown(attempt, args, kwargs)
-                else:
+                elif known is None or known.refused is not None:
                     result = self._called(attempt, args, kwargs, refuse)
+                else:
+                    tensors, changed = _on_device(attempt)
+                    own = exchanged(attempt.flat.tree, (args, kwargs), tensors, changed)
+                    with own as (args, kwargs):
+                        result = self._called(attempt, args, kwargs, refuse)
         except CaptureError as error:
             let_go(error)  # and of the graph that the run made on the stream of captures
             raise
@@ -179,6 +179,7 @@ class Warmup:
             accesses = _accesses(attempt, observer, named, result)
         finally:
             observer.release()
+        accesses.refuse_unseen()
         if any(map(_creates_state, attempt.reached.changed(before)[1])):
             signature.warmups -= 1  # an optimizer's first step: the next call shows what it reads
         else:
@@ -277,10 +278,12 @@ class Warmup:
                 signature.compiled_accesses is not None
                 and signature.compiled_accesses.refused is None
             ):
-                args, kwargs = _on_device(attempt)
+                args, kwargs = unflatten(flat.tree, _on_device(attempt)[0])
                 for _ in range(2):
                     with signature.compiled_accesses.noting(device):
                         driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
+        if signature.compiled_accesses is not None:
+            signature.compiled_accesses.refuse_unseen()
         refuse_lasting(effects.found)
 
 
@@ -315,12 +318,12 @@ class _Draws(DispatchMode):
         return [state().tolist() for state in read]
 
 
-def _on_device(attempt: Attempt) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call as its capture has them: a number that is a tensor of the host
-    is copied to the device."""
-    device = attempt.device
-    tensors = [t.to(device) if is_filled(t, device) else t for t in attempt.flat.tensors]
-    return unflatten(attempt.flat.tree, tensors)
+def _on_device(attempt: Attempt) -> tuple[list[Tensor], set[int]]:
+    """Return the tensors of a call as its capture has them, a number that is a tensor of the host
+    on the device, and the indices of these."""
+    device, tensors = attempt.device, attempt.flat.tensors
+    numbers = {i for i, t in enumerate(tensors) if is_filled(t, device)}
+    return [t.to(device) if i in numbers else t for i, t in enumerate(tensors)], numbers
 
 
 def _accesses(

@@ -7,6 +7,7 @@ new arguments, and slots may hold other tensors by then.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,15 +15,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from onelaunch.call.spec import has_strides
 from onelaunch.call.tree import is_plain
+from onelaunch.call.wrappers import local
 from onelaunch.call_events import unwatched
 from onelaunch.driver.aten import operator
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.state.host_values import MOST_STORED_BYTES
+from onelaunch.watch.difference import of_made_memory
 from onelaunch.watch.lifted import Lifted, bits_of, brought
 from onelaunch.watch.observer import Observer
 from onelaunch.watch.operations import Watching
@@ -154,7 +158,7 @@ class CompiledAccesses:
         places: storage -> the places of the tensors over it.
     """
 
-    external: Mapping[int, Sequence[Tensor]]
+    external: Mapping[int, list[Tensor]]
     wrote: Mapping[int, Tensor]
     version_bumped: set[int]
     draws: Sequence[Callable[[], object]]
@@ -174,6 +178,19 @@ class CompiledAccesses:
         with handing(notes), bringing if self.brought else nullcontext():
             yield
         self.handed, self.brought = notes, bringing.found or self.brought
+
+    def refuse_unseen(self) -> None:
+        """Refuse memory without a place that the run read and that is gone by now: it was made
+        where no operation is seen, in another thread, say. A replay would not make it."""
+        loose = [tensors for s, tensors in self.external.items() if s not in self.places]
+        memory = [StorageWeakRef(local(tensors[0]).untyped_storage()) for tensors in loose]
+        for tensors, ref in zip(loose, memory, strict=True):
+            known = [weakref.ref(t) for t in tensors]
+            tensors.clear()
+            if not ref.expired():
+                tensors += [t for t in (r() for r in known) if t is not None] or [_bytes_of(ref)]
+        if any(ref.expired() for ref in memory):
+            self.refused = self.refused or of_made_memory().refusal()
 
     @staticmethod
     def of(observer: Observer, places: Iterable[tuple[object, Tensor]]) -> CompiledAccesses:
@@ -247,3 +264,8 @@ class CompiledAccesses:
     ) -> Sequence[Tensor]:
         """Return the tensors now in the places of these; the same ones if they have no place."""
         return [now[place] for place in self.places.get(storage, ()) if place in now] or held
+
+
+def _bytes_of(memory: StorageWeakRef) -> Tensor:
+    storage = torch.UntypedStorage._new_with_weak_ptr(memory.cdata)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

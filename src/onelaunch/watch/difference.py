@@ -53,8 +53,14 @@ def of_operations(
 
 def of_memory(number: int, entry: tuple[Any, ...], place: Place | None) -> Difference:
     """Return the difference of an operation that got other memory of unknown origin."""
-    what = f"operation {number + 1} of the call, {_named(entry)}, got one tensor in the run before"
-    return Difference(f"{what}, and another in the capture", place)
+    step = f"operation {number + 1} of the call, {_named(entry)},"
+    return Difference(f"{step} got {_ELSEWHERE}", place, _IN_THREAD)
+
+
+def of_made_memory() -> Difference:
+    """Return the difference of a run that read memory of unknown origin, which was gone after
+    it."""
+    return Difference(f"the call got {_ELSEWHERE}", user_frame(), _IN_THREAD)
 
 
 def _message(number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | None) -> str:
@@ -66,6 +72,11 @@ def _message(number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | No
     return f"{step}, {_named(now)}, got {before} in the run before, and {then} in the capture"
 
 
+_ELSEWHERE = "a tensor that each run makes anew where none of its operations is seen"
+_IN_THREAD = (
+    "compute it in the thread that makes the call: what other threads do is in no recording; or "
+    "keep the tensor where the callable reaches it"
+)
 _WHOLE = (
     "make what grows of its full size at first, and write into it in place (for a cache of "
     "transformers: StaticCache, `generate(cache_implementation='static')`)"

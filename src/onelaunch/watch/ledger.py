@@ -212,7 +212,7 @@ class Ledger:
                 self.difference = of_operations(number, others[number], None)
             for number, (_, _, at, place) in enumerate(self._unseen):
                 before, now = self._earlier.lasting.get(number), self.lasting.get(number)
-                if before is not None and now is not None and before != now:
+                if now is not None and before != now:
                     self.differs(of_memory(at, self._entries[at], place))
         self._earlier = None
         self._origins.clear()

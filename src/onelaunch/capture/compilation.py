@@ -53,6 +53,7 @@ def compiled(
     run = torch.compile(fn, backend=ahead, dynamic=dynamic)
     config: Any = importlib.import_module("torch._dynamo").config
     limits = {"recompile_limit": _COMPILES, "accumulated_recompile_limit": _COMPILES}
+    limits["skip_nnmodule_hook_guards"] = False
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with config.patch(**limits), _unnoticed_modes():

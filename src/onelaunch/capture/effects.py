@@ -165,6 +165,31 @@ def grown(found: Sequence[Change], before: StateWalk) -> tuple[str, ...]:
     return tuple(names)
 
 
+def refuse_reordered(found: Sequence[Change], before: StateWalk) -> None:
+    """Refuse a new order of a dict that the callable reads as a whole, which no replay makes.
+
+    Raises:
+        CaptureError: OL118.
+    """
+    replaced = {change.slot.id for change in found}
+    dicts = {
+        id(value): (slot, value)
+        for key, (slot, value) in before.held.items()
+        if isinstance(value, dict) and before.uses.get(key) is Use.READ
+        if key not in replaced and not is_replaced(slot, replaced)
+    }
+    places: dict[int, dict[object, int]] = {at: {} for at in dicts}
+    for slot, _ in before.held.values():
+        if id(slot.holder) in places:
+            keys = places[id(slot.holder)]
+            keys[slot.key] = len(keys)
+    for at, (slot, value) in dicts.items():
+        order = [places[at][key] for key in value if key in places[at]]
+        if order != sorted(order):
+            what = f"the callable changes the order of `{slot.name}`, which it reads"
+            raise CaptureError("OL118", what, fix="let what takes turns do so outside of it")
+
+
 def lasting_gradients(
     driver: Driver,
     rebound: Sequence[tuple[Slot, object]],

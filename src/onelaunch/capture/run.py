@@ -26,7 +26,14 @@ from onelaunch.capture.checks import (
 )
 from onelaunch.capture.counted_places import CountedPlaces
 from onelaunch.capture.counts import Counts
-from onelaunch.capture.effects import grown, lasting_gradients, moved_on, rebound, recurrent
+from onelaunch.capture.effects import (
+    grown,
+    lasting_gradients,
+    moved_on,
+    rebound,
+    recurrent,
+    refuse_reordered,
+)
 from onelaunch.capture.forward import BackwardInside, Forward, leaves_refused
 from onelaunch.capture.io_plan import (
     Argument,
@@ -419,6 +426,7 @@ class CaptureRun:
         covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
         refuse_uncovered(snapshot.walk, self.after, covered, observer, job.device)
         self.grown = grown(self.found, snapshot.walk)
+        refuse_reordered(self.found, snapshot.walk)
         kept = {id(t) for t in self.lasting}
         self.result = [t for t in unique(every) if id(t) not in kept]
         return outputs

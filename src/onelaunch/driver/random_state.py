@@ -88,9 +88,16 @@ class HostGenerators:
 
     def sure(self) -> bool:
         """Tell whether no other thread can have advanced one."""
-        # The engine's threads are no others: they draw only while a backward waits for them.
-        others = [t for t in threading.enumerate() if not isinstance(t, threading._DummyThread)]
-        return len(others) == 1
+        return not any(map(_may_draw, threading.enumerate()))
+
+
+def _may_draw(thread: threading.Thread) -> bool:
+    """Return whether a thread may draw numbers by itself. The engine's draw only while a backward
+    waits for them; those of torch's compiler, and of the progress bar that it shows, never do."""
+    if thread is threading.current_thread() or isinstance(thread, threading._DummyThread):
+        return False
+    runs = getattr(thread, "_target", None) or type(thread)
+    return getattr(runs, "__module__", "").partition(".")[0] not in ("torch", "tqdm")
 
 
 def _access(value: object, numpys: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:

@@ -250,3 +250,57 @@ def test_what_a_refused_capture_took_from_a_deque_is_there_again(
             fast(rand(1, 3))
     assert caught.value.code in ("OL117", "OL118")
     assert list(held) == before
+
+
+def taken_from_the_front(held: Any) -> Any:
+    key = next(iter(held))
+    value = held.pop(key)
+    return key, value
+
+
+def moved_to_the_end(held: Any) -> Any:
+    key = next(iter(held))
+    value = held[key]
+    held.move_to_end(key)
+    return key, value
+
+
+@pytest.mark.parametrize(
+    ("kind", "take"),
+    [
+        (dict, taken_from_the_front),
+        (OrderedDict, taken_from_the_front),
+        (OrderedDict, moved_to_the_end),
+    ],
+)
+def test_a_dict_whose_entries_take_turns(
+    rand: Rand, kind: type[Any], take: Callable[[Any], Any]
+) -> None:
+    """A replay would write the entry of the capture, and leave the order as it is."""
+
+    def world() -> Any:
+        held = kind((f"key {i}", rand(i, 3)) for i in range(3))
+
+        def f(x: Tensor) -> Tensor:
+            key, value = take(held)
+            held["".join(key)] = value + x
+            return value
+
+        return f, lambda i: (rand(i, 3),)
+
+    assert right_or_refused(world, "OL118") == "OL118"
+
+
+def test_an_entry_that_is_taken_and_put_back(rand: Rand) -> None:
+    """It is the last from the first call on."""
+
+    def world() -> Any:
+        held = {f"key {i}": rand(i, 3) for i in range(3)}
+
+        def f(x: Tensor) -> Tensor:
+            held["key 1"] = held.pop("key 1") * 0.5 + x
+            return held["key 1"] + held["key 0"]
+
+        return f, lambda i: (rand(i, 3),)
+
+    drop_in_worlds(world, calls=8, min_replays=3)

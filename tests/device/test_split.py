@@ -754,3 +754,17 @@ def test_results_between_pieces_are_fresh(device: torch.device, rand: Rand) -> N
         for i, results in enumerate(got):
             assert_same(results, eager(rand(i, 6, 4)), f"call {i}")
     assert replays(fast) >= 6
+
+
+def test_a_function_that_makes_a_tensor_of_numbers(device: torch.device, rand: Rand) -> None:
+    layer = nn.Linear(3, 3).to(device)
+
+    def f(x: Tensor) -> Tensor:
+        h = layer(x) * torch.tensor([1.0, 2.0, 3.0], device=device)
+        return h / max(h.sum().item(), 1.0)
+
+    fast = ol.graph(f, on_refusal="split")
+    with torch.no_grad():
+        for i in range(8):
+            assert_same(fast(rand(i, 2, 3)), f(rand(i, 2, 3)))
+    assert replays(fast) >= 1

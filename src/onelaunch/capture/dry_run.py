@@ -30,10 +30,12 @@ class Effects:
     """The effects of a run, which is to happen under `observer`.
 
     Attributes:
+        rollback: puts Python's state back, before another run for the same call.
         found: the slots that it changed; known, and restored, after the run.
     """
 
     observer: Observer
+    rollback: Rollback
     found: list[Change] = field(default_factory=list[Change])
 
 
@@ -45,7 +47,7 @@ def rolled_back(
     before = reached.walk()
     rollback = Rollback(before)
     held = held_by(driver, device, before)
-    effects = Effects(watching(driver, device, inputs, held, save=True))
+    effects = Effects(watching(driver, device, inputs, held, save=True), rollback)
     generators = HostGenerators((slot.name, value) for slot, value in before.held.values())
     with same_modes(), preserved_random_state(device):
         try:

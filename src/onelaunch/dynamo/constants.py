@@ -53,7 +53,7 @@ def take_constants(graph: Graph, inputs: Sequence[Any], device: torch.device) ->
         return None
     graph = Graph(graph, copy.deepcopy(graph.graph))  # Dynamo still needs its own
     filled = _fill_assigned(graph, device, mode)
-    values = _values(graph, device)
+    values = {} if device.type == "cpu" else _values(graph, device)
     held: list[Tensor] = []
     for node, value in values.items():
         users = [user for user in node.users if _takes(user, value, device)]

@@ -19,6 +19,7 @@ from onelaunch.call.ambient import refresh_mode_flag, runs_inline
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
+from onelaunch.capture.compilation import CompiledLate
 from onelaunch.capture.forward import BackwardInside
 from onelaunch.capture.numbers import Unfollowed
 from onelaunch.capture.recording import NeedsGrad, Recording
@@ -202,11 +203,21 @@ class Graphed(Generic[P, R]):
             self._ungraphed(signature, grad_in_no_grad())
 
     def _capture_and_replay(
-        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        attempt: Attempt,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        compile_first: bool = True,
     ) -> R | Miss:
-        """Capture a call and replay it; return `MISS` if that is not possible."""
+        """Capture a call and replay it; return `MISS` if that is not possible.
+
+        Args:
+            compile_first: if Dynamo has no code for this call, have it compiled by a rehearsal.
+        """
         signature = attempt.signature
         try:
+            if not self._recorder.warmup.holds_for(attempt):
+                self._recorder.warmup.rehearse(attempt, self._refused, lambda result: None)
             with no_collection():
                 entry = self._recorder.record(attempt, self)
         except NeedsGrad:  # in no warm-up did the results require grad
@@ -219,6 +230,11 @@ class Graphed(Generic[P, R]):
         except Unfollowed as error:  # a number that the caller varies cannot be read at each call
             self._take_for_constants(attempt, error)
             return MISS
+        except CompiledLate as error:  # the state or the size is another than in any warm-up
+            if not compile_first:
+                return self._refused(signature, error)
+            signature.compiled_accesses = None
+            return self._capture_and_replay(attempt, args, kwargs, compile_first=False)
         except CaptureError as error:
             # The callable may ask torch whether it is being captured. It is told no, as in eager.
             # If it asked, and is refused, it is told yes from now on: `switch_answer` returns True.

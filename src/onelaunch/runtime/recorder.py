@@ -16,6 +16,7 @@ from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
+from onelaunch.capture.dry_run import refuse_lasting
 from onelaunch.capture.forward import BackwardInside, Forward
 from onelaunch.capture.io_plan import CannotPadInside
 from onelaunch.capture.numbers import Following, Unfollowed
@@ -318,7 +319,11 @@ class Recorder:
         return self._record_ahead(attempt, owner)
 
     def _rehearse(self, attempt: Attempt, owner: Owner, then: Callable[[Any], object]) -> None:
-        """Warm up without a call, and call `then` with the result."""
+        """Warm up without a call, and call `then` with the result.
+
+        Raises:
+            CaptureError: OL110, the callable stores new tensors in Python state.
+        """
         attempt.strategy.rehearse(
-            attempt, lambda: self.warmup.rehearse(attempt, owner._refused, then)
+            attempt, lambda: refuse_lasting(self.warmup.rehearse(attempt, owner._refused, then))
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from threading import Thread, get_ident
 from typing import Any
@@ -26,7 +26,7 @@ from onelaunch.call.kinds import kinds_in
 from onelaunch.call.places import exchanged
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.dry_run import refuse_lasting, rolled_back
+from onelaunch.capture.dry_run import rolled_back
 from onelaunch.capture.io_plan import is_filled
 from onelaunch.driver.aten import operator
 from onelaunch.driver.capture_query import Asking
@@ -50,7 +50,7 @@ from onelaunch.state.slots import MISSING, gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
 from onelaunch.unwinding import DispatchMode, same_modes
-from onelaunch.watch.compiled import CompiledAccesses, places, watching
+from onelaunch.watch.compiled import CompiledAccesses, contents_of, places, watching
 from onelaunch.watch.ledger import Ledger, Noting
 from onelaunch.watch.observer import Observer
 
@@ -163,7 +163,7 @@ class Warmup:
         """Run eagerly, and note the reads and writes that Inductor's kernels will not show."""
         device, signature = attempt.device, attempt.signature
         before = attempt.reached.walk()
-        held = held_by(attempt.driver, device, before)
+        held, began = held_by(attempt.driver, device, before), contents_of(before)
         named = places(attempt.flat.tensors, ((slot.name, t) for slot, t in before.tensors()))
         observer = watching(attempt.driver, device, attempt.flat.tensors, held)
         try:
@@ -176,7 +176,7 @@ class Warmup:
                 conditions.enter_context(observer)
                 conditions.enter_context(signature.asking.answering())
                 result = self._callee.watched(run, conditions.close)()
-            accesses = _accesses(attempt, observer, named, result)
+            accesses = _accesses(attempt, observer, named, result, began)
         finally:
             observer.release()
         accesses.refuse_unseen()
@@ -242,19 +242,28 @@ class Warmup:
                 result = driver.warmup(run, device)
             return [t.detach().clone() for t in flatten(result).tensors], draws.made()
 
-    def rehearse(self, attempt: Attempt, refuse: Refuse, then: Callable[[Any], object]) -> None:
-        """Warm up ahead of time: run, then restore everything.
+    def holds_for(self, attempt: Attempt) -> bool:
+        """Return whether the warm-ups show what a capture of this call will do. Those of compiled
+        code may have begun from another state than it has now: they are repeated then."""
+        if not self._callee.is_compiled(attempt.driver):
+            return True
+        known = attempt.signature.compiled_accesses
+        return known is not None and known.holds_for(attempt.reached.walk())
+
+    def rehearse(
+        self, attempt: Attempt, refuse: Refuse, then: Callable[[Any], object]
+    ) -> list[Change]:
+        """Warm up without a call: run, then restore everything. Return what the run changed.
 
         Args:
             then: called with the result of the run; may write whatever the run may write.
-
-        Raises:
-            CaptureError: OL110, the callable stores new tensors in Python state.
         """
         callee, driver, device = self._callee, attempt.driver, attempt.device
         signature, flat, reached = attempt.signature, attempt.flat, attempt.reached
         args, kwargs = unflatten(flat.tree, flat.tensors)
-        named = places(flat.tensors, ((slot.name, t) for slot, t in reached.walk().tensors()))
+        before = reached.walk()
+        named = places(flat.tensors, ((slot.name, t) for slot, t in before.tensors()))
+        began = contents_of(before)
         with rolled_back(driver, device, flat.tensors, reached) as effects:
             observer = effects.observer
             shown = functools.partial(callee.shown, *args, **kwargs)
@@ -270,7 +279,8 @@ class Warmup:
                 callee.note_result(result)
                 then(result)
             if callee.is_compiled(driver):
-                signature.compiled_accesses = _accesses(attempt, observer, named, result)
+                accesses = _accesses(attempt, observer, named, result, began)
+                signature.compiled_accesses = accesses
             del result
             signature.need_bytes = max(0, need - observer.saved_bytes)
             signature.threads.add(get_ident())
@@ -280,11 +290,12 @@ class Warmup:
             ):
                 args, kwargs = unflatten(flat.tree, _on_device(attempt)[0])
                 for _ in range(2):
+                    effects.rollback.restore()  # Dynamo compiles for the state that it finds
                     with signature.compiled_accesses.noting(device):
                         driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
         if signature.compiled_accesses is not None:
             signature.compiled_accesses.refuse_unseen()
-        refuse_lasting(effects.found)
+        return effects.found
 
 
 class _Draws(DispatchMode):
@@ -327,7 +338,11 @@ def _on_device(attempt: Attempt) -> tuple[list[Tensor], set[int]]:
 
 
 def _accesses(
-    attempt: Attempt, observer: Observer, named: Iterable[tuple[object, Tensor]], result: Any
+    attempt: Attempt,
+    observer: Observer,
+    named: Iterable[tuple[object, Tensor]],
+    result: Any,
+    began: Mapping[object, object],
 ) -> CompiledAccesses:
     """Return the accesses of an eager run that stands for compiled code. Such code cannot return a
     number that it got as a host tensor."""
@@ -336,7 +351,7 @@ def _accesses(
         fix = "return it outside of the callable, or pass it on the device"
         what = "a host tensor is returned"
         observer.note_refusal(CaptureError("OL104", what, where=user_line(), fix=fix))
-    return CompiledAccesses.of(observer, named)
+    return CompiledAccesses.of(observer, named, began)
 
 
 class _NotedRun:

@@ -26,6 +26,7 @@ from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.state.host_values import MOST_STORED_BYTES
+from onelaunch.state.walk import StateWalk
 from onelaunch.watch.difference import of_made_memory
 from onelaunch.watch.lifted import Lifted, bits_of, brought
 from onelaunch.watch.observer import Observer
@@ -156,6 +157,7 @@ class CompiledAccesses:
         refused: the error for what no replay repeats.
         suspected: the error for what a capture refuses if compiled code does it too.
         places: storage -> the places of the tensors over it.
+        began: the contents of the slots before the run; of a tensor, only that it is one.
     """
 
     external: Mapping[int, list[Tensor]]
@@ -168,6 +170,7 @@ class CompiledAccesses:
     refused: CaptureError | None
     suspected: CaptureError | None
     places: Mapping[int, Sequence[object]]
+    began: Mapping[object, object]
     handed: list[object] | None = None
 
     @contextmanager
@@ -178,6 +181,12 @@ class CompiledAccesses:
         with handing(notes), bringing if self.brought else nullcontext():
             yield
         self.handed, self.brought = notes, bringing.found or self.brought
+
+    def holds_for(self, now: StateWalk) -> bool:
+        """Return whether a run from this state reads and writes the same. From another (a flag that
+        the first call sets, a cache that it makes) it may take another way."""
+        contents = contents_of(now)
+        return all(contents.get(slot, value) == value for slot, value in self.began.items())
 
     def refuse_unseen(self) -> None:
         """Refuse memory without a place that the run read and that is gone by now: it was made
@@ -193,7 +202,11 @@ class CompiledAccesses:
             self.refused = self.refused or of_made_memory().refusal()
 
     @staticmethod
-    def of(observer: Observer, places: Iterable[tuple[object, Tensor]]) -> CompiledAccesses:
+    def of(
+        observer: Observer,
+        places: Iterable[tuple[object, Tensor]],
+        began: Mapping[object, object],
+    ) -> CompiledAccesses:
         """Return the accesses of a run that was watched; the places are those before it."""
         by_storage: dict[int, list[object]] = {}
         on_host: dict[int, list[object]] = {}
@@ -215,6 +228,7 @@ class CompiledAccesses:
             observer.refused,
             observer.suspected,
             by_storage,
+            began,
         )
 
     def give(
@@ -264,6 +278,17 @@ class CompiledAccesses:
     ) -> Sequence[Tensor]:
         """Return the tensors now in the places of these; the same ones if they have no place."""
         return [now[place] for place in self.places.get(storage, ()) if place in now] or held
+
+
+def contents_of(walk: StateWalk) -> dict[object, object]:
+    """Return the contents of the slots of a state, as `CompiledAccesses.began` has them."""
+    return {key: _content(value) for key, (_, value) in walk.held.items()}
+
+
+def _content(value: object) -> object:
+    if isinstance(value, Tensor):
+        return Tensor
+    return (type(value), repr(value)) if is_plain(value) else id(value)
 
 
 def _bytes_of(memory: StorageWeakRef) -> Tensor:

@@ -1,0 +1,164 @@
+"""``compile=True``: a capture does what Dynamo's code does from the state that the call finds."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import on_accelerators, replays
+from .training import Rand
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+
+class Keeps(nn.Module):
+    """Keeps its hidden state for the next call: there is none at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        out = h if self.last is None else h + self.last
+        self.last = h.detach()
+        return out
+
+
+class Starts(nn.Module):
+    """Starts a running mean in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+        self.started = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        if not self.started:
+            self.started = True
+            return h
+        with torch.no_grad():
+            self.mean = self.mean * 0.5 + h.mean(0)
+        return h - self.mean
+
+
+class Counts(nn.Module):
+    """Counts its calls, which is a number that Dynamo compiles for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x)
+
+
+class Exchanged(nn.Module):
+    """Gets another layer and a hook, whenever that happens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * 2
+
+
+def equal(fast: Any, own: Any, x: Tensor, grad: bool) -> None:
+    y = x.clone()
+    with torch.set_grad_enabled(grad):
+        found, expected = fast(x), own(y)
+    torch.testing.assert_close(found, expected)
+    if grad:
+        found.square().sum().backward()
+        expected.square().sum().backward()
+
+
+@on_accelerators
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("kind", [Keeps, Starts, Counts])
+def test_what_only_later_calls_read(
+    device: torch.device, rand: Rand, kind: type[nn.Module], grad: bool
+) -> None:
+    torch.manual_seed(0)
+    model, own = kind().to(device), kind().to(device)
+    own.load_state_dict(model.state_dict())
+    fast = ol.graph(model, compile=True)
+    for i in range(12):
+        equal(fast, own, rand(i, 2, 3), grad)
+        assert getattr(model, "calls", 0) == getattr(own, "calls", 0)
+    for (name, mine), theirs in zip(model.named_parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, msg=name)
+    for (name, mine), theirs in zip(model.named_buffers(), own.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs, msg=name)
+    assert replays(fast) >= 6
+
+
+def another(model: Exchanged, i: int) -> None:
+    torch.manual_seed(i)
+    model.layer = nn.Linear(3, 3, bias=False).to(model.layer.weight.device)
+
+
+def hooked(model: Exchanged, i: int) -> None:
+    model.layer.register_forward_hook(lambda module, args, out: out + i)
+
+
+@on_accelerators
+@pytest.mark.parametrize("when", range(1, 7))
+@pytest.mark.parametrize("change", [another, hooked])
+def test_a_layer_that_is_changed_between_calls(
+    device: torch.device, rand: Rand, change: Callable[[Exchanged, int], None], when: int
+) -> None:
+    torch.manual_seed(0)
+    model, own = Exchanged().to(device), Exchanged().to(device)
+    own.load_state_dict(model.state_dict())
+    fast = ol.graph(model, compile=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "\\[OL308\\]")  # what else the hook does is not repeated
+        for i in range(12):
+            if i == when:
+                change(model, i)
+                change(own, i)
+            equal(fast, own, rand(i, 2, 3), False)
+    assert replays(fast) >= 4
+
+
+@on_accelerators
+@pytest.mark.parametrize("sizes", [[1] * 8, [1, 3] * 4, [3, *[1] * 6]])
+def test_a_bucket_above_one_row(device: torch.device, rand: Rand, sizes: list[int]) -> None:
+    """Dynamo has code for one row and code for more."""
+    model = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 2)).to(device)
+    fast = ol.graph(model, compile=True, buckets=ol.Buckets(dim=0, sizes=(4, 16)))
+    for i, rows in enumerate(sizes):
+        equal(fast, model, rand(i, rows, 3), False)
+    assert replays(fast) >= 3
+
+
+@on_accelerators
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_a_refused_capture_draws_no_number(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x * random.random() if random.random() > 0.5 else x + 1
+
+    def run(call: Callable[[Tensor], Tensor]) -> list[Any]:
+        random.seed(0)
+        return [*(call(rand(i, 3)).tolist() for i in range(8)), random.random()]
+
+    expected = run(f)
+    with torch.no_grad(), pytest.warns(ol.GraphWarning):
+        found = run(ol.graph(f, compile=True, on_refusal="eager"))
+    assert found[-1] == expected[-1]
+    torch.testing.assert_close(torch.tensor(found[:-1]), torch.tensor(expected[:-1]))

@@ -52,11 +52,14 @@ def compiled(
 
     run = torch.compile(fn, backend=ahead, dynamic=dynamic)
     config: Any = importlib.import_module("torch._dynamo").config
-    limits = {"recompile_limit": _COMPILES, "accumulated_recompile_limit": _COMPILES}
-    limits["skip_nnmodule_hook_guards"] = False
+    settings = {
+        "recompile_limit": _COMPILES,
+        "accumulated_recompile_limit": _COMPILES,
+        "skip_nnmodule_hook_guards": False,  # a hook put on a submodule later is in the code
+    }
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with config.patch(**limits), _unnoticed_modes():
+        with config.patch(**settings), _unnoticed_modes():
             try:
                 return run(*args, **kwargs)
             except Exception as error:

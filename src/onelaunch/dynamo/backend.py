@@ -1,4 +1,7 @@
-"""The backend that Dynamo calls with each graph of a program."""
+"""The backend that Dynamo calls with each graph of a program.
+
+Dynamo finds it by its name: an entry point in pyproject.toml, `torch_dynamo_backends`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Graphed: the choice, for each call, of replay, warm-up, capture or an eager run."""
+"""Graphed: the choice, for each call, of replay, warm-up, capture or an eager run.
+
+The words of this package are explained in `onelaunch.runtime`.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +61,9 @@ class Graphed(Generic[P, R]):
     Safe to call from several threads.
     """
 
-    # Two classes override methods. `Bucketed` pads sizes: `__call__`, `_recorded_or_eager`.
+    # Two classes override steps of a call. `Bucketed` pads sizes: `__call__`, `_recorded_or_eager`.
     # `InPieces` graphs the parts of a refused callable: `_phase`, `_refused`, `_ungraphed` and
-    # `_run_original`.
+    # `_run_original`. Both add to the figures for users.
 
     def __init__(
         self,
@@ -95,8 +98,8 @@ class Graphed(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if runs_inline():  # as a part of what is warmed up, captured, compiled or traced around it
             return self.fn(*args, **kwargs)
-        # Each of these compares the call with its recording, and launches it if all fits. The loop
-        # is `_replayed`, but 0.1 us faster.
+        # Each of these compares the call with its recording, and launches it if all fits. This is
+        # `_replayed` in place: 0.1 us less.
         for call in self._table.calls:
             result = call(args, kwargs)
             if result is not MISS:
@@ -107,8 +110,8 @@ class Graphed(Generic[P, R]):
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Warm up, capture, or run eagerly: no recording fits the call."""
-        with collection_restored():  # Ctrl-C may leave the garbage collector paused
-            refresh_mode_flag()  # of torch's, on dispatch modes of this thread; guards compare it
+        with collection_restored():  # if Ctrl-C ended a capture, garbage collection is still off
+            refresh_mode_flag()  # torch's note that modes are on may be stale, and guards read it
             return self._recorded_or_eager(args, kwargs)
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
@@ -137,12 +140,14 @@ class Graphed(Generic[P, R]):
         """Warm up, or capture and replay; return `MISS` if the call is to run eagerly.
 
         Args:
+            flat: the arguments; a `Bucketed` has padded them.
             strategy: how sizes are padded, by a `Bucketed`.
         """
         # A request, such as one `generate()`, passes a cache of its own. The recordings made with
         # the last request's cache may be taken over; see `next_request`. One of them may then fit
-        # this call. If they cannot be, the first call with this cache runs eagerly. It is a prompt,
-        # most likely, whose size does not come again. With buckets the size does, padded.
+        # this call. If none does, and caches of this class took recordings over before, the first
+        # call with this cache runs eagerly. It is a prompt, most likely, whose size does not come
+        # again. With buckets it does come again, padded.
         caches = requests_in(flat.tree) if strategy is UNPADDED else []
         if caches:
             first_call = self._recorder.requests.brings_new_object(caches)
@@ -161,7 +166,7 @@ class Graphed(Generic[P, R]):
             case Refused(signature, error):
                 return self._refused(signature, error)
             case Warming(attempt):
-                # `flat` may be padded to a bucket; a warm-up runs at the call's own size.
+                # `flat` may be padded; a warm-up runs at the call's own size.
                 now = self._signatures.flat(args, kwargs)
                 return self._warm(replace(attempt, flat=now), args, kwargs)
             case Ready(attempt):
@@ -174,18 +179,18 @@ class Graphed(Generic[P, R]):
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run one of the caller's own first calls as a warm-up."""
-        # If an optimizer cannot be captured, the run calls `_refused` before it steps: that raises,
-        # or as `on_refusal` says only notes it, and the run goes on.
+        # The run calls `_refused` before an optimizer steps that cannot be captured. That raises,
+        # or, as `on_refusal` says, has the signature run eagerly, and this run goes on.
         result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
         self._callee.note_result(result)
         after = self._signatures.flat(args, kwargs)
-        # Objects that the call changed are no longer flattened into their fields: a replay would
-        # not change them.
+        # Classes of objects that the call changed are no longer flattened into their fields: a
+        # replay would not write these.
         self._signatures.stop_taking_apart(attempt.flat, after)
         reached = self._callee.reached(after)
         if self._callee.learn_device(attempt.flat, attempt.device, result, reached):
-            # It works on another device: this run, which `run` has counted, does not count.
+            # The result shows another device than was assumed: `run` has counted this in vain.
             attempt.signature.warmups -= 1
         elif wants_grad(attempt.driver, result, after, reached):
             self._expect_backward(attempt.signature, reached)
@@ -224,7 +229,7 @@ class Graphed(Generic[P, R]):
             if not torch.is_grad_enabled():
                 return self._ungraphed(signature, grad_in_no_grad())
             signature.has_backward = True
-            return MISS
+            return MISS  # the next call captures a forward with its backward
         except BackwardInside:
             return self._ungraphed(signature, backward_inside())
         except Unfollowed as error:  # a number that the caller varies cannot be read at each call
@@ -236,8 +241,8 @@ class Graphed(Generic[P, R]):
             signature.compiled_accesses = None
             return self._capture_and_replay(attempt, args, kwargs, compile_first=False)
         except CaptureError as error:
-            # The callable may ask torch whether it is being captured. It is told no, as in eager.
-            # If it asked, and is refused, it is told yes from now on: `switch_answer` returns True.
+            # The callable may ask torch, `is_current_stream_capturing()`. It is told no, as in
+            # eager. Where it asked and is refused, `switch_answer` is True, once: it is told yes.
             if signature.asking.switch_answer():
                 return self._capture_told(attempt, args, kwargs, error)
             return self._refused(signature, error)
@@ -253,7 +258,7 @@ class Graphed(Generic[P, R]):
         recording can read them anew at each call."""
         if error.only_this_call:  # the values of this call get a recording of their own
             self._signatures.varied.fix_numbers(attempt.spec, attempt.flat.tree)
-        else:  # all values do: the signature that stands for any of them goes
+        else:  # all values do: the signature goes that stands for any of them
             del self._signatures.states[attempt.spec]
             self._signatures.varied.keep(attempt.spec, error.positions)
 
@@ -286,11 +291,11 @@ class Graphed(Generic[P, R]):
         """Replay a recording for the call that it was captured from, and keep it if its run agreed
         with the runs before it."""
         signature = attempt.signature
-        # The next recording of this signature starts with all warm-up calls. But where the call
+        # If this recording goes, the next one starts with all warm-up calls. But where the call
         # changes a number that it reads (`self.step += 1`), another value of it is soon to be
         # recorded, and one warm-up is enough for each.
-        counts = bool(numbers_changed_in(entry.captured))
-        signature.warmups = self.options.warmup_calls - 1 if counts else 0
+        changes_number = bool(numbers_changed_in(entry.captured))
+        signature.warmups = self.options.warmup_calls - 1 if changes_number else 0
         result = entry.call(args, kwargs)
         if result is MISS:  # another thread, or the capture, changed state that it relies on
             misfit = self._table.drop_misfit(entry, attempt)
@@ -300,8 +305,9 @@ class Graphed(Generic[P, R]):
         signature.unfit = 0
         if entry.unsettled:
             # The captured run read more state than the runs before it, or (`differs`) did other
-            # work. So it proves nothing, and goes; the next call is captured again. After too many
-            # that differ the signature runs eagerly. This call has its result: nothing is raised.
+            # work. It is not trusted, and goes; the next call is captured, and compared with it.
+            # After too many that differ the signature runs eagerly. This call has its result:
+            # nothing is raised.
             differs = entry.captured.differs
             try_again = self._table.drop_differing(entry)
             if differs is not None and not try_again:
@@ -323,8 +329,8 @@ class Graphed(Generic[P, R]):
 
     @property
     def _user(self) -> User:
-        """The callable whose figures the pool shows, as its user: of a piece of `InPieces`, the
-        whole."""
+        """The callable that the pool's figures name as its user. That of a piece of a module is the
+        whole module."""
         return self
 
     # Refused.
@@ -333,7 +339,7 @@ class Graphed(Generic[P, R]):
         """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
         if error.code == "OL117":
             # The captured run did not do what the run before it did, or Python drew a random
-            # number. That stays so: two later runs may be alike by chance.
+            # number. It is refused for good: two later runs that are alike prove nothing.
             signature.differing_refusal = error.with_traceback(None)
             signature.training = self._callee.training  # in the other mode it may be captured
         if self.options.on_refusal == "raise":
@@ -342,9 +348,9 @@ class Graphed(Generic[P, R]):
         return self._ungraphed(signature, error)
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
-        """Have a signature run eagerly for good, with a warning, whatever `on_refusal` says: for
-        want of room, or where gradients or a recording do not fit. Other refusals go through
-        `_refused`."""
+        """Have a signature run eagerly for good, with a warning, whatever `on_refusal` says: there
+        is no room, a backward is inside, grad mode is on inside only, or a recording does not fit
+        its own call. Other refusals go through `_refused`."""
         signature.eager_code, signature.training = error.code, self._callee.training
         error.where = error.where or user_line()
         self._notices.give(error.warning("this signature runs eagerly"))
@@ -353,7 +359,8 @@ class Graphed(Generic[P, R]):
     # An eager run.
 
     def _enter_eager(self) -> None:
-        """Count a run by `_eager`; call it while no other thread captures."""
+        """Count a run by `_eager`, and list its thread: until it is done, nothing is captured with
+        a backward, which swaps the parameters. Call it while no other thread captures."""
         self._table.counts.eager_calls += 1
         self._table.running.append(get_ident())
 
@@ -368,7 +375,7 @@ class Graphed(Generic[P, R]):
             self._table.running.remove(get_ident())
 
     def _inline(self, driver: Driver, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        """Run the callable itself, and no pieces of it, while no other thread captures it."""
+        """Run the callable itself, and no pieces of it. No capture is under way as it starts."""
         with driver.exclusive():
             self._table.running.append(get_ident())
         try:

@@ -7,7 +7,7 @@
     streams.py       streams, and launches that share memory
     nodes.py         graph nodes: the only module that names cuda.bindings
     kernels.py       kernels of our own, compiled at first use
-    copies.py        small inputs and results that share a node
+    bundles.py       small inputs and results that share a node
     ragged.py        rows added and left off by a node
     rebind.py        kernels that read an input where the caller has it
     scalars.py       numbers in the arguments of recorded kernels

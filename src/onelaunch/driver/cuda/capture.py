@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.bundles import MOST_BYTES, Bundle, Copy, bundles
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
-from onelaunch.driver.cuda.copies import MOST_BYTES, Bundle, Copy, bundles
 from onelaunch.driver.cuda.memory import CudaPool, borrowed
 from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
 from onelaunch.driver.cuda.rewind import CudaRewind

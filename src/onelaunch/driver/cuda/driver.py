@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.wrappers import is_wrapped, parts
-from onelaunch.driver.cuda import copies as bundle
+from onelaunch.driver.cuda import bundles as bundle
 from onelaunch.driver.cuda import memory
 from onelaunch.driver.cuda import ragged as rows
 from onelaunch.driver.cuda.caches import no_shared_caches

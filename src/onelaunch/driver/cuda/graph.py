@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from onelaunch.driver.cuda import copies as bundle
+from onelaunch.driver.cuda import bundles as bundle
 from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.bundles import Bundle, Bundled
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.capture import Port, Recorded
-from onelaunch.driver.cuda.copies import Bundle, Bundled
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias, beside_captures
 from onelaunch.driver.cuda.ragged import RowNode, point
 from onelaunch.driver.cuda.rewind import CudaRewind

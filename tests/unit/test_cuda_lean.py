@@ -19,7 +19,7 @@ from onelaunch.driver.cuda import (
     rebind,
 )
 from onelaunch.driver.cuda import (
-    copies as bundle,
+    bundles as bundle,
 )
 from onelaunch.driver.cuda import (
     ragged as rows,

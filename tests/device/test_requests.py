@@ -543,3 +543,28 @@ def test_a_prompt_before_its_tokens_runs_as_it_is(device: torch.device) -> None:
         for seed in range(8):
             assert torch.equal(served(fast, seed), served(step, seed))
     assert fast.stats().eager_calls == 6  # from the third request on
+
+
+def test_caches_of_short_requests_are_freed(device: torch.device) -> None:
+    """Too short to be recorded: nothing of theirs can come again."""
+
+    def f(x: Tensor, cache: Any) -> Tensor:
+        cache.rows[cache.length : cache.length + 1] = x[:1]
+        cache.length += 1
+        return cache.rows.sum() + x
+
+    class Counted:
+        def __init__(self) -> None:
+            self.rows, self.length = torch.zeros(16, 3, device=device), 0
+
+    fast, made = ol.graph(f), []
+    with torch.no_grad():
+        for i in range(20):
+            cache, own = Counted(), Counted()
+            made.append(weakref.ref(cache))
+            for k in range(2):
+                x = torch.full((2, 3), float(i + k), device=device)
+                assert torch.equal(fast(x, cache), f(x, own))
+            del cache
+            gc.collect()
+    assert sum(ref() is not None for ref in made) < 8

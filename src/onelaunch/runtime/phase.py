@@ -134,6 +134,7 @@ class Phases:
             raise mismatch(self._name, alike[0], spec)
         if len(signatures.states) >= _SIGNATURES_A_RECORDING * self._options.max_recordings:
             return Eager("OL301", varying(self._name, entries, len(signatures.states), spec))
+        signatures.drop_unreachable({entry.spec for entry in entries})
         signature = signatures.states[spec] = SignatureState()
         signatures.varied.note(spec, signature)
         if not numbers_read(spec.tree):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from onelaunch.errors import kind_of
 from onelaunch.runtime.attempt import SignatureState
 from onelaunch.runtime.changing import Finding, Newest
 from onelaunch.runtime.notices import Notices
+from onelaunch.runtime.requests import is_request
 from onelaunch.runtime.varied import Varied
 
 
@@ -50,6 +53,23 @@ class Signatures:
     def gone(self) -> int:
         """Return the launches of dropped recordings that no other one has taken over yet."""
         return sum(signature.gone() for signature in list(self.states.values()))
+
+    def drop_unreachable(self, recorded: Collection[CallSpec]) -> None:
+        """Forget the signatures that hold the last reference to an object of their call, as a cache
+        that a request made anew: no call can have them again.
+
+        Args:
+            recorded: the signatures that have recordings, which go with these.
+        """
+        for spec in [spec for spec in self.states if spec not in recorded]:
+            constants = [c for _, c in call_constants(spec.tree) if is_request(c)]
+            held = [weakref.ref(c.value) for c in constants]
+            for constant in constants:
+                constant.value = None
+            for constant, ref in zip(constants, held, strict=True):
+                constant.value = ref()
+            if any(ref() is None for ref in held):
+                del self.states[spec]
 
     def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         """Flatten the arguments of a call, and take apart objects that are new at each call."""

@@ -18,6 +18,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, kind_of
 from onelaunch.frames.stack import Use
 from onelaunch.source import loaded_at
+from onelaunch.state.dependencies import ordered
 from onelaunch.state.slots import (
     MISSING,
     Slot,
@@ -172,12 +173,7 @@ def refuse_reordered(found: Sequence[Change], before: StateWalk) -> None:
         CaptureError: OL118.
     """
     replaced = {change.slot.id for change in found}
-    dicts = {
-        id(value): (slot, value)
-        for key, (slot, value) in before.held.items()
-        if isinstance(value, dict) and before.uses.get(key) is Use.READ
-        if key not in replaced and not is_replaced(slot, replaced)
-    }
+    dicts = {id(value): (slot, value) for slot, value in ordered(before, replaced)}
     places: dict[int, dict[object, int]] = {at: {} for at in dicts}
     for slot, _ in before.held.values():
         if id(slot.holder) in places:

@@ -293,7 +293,8 @@ class Warmup:
                     effects.rollback.restore()  # Dynamo compiles for the state that it finds
                     with signature.compiled_accesses.noting(device):
                         driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
-        if signature.compiled_accesses is not None:
+        if signature.compiled_accesses is not None and device.type != "cpu":
+            # On the CPU, what `torch.tensor` makes is memory like any other.
             signature.compiled_accesses.refuse_unseen()
         return effects.found
 

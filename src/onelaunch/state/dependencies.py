@@ -131,17 +131,28 @@ _HEAP, _IMMUTABLE = 1 << 9, 1 << 8
 
 def _orders(before: StateWalk, now: Collection[tuple[int, object]]) -> list[tuple[Slot, object]]:
     """Return the keys of dicts that are read as a whole, in the order of iteration."""
+    return [
+        (
+            Slot(_ORDERED[type(value)], value, tuple, f"the keys of `{slot.name}`", None, slot),
+            tuple(value),
+        )
+        for slot, value in ordered(before, now)
+    ]
+
+
+def ordered(
+    before: StateWalk, replaced: Collection[tuple[int, object]]
+) -> list[tuple[Slot, dict[object, object]]]:
+    """Return the dicts that are read as a whole, and not replaced by the call, with their slots."""
     dicts = [
         (slot, cast(dict[object, object], value))
         for key, (slot, value) in before.held.items()
         if type(value) in _ORDERED and before.uses.get(key) is Use.READ
     ]
     return [
-        (Slot(_ORDERED[type(value)], value, tuple, f"the keys of `{slot.name}`", None, slot), keys)
+        (slot, value)
         for slot, value in dicts
-        if 1 < len(keys := tuple(value)) <= _SMALL
-        and slot.id not in now
-        and not is_replaced(slot, now)
+        if 1 < len(value) <= _SMALL and slot.id not in replaced and not is_replaced(slot, replaced)
     ]
 
 

@@ -72,7 +72,10 @@ def _message(number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | No
     return f"{step}, {_named(now)}, got {before} in the run before, and {then} in the capture"
 
 
-_ELSEWHERE = "a tensor that each run makes anew where none of its operations is seen"
+_ELSEWHERE = (
+    "one tensor in the run before, and another in the capture, made where none of its operations "
+    "is seen"
+)
 _IN_THREAD = (
     "compute it in the thread that makes the call: what other threads do is in no recording; or "
     "keep the tensor where the callable reaches it"

@@ -221,6 +221,8 @@ class Graphed(Generic[P, R]):
         """
         signature = attempt.signature
         try:
+            # Compiled code is watched in its first warm-up only. If the state was another then, it
+            # warms up once more without a call.
             if not self._recorder.warmup.holds_for(attempt):
                 self._recorder.warmup.rehearse(attempt, self._refused, lambda result: None)
             with no_collection():
@@ -238,7 +240,7 @@ class Graphed(Generic[P, R]):
         except CompiledLate as error:  # the state or the size is another than in any warm-up
             if not compile_first:
                 return self._refused(signature, error)
-            signature.compiled_accesses = None
+            signature.compiled_accesses = None  # so that it is rehearsed
             return self._capture_and_replay(attempt, args, kwargs, compile_first=False)
         except CaptureError as error:
             # The callable may ask torch, `is_current_stream_capturing()`. It is told no, as in

@@ -55,13 +55,15 @@ class Signatures:
         return sum(signature.gone() for signature in list(self.states.values()))
 
     def drop_unreachable(self, recorded: Collection[CallSpec]) -> None:
-        """Forget the signatures that hold the last reference to an object of their call, as a cache
-        that a request made anew: no call can have them again.
+        """Forget the signatures that hold the last reference to an object of their calls, as a
+        cache that a request made anew: no call can have them again. Those that came once are what
+        `newest` looks at.
 
         Args:
             recorded: the signatures that have recordings, which go with these.
         """
-        for spec in [spec for spec in self.states if spec not in recorded]:
+        again = [spec for spec, state in self.states.items() if state.warmups > 1]
+        for spec in [spec for spec in again if spec not in recorded]:
             constants = [c for _, c in call_constants(spec.tree) if is_request(c)]
             held = [weakref.ref(c.value) for c in constants]
             for constant in constants:

@@ -28,6 +28,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.state.host_values import MOST_STORED_BYTES
 from onelaunch.state.walk import StateWalk
 from onelaunch.watch.difference import of_made_memory
+from onelaunch.watch.ledger import content_of
 from onelaunch.watch.lifted import Lifted, bits_of, brought
 from onelaunch.watch.observer import Observer
 from onelaunch.watch.operations import Watching
@@ -282,13 +283,10 @@ class CompiledAccesses:
 
 def contents_of(walk: StateWalk) -> dict[object, object]:
     """Return the contents of the slots of a state, as `CompiledAccesses.began` has them."""
-    return {key: _content(value) for key, (_, value) in walk.held.items()}
-
-
-def _content(value: object) -> object:
-    if isinstance(value, Tensor):
-        return Tensor
-    return (type(value), repr(value)) if is_plain(value) else id(value)
+    return {
+        key: Tensor if isinstance(value, Tensor) else content_of(value)
+        for key, (_, value) in walk.held.items()
+    }
 
 
 def _bytes_of(memory: StorageWeakRef) -> Tensor:

@@ -123,21 +123,21 @@ class Ledger:
         leaves = [t for _, t in walked.tensors() if t.requires_grad]
         self._hooks = [tuple(hooks or ()) for t in leaves for hooks in _hooks_of(t)]
         self.held: dict[object, object] = {
-            key: id(value) if issubclass(type(value), _BY_IDENTITY) else _content(value)
+            key: id(value) if issubclass(type(value), _BY_IDENTITY) else content_of(value)
             for key, (_, value) in walked.held.items()
         }
         """id of a slot -> its content before the run: a plain value, or the id of an object."""
         descriptions = [
             description_slot(slot) for slot, _ in walked.tensors() if walked.is_read(slot)
         ]
-        self.held.update((slot.id, _content(slot.read())) for slot in descriptions)
+        self.held.update((slot.id, content_of(slot.read())) for slot in descriptions)
         of_slots = (value for _, value in walked.held.values())
         self.held.update((slot.id, id(kind)) for slot, kind in classes(walked, of_slots))
         if not self._on_host:
             for _, t in walked.tensors():
                 if _has_memory(t) and t.device.type == "cpu":
                     key = key_of(t)
-                    self.held[id(t), key] = _content(key(t))
+                    self.held[id(t), key] = content_of(key(t))
         self._made: dict[int, StorageWeakRef] = {}
         """storage -> a weak reference, which keeps the id of a storage taken, not its memory: so no
         storage that a compiled kernel makes unseen is mistaken for one that was freed."""
@@ -366,12 +366,13 @@ def moved(earlier: Ledger, slots: Iterable[tuple[Any, object]]) -> bool:
     slot that was unknown then counts as unchanged, except for gradients, which were None."""
     held = earlier.held
     return any(
-        held[key] != _content(value)
+        held[key] != content_of(value)
         if key in held
         else key[1] is gradient_of and value is not MISSING
         for key, value in slots
     )
 
 
-def _content(value: object) -> object:
+def content_of(value: object) -> object:
+    """Return what is compared of a slot's content: a plain value, or an object's identity."""
     return (type(value), repr(value)) if is_plain(value) else id(value)

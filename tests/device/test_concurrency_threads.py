@@ -319,6 +319,7 @@ def test_no_capture_ahead_beside_a_run_that_reads_the_parameters(device: torch.d
 
 
 @pytest.mark.usefixtures("compiled")
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")  # a queue of Python's
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("ahead", [False, True])
 @on_accelerators
@@ -331,7 +332,7 @@ def test_what_other_threads_compute_is_in_no_recording(
     def f(x: Tensor) -> Tensor:
         def run(tower: torch.nn.Module) -> Tensor:
             with torch.no_grad():
-                return tower(x)
+                return tower(x + 0)  # torch warns of a thread that begins with cuBLAS
 
         with ThreadPoolExecutor(2) as workers:
             parts = list(workers.map(run, towers))

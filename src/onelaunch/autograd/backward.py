@@ -245,7 +245,7 @@ class Backward:
             if rehearsal is not None:
                 pairs = zip(grads, statics, strict=True)
                 given = [(g, t) for g, t in pairs if g is not None and t is not None]
-                observer.ledger = rehearsal.compared(given)
+                observer.ledger = rehearsal.compared(given, pool)
             seeds = watching_seeds(observer.refuse_seed)
             taken: set[int] = set()
             factories = HostFactories(static.device)

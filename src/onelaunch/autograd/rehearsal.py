@@ -17,7 +17,7 @@ from torch.autograd.function import BackwardCFunction
 
 from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.call_events import is_profiled
-from onelaunch.driver.protocol import Driver
+from onelaunch.driver.protocol import DevicePool, Driver
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
@@ -89,11 +89,11 @@ class Rehearsal:
                 what = f"a backward reads `{name}` and moves it on, from {was!r} to {now!r}"
                 raise CaptureError("OL118", what[:_MOST])
 
-    def compared(self, grads: Sequence[tuple[Tensor, Tensor]]) -> Ledger:
-        """Return a ledger for a capture, to compare it with the run."""
+    def compared(self, grads: Sequence[tuple[Tensor, Tensor]], pool: DevicePool) -> Ledger:
+        """Return a ledger for a capture in `pool`, to compare it with the run."""
         state = walk((), self._known)
         given = [*grads, *self._numbers]
-        return Ledger(self._driver, self._device, given, state, earlier=self.ledger)
+        return Ledger(self._driver, self._device, given, state, earlier=self.ledger, pool=pool)
 
 
 class Finding:

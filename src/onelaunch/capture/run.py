@@ -304,7 +304,9 @@ class CaptureRun:
             stand = zip(self.state_inputs, statics[count:], strict=True)
             slots = {job.driver.storage(static): slot.name for slot, static in stand}
             earlier = job.earlier if self.plain.ledger is None else self.plain.ledger
-            made.ledger = Ledger(job.driver, job.device, inputs, snapshot.walk, slots, earlier)
+            made.ledger = Ledger(
+                job.driver, job.device, inputs, snapshot.walk, slots, earlier, job.pool
+            )
         made.host.give({i: t for i, t in enumerate(statics) if plan.travels[i] == Travel.HOST})
         return made
 

@@ -85,6 +85,10 @@ class DevicePool(Protocol):
         exist."""
         ...
 
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """Tell whether this memory is the pool's, during a capture too."""
+        ...
+
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
         """Tell whether recordings older than the last capture may write to these tensors of it,
         which then lie in memory that the pool had before."""

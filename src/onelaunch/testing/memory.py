@@ -50,6 +50,11 @@ class EmulatedPool(TapePool):
         blocks = {id(b): b for b in map(block_of, _on_device(tensors)) if b.arena is self.arena}
         return sum(block.nbytes for block in blocks.values())
 
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """See `DevicePool.holds`."""
+        block = getattr(storage, "block", None)
+        return block is not None and block.arena is self.arena
+
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
         """See `DevicePool.written_by_others`."""
         return any(

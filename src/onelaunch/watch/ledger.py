@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from onelaunch.call.wrappers import local
 from onelaunch.driver.aten import Operator, operator, tensors
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
-from onelaunch.driver.protocol import Driver, Region
+from onelaunch.driver.protocol import DevicePool, Driver, Region
 from onelaunch.driver.random_state import HostGenerators, drawing_line_of
 from onelaunch.driver.refusals import DRAWN
 from onelaunch.errors import CaptureError
@@ -66,6 +66,26 @@ class _AnyNumber:
     __hash__ = None  # pyright: ignore
 
 
+class _Unseen(NamedTuple):
+    """Memory of unknown origin: neither the call nor its state has it, and no operation made it.
+
+    It belongs to the capture if it lies in the capture's pool: kernels that TorchScript generates
+    are recorded, though no mode sees them. Other memory has to be what the run before read, and to
+    exist still: what another thread makes for each run is in no recording.
+
+    Attributes:
+        recorded: whether it lies in the pool.
+        at: number of the first operation that used it.
+        place: the line of that.
+    """
+
+    storage: int
+    reference: StorageWeakRef
+    recorded: bool
+    at: int
+    place: Place | None
+
+
 class Ledger:
     """A list of the operations of one run, in order. Keeps nothing alive; 10 us for each operation.
 
@@ -74,6 +94,7 @@ class Ledger:
         walked: the state that the callable reaches, before the run.
         hidden: storage -> slot, for memory that replaces a slot's own in the run.
         earlier: the run to compare with.
+        pool: of a capture, the memory that its operations get.
     """
 
     def __init__(
@@ -84,9 +105,11 @@ class Ledger:
         walked: StateWalk,
         hidden: Mapping[int, str] | None = None,
         earlier: Ledger | None = None,
+        pool: DevicePool | None = None,
     ) -> None:
         self._storage = driver.storage
         self._region = driver.region
+        self._pool = pool
         self._on_host = device.type == "cpu"
         self._kind = device.type
         self.brought: list[Tensor] = []
@@ -141,11 +164,7 @@ class Ledger:
         self._made: dict[int, StorageWeakRef] = {}
         """storage -> a weak reference, which keeps the id of a storage taken, not its memory: so no
         storage that a compiled kernel makes unseen is mistaken for one that was freed."""
-        self._unseen: list[tuple[int, StorageWeakRef, int, Place | None]] = []
-        """Memory of unknown origin, which is in neither the call nor its state, and which no
-        operation made: with the first operation that used it, and its line."""
-        self.lasting: dict[int, int] = {}
-        """Number in `_unseen` -> storage, of memory that outlives the run."""
+        self._unseen: list[_Unseen] = []
         self._entries: list[tuple[Any, ...]] = []
         # Only calls alike are compared: the same sizes (buckets have others than the capture), the
         # same sharing of memory between arguments, the same hooks on leaves.
@@ -202,22 +221,17 @@ class Ledger:
 
     def finish(self) -> None:
         """Finish the comparison after the run."""
-        self.lasting = {
-            n: storage for n, (storage, ref, *_) in enumerate(self._unseen) if not ref.expired()
-        }
         if self._earlier is not None and self.difference is None:
             others = self._earlier._entries
             if len(others) > len(self._entries):
                 number = len(self._entries)
                 self.difference = of_operations(number, others[number], None)
-            for number, (_, _, at, place) in enumerate(self._unseen):
-                before, now = self._earlier.lasting.get(number), self.lasting.get(number)
-                if now is not None and before != now:
-                    self.differs(of_memory(at, self._entries[at], place))
+            for was, now in zip(self._earlier._unseen, self._unseen, strict=False):
+                if not now.recorded and (was.reference.expired() or was.storage != now.storage):
+                    self.differs(of_memory(now.at, self._entries[now.at], now.place))
         self._earlier = None
         self._origins.clear()
         self._made.clear()
-        self._unseen.clear()
 
     def _noted(self, value: Any, storages: set[int]) -> Any:
         kind = type(value)
@@ -283,11 +297,13 @@ class Ledger:
         """Name memory that is in neither the call nor its state, and that no operation made."""
         if t.device.type == "cpu" and (not self._on_host or not t.dim()):
             return self._value(t)
-        for number, (other, reference, *_) in enumerate(self._unseen):
-            if other == storage and not reference.expired():
+        for number, met in enumerate(self._unseen):
+            if met.storage == storage and not met.reference.expired():
                 return "memory", number
-        reference = StorageWeakRef(local(t).untyped_storage())
-        self._unseen.append((storage, reference, len(self._entries), user_frame()))
+        memory = local(t).untyped_storage()
+        recorded = self._pool is not None and self._pool.holds(memory)
+        reference, at = StorageWeakRef(memory), len(self._entries)
+        self._unseen.append(_Unseen(storage, reference, recorded, at, user_frame()))
         return "memory", len(self._unseen) - 1
 
 

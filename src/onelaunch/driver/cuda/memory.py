@@ -97,6 +97,11 @@ class CudaPool:
             if self.ranges.overlaps(start, start + nbytes)
         )
 
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """See `DevicePool.holds`; walks all blocks of the allocator."""
+        self.refresh()
+        return self.ranges.overlaps(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
         """See `DevicePool.written_by_others`."""
         storages = _storages(tensors).items()

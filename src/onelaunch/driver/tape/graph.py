@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import Step
@@ -55,6 +56,10 @@ class TapePool:
     def kept_bytes(self, graph: Graph, tensors: Sequence[Tensor]) -> int:
         """See `DevicePool.kept_bytes`."""
         return graph.memory_bytes
+
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """See `DevicePool.holds`: memory of the host is in no pool."""
+        return False
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
         """See `DevicePool.written_by_others`."""

@@ -101,7 +101,7 @@ class DryRun:
         args, kwargs = unflatten(self.tree, list(inputs))
         undone = rolled_back(self.driver, self.device, inputs, self.reached)
         with undone as effects, torch.no_grad(), mode or nullcontext(), effects.observer:
-            result = self.driver.warmup(lambda: self.fn(*args, **kwargs), self.device)
+            result = self.fn(*args, **kwargs)
         self.found = effects.found
         if self.ahead:
             refuse_lasting(effects.found)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from threading import RLock
 from typing import Literal, Protocol, TypeVar
 
@@ -44,6 +44,17 @@ class Travel(StrEnum):
     """None: it is read where it was in the capture, and a call must have that very memory."""
     HOST = "host"
     """None: the device does not use it."""
+
+
+class Origin(Enum):
+    """Where memory that a capture meets comes from."""
+
+    CAPTURE = auto()
+    """The capture itself: it lies in its pool."""
+    MEANWHILE = auto()
+    """Another thread has made it since the capture began."""
+    BEFORE = auto()
+    """It was there before, or its origin is unknown."""
 
 
 class Released(RuntimeError):
@@ -85,8 +96,8 @@ class DevicePool(Protocol):
         exist."""
         ...
 
-    def holds(self, storage: torch.UntypedStorage) -> bool:
-        """Tell whether this memory is the pool's, during a capture too."""
+    def origin(self, storage: torch.UntypedStorage) -> Origin:
+        """Tell, in a capture of this pool, where memory comes from."""
         ...
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
@@ -347,7 +358,7 @@ class Driver(Protocol):
     def foresee(
         self, run: Callable[[], T], device: torch.device, staged: Sequence[int]
     ) -> tuple[T, int]:
-        """Run as `warmup` does, and count the bytes of a pool for a recording of `run` alone.
+        """Run, and count the bytes of a pool for a recording of `run` alone.
 
         Args:
             staged: the bytes of each input buffer that the recording will have besides.

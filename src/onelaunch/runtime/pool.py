@@ -246,10 +246,10 @@ class PoolManager:
     def warmup(
         self, driver: Driver, device: torch.device, run: Callable[[], T], inputs: Sequence[Tensor]
     ) -> tuple[T, int]:
-        """Run `Driver.warmup`, and return its result and the estimated bytes of a recording; 0 if
-        that is unknown or there is no limit."""
+        """Run, and return the result and the estimated bytes of a recording; 0 if that is unknown
+        or there is no limit."""
         if self.max_bytes is None:
-            return driver.warmup(run, device), 0
+            return run(), 0
         return driver.foresee(run, device, staged_bytes(driver, inputs, device))
 
     @contextmanager

@@ -98,7 +98,7 @@ class Warmup:
     def run(
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
     ) -> Any:
-        """Run one of the caller's own first calls, on the stream that will capture."""
+        """Run one of the caller's own first calls."""
         _import_dynamo()
         driver, signature = attempt.driver, attempt.signature
         try:
@@ -130,7 +130,7 @@ class Warmup:
         """Run the callable, or Inductor's version of it, as it will be captured."""
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         fn, hidden = self._callee.on(driver), self._callee.is_compiled(driver)
-        here = _trains(attempt)
+        here, on_its_stream = _trains(attempt), _its_stream(attempt)
         last = signature.warmups + 1 >= self._options.warmup_calls
         run, step_aside = functools.partial(fn, *args, **kwargs), None
         if last and not hidden:
@@ -141,13 +141,12 @@ class Warmup:
         # Later reads the capture will see; Dynamo would compile the watch with the callable.
         if not hidden and (not signature.warmups or self._callee.reads is None):
             run = self._callee.watched(run, step_aside)
+        run = on_its_stream(run)
         known = signature.compiled_accesses
         noting = known.noting(device) if hidden and known is not None else nullcontext()
         with inlining(), stepping, noting:
-            if here:
+            if here or not last:
                 return run()
-            if not last:
-                return driver.warmup(run, device)
             # The last: nothing is new any more.
             result, signature.need_bytes = self._pool.warmup(
                 driver, device, run, attempt.flat.tensors
@@ -157,7 +156,7 @@ class Warmup:
     def _shown(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run eagerly and watch, for code whose operations are hidden."""
         run = functools.partial(self._watched, attempt, args, kwargs)
-        return run() if _trains(attempt) else attempt.driver.warmup(run, attempt.device)
+        return _its_stream(attempt)(run)()
 
     def _watched(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run eagerly, and note the reads and writes that Inductor's kernels will not show."""
@@ -239,7 +238,7 @@ class Warmup:
         undone = rolled_back(driver, device, flat.tensors, attempt.reached)
         with undone as effects, torch.no_grad(), _Draws(device) as draws:
             with Asking(answer).answering(), effects.observer, inlining():
-                result = driver.warmup(run, device)
+                result = run()
             return [t.detach().clone() for t in flatten(result).tensors], draws.made()
 
     def holds_for(self, attempt: Attempt) -> bool:
@@ -263,13 +262,14 @@ class Warmup:
         args, kwargs = unflatten(flat.tree, flat.tensors)
         before = reached.walk()
         named = places(flat.tensors, ((slot.name, t) for slot, t in before.tensors()))
-        began = contents_of(before)
+        began, on_its_stream = contents_of(before), _its_stream(attempt)
         with rolled_back(driver, device, flat.tensors, reached) as effects:
             observer = effects.observer
             shown = functools.partial(callee.shown, *args, **kwargs)
             run = callee.watched(_NotedRun(attempt, shown, masks=not callee.is_compiled(driver)))
             reads = observer.host_reads()
             with self._stepping(signature, refuse), reads, observer, inlining():
+                run = on_its_stream(run)
                 if _trains(attempt):
                     result, need = run(), 0
                 else:
@@ -289,10 +289,11 @@ class Warmup:
                 and signature.compiled_accesses.refused is None
             ):
                 args, kwargs = unflatten(flat.tree, _on_device(attempt)[0])
+                run = on_its_stream(functools.partial(callee.on(driver), *args, **kwargs))
                 for _ in range(2):
                     effects.rollback.restore()  # Dynamo compiles for the state that it finds
                     with signature.compiled_accesses.noting(device):
-                        driver.warmup(lambda: callee.on(driver)(*args, **kwargs), device)
+                        run()
         if signature.compiled_accesses is not None and device.type != "cpu":
             # On the CPU, what `torch.tensor` makes is memory like any other.
             signature.compiled_accesses.refuse_unseen()
@@ -391,14 +392,18 @@ class _NotedRun:
         self._conditions.close()
 
 
-def _trains(attempt: Attempt) -> bool:
-    """Return whether a call seems to be a forward whose backward will run outside.
+def _its_stream(attempt: Attempt) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Return what puts a run on its stream: the caller's own, as an eager call is, whose threads,
+    if it starts any, have streams of theirs. A callable that runs a backward itself runs on the
+    capture's: an AccumulateGrad node stays on the stream where it was made, as long as somebody
+    keeps the loss, and then is in the capture."""
+    if torch.is_grad_enabled() and attempt.reached.walk().runs_backward():
+        return lambda run: functools.partial(attempt.driver.warmup, run, attempt.device)
+    return lambda run: run
 
-    Its warm-up runs on the caller's own stream: an AccumulateGrad node stays on the stream where
-    it was made, as long as somebody keeps the loss, and PyTorch warns if the next backward's
-    gradient comes from another stream. A capture has no such node. A callable that names a backward
-    may run it itself; then the nodes are in its capture, and must be on the capture's stream.
-    """
+
+def _trains(attempt: Attempt) -> bool:
+    """Return whether a call seems to be a forward whose backward will run outside."""
     if not torch.is_grad_enabled():
         return False
     found = attempt.reached.walk()

@@ -8,6 +8,7 @@ garbage. Here the garbage is 0xFF in every byte, which is NaN in every float for
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import threading
 import weakref
@@ -22,6 +23,12 @@ _SEGMENT_BYTES = 2 << 20
 
 _arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
 _limit_bytes: int | None = None
+_numbers = itertools.count(1)
+
+
+def newest() -> int:
+    """Return a number that no block has, larger than that of every block until now."""
+    return next(_numbers)
 
 
 class Block:
@@ -30,6 +37,7 @@ class Block:
     Attributes:
         address: the address of the first byte, a multiple of 512.
         nbytes: the size, rounded up to a multiple of 512.
+        number: blocks are numbered as they are allocated, in all arenas.
         host: the same bytes as the storage of CPU tensors; it does not keep the block allocated.
     """
 
@@ -37,6 +45,7 @@ class Block:
         self.arena = arena
         self.address = address
         self.nbytes = nbytes
+        self.number = next(_numbers)
         self.host: Any = torch._C._construct_storage_from_data_pointer(
             address, torch.device("cpu"), nbytes
         )

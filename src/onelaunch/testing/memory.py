@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import Operator, mapped, tensors
-from onelaunch.driver.protocol import Graph
+from onelaunch.driver.protocol import Graph, Origin
 from onelaunch.driver.tape.graph import TapeGraph, TapePool
 from onelaunch.driver.tape.memory import HostMemory
 from onelaunch.driver.tape.recorder import TapeRecorder
 from onelaunch.testing import device as emulated
-from onelaunch.testing.arena import Arena, Block
+from onelaunch.testing.arena import Arena, Block, newest
 from onelaunch.testing.device import Placer, TapeTensor
 from onelaunch.testing.storage import block_of, host
 
@@ -33,6 +33,8 @@ class EmulatedPool(TapePool):
         self._capturing = False
         self._earlier: list[tuple[int, int]] = []
         """The addresses that the arena had before its last capture, if recordings were there."""
+        self._newest = 0
+        """The number of the newest block when the last capture began."""
 
     @property
     def memory_bytes(self) -> int:
@@ -50,10 +52,14 @@ class EmulatedPool(TapePool):
         blocks = {id(b): b for b in map(block_of, _on_device(tensors)) if b.arena is self.arena}
         return sum(block.nbytes for block in blocks.values())
 
-    def holds(self, storage: torch.UntypedStorage) -> bool:
-        """See `DevicePool.holds`."""
+    def origin(self, storage: torch.UntypedStorage) -> Origin:
+        """See `DevicePool.origin`."""
         block = getattr(storage, "block", None)
-        return block is not None and block.arena is self.arena
+        if block is None:
+            return Origin.BEFORE
+        if block.arena is self.arena:
+            return Origin.CAPTURE
+        return Origin.BEFORE if block.number <= self._newest else Origin.MEANWHILE
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
         """See `DevicePool.written_by_others`."""
@@ -71,6 +77,7 @@ class EmulatedPool(TapePool):
     def growing(self) -> Generator[None]:
         """Surround a capture: the arena is kept meanwhile."""
         self._capturing = True
+        self._newest = newest()
         self._earlier = self.arena.ranges() if self.graphs() else []
         try:
             yield

@@ -23,7 +23,7 @@ from onelaunch.call.wrappers import local
 from onelaunch.driver.aten import Operator, operator, tensors
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
-from onelaunch.driver.protocol import DevicePool, Driver, Region
+from onelaunch.driver.protocol import DevicePool, Driver, Origin, Region
 from onelaunch.driver.random_state import HostGenerators, drawing_line_of
 from onelaunch.driver.refusals import DRAWN
 from onelaunch.errors import CaptureError
@@ -69,19 +69,18 @@ class _AnyNumber:
 class _Unseen(NamedTuple):
     """Memory of unknown origin: neither the call nor its state has it, and no operation made it.
 
-    It belongs to the capture if it lies in the capture's pool: kernels that TorchScript generates
-    are recorded, though no mode sees them. Other memory has to be what the run before read, and to
-    exist still: what another thread makes for each run is in no recording.
+    What comes from the capture is recorded, though no mode sees it: kernels that TorchScript
+    generates make it. Other memory has to be what the run before read.
 
     Attributes:
-        recorded: whether it lies in the pool.
+        origin: known in a capture.
         at: number of the first operation that used it.
         place: the line of that.
     """
 
     storage: int
     reference: StorageWeakRef
-    recorded: bool
+    origin: Origin
     at: int
     place: Place | None
 
@@ -220,14 +219,23 @@ class Ledger:
             self.difference = self.difference or difference
 
     def finish(self) -> None:
-        """Finish the comparison after the run."""
+        """Finish the comparison after the run.
+
+        Raises:
+            CaptureError: OL117, another thread has made memory that the capture read. It was made
+                of stand-ins: a replay would be wrong even for the call under capture.
+        """
+        for met in self._unseen:
+            if met.origin is Origin.MEANWHILE:
+                raise of_memory(met.at, self._entries[met.at], met.place).refusal()
         if self._earlier is not None and self.difference is None:
             others = self._earlier._entries
             if len(others) > len(self._entries):
                 number = len(self._entries)
                 self.difference = of_operations(number, others[number], None)
             for was, now in zip(self._earlier._unseen, self._unseen, strict=False):
-                if not now.recorded and (was.reference.expired() or was.storage != now.storage):
+                lasts = was.storage == now.storage and not was.reference.expired()
+                if now.origin is Origin.BEFORE and not lasts:
                     self.differs(of_memory(now.at, self._entries[now.at], now.place))
         self._earlier = None
         self._origins.clear()
@@ -301,9 +309,9 @@ class Ledger:
             if met.storage == storage and not met.reference.expired():
                 return "memory", number
         memory = local(t).untyped_storage()
-        recorded = self._pool is not None and self._pool.holds(memory)
+        origin = Origin.BEFORE if self._pool is None else self._pool.origin(memory)
         reference, at = StorageWeakRef(memory), len(self._entries)
-        self._unseen.append(_Unseen(storage, reference, recorded, at, user_frame()))
+        self._unseen.append(_Unseen(storage, reference, origin, at, user_frame()))
         return "memory", len(self._unseen) - 1
 
 

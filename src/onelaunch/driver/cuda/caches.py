@@ -13,19 +13,25 @@ from onelaunch.driver.cuda.streams import bindings, capture_stream
 
 
 @contextlib.contextmanager
-def no_shared_caches(index: int) -> Generator[None]:
+def no_shared_caches(index: int) -> Generator[list[dict[str, Any]]]:
     """Let no cuBLAS workspace or autocast weight outlive the capture it was made in, or enter one.
 
     A workspace that two recordings share is freed by the first reset (pytorch#193402). Torch has
     one for each thread and stream that multiplied matrices, and frees all or none. A graph that
     somebody captured by hand may use that of its stream by address, so those of this thread are
     taken back; they lie where they did unless somebody took memory on those streams meanwhile.
+
+    Yields the allocator's segments. Walks its blocks, about 1 ms.
     """
-    before = _allocated(index)
+    segments = torch.cuda.memory_snapshot()
+    before = _allocated(segments, index)
     _drop()
-    freed = before - _allocated(index) if before else set[tuple[int, int]]()
+    freed = set[tuple[int, int]]()
+    if before:
+        segments = torch.cuda.memory_snapshot()
+        freed = before - _allocated(segments, index)
     try:
-        yield
+        yield segments
     finally:
         _drop()
         for raw in {raw for raw, _ in freed}:
@@ -39,12 +45,11 @@ def _drop() -> None:
     torch.clear_autocast_cache()
 
 
-def _allocated(index: int) -> set[tuple[int, int]]:
+def _allocated(segments: list[dict[str, Any]], index: int) -> set[tuple[int, int]]:
     """List the blocks allocated on streams of torch's pool, as (stream, address): not those of
     graphs, of the default stream, on which nobody captures, of onelaunch's, or of foreign
-    streams, whose owner may have destroyed them. Walks the allocator's blocks, about 1 ms."""
+    streams, whose owner may have destroyed them."""
     ours = (0, capture_stream(index).cuda_stream)
-    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
     found = {
         (segment["stream"], block["address"])
         for segment in segments

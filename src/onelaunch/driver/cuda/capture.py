@@ -184,7 +184,8 @@ def record(
     caller = torch.cuda.current_stream(index)
     # A launch that draws random numbers waits until the capture is over: beginning it overwrites
     # the tensors that such a launch reads.
-    with torch.cuda.device(index), order.lock, no_collection(), no_shared_caches(index):
+    apart = no_shared_caches(index)
+    with torch.cuda.device(index), order.lock, no_collection(), apart as pool.before:
         if caller.cuda_stream != order.last:
             order.move(caller.cuda_stream)
         stream.wait_stream(caller)
@@ -198,6 +199,7 @@ def record(
                     _recover(graph, stream, pool_id, generators)
                     raise
         finally:
+            pool.before = []
             caller.wait_stream(stream)
             if order.marked:
                 order.mark()

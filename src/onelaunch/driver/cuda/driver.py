@@ -152,14 +152,10 @@ class CudaDriver:
         can be counted; unused memory goes back to the device then, which waits for the GPU."""
         index = device_index(device)
 
-        def apart() -> tuple[T, memory.Apart]:
-            with no_shared_caches(index), memory.apart(index) as seen:
-                buffers = [memory.empty(nbytes, torch.device("cuda", index)) for nbytes in staged]
-                result = run()
-                del buffers
-            return result, seen
-
-        result, seen = self.warmup(apart, device)
+        with no_shared_caches(index), memory.apart(index) as seen:
+            buffers = [memory.empty(nbytes, torch.device("cuda", index)) for nbytes in staged]
+            result = run()
+            del buffers
         memory.give_back(index)
         return result, seen.nbytes
 

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from onelaunch.call.wrappers import local
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.streams import Order, bindings, device_index
-from onelaunch.driver.protocol import Region
+from onelaunch.driver.protocol import Origin, Region
 
 _GUARD_BYTES = 16
 """A multiple of every item size: operations that clone a whole storage, as `select_scatter` does,
@@ -74,6 +74,8 @@ class CudaPool:
         self.ranges = Ranges()
         self.earlier = Ranges()
         """Addresses of the pool before its last capture, if recordings were there."""
+        self.before: list[dict[str, Any]] = []
+        """The allocator's segments when the capture began that is under way."""
         self.recordings: weakref.WeakSet[PooledRecording] = weakref.WeakSet()
         self.guard = threading.Lock()
         """A lock held while a capture begins, a recording is freed, or recordings are listed."""
@@ -97,10 +99,17 @@ class CudaPool:
             if self.ranges.overlaps(start, start + nbytes)
         )
 
-    def holds(self, storage: torch.UntypedStorage) -> bool:
-        """See `DevicePool.holds`; walks all blocks of the allocator."""
-        self.refresh()
-        return self.ranges.overlaps(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+    def origin(self, storage: torch.UntypedStorage) -> Origin:
+        """See `DevicePool.origin`; walks all blocks of the allocator."""
+        address = storage.data_ptr()
+        found = _block(torch.cuda.memory_snapshot(), address)
+        if found is None:  # none of torch's allocator
+            return Origin.BEFORE
+        if found.pool_id == self._id:
+            return Origin.CAPTURE
+        before = _block(self.before, address)
+        there = before is not None and before.allocated
+        return Origin.BEFORE if there else Origin.MEANWHILE
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
         """See `DevicePool.written_by_others`."""
@@ -186,6 +195,21 @@ def _pool_in_use(index: int) -> Generator[tuple[int, int]]:
     finally:
         bindings._cuda_endAllocateToPool(index, pool_id)
         bindings._cuda_releasePool(index, pool_id)
+
+
+class _Block(NamedTuple):
+    pool_id: tuple[int, int]
+    allocated: bool
+
+
+def _block(segments: list[dict[str, Any]], address: int) -> _Block | None:
+    """Find the block of the allocator that has an address."""
+    for segment in segments:
+        if segment["address"] <= address < segment["address"] + segment["total_size"]:
+            blocks: list[dict[str, Any]] = segment["blocks"]
+            block = next(b for b in reversed(blocks) if b["address"] <= address)
+            return _Block(tuple(segment["segment_pool_id"]), block["state"] == "active_allocated")
+    return None
 
 
 def _segments(pool_id: tuple[int, int]) -> list[tuple[int, int]]:

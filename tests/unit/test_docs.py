@@ -95,9 +95,13 @@ class Block:
                     warnings.simplefilter("error", ol.GraphWarning)
                 exec(program, namespace)
             return
-        with pytest.raises((ol.GraphError, ol.GraphWarning, BackendCompilerFailed)) as caught:
+        where = f"{self.page.name}:{self.line}"
+        try:
             exec(program, namespace)
-        assert f"[{self.code}]" in str(caught.value), f"{self.page.name}:{self.line}"
+        except (ol.GraphError, ol.GraphWarning, BackendCompilerFailed) as error:
+            assert f"[{self.code}]" in str(error), where
+        else:
+            pytest.fail(f"{where} raises nothing")
 
 
 def blocks(page: Path) -> Iterator[Block]:

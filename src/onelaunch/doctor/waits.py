@@ -33,6 +33,7 @@ class Waits(Listener):
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings():
             warnings.filterwarnings("always", message=_WARNED)
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
             shown = warnings.showwarning
 
             def note(message: Any, *args: Any, **kwargs: Any) -> None:
@@ -42,8 +43,8 @@ class Waits(Listener):
                     shown(message, *args, **kwargs)
 
             warnings.showwarning = note
-            torch.cuda.set_sync_debug_mode("warn")
             try:
+                torch.cuda.set_sync_debug_mode("warn")
                 yield
             finally:
                 torch.cuda.set_sync_debug_mode(before)

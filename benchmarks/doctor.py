@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.coverage import LIBRARIES
 from benchmarks.coverage_models import catalogue
 from benchmarks.coverage_models.diagnosed import DOCTOR
-from benchmarks.coverage_models.pool import Case, run
+from benchmarks.coverage_models.pool import TIME_IS_UP, Case, run
 from benchmarks.processes import RESULTS, write
 from onelaunch.bench.environment import environment, version
 
@@ -47,7 +47,7 @@ def expected(models: str) -> dict[str, dict[str, Any]]:
 def compared(row: dict[str, Any], on_gpu: dict[str, Any]) -> str:
     """What a diagnosis is worth, by what the GPU did."""
     if "found" not in row:
-        return row.get("verdict", "not run")
+        return "not run" if row.get("text") == TIME_IS_UP else row.get("verdict", "not run")
     places = {(code, _place(line)) for code, line in row["found"]}
     if on_gpu["verdict"] == "one launch":
         return "clean" if not places else "false alarm"

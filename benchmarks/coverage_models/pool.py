@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import queue
@@ -21,6 +22,7 @@ START_SECONDS = 180.0
 STEP_SECONDS = {"build": 120.0, "reduce-overhead": 240.0, "doctor": 360.0}
 """For a step to come to its end, by its name; then its process is ended."""
 OTHER_SECONDS = 120.0
+TIME_IS_UP = "time is up"
 TASKS_OF_A_WORKER = 60
 """Then another is started: what libraries keep of models adds up."""
 
@@ -57,10 +59,10 @@ class _Gone(Exception):
 class _Worker:
     """A process and its reports."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, threads: int) -> None:
         command = [sys.executable, "-m", "benchmarks.coverage_models.worker", device]
         path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-        env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
         env |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         env["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # the time to compile is measured
         pipe = subprocess.PIPE
@@ -91,7 +93,7 @@ class _Worker:
             selector.register(self._child.stdout, selectors.EVENT_READ)
             while b"\n" not in self._told:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise _Gone("time is up")
+                    raise _Gone(TIME_IS_UP)
                 more = os.read(self._child.stdout.fileno(), 1 << 16)
                 if not more:
                     raise _Gone(self._end())
@@ -137,6 +139,7 @@ def run(
         done: called after each case, from any thread.
     """
     deadline = time.monotonic() + seconds
+    start = functools.partial(_Worker, device, max(1, (os.cpu_count() or 1) // workers))
     waiting: queue.SimpleQueue[Case] = queue.SimpleQueue()
     for case in cases:
         waiting.put(case)
@@ -149,7 +152,7 @@ def run(
                     case = waiting.get_nowait()
                 except queue.Empty:
                     return
-                worker = _finish(case, worker, device, deadline)
+                worker = _finish(case, worker, start, deadline)
                 done(case)
         finally:
             if worker is not None:
@@ -162,7 +165,9 @@ def run(
         thread.join()
 
 
-def _finish(case: Case, worker: _Worker | None, device: str, deadline: float) -> _Worker | None:
+def _finish(
+    case: Case, worker: _Worker | None, start: Callable[[], _Worker], deadline: float
+) -> _Worker | None:
     """Run a case to its end, in as many processes as it takes."""
     for _ in range(len(case.engines) + 2):  # a death costs an engine, or the build
         if case.ended or time.monotonic() > deadline:
@@ -172,7 +177,7 @@ def _finish(case: Case, worker: _Worker | None, device: str, deadline: float) ->
             if worker is None or not worker.usable:
                 if worker is not None:
                     worker.end()
-                worker = _Worker(device)
+                worker = start()
                 worker.hear(min(deadline, time.monotonic() + START_SECONDS))
             worker.tasks += 1
             worker.give({"name": case.name, "mode": case.mode, "engines": case.left})

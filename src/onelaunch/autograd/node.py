@@ -1,7 +1,8 @@
 """The autograd node of a launched forward, until its backward is done.
 
 The forward's saved tensors lie in the recording, which no other call may use meanwhile. The
-caller's tensors that eager would have saved are watched for changes in place.
+caller's tensors that eager would have saved are watched for changes in place. What `retain_graph`
+does, and a second backward without it, is decided here.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Inputs that share memory share one buffer with the caller's layout, so that the callable sees every
 overlap and stride as it is. Results are classified by the owner of their memory: the caller (an
 argument or a view of one), something that outlives the call (a parameter), or the recording, whose
-results each call copies to fresh memory.
+results each call copies to fresh memory. What a call does by this plan is in `replay/launch.py`.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Travel(StrEnum):
 
 
 class Origin(Enum):
-    """Where memory that a capture meets comes from."""
+    """The origin of memory that a capture meets."""
 
     CAPTURE = auto()
     """The capture itself: it lies in its pool."""

@@ -2,7 +2,8 @@
 
 The CUDA column of ``tests/device/refusals_cuda.json`` is where these rows come from: operations
 that read device memory on the host, or whose result is as large as the data says. Operators without
-a row are refused by the tags that they were defined with.
+a row are refused by the tags that they were defined with. `refuse` finds the user's line, by
+`source.py`.
 """
 
 from __future__ import annotations

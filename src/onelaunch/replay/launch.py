@@ -1,6 +1,8 @@
 """The part of a call path that launches, and passes results and writes on to the caller.
 
-The graph's own launch brings the arguments into it; on CUDA, `driver.cuda.graph`.
+It follows the plan of `capture/io_plan.py`: results that are arguments, views of them or of each
+other are made anew here, and version counters advance as eager's do. The graph's own launch brings
+the arguments into it; on CUDA, `driver/cuda/graph.py`.
 """
 
 from __future__ import annotations

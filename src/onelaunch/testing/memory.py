@@ -1,4 +1,4 @@
-"""The memory of recordings on the emulated device: an arena for each pool."""
+"""The memory of recordings on the emulated device: an arena (`testing/arena.py`) for each pool."""
 
 from __future__ import annotations
 

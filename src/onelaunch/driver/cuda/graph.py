@@ -2,6 +2,7 @@
 
 The capture made a copy node for each argument, from the caller's memory into the recording's; see
 `capture.CudaRecorder`. A launch gives the nodes the addresses of this call, and launches the graph.
+Memory that is aligned otherwise than in the capture is copied first where kernels read it in place.
 """
 
 from __future__ import annotations

@@ -46,15 +46,15 @@ class Travel(StrEnum):
     """None: the device does not use it."""
 
 
-class Origin(Enum):
-    """The origin of memory that a capture meets."""
+class Provenance(Enum):
+    """The provenance of memory that a capture meets."""
 
     CAPTURE = auto()
     """The capture itself: it lies in its pool."""
     MEANWHILE = auto()
     """Another thread has made it since the capture began."""
     BEFORE = auto()
-    """It was there before, or its origin is unknown."""
+    """It was there before, or nothing is known of it."""
 
 
 class Released(RuntimeError):
@@ -96,7 +96,7 @@ class DevicePool(Protocol):
         exist."""
         ...
 
-    def origin(self, storage: torch.UntypedStorage) -> Origin:
+    def provenance(self, storage: torch.UntypedStorage) -> Provenance:
         """Tell, in a capture of this pool, where memory comes from."""
         ...
 

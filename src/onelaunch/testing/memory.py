@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import Operator, mapped, tensors
-from onelaunch.driver.protocol import Graph, Origin
+from onelaunch.driver.protocol import Graph, Provenance
 from onelaunch.driver.tape.graph import TapeGraph, TapePool
 from onelaunch.driver.tape.memory import HostMemory
 from onelaunch.driver.tape.recorder import TapeRecorder
@@ -52,14 +52,14 @@ class EmulatedPool(TapePool):
         blocks = {id(b): b for b in map(block_of, _on_device(tensors)) if b.arena is self.arena}
         return sum(block.nbytes for block in blocks.values())
 
-    def origin(self, storage: torch.UntypedStorage) -> Origin:
-        """See `DevicePool.origin`."""
+    def provenance(self, storage: torch.UntypedStorage) -> Provenance:
+        """See `DevicePool.provenance`."""
         block = getattr(storage, "block", None)
         if block is None:
-            return Origin.BEFORE
+            return Provenance.BEFORE
         if block.arena is self.arena:
-            return Origin.CAPTURE
-        return Origin.BEFORE if block.number <= self._newest else Origin.MEANWHILE
+            return Provenance.CAPTURE
+        return Provenance.BEFORE if block.number <= self._newest else Provenance.MEANWHILE
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
         """See `DevicePool.written_by_others`."""

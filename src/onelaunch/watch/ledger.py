@@ -23,7 +23,7 @@ from onelaunch.call.wrappers import local
 from onelaunch.driver.aten import Operator, operator, tensors
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
-from onelaunch.driver.protocol import DevicePool, Driver, Origin, Region
+from onelaunch.driver.protocol import DevicePool, Driver, Provenance, Region
 from onelaunch.driver.random_state import HostGenerators, drawing_line_of
 from onelaunch.driver.refusals import DRAWN
 from onelaunch.errors import CaptureError
@@ -73,14 +73,14 @@ class _Unseen(NamedTuple):
     generates make it. Other memory has to be what the run before read.
 
     Attributes:
-        origin: known in a capture.
+        provenance: known in a capture; else `BEFORE`.
         at: number of the first operation that used it.
         place: the line of that.
     """
 
     storage: int
     reference: StorageWeakRef
-    origin: Origin
+    provenance: Provenance
     at: int
     place: Place | None
 
@@ -226,7 +226,7 @@ class Ledger:
                 of stand-ins: a replay would be wrong even for the call under capture.
         """
         for met in self._unseen:
-            if met.origin is Origin.MEANWHILE:
+            if met.provenance is Provenance.MEANWHILE:
                 raise of_memory(met.at, self._entries[met.at], met.place).refusal()
         if self._earlier is not None and self.difference is None:
             others = self._earlier._entries
@@ -235,7 +235,7 @@ class Ledger:
                 self.difference = of_operations(number, others[number], None)
             for was, now in zip(self._earlier._unseen, self._unseen, strict=False):
                 lasts = was.storage == now.storage and not was.reference.expired()
-                if now.origin is Origin.BEFORE and not lasts:
+                if now.provenance is Provenance.BEFORE and not lasts:
                     self.differs(of_memory(now.at, self._entries[now.at], now.place))
         self._earlier = None
         self._origins.clear()
@@ -309,9 +309,9 @@ class Ledger:
             if met.storage == storage and not met.reference.expired():
                 return "memory", number
         memory = local(t).untyped_storage()
-        origin = Origin.BEFORE if self._pool is None else self._pool.origin(memory)
+        found = Provenance.BEFORE if self._pool is None else self._pool.provenance(memory)
         reference, at = StorageWeakRef(memory), len(self._entries)
-        self._unseen.append(_Unseen(storage, reference, origin, at, user_frame()))
+        self._unseen.append(_Unseen(storage, reference, found, at, user_frame()))
         return "memory", len(self._unseen) - 1
 
 

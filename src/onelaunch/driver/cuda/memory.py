@@ -19,7 +19,7 @@ from onelaunch.call.wrappers import local
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.streams import Order, bindings, device_index
-from onelaunch.driver.protocol import Origin, Region
+from onelaunch.driver.protocol import Provenance, Region
 
 _GUARD_BYTES = 16
 """A multiple of every item size: operations that clone a whole storage, as `select_scatter` does,
@@ -99,17 +99,17 @@ class CudaPool:
             if self.ranges.overlaps(start, start + nbytes)
         )
 
-    def origin(self, storage: torch.UntypedStorage) -> Origin:
-        """See `DevicePool.origin`; walks all blocks of the allocator."""
+    def provenance(self, storage: torch.UntypedStorage) -> Provenance:
+        """See `DevicePool.provenance`; walks all blocks of the allocator."""
         address = storage.data_ptr()
         found = _block(torch.cuda.memory_snapshot(), address)
         if found is None:  # none of torch's allocator
-            return Origin.BEFORE
+            return Provenance.BEFORE
         if found.pool_id == self._id:
-            return Origin.CAPTURE
+            return Provenance.CAPTURE
         before = _block(self.before, address)
         there = before is not None and before.allocated
-        return Origin.BEFORE if there else Origin.MEANWHILE
+        return Provenance.BEFORE if there else Provenance.MEANWHILE
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
         """See `DevicePool.written_by_others`."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onelaunch.driver.aten import Step
 from onelaunch.driver.dispatch import no_functions, raw
-from onelaunch.driver.protocol import Ambiguities, Graph, Origin, Released, Travel
+from onelaunch.driver.protocol import Ambiguities, Graph, Provenance, Released, Travel
 from onelaunch.driver.tape.calls import TapeCall
 from onelaunch.driver.tape.memory import HostMemory
 from onelaunch.driver.tape.ports import Port, Ports
@@ -57,9 +57,9 @@ class TapePool:
         """See `DevicePool.kept_bytes`."""
         return graph.memory_bytes
 
-    def origin(self, storage: torch.UntypedStorage) -> Origin:
-        """See `DevicePool.origin`. The host's memory has no history."""
-        return Origin.BEFORE
+    def provenance(self, storage: torch.UntypedStorage) -> Provenance:
+        """See `DevicePool.provenance`. The host's memory has no history."""
+        return Provenance.BEFORE
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
         """See `DevicePool.written_by_others`."""

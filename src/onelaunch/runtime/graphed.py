@@ -145,12 +145,12 @@ class Graphed(Generic[P, R]):
         """
         # A request, such as one `generate()`, passes a cache of its own. The recordings made with
         # the last request's cache may be taken over; see `next_request`. One of them may then fit
-        # this call. If none does, and caches of this class took recordings over before, the first
+        # this call. If there are none, though caches of this class took some over before, the first
         # call with this cache runs eagerly. It is a prompt, most likely, whose size does not come
         # again. With buckets it does come again, padded.
         caches = requests_in(flat.tree) if strategy is UNPADDED else []
         if caches:
-            first_call = self._recorder.requests.brings_new_object(caches)
+            first_call = self._recorder.requests.brings_new_object(caches)  # before they are noted
             self._recorder.requests.begin(caches, self._callee)
             if self._recorder.take_over(driver, device, flat):
                 result = self._replayed(args, kwargs)
@@ -183,7 +183,7 @@ class Graphed(Generic[P, R]):
         # or, as `on_refusal` says, has the signature run eagerly, and this run goes on.
         result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
-        self._callee.note_result(result)
+        self._callee.note_result(result)  # an object that comes again is not made by the call
         after = self._signatures.flat(args, kwargs)
         # Classes of objects that the call changed are no longer flattened into their fields: a
         # replay would not write these.
@@ -240,7 +240,7 @@ class Graphed(Generic[P, R]):
         except CompiledLate as error:  # the state or the size is another than in any warm-up
             if not compile_first:
                 return self._refused(signature, error)
-            signature.compiled_accesses = None  # so that it is rehearsed
+            signature.compiled_accesses = None  # then `holds_for` says no, and it is rehearsed
             return self._capture_and_replay(attempt, args, kwargs, compile_first=False)
         except CaptureError as error:
             # The callable may ask torch, `is_current_stream_capturing()`. It is told no, as in
@@ -260,9 +260,9 @@ class Graphed(Generic[P, R]):
         recording can read them anew at each call."""
         if error.only_this_call:  # the values of this call get a recording of their own
             self._signatures.varied.fix_numbers(attempt.spec, attempt.flat.tree)
-        else:  # all values do: the signature goes that stands for any of them
+        else:  # each value does from now on: the signature goes that stood for all of them
             del self._signatures.states[attempt.spec]
-            self._signatures.varied.keep(attempt.spec, error.positions)
+            self._signatures.varied.fix_positions(attempt.spec, error.positions)
 
     def _capture_told(
         self,
@@ -308,8 +308,8 @@ class Graphed(Generic[P, R]):
         if entry.unsettled:
             # The captured run read more state than the runs before it, or (`differs`) did other
             # work. It is not trusted, and goes; the next call is captured, and compared with it.
-            # After too many that differ the signature runs eagerly. This call has its result:
-            # nothing is raised.
+            # After too many that differ the signature runs eagerly. (With `on_refusal="raise"` the
+            # last capture itself raises, `strict`.) This call has its result.
             differs = entry.captured.differs
             try_again = self._table.drop_differing(entry)
             if differs is not None and not try_again:
@@ -317,8 +317,9 @@ class Graphed(Generic[P, R]):
             return result
         signature.agreed()
         self._table.warn_used_once(entry)  # if each recording before it was used once, too
+        # Recordings of single values of a number go, if this one reads the number at each call.
         self._table.drop_superseded(entry, self._signatures.varied)
-        self._table.add(entry, self._callee.codes)  # warns of lists that this code adds to
+        self._table.add(entry, self._callee.codes)  # warns of what no replay repeats: OL308, OL309
         return result
 
     def _replayed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:

@@ -84,7 +84,7 @@ class Varied:
         if found is not None and len(found[1].known) <= FEW:
             found[1].known.append(signature)
 
-    def keep(self, spec: CallSpec, positions: Sequence[int]) -> None:
+    def fix_positions(self, spec: CallSpec, positions: Sequence[int]) -> None:
         """Take numbers of a signature's arguments for constants from now on."""
         found = self._family(spec)
         assert found is not None

@@ -1,9 +1,8 @@
 """An observer of the memory that a run reads and writes, operation by operation.
 
 The observer runs around the callable while it is captured. It finds the tensors that kernels read
-by address, the memory that they write, and which version counters advance (those of BatchNorm's
-statistics do), and refuses, at the user's line, what a replay would freeze. Replays do the same by
-`replay/launch.py`.
+by address, the memory that they write, and which version counters advance (`version_bumped`; those
+of BatchNorm's statistics do not), and refuses, at the user's line, what a replay would freeze.
 """
 
 from __future__ import annotations

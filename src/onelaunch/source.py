@@ -11,7 +11,9 @@ import os
 import random
 import re
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -20,7 +22,12 @@ import torch
 TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 MOST = 160  # characters of a line in a message
-_PLUMBING = frozenset({contextlib.__file__, functools.__file__, random.__file__})
+_PLUMBING = frozenset(
+    {
+        *(module.__file__ for module in (contextlib, functools, random, threading)),
+        *map(inspect.getfile, (Executor, ThreadPoolExecutor)),
+    }
+)
 
 
 class Place(NamedTuple):

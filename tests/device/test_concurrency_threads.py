@@ -346,10 +346,66 @@ def test_what_other_threads_compute_is_in_no_recording(
         for i in range(6):
             assert_same(fast(rand(i, 3, 4)), f(rand(i, 3, 4)))
 
-    with torch.no_grad(), pytest.raises(ol.CaptureError, match="none of its operations") as caught:
+    said = "none of its operations" if compile else "another thread works for it"
+    with torch.no_grad(), pytest.raises(ol.CaptureError, match=said) as caught:
         calls()
     assert caught.value.code == "OL117"
     assert "in the thread that makes the call" in caught.value.fix
+
+
+@pytest.mark.parametrize("how", ["a thread", "an executor of its own", "an executor"])
+def test_what_other_threads_do_in_place_is_refused(
+    device: torch.device, rand: Rand, how: str
+) -> None:
+    """No operation of the call shows it: what they write, and the Python state that they read."""
+    state, seen = {"scale": 2.0}, torch.zeros(4, device=device)
+    kept = ThreadPoolExecutor(1)
+
+    def work(x: Tensor) -> None:
+        state["twice"] = state["scale"] * 2
+        seen.add_(x)
+
+    def f(x: Tensor) -> Tensor:
+        if how == "a thread":
+            thread = threading.Thread(target=work, args=(x,))
+            thread.start()
+            thread.join()
+        elif how == "an executor":
+            kept.submit(work, x).result()
+        else:
+            with ThreadPoolExecutor(1) as workers:
+                workers.submit(work, x)
+        return x * state["twice"]
+
+    fast = ol.graph(f)
+    with torch.no_grad(), kept:
+        for i in range(3):
+            fast(rand(i, 4))
+        with pytest.raises(ol.CaptureError, match="another thread") as caught:
+            fast(rand(3, 4))
+    assert caught.value.code == "OL117"
+    assert ("thread.start()" if how == "a thread" else "submit(work, x)") in caught.value.where
+
+
+def test_a_thread_that_the_first_call_starts_is_no_part_of_it(
+    device: torch.device, rand: Rand
+) -> None:
+    """A monitor, say, or a pool of workers that it does not use again."""
+    stop, threads = threading.Event(), list[threading.Thread]()
+
+    def f(x: Tensor) -> Tensor:
+        if not threads:
+            threads.append(threading.Thread(target=stop.wait, args=(30,)))
+            threads[0].start()
+        return x * 2
+
+    fast = ol.graph(f)
+    with torch.no_grad():
+        for i in range(6):
+            assert_same(fast(rand(i, 4)), rand(i, 4) * 2)
+    stop.set()
+    threads[0].join()
+    assert replays(fast) > 0
 
 
 def test_torch_keeps_no_object_for_a_thread_that_infers(device: torch.device, rand: Rand) -> None:

@@ -66,7 +66,7 @@ from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Change, Slot, StateWalk
 from onelaunch.unwinding import unwound
 from onelaunch.watch.compiled import Bringing, CompiledAccesses, handing, places
-from onelaunch.watch.difference import Difference
+from onelaunch.watch.difference import IN_THREAD, Difference
 from onelaunch.watch.ledger import Ledger, refuse_drawn
 from onelaunch.watch.lifted import Lifted
 from onelaunch.watch.observer import Observer
@@ -365,6 +365,9 @@ class CaptureRun:
                 self.varied.end()
         job.callee.saw(watch)
         self.stored = set() if watch is None else watch.stored
+        if watch is not None and watch.handed_on is not None:
+            where = str(watch.handed_on)
+            raise CaptureError("OL117", "another thread works for it", where=where, fix=IN_THREAD)
         refuse_drawn(generators, fn, observer.ledger)
         ledger.finish()
         return result

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, cast
@@ -21,6 +23,9 @@ _BACKWARDS = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.gra
 _HIGHER_ORDER = (TORCH + "_higher_order_ops", TORCH + "nn/attention/flex_attention.py")
 _TAKE_FUNCTIONS = frozenset({"flex_attention", "cond", "while_loop", "scan", "associative_scan"})
 RUNS_BACKWARD = {cast(types.FunctionType, fn).__code__ for fn in _BACKWARDS}
+_ON_OTHERS = (threading.Thread.start, ThreadPoolExecutor.submit)
+HANDS_ON = {cast(types.FunctionType, fn).__code__ for fn in _ON_OTHERS}
+"""Code that gives work to other threads."""
 
 
 @dataclass(slots=True)
@@ -36,7 +41,8 @@ class CodeFacts:
         iterates: True for a comprehension or a generator expression.
         stores: see `sure_stores`.
         imports: True if it runs an import: a finder's search, or a module's own code.
-        matters: True if a call of it is noted in itself: a backward, or a higher-order operator.
+        matters: True if a call of it is noted in itself: a backward, a higher-order operator, or
+            work for another thread.
         noted: ids of the globals with which its loads of globals and free variables are known.
     """
 
@@ -57,7 +63,7 @@ class CodeFacts:
         file, name = self.code.co_filename, self.code.co_name
         self.imports = self.code in _IMPORTS or name == "<module>"
         takes = name in _TAKE_FUNCTIONS and file.startswith(_HIGHER_ORDER)
-        self.matters = takes or self.code in RUNS_BACKWARD
+        self.matters = takes or self.code in RUNS_BACKWARD or self.code in HANDS_ON
         self._is_always_read = file != "<string>" and not is_container_code(file)
 
     def is_unread(self, frame: FrameType) -> bool:

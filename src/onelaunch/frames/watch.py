@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from onelaunch.call_events import Hook, hook, set_profile
 from onelaunch.frames.callees import ASK, READS_ALL, is_called_by_c, is_unread
-from onelaunch.frames.codes import RUNS_BACKWARD, CodeFacts
+from onelaunch.frames.codes import HANDS_ON, RUNS_BACKWARD, CodeFacts
 from onelaunch.frames.origins import is_machinery
 from onelaunch.frames.peek import (
     LEAVES,
@@ -45,6 +45,7 @@ from onelaunch.frames.reads import Reads, StandIn, raise_uses
 from onelaunch.frames.stack import ITERATED, Loads, Symbol, Use
 from onelaunch.frames.stores import SureStore
 from onelaunch.gc_pause import no_collection
+from onelaunch.source import Place, user_frame
 from onelaunch.unwinding import DispatchMode
 
 _LOOKS_UP = {
@@ -87,6 +88,8 @@ class FrameWatch:
         self.stored: set[tuple[int, object]] = set()
         """(id of a container or of a dict of attributes, key): places that the run stored to, for
         sure."""
+        self.handed_on: Place | None = None
+        """The first line that gave work to another thread, of which nothing is seen."""
         self._lock = threading.Lock()
 
     @contextmanager
@@ -126,7 +129,10 @@ class FrameWatch:
         elif self._importing:
             return
         elif event == "call":
-            if known.matters:
+            if known.code in HANDS_ON:
+                if _is_callables_own(frame):
+                    self.handed_on = self.handed_on or user_frame()
+            elif known.matters:
                 self._note_torch(known.code)
             if not known.unread:
                 self._called(frame, known)
@@ -193,6 +199,16 @@ class FrameWatch:
         holder = value if store.item else attributes_of(value)
         if holder is not None:
             self.stored.add((id(holder), store.key))
+
+
+def _is_callables_own(frame: FrameType) -> bool:
+    """Return whether what other threads get is no business of torch's compiler or of a progress
+    bar. An executor's threads say nothing: what they are given does."""
+    given = frame.f_locals
+    thread: Any = given.get("self")
+    work = given.get("fn") or getattr(thread, "_target", None) or type(thread)
+    module = str(getattr(work, "__module__", None) or "")
+    return module.partition(".")[0] not in ("concurrent", "torch", "tqdm")
 
 
 class _Joining(DispatchMode):

@@ -54,13 +54,13 @@ def of_operations(
 def of_memory(number: int, entry: tuple[Any, ...], place: Place | None) -> Difference:
     """Return the difference of an operation that got other memory of unknown origin."""
     step = f"operation {number + 1} of the call, {_named(entry)},"
-    return Difference(f"{step} got {_ELSEWHERE}", place, _IN_THREAD)
+    return Difference(f"{step} got {_ELSEWHERE}", place, IN_THREAD)
 
 
 def of_made_memory() -> Difference:
     """Return the difference of a run that read memory of unknown origin, which was gone after
     it."""
-    return Difference(f"the call got {_ELSEWHERE}", user_frame(), _IN_THREAD)
+    return Difference(f"the call got {_ELSEWHERE}", user_frame(), IN_THREAD)
 
 
 def _message(number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | None) -> str:
@@ -76,7 +76,7 @@ _ELSEWHERE = (
     "one tensor in the run before, and another in the capture, made where none of its operations "
     "is seen"
 )
-_IN_THREAD = (
+IN_THREAD = (
     "compute it in the thread that makes the call: what other threads do is in no recording; or "
     "keep the tensor where the callable reaches it"
 )

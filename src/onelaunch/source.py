@@ -22,12 +22,13 @@ import torch
 TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 MOST = 160  # characters of a line in a message
-_PLUMBING = frozenset(
+PLUMBING = frozenset(
     {
         *(module.__file__ for module in (contextlib, functools, random, threading)),
         *map(inspect.getfile, (Executor, ThreadPoolExecutor)),
     }
 )
+"""Files between a line of the user's and what it calls."""
 
 
 class Place(NamedTuple):
@@ -194,7 +195,7 @@ def is_users(filename: str) -> bool:
     if filename.startswith("<"):  # generated code, unless a notebook or doctest holds its source
         return not filename.startswith(_OF_GRAPHS) and bool(linecache.getline(filename, 1))
     inside = os.path.abspath(filename).startswith((TORCH, PACKAGE, *_inductors()))
-    found = _users[filename] = not inside and filename not in _PLUMBING
+    found = _users[filename] = not inside and filename not in PLUMBING
     return found
 
 

@@ -11,6 +11,7 @@ counts for all that are reached (`Loads.loose`).
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import types
@@ -45,7 +46,7 @@ from onelaunch.frames.reads import Reads, StandIn, raise_uses
 from onelaunch.frames.stack import ITERATED, Loads, Symbol, Use
 from onelaunch.frames.stores import SureStore
 from onelaunch.gc_pause import no_collection
-from onelaunch.source import Place, user_frame
+from onelaunch.source import PLUMBING, TORCH, Place, user_frame
 from onelaunch.unwinding import DispatchMode
 
 _LOOKS_UP = {
@@ -202,13 +203,12 @@ class FrameWatch:
 
 
 def _is_callables_own(frame: FrameType) -> bool:
-    """Return whether what other threads get is no business of torch's compiler or of a progress
-    bar. An executor's threads say nothing: what they are given does."""
-    given = frame.f_locals
-    thread: Any = given.get("self")
-    work = given.get("fn") or getattr(thread, "_target", None) or type(thread)
-    module = str(getattr(work, "__module__", None) or "")
-    return module.partition(".")[0] not in ("concurrent", "torch", "tqdm")
+    """Return whether it is not torch's compiler, or a progress bar, that gives the work."""
+    caller = frame.f_back
+    while caller is not None and caller.f_code.co_filename in PLUMBING:
+        caller = caller.f_back
+    file = "" if caller is None else caller.f_code.co_filename
+    return not file.startswith(TORCH) and f"{os.sep}tqdm{os.sep}" not in file
 
 
 class _Joining(DispatchMode):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch.capture.dry_run import DryRun
+from onelaunch.padding.dry_run import DryRun
 
 from .drop_in import assert_same, describe, replays
 

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from onelaunch.call.tree import flatten_call
-from onelaunch.capture.dry_run import DryRun
 from onelaunch.driver.select import select
+from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.pad import Proof, parameters, request
 from onelaunch.padding.proof import prove
 from onelaunch.sizes.buckets import Buckets

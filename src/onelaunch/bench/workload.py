@@ -70,6 +70,10 @@ class Workload:
             if isinstance(part, nn.Module):
                 yield from part.parameters()
 
+    def roots(self) -> list[tuple[str, object]]:
+        """Return the names and objects that a walk over its state begins at."""
+        return [("", self.fn), ("args", self.args), ("kwargs", self.kwargs)]
+
     def copy(self) -> Workload:
         """Copy it to memory of its own: neither state nor arguments leak between engines."""
         shared = tuple(self.parameters()) if self.share_parameters else ()

@@ -1,9 +1,9 @@
 """One call as data: its arguments as a tree, its signature, and the modes around it.
 
 tree.py     arguments and results as trees
+identity.py  containers and objects in results that are the arguments', or come several times
 containers.py  what a container or an object consists of
 registered.py  `ol.register`: classes that are taken apart from the first call on
-places.py   containers and objects of results by identity: of the arguments, or in several places
 spec.py     CallSpec: the signature of a call
 kinds.py    the classes of objects that are taken apart, or kept whole
 numbers.py  the numbers among the arguments of a call

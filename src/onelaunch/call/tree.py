@@ -187,7 +187,7 @@ def flatten(
             instances whole.
         known: id -> objects that are not flattened.
         number: called with each container, which is marked as `Shared` with the result; see
-            `Places`.
+            `Identities`.
     """
     flattening = _Flattening(objects, known, number)
     return Flat(flattening.tree_of(value, root), flattening.tensors, flattening.paths)

@@ -4,7 +4,7 @@ session.py      CaptureSession: attempts at one capture until one succeeds
 run.py          CaptureRun: one run under capture, its inputs and its effects
 compilation.py  code of torch.compile as a recording needs it
 callee.py       the callable, and the roots of the state that it reaches
-dry_run.py      runs of a callable that are rolled back
+rolled_back.py  runs of which everything is put back
 io_plan.py      how the tensors of a call reach a recording, and its results the caller
 forward.py      the autograd side of a capture: proxy leaves in, a node out
 effects.py      the state that the callable reads, writes and rebinds, for the guard and each replay

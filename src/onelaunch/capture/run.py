@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onelaunch.autograd.graph_walk import is_freed
 from onelaunch.autograd.proxies import proxy_for
-from onelaunch.call.places import Places, argument_objects
+from onelaunch.call.identity import Identities, argument_objects
 from onelaunch.call.tree import Flat, Same, Tree, flatten, unflatten, unique
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
@@ -258,8 +258,8 @@ class CaptureRun:
         # Objects that the callable may return or store as they are; `follows` counts tensors too.
         known = {} if job.follows else snapshot.objects() | argument_objects(tree, (args, kwargs))
         known = job.callee.returned_before() | known
-        in_places = Places()  # not kept with the run: what it holds would be read as state
-        flat = flatten(result, "result", objects="made", known=known, number=in_places.note)
+        identities = Identities()  # not kept with the run: what it holds would be read as state
+        flat = flatten(result, "result", objects="made", known=known, number=identities.note)
         if job.forward is not None:
             job.forward.replace_proxies(observer, flat.tensors, arguments, plan)
         refuse_opaque(flat.tree)
@@ -274,7 +274,7 @@ class CaptureRun:
             return
         for storage, tensors in observer.external.items():
             snapshot.held.setdefault(storage, []).extend(tensors)
-        outputs = self._plan_results(flat, known, in_places)
+        outputs = self._plan_results(flat, known, identities)
         output_ports(job.driver, capture, plan, outputs, observer, job.static_outputs)
 
     def _observer(self) -> Observer:
@@ -372,12 +372,14 @@ class CaptureRun:
         ledger.finish()
         return result
 
-    def _plan_results(self, flat: Flat, known: Mapping[int, Same], in_places: Places) -> Outputs:
+    def _plan_results(
+        self, flat: Flat, known: Mapping[int, Same], identities: Identities
+    ) -> Outputs:
         """Plan how the results reach the caller, and how stored values reach their slots."""
         job, snapshot, plan, observer = self.job, self.snapshot, self.plan, self.observer
         forward = job.forward
         stored = list(rebound(self.found, snapshot.walk, observer, job.callee.codes))
-        trees = [flatten(v, slot.name, known=known, number=in_places.note) for slot, v in stored]
+        trees = [flatten(v, slot.name, known=known, number=identities.note) for slot, v in stored]
         if forward is not None:
             for part in trees:
                 part.tensors[:] = map(forward.real, part.tensors)
@@ -408,11 +410,11 @@ class CaptureRun:
             output.follows = follows
             if follows and not isinstance(output.memory, Own | Argument):
                 raise CannotPadInside
-        self.tree = in_places.shared(flat.tree)
+        self.tree = identities.shared(flat.tree)
         self.numbers = tuple(numbers[id(t)] for t in flat.tensors)
         self.state = [
             StateOutput(
-                slot, in_places.shared(part.tree), tuple(numbers[id(t)] for t in part.tensors)
+                slot, identities.shared(part.tree), tuple(numbers[id(t)] for t in part.tensors)
             )
             for (slot, _), part in zip(stored, trees, strict=True)
         ]

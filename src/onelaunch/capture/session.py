@@ -226,7 +226,7 @@ class CaptureSession:
             before, self._handed = self._handed, None
             graph, statics = self._recorded(run, tree)
             self._agree(before, run)
-            self._retry_if_incomplete(run, graph)
+            self._retry_if_incomplete(run)
             numbers = self._followed(run, graph)
             error = late_refusal(run)
             if error is not None:
@@ -294,7 +294,7 @@ class CaptureSession:
             raise CaptureError("OL117", _OTHER_VALUES)
         raise Retry("the host hands compiled code other values than in the run before")
 
-    def _retry_if_incomplete(self, run: CaptureRun, graph: Graph) -> None:
+    def _retry_if_incomplete(self, run: CaptureRun) -> None:
         """Raise `Retry` if the run showed a fact that the attempt should have known."""
         if run.again:
             self._state_inputs += run.again

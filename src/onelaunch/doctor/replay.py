@@ -251,7 +251,7 @@ def _observed(
     driver: Driver, workload: Workload, cases: Sequence[_Case], call: Callable[..., Any]
 ) -> _Seen:
     """Make a call for each case, and keep all that its caller sees."""
-    seen, roots = _Seen(), _roots(workload)
+    seen, roots = _Seen(), workload.roots()
     for number, case in enumerate(cases):
         own = (workload.args, workload.kwargs)
         args, kwargs = own if case.inputs is None else workload.copy_inputs(case.inputs)
@@ -276,10 +276,6 @@ def _observed(
 
 def _storage(driver: Driver, t: Tensor) -> int | None:
     return driver.storage(t) if recordable(t) else None
-
-
-def _roots(workload: Workload) -> list[tuple[str, object]]:
-    return [("", workload.fn), ("args", workload.args), ("kwargs", workload.kwargs)]
 
 
 def _memory(driver: Driver, found: StateWalk, inputs: Inputs) -> dict[int | None, str]:
@@ -391,7 +387,7 @@ def _same_value(a: object, b: object, exact: bool) -> bool:
 def undone(workload: Workload, *copies: Workload) -> Generator[None]:
     """Undo what runs of copies do to the random state, and to what copies share: globals, and
     objects that cannot be copied. Warnings of the callable are not shown: it runs many times."""
-    roots = [root for one in (workload, *copies) for root in _roots(one)]
+    roots = [root for one in (workload, *copies) for root in one.roots()]
     before = walk(roots)
     rollback = Rollback(before)
     generators = HostGenerators((slot.name, value) for slot, value in before.held.values())
@@ -412,7 +408,7 @@ def undone(workload: Workload, *copies: Workload) -> Generator[None]:
 
 def _shared(workload: Workload, copy: Workload) -> list[tuple[Tensor, Tensor]]:
     """Return the tensors that a copy has in common with a workload, with their values."""
-    own, others = ({id(t): t for _, t in walk(_roots(w)).tensors()} for w in (workload, copy))
+    own, others = ({id(t): t for _, t in walk(w.roots()).tensors()} for w in (workload, copy))
     parameters = {id(p) for p in workload.parameters()} if workload.share_parameters else ()
     common = [t for i, t in own.items() if i in others and i not in parameters]
     return [(t, t.detach().clone()) for t in common]

@@ -104,7 +104,7 @@ class Silent(Listener):
         self._driver, self._device = select(workload.tensors())
         owners = (types.ModuleType, type, random.Random)
         ran = Ran(spot, self._called, owners)
-        before = walk(_roots(workload))
+        before = walk(workload.roots())
         state = [(slot, t) for slot, t in before.tensors() if slot.key is not gradient_of]
         arguments = _named_arguments(self._driver, workload)
         named = {self._driver.storage(t): slot.name for slot, t in state if recordable(t)}
@@ -224,7 +224,7 @@ class Silent(Listener):
         call = self._now
         self._look_for_draws(lambda: call.ran.returned)
         self._shared(result)
-        after = walk(_roots(self._workload))
+        after = walk(self._workload.roots())
         call.changes = changes(call.before, after)
         call.flipped = [
             (slot.name, t.requires_grad, self._set[id(t)])
@@ -376,10 +376,6 @@ def confirmed(workload: Workload, silent: Silent) -> list[Finding]:
         what = f"{unexplained[0]}: {why}" if why else str(unexplained[0])
         found.append(spot.finding("OL500", what, None, "replay"))
     return found
-
-
-def _roots(workload: Workload) -> list[tuple[str, object]]:
-    return [("", workload.fn), ("args", workload.args), ("kwargs", workload.kwargs)]
 
 
 def _in_code(container: str, fn: Callable[..., Any]) -> str:

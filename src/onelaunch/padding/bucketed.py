@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from onelaunch.call.ambient import runs_inline
-from onelaunch.call.places import Places
+from onelaunch.call.identity import Identities
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.driver.protocol import Driver
@@ -199,7 +199,7 @@ class Bucketed(Graphed[P, R]):
             part = cast(Any, self)(*args, **kwargs)
             counted = self._count(sizes)
             counted.made, counted.chunks = counted.made - 1, counted.chunks + 1
-            parts.append(flatten(part, "result", objects=True, number=Places().note))
+            parts.append(flatten(part, "result", objects=True, number=Identities().note))
         return joined(parts, proof, place)
 
     # For users.
@@ -220,7 +220,7 @@ class Bucketed(Graphed[P, R]):
         with driver.exclusive():
             strategy = BucketStrategy(self._bucketing, call, flat, bucket)
             grown, named = unflatten(flat.tree, strategy.padded.tensors)
-            self._capture_ahead(grown, named, strategy)
+            self._recorder.capture_ahead(self, grown, named, strategy)
 
     def capture_all(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Record every bucket ahead of time, the largest first, so that one pool serves them best.

@@ -13,9 +13,9 @@ from torch import Tensor
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, is_plain, unflatten
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.dry_run import DryRun
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
+from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.pad import Proof, Request, each_once, resized
 from onelaunch.padding.proof import prove_chunks
 from onelaunch.runtime.signature import spec_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from onelaunch.call.places import Places
+from onelaunch.call.identity import Identities
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten, unique
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.rows import first_rows
@@ -64,7 +64,7 @@ class PaddedCall:
     def _cut(
         self, result: Any, sizes: Sizes, given: Sequence[Tensor], grown: Sequence[Tensor]
     ) -> Any:
-        parts = flatten(result, "result", objects=True, number=Places().note)
+        parts = flatten(result, "result", objects=True, number=Identities().note)
         real = {id(g): t for g, t in zip(grown, given, strict=True)}
         for t, follows in zip(parts.tensors, self._proof.follows, strict=True):
             if id(t) not in real:  # a tensor may be in several places

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.call.tree import Flat
-from onelaunch.capture.dry_run import DryRun
 from onelaunch.driver.distance import close
 from onelaunch.errors import CaptureError
 from onelaunch.padding.backprop import Backprop
@@ -30,6 +29,7 @@ from onelaunch.padding.compare import (
     same_layout,
     stored_otherwise,
 )
+from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.pad import (
     Proof,
     Request,

@@ -13,10 +13,10 @@ import torch
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.dry_run import DryRun
 from onelaunch.capture.recording import Bucket, CapturedCall
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.padding.compare import Known
+from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.pad import Proof, Request, padded, varying
 from onelaunch.padding.padded_call import PaddedCall, refuse_shared
 from onelaunch.padding.proof import prove

@@ -32,4 +32,10 @@ ledger      the operations of a run, to compare the next run with
 to differ   of a capture: not to do what the run before it did, as its ledger shows
 unsettled   of a recording: its run differed, or read more than those before it
 asking      the answer to code that asks torch whether it is being captured
+inline      of a call: the callable itself runs, as a part of what runs around it
+reached     the state that the callable reads or may change, found from its attributes and names
+to rehearse  a callable: to run it once as a warm-up without a call, and put everything back
+backoff     the wait of a signature that found no room, until it is tried again
+pair        the autograd side of a recording: a forward with its backwards
+chain       callables that are captured in the order in which they run, to share memory
 """

@@ -62,8 +62,8 @@ class Graphed(Generic[P, R]):
     """
 
     # Two classes override steps of a call. `Bucketed` pads sizes: `__call__`, `_recorded_or_eager`.
-    # `InPieces` graphs the parts of a refused callable: `_phase`, `_refused`, `_ungraphed` and
-    # `_run_original`. Both add to the figures for users.
+    # `InPieces` graphs the parts of a refused callable: `_phase`, `_ungraphed`, `_run_original`.
+    # Both extend what is below "For users".
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Graphed(Generic[P, R]):
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Warm up, capture, or run eagerly: no recording fits the call."""
         with collection_restored():  # if Ctrl-C ended a capture, garbage collection is still off
-            refresh_mode_flag()  # torch's note that modes are on may be stale, and guards read it
+            refresh_mode_flag()  # torch's flag of dispatch modes may be stale; our guards read it
             return self._recorded_or_eager(args, kwargs)
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
@@ -120,12 +120,12 @@ class Graphed(Generic[P, R]):
         if is_unrecordable(driver, flat):
             # A sparse argument, say, or inside a capture by hand, or hooks that pack saved tensors.
             return self._inline(driver, args, kwargs)
-        with driver.exclusive():
+        with driver.exclusive():  # one warm-up or capture at a time in the process
             result = self._replayed(args, kwargs)  # recorded by another thread in the meantime?
             if result is MISS:
                 result = self._warm_up_or_capture(driver, device, flat, args, kwargs)
             if result is MISS:
-                self._enter_eager()
+                self._enter_eager()  # before another thread may capture
         return self._eager(args, kwargs) if result is MISS else result
 
     def _warm_up_or_capture(
@@ -145,18 +145,19 @@ class Graphed(Generic[P, R]):
         """
         # A request, such as one `generate()`, passes a cache of its own. The recordings made with
         # the last request's cache may be taken over; see `next_request`. One of them may then fit
-        # this call. If there are none, though caches of this class took some over before, the first
-        # call with this cache runs eagerly. It is a prompt, most likely, whose size does not come
-        # again. With buckets it does come again, padded.
+        # this call. If no recording can be taken over, though for an earlier cache of the same
+        # class one could, the first call with the new cache runs eagerly: it is a prompt, most
+        # likely, whose size does not come again. With buckets it does come again, padded.
         caches = requests_in(flat.tree) if strategy is UNPADDED else []
         if caches:
-            first_call = self._recorder.requests.brings_new_object(caches)  # before they are noted
+            # Asked before `begin` notes them.
+            new_of_known_class = self._recorder.requests.brings_new_object(caches)
             self._recorder.requests.begin(caches, self._callee)
             if self._recorder.take_over(driver, device, flat):
                 result = self._replayed(args, kwargs)
                 if result is not MISS:
                     return result
-            elif first_call:
+            elif new_of_known_class:
                 return MISS
         match self._phase(driver, device, flat, strategy):
             case Eager(code, why):  # without a code: told before, or for a few calls only
@@ -183,14 +184,14 @@ class Graphed(Generic[P, R]):
         # or, as `on_refusal` says, has the signature run eagerly, and this run goes on.
         result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
-        self._callee.note_result(result)  # an object that comes again is not made by the call
+        self._callee.note_result(result)  # an object that two calls return is made by neither
         after = self._signatures.flat(args, kwargs)
         # Classes of objects that the call changed are no longer flattened into their fields: a
         # replay would not write these.
         self._signatures.stop_taking_apart(attempt.flat, after)
         reached = self._callee.reached(after)
         if self._callee.learn_device(attempt.flat, attempt.device, result, reached):
-            # The result shows another device than was assumed: `run` has counted this in vain.
+            # The result shows another device than was assumed: this warm-up does not count.
             attempt.signature.warmups -= 1
         elif wants_grad(attempt.driver, result, after, reached):
             self._expect_backward(attempt.signature, reached)
@@ -212,17 +213,17 @@ class Graphed(Generic[P, R]):
         attempt: Attempt,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        compile_first: bool = True,
+        may_rehearse: bool = True,
     ) -> R | Miss:
         """Capture a call and replay it; return `MISS` if that is not possible.
 
         Args:
-            compile_first: if Dynamo has no code for this call, have it compiled by a rehearsal.
+            may_rehearse: whether a rehearsal may compile the call, if Dynamo has no code for it.
         """
         signature = attempt.signature
         try:
-            # Compiled code is watched in its first warm-up only. If the state was another then, it
-            # warms up once more without a call.
+            # Compiled code is watched in its first warm-up only. If the state was another then, the
+            # callable is rehearsed: run once more, and everything is put back.
             if not self._recorder.warmup.holds_for(attempt):
                 self._recorder.warmup.rehearse(attempt, self._refused, lambda result: None)
             with no_collection():
@@ -238,10 +239,10 @@ class Graphed(Generic[P, R]):
             self._take_for_constants(attempt, error)
             return MISS
         except CompiledLate as error:  # the state or the size is another than in any warm-up
-            if not compile_first:
+            if not may_rehearse:
                 return self._refused(signature, error)
             signature.compiled_accesses = None  # then `holds_for` says no, and it is rehearsed
-            return self._capture_and_replay(attempt, args, kwargs, compile_first=False)
+            return self._capture_and_replay(attempt, args, kwargs, may_rehearse=False)
         except CaptureError as error:
             # The callable may ask torch, `is_current_stream_capturing()`. It is told no, as in
             # eager. Where it asked and is refused, `switch_answer` is True, once: it is told yes.
@@ -250,7 +251,7 @@ class Graphed(Generic[P, R]):
             return self._refused(signature, error)
         if entry is None:  # the pool has no room for it
             if self._pool.may_fit_later(signature.need_bytes):
-                signature.backoff.defer()
+                signature.backoff.defer()  # eager for some calls, then it is tried again
                 return MISS
             return self._ungraphed(signature, no_room(self._name, attempt, self._pool))
         return self._replay_new(entry, attempt, args, kwargs)
@@ -258,9 +259,9 @@ class Graphed(Generic[P, R]):
     def _take_for_constants(self, attempt: Attempt, error: Unfollowed) -> None:
         """Take numbers among the arguments for constants: the callable branches on them, so that no
         recording can read them anew at each call."""
-        if error.only_this_call:  # the values of this call get a recording of their own
+        if error.only_this_call:  # these values get a recording beside the one for all others
             self._signatures.varied.fix_numbers(attempt.spec, attempt.flat.tree)
-        else:  # each value does from now on: the signature goes that stood for all of them
+        else:  # a signature for each value, in place of the one for all
             del self._signatures.states[attempt.spec]
             self._signatures.varied.fix_positions(attempt.spec, error.positions)
 
@@ -275,7 +276,8 @@ class Graphed(Generic[P, R]):
         the answer no: from now on, once and for all, the answer is yes."""
         signature = attempt.signature
         # What the warm-ups under the answer no showed does not hold any more. One more is enough.
-        # `compare_answers` may be that one: then it leaves a ledger.
+        # The second run of `compare_answers` is that one, if it runs as the capture will: then
+        # there is a ledger.
         signature.warmups = self.options.warmup_calls - 1
         signature.compiled_accesses = signature.ledger = None
         flat = self._signatures.flat(args, kwargs)
@@ -309,7 +311,7 @@ class Graphed(Generic[P, R]):
             # The captured run read more state than the runs before it, or (`differs`) did other
             # work. It is not trusted, and goes; the next call is captured, and compared with it.
             # After too many that differ the signature runs eagerly. (With `on_refusal="raise"` the
-            # last capture itself raises, `strict`.) This call has its result.
+            # last capture itself raises: `strict` of `CaptureJob`.) This call has its result.
             differs = entry.captured.differs
             try_again = self._table.drop_differing(entry)
             if differs is not None and not try_again:
@@ -332,8 +334,7 @@ class Graphed(Generic[P, R]):
 
     @property
     def _user(self) -> User:
-        """The callable that the pool's figures name as its user. That of a piece of a module is the
-        whole module."""
+        """The user of the pool's memory in its figures: of a piece of a module, the module."""
         return self
 
     # Refused.
@@ -342,7 +343,8 @@ class Graphed(Generic[P, R]):
         """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
         if error.code == "OL117":
             # The captured run did not do what the run before it did, or Python drew a random
-            # number. It is refused for good: two later runs that are alike prove nothing.
+            # number. Raised, it would be captured again at the next call. Not so this one: two
+            # later runs that are alike prove nothing.
             signature.differing_refusal = error.with_traceback(None)
             signature.training = self._callee.training  # in the other mode it may be captured
         if self.options.on_refusal == "raise":
@@ -362,8 +364,9 @@ class Graphed(Generic[P, R]):
     # An eager run.
 
     def _enter_eager(self) -> None:
-        """Count a run by `_eager`, and list its thread: until it is done, nothing is captured with
-        a backward, which swaps the parameters. Call it while no other thread captures."""
+        """Count a run by `_eager`, and list its thread. Until it is done, no forward is captured
+        with its backward: such a capture puts proxies in the parameters' places while it runs. Call
+        it while no other thread captures."""
         self._table.counts.eager_calls += 1
         self._table.running.append(get_ident())
 
@@ -378,7 +381,8 @@ class Graphed(Generic[P, R]):
             self._table.running.remove(get_ident())
 
     def _inline(self, driver: Driver, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        """Run the callable itself, and no pieces of it. No capture is under way as it starts."""
+        """Run the callable itself, and no pieces of it. Unlike a call that `runs_inline` it may
+        overlap a capture in another thread, so that its thread is listed."""
         with driver.exclusive():
             self._table.running.append(get_ident())
         try:
@@ -428,28 +432,10 @@ class Graphed(Generic[P, R]):
                 (a cold optimizer: run one real step first).
         """
         try:
-            self._capture_ahead(args, kwargs)
+            self._recorder.capture_ahead(self, args, kwargs)
         except CaptureError as error:
             offer_split(error, self._callee.root[1], self.options)
             raise
-
-    def _capture_ahead(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        strategy: Strategy = UNPADDED,
-        chain: Chain | None = None,
-        then: Callable[[Any], object] = lambda result: None,
-    ) -> None:
-        """Do what `capture` does.
-
-        Args:
-            strategy: how sizes are padded.
-            chain: callables that run one after another, this one among them, and are captured in
-                that order to share memory.
-            then: called with the result of the warm-up.
-        """
-        self._recorder.capture_ahead(self, args, kwargs, strategy, chain, then)
 
     # As the callable itself.
 
@@ -476,6 +462,9 @@ class Graphed(Generic[P, R]):
         return type(self), (self.fn, self.options, None, self._callee.root)
 
 
+# For `compat` and `module`.
+
+
 def newest_pair(graphed: Graphed[..., Any]) -> AutogradPair | None:
     """Return the autograd side of the newest recording, or None."""
     entries = graphed._table.entries
@@ -494,5 +483,6 @@ def capture_in(
     kwargs: Mapping[str, Any],
     then: Callable[[Any], object],
 ) -> None:
-    """Do `Graphed.capture` for one callable of a chain; see `Graphed._capture_ahead`."""
-    graphed._capture_ahead(args, kwargs, chain=chain, then=then)
+    """Do `Graphed.capture` for one callable of a chain, and call `then` with the result of the
+    warm-up."""
+    graphed._recorder.capture_ahead(graphed, args, kwargs, chain=chain, then=then)

@@ -16,18 +16,18 @@ from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.dry_run import refuse_lasting
 from onelaunch.capture.forward import BackwardInside, Forward
 from onelaunch.capture.io_plan import CannotPadInside
 from onelaunch.capture.numbers import Following, Unfollowed
 from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
+from onelaunch.capture.rolled_back import refuse_lasting
 from onelaunch.capture.run import CaptureJob
 from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
-from onelaunch.runtime.attempt import Attempt, SignatureState, Strategy
+from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
 from onelaunch.runtime.next_request import locked, memory_uses, shares, take_over
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager, User
@@ -236,15 +236,16 @@ class Recorder:
         owner: Owner,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        strategy: Strategy,
-        chain: Chain | None,
-        then: Callable[[Any], object],
+        strategy: Strategy = UNPADDED,
+        chain: Chain | None = None,
+        then: Callable[[Any], object] = lambda result: None,
     ) -> None:
-        """Record the signature of a call ahead of it, and call `then` with the result of the
-        warm-up; see `Graphed.capture`.
+        """Record the signature of a call ahead of it; see `Graphed.capture`.
 
         Args:
+            strategy: how sizes are padded.
             chain: the chain that is captured, of which this callable is a part.
+            then: called with the result of the warm-up.
         """
         kwargs = dict(kwargs)
         flat = self._signatures.flat(args, kwargs)

@@ -22,12 +22,12 @@ from torch.optim import Optimizer
 from onelaunch.autograd.graph_walk import is_freed
 from onelaunch.autograd.proxies import NoHooks
 from onelaunch.call.ambient import inlining
+from onelaunch.call.identity import exchanged
 from onelaunch.call.kinds import kinds_in
-from onelaunch.call.places import exchanged
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.dry_run import rolled_back
 from onelaunch.capture.io_plan import is_filled
+from onelaunch.capture.rolled_back import rolled_back
 from onelaunch.driver.aten import operator
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.distance import apart

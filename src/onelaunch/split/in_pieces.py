@@ -1,4 +1,5 @@
-"""A callable that runs in pieces where it cannot be captured whole."""
+"""The base of `split/graphed.py` and `dynamo/function.py`: callables that run in pieces where they
+cannot be captured whole."""
 
 from __future__ import annotations
 
@@ -78,9 +79,6 @@ class InPieces(Graphed[P, R]):
             self._split(CaptureError("OL302", phase.why))
             return Eager()
         return phase
-
-    def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
-        return self._ungraphed(signature, error)
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
         signature.eager_code, signature.training = error.code, self._callee.training

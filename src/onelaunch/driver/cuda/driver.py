@@ -156,7 +156,7 @@ class CudaDriver:
             buffers = [memory.empty(nbytes, torch.device("cuda", index)) for nbytes in staged]
             result = run()
             del buffers
-        memory.give_back(index)
+        memory.give_back()
         return result, seen.nbytes
 
     def rewind(self, device: torch.device, after: Rewind | None = None) -> CudaRewind:

@@ -81,7 +81,7 @@ class CudaPool:
         """A lock held while a capture begins, a recording is freed, or recordings are listed."""
         self.capturing = False
         self._id: tuple[int, int] | None = None
-        weakref.finalize(self, give_back, self.index).atexit = False
+        weakref.finalize(self, give_back).atexit = False
 
     @property
     def memory_bytes(self) -> int:
@@ -141,7 +141,7 @@ class CudaPool:
                 return
             self._id = None
             self.ranges.set([])
-        give_back(self.index)
+        give_back()
 
 
 def beside_captures() -> AbstractContextManager[None]:
@@ -149,8 +149,8 @@ def beside_captures() -> AbstractContextManager[None]:
     return nodes.relaxed() if capabilities().memcpy_nodes else contextlib.nullcontext()
 
 
-def give_back(index: int) -> None:
-    """Return the memory of pools that no recording uses to the device.
+def give_back() -> None:
+    """Return the memory of pools that no recording uses to the devices.
 
     `torch.cuda.empty_cache` does that, but frees the unused memory of everybody else as well, so
     that the next operations pay for allocating it again; not while a pool is in use, though. A

@@ -66,7 +66,7 @@ class Alignment:
         return self.apart
 
 
-def reason_of(func: Any, step: Step, real: Step | None, random: bool) -> str | None:
+def reason_of(step: Step, real: Step | None, random: bool) -> str | None:
     """Return why a result differs from the unpadded run's whatever the inputs are, or None.
 
     Args:

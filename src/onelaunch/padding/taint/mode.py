@@ -123,7 +123,7 @@ class TaintMode(DecomposingMode):
                 self._written.setdefault(storage_of(t), t)
         targets = [*fresh, *written]
         before = [bits for t in inputs if (bits := self._memory.of(t)) is not None]
-        reason = reason_of(func, step, real, random)
+        reason = reason_of(step, real, random)
         operands = Operands(self._memory, old_values, inputs, real, self._outlives)
         held = self._held(func, step, args, kwargs, real, operands, reason is None)
         if held is not None:

@@ -1,5 +1,5 @@
-"""The identity of containers and objects in results: those of the arguments, and those that are in
-several places."""
+"""The identity of containers and objects in results: those of the arguments, and those that come
+several times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from onelaunch.call.tree import (
 )
 
 
-class Places:
+class Identities:
     """The containers in the trees of one call, by identity, and which of them come again."""
 
     def __init__(self) -> None:

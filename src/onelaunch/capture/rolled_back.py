@@ -1,17 +1,14 @@
-"""Runs of a callable that are rolled back: to warm it up, and to show the effect of padding."""
+"""Runs of a callable of which everything is put back: a warm-up ahead of the first call, say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from onelaunch.call.tree import Flat, Tree, flatten, unflatten
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.random_state import HostGenerators
 from onelaunch.driver.select import preserved_random_state
@@ -72,41 +69,3 @@ def refuse_lasting(found: Sequence[Change]) -> None:
     if lasting:
         names = ", ".join(f"`{c.slot.name}`" for c in lasting[:3])
         raise CaptureError("OL110", f"the callable rebinds {names}")
-
-
-@dataclass(slots=True)
-class DryRun:
-    """Rolled-back runs of a callable, at any size.
-
-    Args:
-        fn: the callable, as the user wrote it.
-        reached: the state that it reaches.
-        tree: the tree of the arguments.
-        ahead: whether this runs before the first call, so that no lasting state may be made.
-
-    Attributes:
-        found: the changes of the last run, which are undone.
-    """
-
-    driver: Driver
-    device: torch.device
-    fn: Callable[..., Any]
-    reached: ReachableState
-    tree: Tree
-    ahead: bool = False
-    found: list[Change] = field(default_factory=list[Change])
-
-    def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
-        """Run on these tensors, restore everything, and return the result, flattened."""
-        args, kwargs = unflatten(self.tree, list(inputs))
-        undone = rolled_back(self.driver, self.device, inputs, self.reached)
-        with undone as effects, torch.no_grad(), mode or nullcontext(), effects.observer:
-            result = self.fn(*args, **kwargs)
-        self.found = effects.found
-        if self.ahead:
-            refuse_lasting(effects.found)
-        for change in effects.found:
-            if isinstance(change.before, Tensor) or isinstance(change.after, Tensor):
-                what = f"`{change.slot.name}` is given a tensor of the padded size"
-                raise CaptureError("OL140", what, fix="return the tensor instead of storing it")
-        return flatten(result, "result", objects=True)

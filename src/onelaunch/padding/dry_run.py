@@ -1,0 +1,57 @@
+"""Runs that show what padding changes, at any size, and are rolled back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onelaunch.call.tree import Flat, Tree, flatten, unflatten
+from onelaunch.capture.rolled_back import refuse_lasting, rolled_back
+from onelaunch.driver.protocol import Driver
+from onelaunch.errors import CaptureError
+from onelaunch.state.snapshot import ReachableState
+from onelaunch.state.walk import Change
+
+
+@dataclass(slots=True)
+class DryRun:
+    """Rolled-back runs of a callable, at any size.
+
+    Args:
+        fn: the callable, as the user wrote it.
+        reached: the state that it reaches.
+        tree: the tree of the arguments.
+        ahead: whether this runs before the first call, so that no lasting state may be made.
+
+    Attributes:
+        found: the changes of the last run, which are undone.
+    """
+
+    driver: Driver
+    device: torch.device
+    fn: Callable[..., Any]
+    reached: ReachableState
+    tree: Tree
+    ahead: bool = False
+    found: list[Change] = field(default_factory=list[Change])
+
+    def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
+        """Run on these tensors, restore everything, and return the result, flattened."""
+        args, kwargs = unflatten(self.tree, list(inputs))
+        undone = rolled_back(self.driver, self.device, inputs, self.reached)
+        with undone as effects, torch.no_grad(), mode or nullcontext(), effects.observer:
+            result = self.fn(*args, **kwargs)
+        self.found = effects.found
+        if self.ahead:
+            refuse_lasting(effects.found)
+        for change in effects.found:
+            if isinstance(change.before, Tensor) or isinstance(change.after, Tensor):
+                what = f"`{change.slot.name}` is given a tensor of the padded size"
+                raise CaptureError("OL140", what, fix="return the tensor instead of storing it")
+        return flatten(result, "result", objects=True)

@@ -16,13 +16,11 @@ from onelaunch.driver.cuda import (
     CudaDriver,
     capabilities,
     nodes,
+    ragged,
     rebind,
 )
 from onelaunch.driver.cuda import (
     bundles as bundle,
-)
-from onelaunch.driver.cuda import (
-    ragged as rows,
 )
 from onelaunch.driver.cuda.memory import Ranges, bytes_of, region, resized, storage
 from onelaunch.driver.cuda.rebind import Span, Word, flipped, moving_words, poison
@@ -168,14 +166,14 @@ def test_the_bits_of_added_rows(default: str) -> None:
             (torch.complex64, 2, 0x00000000_40000000),
             (torch.int64, -1, 2**64 - 1),
         ):
-            assert rows._pattern(Varying((4,), dtype, (0,), (value,))) == bits
-        assert rows._pattern(Varying((4,), torch.float32, (0,), (None,))) == 0
+            assert ragged._pattern(Varying((4,), dtype, (0,), (value,))) == bits
+        assert ragged._pattern(Varying((4,), torch.float32, (0,), (None,))) == 0
 
 
 def test_rows_are_one_run_of_bytes_between_dimensions_that_vary() -> None:
     def blocks(*dims: int) -> tuple[int, ...]:
         fill = (None,) * len(dims)
-        return rows._blocks(Varying((2, 3, 5, 7), torch.float32, dims, fill))
+        return ragged._blocks(Varying((2, 3, 5, 7), torch.float32, dims, fill))
 
     assert blocks(0) == (1, 2, 1, 1, 3 * 5 * 7 * 4)
     assert blocks(3) == (2 * 3 * 5, 7, 1, 1, 4)
@@ -220,7 +218,7 @@ def test_the_bindings_have_all_that_is_called() -> None:
     assert kinds > rebind._KNOWN
 
 
-@pytest.mark.parametrize("source", [rows._SOURCE, bundle._SOURCE], ids=["rows", "copies"])
+@pytest.mark.parametrize("source", [ragged._SOURCE, bundle._SOURCE], ids=["rows", "copies"])
 def test_a_kernel_of_our_own_compiles(source: str) -> None:
     """The compiler needs no GPU."""
     rtc = pytest.importorskip("cuda.bindings.nvrtc")

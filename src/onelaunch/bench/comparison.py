@@ -24,7 +24,7 @@ from onelaunch.bench.reference import Reference, make_reference
 from onelaunch.bench.rows import Comparison
 from onelaunch.bench.timeline import Timeline
 from onelaunch.bench.timers import WINDOW, timers_for
-from onelaunch.bench.workload import Workload
+from onelaunch.bench.workload import Workload, name_of, tell_nobody
 from onelaunch.errors import ArgumentError, kind_of
 
 LEAST_ROUNDS = 2
@@ -89,12 +89,12 @@ def compare(
     chosen = choose(here if engines is None else engines)
     workload = _validated(fn, args, kwargs, seconds)
     workload = replace(workload, share_parameters=_too_large(workload, chosen))
-    tell = on_progress or _silent
+    tell = on_progress or tell_nobody
     tell("importing torch.compile", 0.0)
     with _isolated(workload.device):
         contest = _Contest(workload, chosen, seconds, tell)
         contest.run()
-        return contest.comparison(name or _name_of(fn))
+        return contest.comparison(name or name_of(fn))
 
 
 def choose(engines: Sequence[str | Engine | Isolated] | None) -> tuple[Engine | Isolated, ...]:
@@ -275,14 +275,6 @@ def _validated(fn: object, args: object, kwargs: object, seconds: object) -> Wor
 
 def _bad(what: str, why: str, fix: str | None = None) -> ArgumentError:
     return ArgumentError("OL401", what, where="compare", why=why, fix=fix)
-
-
-def _name_of(fn: Callable[..., Any]) -> str:
-    return getattr(fn, "__qualname__", type(fn).__qualname__)
-
-
-def _silent(text: str, part: float) -> None:
-    """Tell nobody."""
 
 
 @contextlib.contextmanager

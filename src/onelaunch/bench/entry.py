@@ -19,7 +19,7 @@ from onelaunch.bench.engines.engine import Built, Engine, grad_mode
 from onelaunch.bench.reference import SECONDS, Outputs, Reference, Verdict, said, snapshot
 from onelaunch.bench.rows import RecordingMemory, Row, Status
 from onelaunch.bench.timeline import Timeline, record_timeline
-from onelaunch.bench.timers import Timer, TimerName, Timing, settled
+from onelaunch.bench.timers import Timer, TimerName, Timing, settled, synchronize
 from onelaunch.bench.workload import Workload
 from onelaunch.errors import GraphError
 
@@ -79,7 +79,7 @@ class EngineEntry:
             start = time.perf_counter()
             with _quiet():
                 self.built = self.engine.build(own)
-            _synchronize(own.device)
+            synchronize(own.device)
             self.build_seconds = time.perf_counter() - start
             tell("checking")
             self._check(self.built, reference)
@@ -127,10 +127,10 @@ class EngineEntry:
         return what if what is None or self.draw == "given" else f"{what}, on the draw {self.draw}"
 
     def _estimate(self, call: Callable[[], object]) -> float:
-        _synchronize(self.workload.device)
+        synchronize(self.workload.device)
         start = time.perf_counter()
         call()
-        _synchronize(self.workload.device)
+        synchronize(self.workload.device)
         return (time.perf_counter() - start) * 1e6
 
     def _measure_memory(self, built: Built, held: int | None) -> None:
@@ -258,11 +258,6 @@ def _survived(kept: Any, before: Outputs) -> bool:
     except RuntimeError:
         # Inductor's CUDA graphs refuse to give out what the next call has overwritten.
         return False
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _reserved(device: torch.device) -> int | None:

@@ -139,3 +139,9 @@ def settled(rounds: Sequence[float]) -> bool:
     before = statistics.median(rounds[-2 * WINDOW : -WINDOW])
     after = statistics.median(rounds[-WINDOW:])
     return abs(after - before) <= AGREEMENT * before
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU; a CPU is never behind."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -415,3 +415,12 @@ def parts(fn: Callable[..., Any]) -> Iterator[object]:
 def attributes(holder: object) -> list[object]:
     """List the attributes of an object that is no module: a pipeline around a model, say."""
     return [] if isinstance(holder, nn.Module) else list(vars_of(holder).values())
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """Return the name of a callable, or of its class, in tables."""
+    return getattr(fn, "__qualname__", type(fn).__qualname__)
+
+
+def tell_nobody(text: str, part: float) -> None:
+    """Show no progress."""

@@ -7,7 +7,7 @@ callee.py       the callable, and the roots of the state that it reaches
 rolled_back.py  runs of which everything is put back
 io_plan.py      how the tensors of a call reach a recording, and its results the caller
 forward.py      the autograd side of a capture: proxy leaves in, a node out
-effects.py      the state that the callable reads, writes and rebinds, for the guard and each replay
+effects.py      the state that each replay writes, gradients among it
 checks.py       refusals, after the run, of effects that no replay could repeat
 hooks.py        hooks inside the callable, whose Python no replay repeats
 distributed.py  modules that span several processes: the parts that a recording can hold

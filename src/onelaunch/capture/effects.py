@@ -1,4 +1,4 @@
-"""The state that each replay writes."""
+"""The state that each replay writes, gradients among it."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class FollowedNumbers:
     def __bool__(self) -> bool:
         return bool(self._kinds)
 
-    def current(self, *arguments: object) -> bool:
+    def write_current(self, *arguments: object) -> bool:
         """Write the numbers of a call into the recording; return whether it serves them.
 
         0.2 us for each number, if they are the same objects as in the last call; else 0.5 us for

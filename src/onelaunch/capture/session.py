@@ -345,7 +345,7 @@ class CaptureSession:
             raise Retry("numbers that the caller varies are constants in the recording")
         if found is None:
             raise Retry("the scalars of numbers are to be others")
-        if not found.current(*numbers.arguments):
+        if not found.write_current(*numbers.arguments):
             self._unfollow(job.following.names(), only_this_call=True)
             raise Retry("no recording that follows numbers serves these")
         return found

@@ -15,7 +15,7 @@ import torch
 from onelaunch.bench.environment import environment
 from onelaunch.bench.reference import SECONDS, Reference, make_reference
 from onelaunch.bench.timers import Timer, timers_for
-from onelaunch.bench.workload import Workload
+from onelaunch.bench.workload import Workload, name_of, tell_nobody
 from onelaunch.checklist.build import RECOMPILE_LIMIT, Built, build, free, quiet
 from onelaunch.checklist.check import own_error
 from onelaunch.checklist.clock import Clock, TimeIsUp
@@ -115,8 +115,8 @@ def optimize(
     _check_numbers(max_error, seconds)
     clock, chosen = Clock(seconds), choose(steps, "optimize")
     with isolated(workload.device, chosen):
-        found = _Optimization(workload, chosen, max_error, clock, on_progress or _silent)
-        call, plan = found.run(name or _name_of(fn))
+        found = _Optimization(workload, chosen, max_error, clock, on_progress or tell_nobody)
+        call, plan = found.run(name or name_of(fn))
     return Optimized(call, plan)
 
 
@@ -392,11 +392,3 @@ def _check_numbers(max_error: object, seconds: object) -> None:
 
 def _bad(what: str, why: str, fix: str, where: str) -> ArgumentError:
     return ArgumentError("OL401", what, where=where, why=why, fix=fix)
-
-
-def _name_of(fn: Callable[..., Any]) -> str:
-    return getattr(fn, "__qualname__", type(fn).__qualname__)
-
-
-def _silent(text: str, part: float) -> None:
-    """Tell nobody."""

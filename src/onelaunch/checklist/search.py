@@ -9,10 +9,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from onelaunch.bench.reference import Reference, said
-from onelaunch.bench.timers import Timer, Timing
+from onelaunch.bench.timers import Timer, Timing, synchronize
 from onelaunch.bench.workload import Workload
 from onelaunch.checklist.build import Built, Refusal, build, free, quiet
 from onelaunch.checklist.check import Check, check
@@ -262,7 +260,7 @@ class Search:
         found = check(built.call, self.workload, self.reference, self.max_error, self.clock)
         if found.wrong is None or not steps:
             built.warm(self.clock)
-        _synchronize(self.workload.device)
+        synchronize(self.workload.device)
         spent = time.monotonic() - start
         for step in steps:
             if step.group == "inductor" or step.name == "graph":
@@ -307,8 +305,3 @@ def _joined(steps: tuple[Step, ...]) -> Step:
         any(step.rounds for step in steps),
         least_gain=max(step.least_gain for step in steps),
     )
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""Symbols for the values on the stack of a function's code, and the uses of places in it.
+"""Bytecode read symbolically: what the values on its operand stack are, and what is used of them.
 
 `self.opt.step` is the attribute `step` of the attribute `opt` of the variable `self`, and of
 nothing else that has a `step`.

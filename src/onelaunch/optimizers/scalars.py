@@ -54,7 +54,7 @@ class PatchedScalars:
             (groups[id(p.group)], p.key, p.item) for p in places if id(p.group) in groups
         )
 
-    def current(self) -> bool:
+    def write_current(self) -> bool:
         """Write the current numbers into the recording; return whether that is possible.
 
         0.2 us for each group whose numbers are the same objects as at the last call; if one has

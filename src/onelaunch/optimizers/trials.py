@@ -106,7 +106,7 @@ class ScalarTrials:
             self._ambiguities.add(error)
         if (
             patched is not None
-            and patched.current()
+            and patched.write_current()
             and all(self.known[o][1] <= patched.reached((o,)) for o in steps.optimizers)
         ):
             return patched if self._agrees_twice(steps) else None
@@ -301,7 +301,7 @@ def _change_numbers(patched_scalars: PatchedScalars, places: Sequence[NumberPlac
     for times in (_FACTOR, 1):
         for place, number in zip(places, numbers, strict=True):
             _write(place, unmistakable(times * number, generator))
-        if patched_scalars.current():
+        if patched_scalars.write_current():
             return True
     return False
 

@@ -14,7 +14,7 @@ from onelaunch.bench.environment import environment
 from onelaunch.bench.profile import limit_of, time_calls
 from onelaunch.bench.timers import TimerName
 from onelaunch.bench.trace import record
-from onelaunch.bench.workload import Workload
+from onelaunch.bench.workload import Workload, name_of, tell_nobody
 from onelaunch.call import tree
 from onelaunch.errors import ArgumentError, kind_of
 from onelaunch.profiler.breakdown import Seen, parts_on_cpu, parts_on_gpu, seen_in
@@ -77,10 +77,10 @@ def profile(
         {'float32': 65536}
     """
     workload = _validated(fn, args, kwargs)
-    tell = on_progress or _silent
+    tell = on_progress or tell_nobody
     tell("running it", 0.0)
     with prepared(workload) as own:
-        return _profiled(own, name or _name_of(fn), tell)
+        return _profiled(own, name or name_of(fn), tell)
 
 
 @contextlib.contextmanager
@@ -205,11 +205,3 @@ def _validated(fn: object, args: object, kwargs: object) -> Workload:
 
 def _bad(what: str, why: str) -> ArgumentError:
     return ArgumentError("OL401", what, where="profile", why=why, fix="profile(model, (x,))")
-
-
-def _name_of(fn: Callable[..., Any]) -> str:
-    return getattr(fn, "__qualname__", type(fn).__qualname__)
-
-
-def _silent(text: str, part: float) -> None:
-    """Tell nobody."""

@@ -66,9 +66,9 @@ def build_call(
     check_memory(source, driver, captured, inputs)
     source.miss_if(f"not {source.name('state', captured.guard.check)}()")
     if captured.scalars.keys:
-        source.miss_if(f"not {source.name('numbers', captured.scalars.current)}()")
+        source.miss_if(f"not {source.name('numbers', captured.scalars.write_current)}()")
     if captured.followed:
-        read = source.name("followed", captured.followed.current)
+        read = source.name("followed", captured.followed.write_current)
         source.miss_if(f"not {read}({', '.join(numbers)})")
     if captured.pair is not None:  # the recording, if no other call has it in flight
         source.line(f"flight = {source.name('take', captured.pair.take)}()")

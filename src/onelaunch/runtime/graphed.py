@@ -96,10 +96,10 @@ class Graphed(Generic[P, R]):
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if runs_inline():  # as a part of what is warmed up, captured, compiled or traced around it
+        if runs_inline():  # called inside what is warmed up, captured, compiled or traced
             return self.fn(*args, **kwargs)
-        # Each of these compares the call with its recording, and launches it if all fits. This is
-        # `_replayed` in place: 0.1 us less.
+        # Each of the table's calls compares this one with its recording, and launches it if all
+        # fits. This is `_replayed` in place: 0.1 us less.
         for call in self._table.calls:
             result = call(args, kwargs)
             if result is not MISS:
@@ -110,7 +110,7 @@ class Graphed(Generic[P, R]):
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Warm up, capture, or run eagerly: no recording fits the call."""
-        with collection_restored():  # if Ctrl-C ended a capture, garbage collection is still off
+        with collection_restored():  # Ctrl-C may come inside `no_collection`, before its `try`
             refresh_mode_flag()  # torch's flag of dispatch modes may be stale; our guards read it
             return self._recorded_or_eager(args, kwargs)
 
@@ -160,7 +160,7 @@ class Graphed(Generic[P, R]):
             elif new_of_known_class:
                 return MISS
         match self._phase(driver, device, flat, strategy):
-            case Eager(code, why):  # without a code: told before, or for a few calls only
+            case Eager(code, why):  # without a code there is nothing to tell
                 if code:
                     self._notices.warn(code, why)
                 return MISS
@@ -180,8 +180,8 @@ class Graphed(Generic[P, R]):
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run one of the caller's own first calls as a warm-up."""
-        # The run calls `_refused` before an optimizer steps that cannot be captured. That raises,
-        # or, as `on_refusal` says, has the signature run eagerly, and this run goes on.
+        # The run calls `_refused` before the step of an optimizer that no graph can hold. That
+        # raises, or, as `on_refusal` says, has the signature run eagerly, and this run goes on.
         result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
         self._callee.note_result(result)  # an object that two calls return is made by neither
@@ -189,7 +189,7 @@ class Graphed(Generic[P, R]):
         # Classes of objects that the call changed are no longer flattened into their fields: a
         # replay would not write these.
         self._signatures.stop_taking_apart(attempt.flat, after)
-        reached = self._callee.reached(after)
+        reached = self._callee.reached(after)  # the state behind the callable and its arguments
         if self._callee.learn_device(attempt.flat, attempt.device, result, reached):
             # The result shows another device than was assumed: this warm-up does not count.
             attempt.signature.warmups -= 1
@@ -245,7 +245,8 @@ class Graphed(Generic[P, R]):
             return self._capture_and_replay(attempt, args, kwargs, may_rehearse=False)
         except CaptureError as error:
             # The callable may ask torch, `is_current_stream_capturing()`. It is told no, as in
-            # eager. Where it asked and is refused, `switch_answer` is True, once: it is told yes.
+            # eager. The first time that it asked and is refused, `switch_answer` changes the answer
+            # to yes, and returns True.
             if signature.asking.switch_answer():
                 return self._capture_told(attempt, args, kwargs, error)
             return self._refused(signature, error)

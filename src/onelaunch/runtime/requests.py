@@ -1,4 +1,5 @@
-"""The objects that a request makes anew and passes to the callable: a decoder's cache."""
+"""The objects that a request makes anew and passes to the callable, as a decoder's cache: which of
+them are new. Recordings are taken over from one to the next by `next_request.py`."""
 
 from __future__ import annotations
 

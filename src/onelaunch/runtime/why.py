@@ -19,7 +19,7 @@ def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()
     """Return why a call with these tensors needs another recording."""
     for entry in entries:
         if entry.spec == spec:
-            numbers = None if entry.captured.scalars.current() else "an optimizer's numbers"
+            numbers = None if entry.captured.scalars.write_current() else "an optimizer's numbers"
             unlike = entry.captured.unlike(tensors)
             moved = entry.captured.guard.difference()
             values = _other_value(entry, tensors)

@@ -1,4 +1,4 @@
-"""A module's forward that runs in pieces where it cannot be captured whole."""
+"""A module's forward; where it cannot be captured whole its pieces are its children."""
 
 from __future__ import annotations
 

@@ -358,7 +358,8 @@ _NOT_READ = frozenset(
     for key in vars(nn.Module())
     if key.startswith(("_forward_", "_backward_", "_state_", "_load_state_", "_non_persistent_"))
 )
-"""Attributes of every `nn.Module` that no forward reads: hooks, and what saving and loading use."""
+"""Attributes of every `nn.Module` that no forward reads as slots: what saving and loading use, and
+hooks, whose number is guarded as a container's length (`_Size` of `state/guard.py`)."""
 
 
 _OF_EVERY_MODULE = {

@@ -1,9 +1,10 @@
 """The check before each replay that a recording's state is unchanged.
 
-It checks four things at every call: torch's modes are those of the capture; each slot holds the
-same object (the parameter, the submodule, the flag); each tensor read by address has the same
-memory and layout (`p.data = ...`, `set_`, `resize_` move a tensor without replacing it); and in
-grad mode, each of these tensors requires grad as it did.
+It checks at every call that torch's modes are those of the capture; that each slot holds the same
+object (the parameter, the submodule, the flag, the global, what a closure's cell holds); that each
+container that was read, a module's hooks among them, is as long as it was; that each tensor read by
+address has the same memory and layout (`p.data = ...`, `set_`, `resize_` move a tensor without
+replacing it); and in grad mode, that each of these tensors requires grad, and has hooks, as then.
 """
 
 from __future__ import annotations

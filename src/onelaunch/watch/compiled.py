@@ -1,4 +1,5 @@
-"""The reads and writes of a watched run, kept to be applied to other calls.
+"""With `compile=True`: what a warm-up of compiled code read and wrote, for its capture, which sees
+neither.
 
 Tensors are identified by their places: the number of an argument, the name of a slot. Each call has
 new arguments, and slots may hold other tensors by then.

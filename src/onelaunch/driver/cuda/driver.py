@@ -16,8 +16,7 @@ from torch import Tensor
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.wrappers import is_wrapped, parts
 from onelaunch.driver.cuda import bundles as bundle
-from onelaunch.driver.cuda import memory
-from onelaunch.driver.cuda import ragged as rows
+from onelaunch.driver.cuda import memory, ragged
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.capture import record
@@ -98,7 +97,7 @@ class CudaDriver:
 
     def varies(self, device: torch.device) -> bool:
         """See `Driver.varies`. Takes 0.1 s the first time."""
-        return rows.kernel.ready(device)
+        return ragged.kernel.ready(device)
 
     capturing = staticmethod(getattr(bindings, "_cuda_isCurrentStreamCapturing", lambda: False))
     """Return whether the current stream is being captured, by whomever."""

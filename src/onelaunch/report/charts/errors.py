@@ -7,6 +7,7 @@ import math
 from onelaunch.bench.profile import us
 from onelaunch.bench.rows import Comparison, Row
 from onelaunch.report.charts.chart import Chart, Spec, specification, time_axis
+from onelaunch.report.charts.walls import wall_us
 
 HEAD = ("engine", "wall / call", "rel. error")
 HEIGHT = 240
@@ -20,16 +21,16 @@ def errors(comparison: Comparison) -> Chart | None:
     if len(rows) < 2:
         return None
     rows.sort(key=lambda row: row is not comparison.best)  # its name has the first choice of place
-    divisor, unit = time_axis(min(_wall(row) for row in rows))
+    divisor, unit = time_axis(min(wall_us(row) for row in rows))
     decades = _decades(rows, comparison.tolerance)
     values: list[Spec] = [
         {
             "name": row.title,
-            "wall": _wall(row) / divisor,
+            "wall": wall_us(row) / divisor,
             "error": max(row.error or 0.0, 10.0 ** decades[0]),
             "best": row is comparison.best,
             "order": order,
-            "said": f"{us(_wall(row)).replace(' us', ' µs')}, error {row.error:.1e}",
+            "said": f"{us(wall_us(row)).replace(' us', ' µs')}, error {row.error:.1e}",
         }
         for order, row in enumerate(rows)
     ]
@@ -46,7 +47,7 @@ def errors(comparison: Comparison) -> Chart | None:
         f"{max(r.error or 0.0 for r in rows):.1e}.",
         spec=_spec(values, unit, decades, comparison.tolerance),
         head=HEAD,
-        rows=tuple((r.title, us(_wall(r)), f"{r.error:.1e}") for r in rows),
+        rows=tuple((r.title, us(wall_us(r)), f"{r.error:.1e}") for r in rows),
     )
 
 
@@ -136,7 +137,3 @@ def _spec(values: list[Spec], unit: str, decades: list[int], tolerance: float) -
 
 def any_exact(values: list[Spec], decades: list[int]) -> bool:
     return any(value["error"] <= 10.0 ** decades[0] for value in values)
-
-
-def _wall(row: Row) -> float:
-    return row.wall.median_us if row.wall else 0.0

@@ -19,7 +19,7 @@ def walls(comparison: Comparison) -> Chart | None:
     if not rows:
         return None
     on_gpu = any(row.gpu is not None for row in rows)
-    slowest, fastest = max(rows, key=_wall), min(rows, key=_wall)
+    slowest, fastest = max(rows, key=wall_us), min(rows, key=wall_us)
     yardstick = next((row for row in rows if row.engine == "eager"), fastest)
     longest = max(end for row in rows if (end := _end(row)) <= MOST * _end(yardstick))
     beyond = [row.title for row in rows if _end(row) > longest]
@@ -35,7 +35,7 @@ def walls(comparison: Comparison) -> Chart | None:
         title="Wall time per call",
         caption=caption,
         alternative=f"Bars of the wall time per call of {len(rows)} engines, from {fastest.title}, "
-        f"{us(_wall(fastest))}, to {slowest.title}, {us(_wall(slowest))}.",
+        f"{us(wall_us(fastest))}, to {slowest.title}, {us(wall_us(slowest))}.",
         spec=in_rows(
             values, _layers(on_gpu), x_axis(f"{unit} per call", domainMax=longest / divisor)
         ),
@@ -52,11 +52,11 @@ def _value(comparison: Comparison, row: Row, divisor: float, on_gpu: bool, longe
     half = row.wall.spread_us / 2 if row.wall else 0.0
     value: Spec = {
         "name": f"{row.title}{' *' if row.fresh_output is False else ''}",
-        "shown": f"{'~' if row.noisy else ''}{us(_wall(row))}".replace(" us", " µs"),
+        "shown": f"{'~' if row.noisy else ''}{us(wall_us(row))}".replace(" us", " µs"),
         "best": comparison.best is not None and row.engine == comparison.best.engine,
-        "wall": drawn(_wall(row)),
-        "low": drawn(_wall(row) - half),
-        "high": drawn(_wall(row) + half),
+        "wall": drawn(wall_us(row)),
+        "low": drawn(wall_us(row) - half),
+        "high": drawn(wall_us(row) + half),
     }
     if on_gpu:
         value["host"] = drawn(row.host.median_us) if row.host else 0
@@ -88,7 +88,8 @@ def _layers(on_gpu: bool) -> list[Spec]:
     return [whole, *(parts if on_gpu else []), spread]
 
 
-def _wall(row: Row) -> float:
+def wall_us(row: Row) -> float:
+    """Return the median wall time of a row that ran; 0 of another."""
     return row.wall.median_us if row.wall else 0.0
 
 
@@ -96,4 +97,4 @@ def _end(row: Row) -> float:
     """Return the right end of what is drawn of a row."""
     found = [t.median_us for t in (row.host, row.gpu) if t is not None]
     spread = row.wall.spread_us / 2 if row.wall else 0.0
-    return max(_wall(row) + spread, *found) if found else _wall(row) + spread
+    return max(wall_us(row) + spread, *found) if found else wall_us(row) + spread

@@ -80,8 +80,9 @@ class CallSpec:
 
     tree: Tree
     tensors: tuple[TensorSpec, ...]
-    overlaps: tuple[tuple[int, int, int], ...]
-    """(i, j, bytes): tensors i and j share memory, and j starts this many bytes after i."""
+    overlaps: tuple[tuple[int, int, int | None], ...]
+    """(i, j, bytes): tensors i and j share memory, and j starts this many bytes after i. (i, j,
+    None): they are one tensor."""
     modes: tuple[object, ...]
     device: torch.device
 

@@ -19,6 +19,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import driver_of, select
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
+from onelaunch.source import Place
 from onelaunch.state.snapshot import LastWalk, ReachableState
 from onelaunch.state.walk import Change, StateWalk, reads_more
 
@@ -50,6 +51,8 @@ class Callee:
         self._compiled: Callable[..., Any] | None = None
         self.reads: Reads | None = None
         """The reads that were seen."""
+        self.handed_on: Place | None = None
+        """The line of the last watched run that gave work to another thread."""
         self._last = LastWalk()
         """The last walk of the state that every call reaches."""
         self._seen: dict[Hashable, torch.device] = {}
@@ -120,9 +123,10 @@ class Callee:
         return FrameWatch(Reads() if self.reads is None else self.reads.copy(), step_aside)
 
     def saw(self, watch: FrameWatch | None) -> None:
-        """Store the reads of a run. Without a watch, all that the callable reaches counts as
+        """Store what a run showed. Without a watch, all that the callable reaches counts as
         read."""
         self.reads = None if watch is None else watch.reads
+        self.handed_on = None if watch is None else watch.handed_on
 
     def read_more(
         self, reached: ReachableState, before: StateWalk, found: Sequence[Change]

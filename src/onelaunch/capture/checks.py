@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,25 @@ def inspect_arguments(
         if t.shape != spec.shape or t.stride() != spec.stride or t.dtype != spec.dtype:
             what = f"`{path}`, {spec}, became {list(t.shape)}"
             raise CaptureError("OL107", what, where=observer.reshaped_at(t))
+    given = zip(flat.paths, flat.tensors, plan.tensors, strict=False)
+    refuse_attributes([(path, t) for path, t, original in given if t is not original])
+
+
+def refuse_attributes(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse attributes that the callable set on tensors: a replay gives others.
+
+    Args:
+        tensors: paths, and tensors that were made in the capture.
+    """
+    for path, t in tensors:
+        name = next((name for name in vars(t) if not name.startswith("_dynamo")), None)
+        if name is not None:
+            what = f"`{path}.{name}` is set in the call, on a tensor"
+            raise CaptureError("OL105", what, why=_ATTRIBUTE, fix=_BESIDE)
+
+
+_ATTRIBUTE = "a replay sets no attributes"
+_BESIDE = "return it beside the tensor, or set it after the call"
 
 
 def refuse_gradients(

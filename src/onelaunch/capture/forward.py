@@ -181,7 +181,8 @@ class Forward:
         self.holders = graph.held()
         assert self._proxies is not None
         reached = {id(t) for t in graph.leaves}
-        arguments = [i for i, t in enumerate(inputs.statics) if id(t) in reached]
+        first = {id(t): i for i, t in reversed([*enumerate(inputs.statics)])}
+        arguments = sorted(i for t, i in first.items() if t in reached)
         proxies = [pair for pair in self._proxies.pairs() if id(pair[0]) in reached]
         reached -= {id(inputs.statics[i]) for i in arguments} | {id(s) for s, _ in proxies}
         lost = next((t for t in graph.leaves if id(t) in reached), None)

@@ -145,10 +145,13 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
             group.buffer = buffer
             continue
         group.buffer = buffer = driver.empty(group.region.nbytes, device)
+        made: dict[int, Tensor] = {}  # one tensor that is given twice is one tensor there, too
         for member in group.members:
             t = inputs.tensors[member]
-            offset = driver.region(t).start - group.region.start
-            statics[member] = _static(driver, buffer, t, offset)
+            if id(t) not in made:
+                offset = driver.region(t).start - group.region.start
+                made[id(t)] = _static(driver, buffer, t, offset)
+            statics[member] = made[id(t)]
         example = inputs.tensors[first]
         if group.travel == Travel.COPY:
             capture.input(example, statics[first], Travel.COPY)

@@ -19,6 +19,7 @@ from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.checks import (
     inspect_arguments,
+    refuse_attributes,
     refuse_gradients,
     refuse_opaque,
     refuse_parts,
@@ -66,7 +67,7 @@ from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Change, Slot, StateWalk
 from onelaunch.unwinding import unwound
 from onelaunch.watch.compiled import Bringing, CompiledAccesses, handing, places
-from onelaunch.watch.difference import IN_THREAD, Difference
+from onelaunch.watch.difference import Difference, of_threads
 from onelaunch.watch.ledger import Ledger, refuse_drawn
 from onelaunch.watch.lifted import Lifted
 from onelaunch.watch.observer import Observer
@@ -263,6 +264,8 @@ class CaptureRun:
         if job.forward is not None:
             job.forward.replace_proxies(observer, flat.tensors, arguments, plan)
         refuse_opaque(flat.tree)
+        named = zip(flat.paths, flat.tensors, strict=True)
+        refuse_attributes([(path, t) for path, t in named if observer.made(t)])
         self.after, self.found = job.reached.changed(snapshot.walk)
         self.steps.refuse_schedule(self.found, job.callee.fn)
         state = self.state_inputs
@@ -365,9 +368,8 @@ class CaptureRun:
                 self.varied.end()
         job.callee.saw(watch)
         self.stored = set() if watch is None else watch.stored
-        if watch is not None and watch.handed_on is not None:
-            where = str(watch.handed_on)
-            raise CaptureError("OL117", "another thread works for it", where=where, fix=IN_THREAD)
+        if job.callee.handed_on is not None:
+            raise of_threads(job.callee.handed_on)
         refuse_drawn(generators, fn, observer.ledger)
         ledger.finish()
         return result

@@ -163,20 +163,27 @@ def _make_group(
     members = captured.outputs.of_group(index)
     base = next((member for member in members if _is_whole(member[1], group)), None)
     name, where = f"g{index}", source.name("device", device)
+    # The callable may turn inference mode on or off for itself.
+    inference = any(output.spec.inference for _, output in members)
+    depth = 1
+    if inference is not torch.is_inference_mode_enabled():
+        source.line(f"with {source.name('inference_mode', torch.inference_mode)}({inference}):")
+        depth = 2
     if base is None:
-        source.line(f"{name} = {source.name('empty', driver.empty)}({nbytes}, {where})")
+        source.line(f"{name} = {source.name('empty', driver.empty)}({nbytes}, {where})", depth)
     elif base[1].follows:
         sized = source.name("sized", driver.sized_allocator(base[1].spec))
-        source.line(f"{name} = {sized}({_sizes(base[1])})")
+        source.line(f"{name} = {sized}({_sizes(base[1])})", depth)
     else:
-        source.line(f"{name} = {source.name('allocate', driver.allocator(base[1].spec))}()")
+        made = source.name("allocate", driver.allocator(base[1].spec))
+        source.line(f"{name} = {made}()", depth)
     for number, output in members:
         if base is not None and number == base[0]:
             names[number] = name
             continue
         names[number] = f"o{number}"
         view = source.name("view", viewer(output.spec, _offset(output, group), output.is_view))
-        source.line(f"o{number} = {view}({name})")
+        source.line(f"o{number} = {view}({name})", depth)
     return name
 
 

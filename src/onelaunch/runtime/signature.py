@@ -117,9 +117,11 @@ def spec_of(driver: Driver, flat: Flat, device: torch.device) -> CallSpec:
     """Return the signature of a call whose arguments are flattened."""
     here = [t for t in flat.tensors if t.device.type == device.type]
     numbers = [i for i, t in enumerate(flat.tensors) if t.device.type == device.type]
-    shared = tuple((numbers[i], numbers[j], offset) for i, j, offset in Overlaps(driver)(*here))
+    first = {id(t): i for i, t in reversed([*enumerate(flat.tensors)])}
+    twice = [(first[id(t)], i, None) for i, t in enumerate(flat.tensors) if first[id(t)] != i]
+    shared = [(numbers[i], numbers[j], offset) for i, j, offset in Overlaps(driver)(*here)]
     specs = tuple(TensorSpec.of(t) for t in flat.tensors)
-    return CallSpec(flat.tree, specs, shared, modes(), default_device())
+    return CallSpec(flat.tree, specs, (*twice, *shared), modes(), default_device())
 
 
 def is_unrecordable(driver: Driver, flat: Flat) -> bool:

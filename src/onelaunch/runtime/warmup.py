@@ -51,6 +51,7 @@ from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
 from onelaunch.unwinding import DispatchMode, same_modes
 from onelaunch.watch.compiled import CompiledAccesses, contents_of, places, watching
+from onelaunch.watch.difference import of_threads
 from onelaunch.watch.ledger import Ledger, Noting
 from onelaunch.watch.observer import Observer
 
@@ -175,7 +176,7 @@ class Warmup:
                 conditions.enter_context(observer)
                 conditions.enter_context(signature.asking.answering())
                 result = self._callee.watched(run, conditions.close)()
-            accesses = _accesses(attempt, observer, named, result, began)
+            accesses = self._accesses(attempt, observer, named, result, began)
         finally:
             observer.release()
         accesses.refuse_unseen()
@@ -184,6 +185,25 @@ class Warmup:
         else:
             signature.compiled_accesses = accesses
         return result
+
+    def _accesses(
+        self,
+        attempt: Attempt,
+        observer: Observer,
+        named: Iterable[tuple[object, Tensor]],
+        result: Any,
+        began: Mapping[object, object],
+    ) -> CompiledAccesses:
+        """Return the accesses of an eager run that stands for compiled code. Such code cannot
+        return a number that it got as a host tensor."""
+        numbers = [t for t in attempt.flat.tensors if is_filled(t, attempt.device)]
+        if any(t is n for t in flatten(result).tensors for n in numbers):
+            fix = "return it outside of the callable, or pass it on the device"
+            what = "a host tensor is returned"
+            observer.note_refusal(CaptureError("OL104", what, where=user_line(), fix=fix))
+        if self._callee.handed_on is not None:
+            observer.note_refusal(of_threads(self._callee.handed_on))
+        return CompiledAccesses.of(observer, named, began)
 
     def _stepping(self, signature: SignatureState, refuse: Refuse) -> AbstractContextManager[None]:
         """Return a context for a warm-up. An optimizer that cannot be captured is made capturable
@@ -279,7 +299,7 @@ class Warmup:
                 callee.note_result(result)
                 then(result)
             if callee.is_compiled(driver):
-                accesses = _accesses(attempt, observer, named, result, began)
+                accesses = self._accesses(attempt, observer, named, result, began)
                 signature.compiled_accesses = accesses
             del result
             signature.need_bytes = max(0, need - observer.saved_bytes)
@@ -337,23 +357,6 @@ def _on_device(attempt: Attempt) -> tuple[list[Tensor], set[int]]:
     device, tensors = attempt.device, attempt.flat.tensors
     numbers = {i for i, t in enumerate(tensors) if is_filled(t, device)}
     return [t.to(device) if i in numbers else t for i, t in enumerate(tensors)], numbers
-
-
-def _accesses(
-    attempt: Attempt,
-    observer: Observer,
-    named: Iterable[tuple[object, Tensor]],
-    result: Any,
-    began: Mapping[object, object],
-) -> CompiledAccesses:
-    """Return the accesses of an eager run that stands for compiled code. Such code cannot return a
-    number that it got as a host tensor."""
-    numbers = [t for t in attempt.flat.tensors if is_filled(t, attempt.device)]
-    if any(t is n for t in flatten(result).tensors for n in numbers):
-        fix = "return it outside of the callable, or pass it on the device"
-        what = "a host tensor is returned"
-        observer.note_refusal(CaptureError("OL104", what, where=user_line(), fix=fix))
-    return CompiledAccesses.of(observer, named, began)
 
 
 class _NotedRun:

@@ -107,6 +107,10 @@ class StateGuard:
             and all(a.agrees(b) for a, b in zip(self._sized, other._sized, strict=True))
         )
 
+    def tensor_ids(self) -> frozenset[int]:
+        """Return the ids of the tensors in its slots, which they are as long as `check` is True."""
+        return frozenset(id(value) for value in self._values if isinstance(value, Tensor))
+
     @property
     def is_transferable(self) -> bool:
         """True if all that it checks is in slots, containers and tensors: no hooks of leaves."""

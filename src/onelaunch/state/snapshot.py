@@ -162,9 +162,10 @@ class StateSnapshot:
 
     def objects(self) -> dict[int, Same]:
         """Return reached objects that a call may return as they are: its own list, a cache."""
+        held = [value for _, value in self.walk.held.values()]
         return {
             id(value): Same(value, None)
-            for _, value in self.walk.held.values()
+            for value in (*self.walk.owners, *held)
             if not isinstance(value, Tensor | tuple)
         }
 

@@ -76,6 +76,14 @@ _ELSEWHERE = (
     "one tensor in the run before, and another in the capture, made where none of its operations "
     "is seen"
 )
+
+
+def of_threads(place: Place) -> CaptureError:
+    """Return the refusal of a run that gave work to another thread, of which nothing is seen."""
+    what = "another thread works for it"
+    return CaptureError("OL117", what, where=str(place), fix=IN_THREAD)
+
+
 IN_THREAD = (
     "compute it in the thread that makes the call: what other threads do is in no recording; or "
     "keep the tensor where the callable reaches it"

@@ -180,12 +180,14 @@ class TapeRecorder(DispatchMode):
         placed = {id(results[i]): self.memory.place(results[i], not op.idle) for i in fresh}
         if not op.idle and (fresh or written or not results):
             targets = {i: self.memory.fixed(placed[id(results[i])]) for i in fresh}
-            fixed = mapped(args, self._fixed), mapped(kwargs, self._fixed)
-            self.steps.append(TapeCall(op, *fixed, targets))
+            args, kwargs = self._fixed((args, kwargs))
+            self.steps.append(TapeCall(op, args, kwargs, targets))
         return mapped(result, lambda t: placed.get(id(t), t))
 
     def _fixed(self, value: Any) -> Any:
-        return self.memory.fixed(value) if isinstance(value, Tensor) else value
+        """Replace tensors by aliases; one that comes twice by the same, as an operation may ask."""
+        fixed = {id(t): self.memory.fixed(t) for t in tensors(value)}
+        return mapped(value, lambda leaf: fixed.get(id(leaf), leaf))
 
     def _constant(self, value: Tensor) -> Tensor:
         # `torch.tensor(...)`, made by the host: a replay must find it as it was made.

@@ -41,12 +41,13 @@ def refuse_attributes(tensors: Iterable[tuple[str, Tensor]]) -> None:
         tensors: paths, and tensors that were made in the capture.
     """
     for path, t in tensors:
-        name = next((name for name in vars(t) if not name.startswith("_dynamo")), None)
+        name = next((name for name in vars(t) if not name.startswith(_OF_TORCH)), None)
         if name is not None:
             what = f"`{path}.{name}` is set in the call, on a tensor"
             raise CaptureError("OL105", what, why=_ATTRIBUTE, fix=_BESIDE)
 
 
+_OF_TORCH = ("_dynamo", "_is_param")
 _ATTRIBUTE = "a replay sets no attributes"
 _BESIDE = "return it beside the tensor, or set it after the call"
 

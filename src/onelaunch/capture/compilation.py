@@ -16,7 +16,7 @@ from onelaunch.call.spec import extent_bytes, has_strides
 from onelaunch.driver.protocol import Driver, Region
 from onelaunch.errors import CaptureError
 from onelaunch.unwinding import DispatchMode, FunctionMode, dispatch_modes, unnoticed
-from onelaunch.watch.compiled import hand
+from onelaunch.watch.compiled_accesses import hand
 
 _C: Any = torch._C
 Backend = Callable[[Any, Sequence[Any]], Callable[..., Any]]

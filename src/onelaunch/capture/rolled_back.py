@@ -18,7 +18,7 @@ from onelaunch.state.slots import gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
 from onelaunch.unwinding import same_modes
-from onelaunch.watch.compiled import watching
+from onelaunch.watch.compiled_accesses import watching
 from onelaunch.watch.observer import Observer
 
 

@@ -66,7 +66,7 @@ from onelaunch.source import line_of, loaded_at, user_line
 from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Change, Slot, StateWalk
 from onelaunch.unwinding import unwound
-from onelaunch.watch.compiled import Bringing, CompiledAccesses, handing, places
+from onelaunch.watch.compiled_accesses import Bringing, CompiledAccesses, handing, places
 from onelaunch.watch.difference import Difference, of_threads
 from onelaunch.watch.ledger import Ledger, refuse_drawn
 from onelaunch.watch.lifted import Lifted

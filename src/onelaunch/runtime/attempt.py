@@ -21,7 +21,7 @@ from onelaunch.runtime.pool import Backoff
 from onelaunch.sizes.dims import Follow, Varying
 from onelaunch.state.snapshot import ReachableState
 from onelaunch.state.walk import StateWalk
-from onelaunch.watch.compiled import CompiledAccesses
+from onelaunch.watch.compiled_accesses import CompiledAccesses
 from onelaunch.watch.ledger import Ledger
 
 E = TypeVar("E")

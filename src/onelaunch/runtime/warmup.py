@@ -50,7 +50,7 @@ from onelaunch.state.slots import MISSING, gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
 from onelaunch.unwinding import DispatchMode, same_modes
-from onelaunch.watch.compiled import CompiledAccesses, contents_of, places, watching
+from onelaunch.watch.compiled_accesses import CompiledAccesses, contents_of, places, watching
 from onelaunch.watch.difference import of_threads
 from onelaunch.watch.ledger import Ledger, Noting
 from onelaunch.watch.observer import Observer

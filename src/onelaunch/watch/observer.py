@@ -29,7 +29,7 @@ from onelaunch.watch.admission import Admission, readable
 from onelaunch.watch.host_memory import HostMemory, named
 from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.lifted import Lifted, brought
-from onelaunch.watch.on_device import fill_on_device
+from onelaunch.watch.masked_fill import fill_on_device
 from onelaunch.watch.operations import Watching
 
 T = TypeVar("T")

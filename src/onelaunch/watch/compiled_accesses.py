@@ -285,11 +285,11 @@ class CompiledAccesses:
 def contents_of(walk: StateWalk) -> dict[object, object]:
     """Return the contents of the slots of a state, and the lengths of its containers, as
     `CompiledAccesses.began` has them."""
-    slots = {
+    found: dict[object, object] = {
         key: Tensor if isinstance(value, Tensor) else content_of(value)
         for key, (_, value) in walk.held.items()
     }
-    return slots | {key: count for key, (_, _, count) in walk.containers.items()}
+    return found | {key: count for key, (_, _, count) in walk.containers.items()}
 
 
 def _bytes_of(memory: StorageWeakRef) -> Tensor:

@@ -15,6 +15,7 @@ from onelaunch.autograd.graph_walk import is_freed
 from onelaunch.autograd.proxies import proxy_for
 from onelaunch.call.identity import Identities, argument_objects
 from onelaunch.call.tree import Flat, Same, Tree, flatten, unflatten, unique
+from onelaunch.call.wrappers import is_memory
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.checks import (
@@ -265,7 +266,7 @@ class CaptureRun:
             job.forward.replace_proxies(observer, flat.tensors, arguments, plan)
         refuse_opaque(flat.tree)
         named = zip(flat.paths, flat.tensors, strict=True)
-        refuse_attributes([(path, t) for path, t in named if observer.made(t)])
+        refuse_attributes([(p, t) for p, t in named if is_memory(t) and observer.made(t)])
         self.after, self.found = job.reached.changed(snapshot.walk)
         self.steps.refuse_schedule(self.found, job.callee.fn)
         state = self.state_inputs

@@ -129,6 +129,17 @@ def test_a_tensor_that_the_callable_keeps_is_given_to_it(rand: Rand, asks: str, 
     assert replays(fast) > 8
 
 
+def test_a_view_of_a_tensor_that_the_callable_keeps_is_another_tensor(rand: Rand) -> None:
+    """It lies where that lies, and a recording reads both in place."""
+    kept = rand(0, 3)
+    fast = ol.graph(lambda w: w * (2 if w is kept else 1), warmup=1)
+    with torch.no_grad():
+        for i in range(12):
+            w = (kept, kept.view(3), rand(i, 3))[i % 3]
+            assert_same(fast(w), w * (2 if w is kept else 1))
+    assert replays(fast) > 5
+
+
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 def test_results_of_inference_mode_that_the_callable_turns(rand: Rand, on: bool) -> None:
     class Kept:

@@ -215,10 +215,10 @@ def check_memory(
 ) -> None:
     """Check the addresses and overlaps of inputs that the recording relies on.
 
-    An argument read in place must be the captured memory; no other may be a tensor that the
-    callable keeps, for it may compare them. Arguments captured as one run of bytes must overlap as
-    they did. Others may overlap in any way, unless the graph writes to an argument
-    or to memory that it reads by address: then all must overlap or not as they did.
+    An argument read in place must be the captured memory. One that is a tensor which the callable
+    keeps must be that, and no other may be one: it may compare them. Arguments captured as one run
+    of bytes must overlap as they did. Others may overlap in any way, unless the graph writes to an
+    argument or to memory that it reads by address: then all must overlap or not as they did.
     """
     travels = captured.inputs.travels
     for index, name in enumerate(inputs):
@@ -232,11 +232,10 @@ def check_memory(
     if captured.written_inputs:
         fixed = [t for t in captured.guard.tensors if t.device.type == captured.device.type]
     kept = captured.guard.tensor_ids()
-    if movable and kept:
-        own = source.name("kept", kept)
-        arguments = inputs[: len(inputs) - len(captured.hidden)]
-        for name in dict.fromkeys(arguments[i] for i in movable if i < len(arguments)):
-            source.miss_if(f"id({name}) in {own}")
+    own = source.name("kept", kept)
+    for index, name in enumerate(inputs[: len(inputs) - len(captured.hidden)] if kept else ()):
+        it = id(captured.inputs.tensors[index])
+        source.miss_if(f"id({name}) != {it}" if it in kept else f"id({name}) in {own}")
     if not movable or not (shared or (writes and (len(movable) > 1 or fixed))):
         return
     examples = [captured.inputs.tensors[i] for i in movable]

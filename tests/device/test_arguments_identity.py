@@ -7,6 +7,7 @@ attribute.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -233,3 +234,19 @@ def test_attributes_of_tensors_that_were_there_are_kept(device: torch.device, ra
             assert same.scale == 2
             assert_same(y, rand(i, 3) * weight)
     assert replays(fast) == 3
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+@pytest.mark.parametrize("view", [False, True], ids=["detached", "a view"])
+def test_a_result_that_is_made_to_require_grad_does(rand: Rand, view: bool, grad: bool) -> None:
+    def f(x: Tensor) -> Tensor:
+        return (x.view(3, 1) if view else x).detach().requires_grad_()
+
+    fast = ol.graph(f, warmup=1, on_refusal="eager")
+    with torch.set_grad_enabled(grad), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        for i in range(4):
+            got = fast(rand(i, 3))
+            assert got.requires_grad
+            assert got.is_leaf
+            assert_same(got.detach(), f(rand(i, 3)).detach())

@@ -39,7 +39,9 @@ from onelaunch.capture.effects import (
 from onelaunch.capture.forward import BackwardInside, Forward, leaves_refused
 from onelaunch.capture.io_plan import (
     Argument,
+    ArgumentView,
     CannotPadInside,
+    HeldView,
     Inputs,
     Lasting,
     Outputs,
@@ -402,6 +404,10 @@ class CaptureRun:
             lasting,
             {id(t) for _, t in snapshot.walk.tensors()},
         )
+        for output, t in zip(outputs.made, unique(every), strict=True):
+            is_view = isinstance(output.memory, ArgumentView | HeldView)
+            if is_view and output.spec.requires_grad and t.is_leaf:  # x.detach().requires_grad_()
+                raise BackwardInside
         self.lasting = [o.memory.tensor for o in outputs.made if isinstance(o.memory, Lasting)]
         if forward is not None:
             forward.plan(outputs, unique(every), plan, observer, snapshot.held)

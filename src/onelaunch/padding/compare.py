@@ -14,7 +14,10 @@ from onelaunch.call.tree import Constant
 from onelaunch.capture.effects import is_unchanging
 from onelaunch.driver.aten import operator, tensors
 from onelaunch.driver.distance import rounding
+from onelaunch.driver.protocol import Driver
+from onelaunch.errors import CaptureError
 from onelaunch.padding.taint.bounds import check_bounds
+from onelaunch.padding.taint.trace import Step, reach
 from onelaunch.sizes.buckets import Sizes
 from onelaunch.sizes.dims import Follow
 from onelaunch.state.slots import Slot
@@ -42,6 +45,44 @@ def line(dim: int, place: int, sizes: dict[Sizes, int]) -> Follow | None:
 def same_layout(t: Tensor, stride: Sequence[int]) -> bool:
     pairs = zip(t.shape, t.stride(), stride, strict=True)
     return t.numel() == 0 or all(n == 1 or a == b for n, a, b in pairs)
+
+
+def is_degenerate(steps: Sequence[Step], sizes: Sizes, bucket: Sizes) -> bool:
+    """Return whether at these sizes an operation gets no rows, one, or less than it reaches."""
+    least = min(n for n, b in zip(sizes, bucket, strict=True) if n < b)
+    return (
+        least == 1
+        or any(0 in shape for s in steps for shape in (*s.inputs, *s.outputs))
+        or (max(map(reach, steps), default=0) >= least)
+    )
+
+
+def refuse_moved_views(
+    driver: Driver, big: Sequence[Tensor], small: Sequence[Tensor], given: Sequence[Tensor]
+) -> None:
+    """Refuse results that are views of arguments, where they lie otherwise at another size.
+
+    Args:
+        big, small: the results at two sizes.
+        given: the arguments that gave `big`.
+    """
+    memory = set(map(driver.storage, given))
+    for number, (b, s) in enumerate(zip(big, small, strict=False)):
+        if driver.storage(b) in memory and not any(b is t for t in given):
+            refuse_moved_view(number, b, s)
+
+
+def refuse_moved_view(number: int, big: Tensor, small: Tensor) -> None:
+    """Refuse a result that is a view of memory from before the call, where it lies otherwise at
+    another size.
+
+    Raises:
+        CaptureError: OL140.
+    """
+    laid_out = big.shape == small.shape and same_layout(small, big.stride())
+    if not laid_out or big.storage_offset() != small.storage_offset():
+        what = f"result {number} is a view of an argument or parameter, and follows the size"
+        raise CaptureError("OL140", what, fix="return a `.clone()`")
 
 
 Form = tuple[object, ...]

@@ -31,6 +31,7 @@ class DryRun:
 
     Attributes:
         found: the changes of the last run, which are undone.
+        written: the numbers of the tensors that the last run wrote into.
     """
 
     driver: Driver
@@ -40,6 +41,7 @@ class DryRun:
     tree: Tree
     ahead: bool = False
     found: list[Change] = field(default_factory=list[Change])
+    written: frozenset[int] = frozenset()
 
     def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
         """Run on these tensors, restore everything, and return the result, flattened."""
@@ -47,6 +49,10 @@ class DryRun:
         undone = rolled_back(self.driver, self.device, inputs, self.reached)
         with undone as effects, torch.no_grad(), mode or nullcontext(), effects.observer:
             result = self.fn(*args, **kwargs)
+            storages = effects.observer.written.keys()
+            self.written = frozenset(
+                i for i, t in enumerate(inputs) if self.driver.storage(t) in storages
+            )
         self.found = effects.found
         if self.ahead:
             refuse_lasting(effects.found)

@@ -203,7 +203,7 @@ def dense_stride(t: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     `t`'s, as an elementwise operation would make it."""
     order = list(range(t.dim()))
     if not t.is_contiguous():
-        order.sort(key=lambda d: -t.stride(d))
+        order = _outer_first(t)
         if t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last):
             order = [0, 2, 3, 1]
     stride, step = [0] * t.dim(), 1
@@ -211,6 +211,27 @@ def dense_stride(t: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
         stride[dim] = step
         step *= max(shape[dim], 1)
     return tuple(stride)
+
+
+def _outer_first(t: Tensor) -> list[int]:
+    """Return the dimensions in the order that an elementwise operation gives its result.
+
+    An expanded one, of stride 0, stays where it is: `TensorIteratorBase::reorder_dimensions`,
+    https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/TensorIterator.cpp
+    """
+    order = list(reversed(range(t.dim())))
+    for last in range(1, len(order)):
+        place = last
+        for i in reversed(range(last)):
+            mine, other = order[place], order[i]
+            if not t.stride(mine) or not t.stride(other):
+                continue
+            if t.stride(other) < t.stride(mine):
+                break
+            if t.stride(other) > t.stride(mine) or t.shape[other] > t.shape[mine]:
+                order[i], order[place] = mine, other
+                place = i
+    return order[::-1]
 
 
 def bucket_shape(t: Tensor, padded: Padded, bucket: Sizes) -> list[int]:

@@ -25,7 +25,10 @@ from onelaunch.padding.compare import (
     Form,
     Jitter,
     Known,
+    is_degenerate,
     line,
+    refuse_moved_view,
+    refuse_moved_views,
     same_layout,
     stored_otherwise,
 )
@@ -40,9 +43,9 @@ from onelaunch.padding.pad import (
     resized,
 )
 from onelaunch.padding.samples import Samples, unknown
-from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, Finding
+from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, NUMBER, Finding
 from onelaunch.padding.taint.mode import TaintMode
-from onelaunch.padding.taint.trace import Step, Trace, form, reach, shapes_of
+from onelaunch.padding.taint.trace import Step, Trace, form, shapes_of
 from onelaunch.sizes.buckets import Buckets, Sizes, shown
 from onelaunch.sizes.dims import Follow
 from onelaunch.state.slots import MISSING
@@ -205,11 +208,14 @@ class _Proving:
         self.results[sizes] = real
         stored = self.dry_run.found
         if self.buckets.independent:
-            return self._real(sizes, None, grown, padded=True)
+            padded = self._real(sizes, None, grown, padded=True)
+            self.written |= {i for i in self.dry_run.written if self.call.padded[i] is not None}
+            refuse_moved_views(self.dry_run.driver, padded.tensors, real.tensors, grown)
+            return padded
         taint, padded = self._padded(grown, inputs, trace.steps, sizes)
         if self.form is None:
             self.form = (form(trace.steps), self.call.padded)
-            self.degenerate = self._is_degenerate(trace.steps, sizes)
+            self.degenerate = is_degenerate(trace.steps, sizes, self.bucket)
             followed = {} if taint is None else {self.bucket: shapes_of(taint.steps)}
             self.shapes = {sizes: shapes_of(trace.steps), **followed}
         unlike = stored_otherwise(stored, self.dry_run.found)
@@ -235,15 +241,6 @@ class _Proving:
         self._check_run(taint, grown, sizes)
         return taint, padded
 
-    def _is_degenerate(self, steps: Sequence[Step], sizes: Sizes) -> bool:
-        """Return whether at these sizes an operation gets no rows, one, or less than it reaches."""
-        least = min(n for n, b in zip(sizes, self.bucket, strict=True) if n < b)
-        return (
-            least == 1
-            or any(0 in shape for s in steps for shape in (*s.inputs, *s.outputs))
-            or (max(map(reach, steps), default=0) >= least)
-        )
-
     def _marked(
         self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step]
     ) -> TaintMode:
@@ -261,9 +258,7 @@ class _Proving:
     def _check_run(self, taint: TaintMode, grown: Sequence[Tensor], sizes: Sizes) -> None:
         apart = taint.finish()
         if apart is not None:
-            alone = any(n == 1 < b for n, b in zip(sizes, self.bucket, strict=True))
-            fix = _ALONE if alone and apart.reason == DIVERGES else None
-            raise self._refusal("the callable", apart, fix=fix)
+            raise self._refusal("the callable", apart, sizes=sizes)
         kept = taint.written()
         if kept:
             raise self._refusal("a tensor that the callable keeps", taint.blame(kept[0]))
@@ -292,10 +287,9 @@ class _Proving:
         real = tuple(slice(0, n) for n in small.shape)
         if taint is not None:
             if taint.depends(big, real):
-                raise self._refusal(name, taint.blame(big))
-            if big.shape != small.shape and not taint.made(big):
-                what = f"{name} is a view of an argument or parameter, and follows the size"
-                raise CaptureError("OL140", what, fix="return a `.clone()`")
+                raise self._refusal(name, taint.blame(big), sizes=sizes)
+            if not taint.made(big):
+                refuse_moved_view(number, big, small)
         if close(big[real], small):
             return
         if not self._rounded(number, big[real], small, samples.real(sizes), sizes):
@@ -427,11 +421,13 @@ class _Proving:
                 raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
 
     def _refusal(
-        self, what: str, found: Finding, on: str | None = None, fix: str | None = None
+        self, what: str, found: Finding, on: str | None = None, sizes: Sizes = ()
     ) -> CaptureError:
         reason = found.reason or "it brings rows together"
         on = on or f"padding to {shown(self.bucket)}"
-        fix = _UNDRAWN if reason == DRAWN else fix
+        alone = any(n == 1 < b for n, b in zip(sizes, self.bucket, strict=False))
+        at_one = _ALONE if alone and reason in (DIVERGES, NUMBER) else None
+        fix = _UNDRAWN if reason == DRAWN else at_one
         return CaptureError(
             "OL140",
             f"{what} depends on {on}, by `{found.name}`: {reason}",

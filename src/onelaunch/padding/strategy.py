@@ -128,6 +128,7 @@ class BucketStrategy(Strategy):
         fitting = {index: v for index, v in wanted.items() if v is not None}
         if (
             len(fitting) < len(wanted)
+            or not all(self._flat.tensors[index].is_contiguous() for index in wanted)
             or self._least == self.bucket
             or self._proof.written
             or self._of.options.inputs == "rebind"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, Finding
+from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, NUMBER, Finding
 from onelaunch.padding.taint.rules.call import argument_of
 from onelaunch.padding.taint.rules.table import rule_of
 from onelaunch.padding.taint.trace import AHEAD, LAYOUT, PREFIX, Step, packet_of
@@ -76,7 +76,7 @@ def reason_of(step: Step, real: Step | None, random: bool) -> str | None:
     if real is None:
         return None
     if not _same_numbers(step, real) or _splits_elsewhere(step, real):
-        return "a number in it changes with the size"
+        return NUMBER
     if step.constant is not None and not _begins(step.constant, real.constant):
         return "its values change with the size"
     grown = real.outputs != step.outputs

@@ -17,6 +17,7 @@ TAKES = "it takes a padded row"
 MOVED = "it takes other elements, which padding moves"
 ONCE = "it would be written once for each piece"
 DRAWN = "random numbers are drawn for the padded rows too"
+NUMBER = "a number in it changes with the size"
 STRANGE = "its effect on rows is not known"
 DIVERGES = (
     "the run at another size does not have it: the callable branches on the size, or on a value"

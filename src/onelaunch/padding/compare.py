@@ -60,7 +60,8 @@ def is_degenerate(steps: Sequence[Step], sizes: Sizes, bucket: Sizes) -> bool:
 def refuse_moved_views(
     driver: Driver, big: Sequence[Tensor], small: Sequence[Tensor], given: Sequence[Tensor]
 ) -> None:
-    """Refuse results that are views of arguments, where they lie otherwise at another size.
+    """Refuse results of a fixed size that are views of arguments, where they lie otherwise at
+    another size. Those that follow the size are cut from the padded ones.
 
     Args:
         big, small: the results at two sizes.
@@ -68,7 +69,7 @@ def refuse_moved_views(
     """
     memory = set(map(driver.storage, given))
     for number, (b, s) in enumerate(zip(big, small, strict=False)):
-        if driver.storage(b) in memory and not any(b is t for t in given):
+        if b.shape == s.shape and driver.storage(b) in memory and not any(b is t for t in given):
             refuse_moved_view(number, b, s)
 
 

@@ -250,3 +250,28 @@ def test_a_result_that_is_made_to_require_grad_does(rand: Rand, view: bool, grad
             assert got.requires_grad
             assert got.is_leaf
             assert_same(got.detach(), f(rand(i, 3)).detach())
+
+
+def test_a_leaf_that_the_callable_makes_of_an_argument(device: torch.device, rand: Rand) -> None:
+    """As wav2vec's feature encoder does in training, so that checkpoints have a gradient."""
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3).to(device)
+
+    def f(x: Tensor) -> Tensor:
+        h = x[:, None]
+        h.requires_grad = True
+        return layer(h).sin()
+
+    fast = ol.graph(f, warmup=1)
+
+    def train(call: Callable[[Tensor], Tensor], i: int) -> Tensor:
+        layer.zero_grad()
+        call(rand(i, 2, 3)).sum().backward()
+        assert layer.weight.grad is not None
+        return layer.weight.grad.clone()
+
+    assert_same(train(fast, 0), train(f, 0))
+    with pytest.warns(ol.GraphWarning, match="OL303.*a leaf is made"):
+        train(fast, 1)
+    for i in range(2, 5):
+        assert_same(train(fast, i), train(f, i))

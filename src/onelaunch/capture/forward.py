@@ -186,8 +186,9 @@ class Forward:
         proxies = [pair for pair in self._proxies.pairs() if id(pair[0]) in reached]
         reached -= {id(inputs.statics[i]) for i in arguments} | {id(s) for s, _ in proxies}
         lost = next((t for t in graph.leaves if id(t) in reached), None)
-        if lost is not None and observer.made(lost):
-            raise BackwardInside
+        given = set(map(self.driver.storage, filter(self._here, inputs.statics)))
+        if lost is not None and (observer.made(lost) or self.driver.storage(lost) in given):
+            raise BackwardInside  # made in the call, of an argument's memory perhaps
         if lost is not None:
             raise CaptureError("OL114", f"a tensor of shape {list(lost.shape)} requires grad")
         proxies.sort(key=lambda pair: self.direct and takes_directly(pair[1]))

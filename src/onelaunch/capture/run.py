@@ -44,6 +44,7 @@ from onelaunch.capture.io_plan import (
     HeldView,
     Inputs,
     Lasting,
+    Output,
     Outputs,
     Own,
     output_ports,
@@ -404,10 +405,8 @@ class CaptureRun:
             lasting,
             {id(t) for _, t in snapshot.walk.tensors()},
         )
-        for output, t in zip(outputs.made, unique(every), strict=True):
-            is_view = isinstance(output.memory, ArgumentView | HeldView)
-            if is_view and output.spec.requires_grad and t.is_leaf:  # x.detach().requires_grad_()
-                raise BackwardInside
+        if any(_is_made_leaf(o, t, plan) for o, t in zip(outputs.made, unique(every), strict=True)):
+            raise BackwardInside
         self.lasting = [o.memory.tensor for o in outputs.made if isinstance(o.memory, Lasting)]
         if forward is not None:
             forward.plan(outputs, unique(every), plan, observer, snapshot.held)
@@ -474,3 +473,16 @@ def _mark_spent(outputs: Outputs, results: Sequence[Tensor]) -> None:
         output.spent = owned and is_freed(t)
         if owned and output.spec.requires_grad and not output.spent:
             raise NeedsGrad
+
+
+def _is_made_leaf(output: Output, t: Tensor, plan: Inputs) -> bool:
+    """Return whether the call made a leaf of memory from before it, `x.detach().requires_grad_()`.
+    Under `no_grad` a view of a tensor that requires grad does, too."""
+    match output.memory:
+        case ArgumentView(index, _):
+            owner = plan.specs[index].requires_grad
+        case HeldView(tensor, _):
+            owner = tensor.requires_grad
+        case _:
+            return False
+    return output.spec.requires_grad and t.is_leaf and not (t._is_view() and owner)

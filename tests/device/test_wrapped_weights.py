@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in_worlds, random_tensor, replays
+from .drop_in import assert_same, drop_in_worlds, on_accelerators, random_tensor, replays
 
 Rand = Callable[..., Tensor]
 
@@ -459,11 +459,10 @@ def test_a_read_in_the_function_of_a_class_is_refused(
 
 @pytest.mark.parametrize("trains", [False, True])
 @READS
+@on_accelerators  # on a CPU the number is a result of the device
 def test_a_number_that_the_function_of_a_class_reads_is_watched(
     device: torch.device, rand: Rand, read: Any, trains: bool
 ) -> None:
-    if device.type == "cpu":
-        pytest.skip("there the number is a result of the device")
     weight: Any = Read(rand(0, 3, 4).requires_grad_(trains), torch.ones(2), read)
     plain: Callable[[Tensor], Tensor] = lambda x: F.linear(x, weight)  # noqa: E731
     fast = ol.graph(plain, warmup=1)

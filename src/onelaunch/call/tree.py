@@ -357,3 +357,8 @@ def is_code(value: object) -> bool:
 def unique(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return each tensor object once, in the order of first appearance."""
     return list({id(t): t for t in tensors}.values())
+
+
+def first_places(tensors: Sequence[Tensor]) -> dict[int, int]:
+    """Return id of a tensor object -> its first place among `tensors`."""
+    return {id(t): i for i, t in reversed([*enumerate(tensors)])}

@@ -21,7 +21,7 @@ from onelaunch.autograd.node import Saved
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.autograd.proxies import NoHooks, ProxyLeaves, refuse_backward_hooks
 from onelaunch.call.spec import lies_on
-from onelaunch.call.tree import unique
+from onelaunch.call.tree import first_places, unique
 from onelaunch.capture.checks import WRITE_IN_PLACE
 from onelaunch.capture.io_plan import ArgumentView, HeldView, Inputs, Outputs, Own, OwnView, own
 from onelaunch.driver.protocol import DevicePool, Driver, Rewind
@@ -181,15 +181,15 @@ class Forward:
         self.holders = graph.held()
         assert self._proxies is not None
         reached = {id(t) for t in graph.leaves}
-        first = {id(t): i for i, t in reversed([*enumerate(inputs.statics)])}
+        first = first_places(inputs.statics)  # one that is given twice is one leaf
         arguments = sorted(i for t, i in first.items() if t in reached)
         proxies = [pair for pair in self._proxies.pairs() if id(pair[0]) in reached]
         reached -= {id(inputs.statics[i]) for i in arguments} | {id(s) for s, _ in proxies}
         lost = next((t for t in graph.leaves if id(t) in reached), None)
-        given = set(map(self.driver.storage, filter(self._here, inputs.statics)))
-        if lost is not None and (observer.made(lost) or self.driver.storage(lost) in given):
-            raise BackwardInside  # made in the call, of an argument's memory perhaps
         if lost is not None:
+            given = set(map(self.driver.storage, filter(self._here, inputs.statics)))
+            if observer.made(lost) or self.driver.storage(lost) in given:
+                raise BackwardInside  # made in the call, of an argument's memory perhaps
             raise CaptureError("OL114", f"a tensor of shape {list(lost.shape)} requires grad")
         proxies.sort(key=lambda pair: self.direct and takes_directly(pair[1]))
         direct = [real for _, real in proxies if self.direct and takes_directly(real)]

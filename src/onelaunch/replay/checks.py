@@ -12,7 +12,7 @@ from torch import Tensor
 from onelaunch.call.ambient import default_device
 from onelaunch.call.kinds import kinds_in
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import AnyNumber, Constant, Container, Leaf, Tree, flatten
+from onelaunch.call.tree import AnyNumber, Constant, Container, Leaf, Tree, first_places, flatten
 from onelaunch.capture.recording import CapturedCall
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver, Travel
@@ -124,7 +124,9 @@ def check_tensors(source: GeneratedFunction, captured: CapturedCall, inputs: Seq
     if not inputs:
         return
     count = len(captured.inputs.tensors)
-    twice = [i for i in range(count) if _same_object_twice(captured, i)]
+    first = first_places(captured.inputs.tensors)
+    # `TensorGuards` refuses one tensor twice.
+    twice = {i: first[id(t)] for i, t in enumerate(captured.inputs.tensors) if first[id(t)] != i}
     checked = [name for i, name in enumerate(inputs) if i not in twice]
     examples = [t for i, t in enumerate(captured.inputs.tensors) if i not in twice]
     sizes = strides = None
@@ -143,11 +145,8 @@ def check_tensors(source: GeneratedFunction, captured: CapturedCall, inputs: Seq
         return None if found is True else str(found)
 
     captured.unlike = unlike
-    for i in twice:
-        first = next(
-            j for j, t in enumerate(captured.inputs.tensors) if t is captured.inputs.tensors[i]
-        )
-        source.miss_if(f"{inputs[i]} is not {inputs[first]}")
+    for i, other in twice.items():
+        source.miss_if(f"{inputs[i]} is not {inputs[other]}")
 
 
 def check_values(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
@@ -193,12 +192,6 @@ def check_sizes(source: GeneratedFunction, captured: CapturedCall, inputs: Seque
             source.line(f"n{place} = s{index}[{dim}]")
             least, most = bucket.least[place], bucket.sizes[place]
             source.miss_if(f"n{place} < {least} or n{place} > {most}")
-
-
-def _same_object_twice(captured: CapturedCall, index: int) -> bool:
-    """Return whether an input is the same tensor as an earlier one: `TensorGuards` refuses it."""
-    tensors = captured.inputs.tensors
-    return any(tensors[j] is tensors[index] for j in range(index))
 
 
 def check_default_device(source: GeneratedFunction, spec: CallSpec) -> None:

@@ -14,7 +14,7 @@ from onelaunch.call.ambient import default_device, modes
 from onelaunch.call.containers import is_ordinary
 from onelaunch.call.kinds import changed_kinds
 from onelaunch.call.spec import CallSpec, TensorSpec
-from onelaunch.call.tree import Flat, call_constants, flatten_call, is_code, is_plain
+from onelaunch.call.tree import Flat, call_constants, first_places, flatten_call, is_code, is_plain
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import recordable
@@ -117,7 +117,7 @@ def spec_of(driver: Driver, flat: Flat, device: torch.device) -> CallSpec:
     """Return the signature of a call whose arguments are flattened."""
     here = [t for t in flat.tensors if t.device.type == device.type]
     numbers = [i for i, t in enumerate(flat.tensors) if t.device.type == device.type]
-    first = {id(t): i for i, t in reversed([*enumerate(flat.tensors)])}
+    first = first_places(flat.tensors)
     twice = [(first[id(t)], i, None) for i, t in enumerate(flat.tensors) if first[id(t)] != i]
     shared = [(numbers[i], numbers[j], offset) for i, j, offset in Overlaps(driver)(*here)]
     specs = tuple(TensorSpec.of(t) for t in flat.tensors)

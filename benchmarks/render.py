@@ -136,6 +136,7 @@ def backend(results: dict[str, Any]) -> str:
         "reduce-overhead": "reduce-overhead",
         "cudagraphs": 'backend="cudagraphs"',
         "graph-compile": "ol.graph(compile=True)",
+        "dynamo": "Dynamo alone",
     }
     made: list[str] = []
     for dtype in ("fp32", "bf16"):

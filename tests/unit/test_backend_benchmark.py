@@ -74,7 +74,7 @@ def test_every_workload_has_a_name() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU gives")
 def test_it_runs_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "backend.json"
-    small = ["--seconds", "0.2", "--total-seconds", "120"]
+    small = ["--seconds", "0.2", "--workload-seconds", "120"]
     assert main(["--workloads", "sine", *small, "--out", str(out)]) == 0
     assert "reduce-overhead" in capsys.readouterr().out
     rows = {r["variant"]: r for r in json.loads(out.read_text())["fp32"]["sine"]["rows"]}

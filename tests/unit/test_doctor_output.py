@@ -386,6 +386,20 @@ def test_a_real_diagnosis_counts_the_pieces() -> None:
     assert parts.host_us > 0
 
 
+PIECES_FIRST = """
+import sys, torch, onelaunch as ol
+assert ol.diagnose(lambda x: (x * 2).tolist(), torch.ones(3)).pieces is not None
+trees = sys.modules["torch._inductor.cudagraph_trees"]
+assert hasattr(trees.local, "tree_manager_containers"), "another thread's"
+"""
+
+
+def test_inductors_own_graphs_work_after_a_diagnosis() -> None:
+    """https://github.com/pytorch/pytorch/issues/123177: they are of the thread that imports them
+    first, and the pieces are compiled in one that has ended by then."""
+    subprocess.run([sys.executable, "-c", PIECES_FIRST], check=True)
+
+
 # SARIF, as GitHub reads it:
 # https://docs.github.com/code-security/reference/code-scanning/sarif-files/sarif-support
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import time
 import warnings
@@ -46,8 +47,11 @@ def pieces(workload: Workload, backward: bool) -> Pieces | None:
     """Graph a workload in pieces, and call it until nothing new is captured; None if that never
     ends, or if Dynamo fails.
 
-    In a thread of its own: where Dynamo fails half way, it leaves modes of its thread behind.
+    In a thread of its own: where Dynamo fails half way, it leaves modes of its thread behind. What
+    Inductor keeps for its CUDA graphs belongs to the thread that imports it: this one
+    (https://github.com/pytorch/pytorch/issues/123177).
     """
+    importlib.import_module("torch._inductor.cudagraph_trees")
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     with warnings.catch_warnings(), ThreadPoolExecutor(1) as thread:
         warnings.simplefilter("ignore", GraphWarning)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -64,8 +64,8 @@ class RegionCallee(Callee):
 class Program:
     """A region over one set of parameters, and its recordings."""
 
-    def __init__(self, region: Region, tensors: Sequence[Tensor]) -> None:
-        self.given = tuple(tensors)
+    def __init__(self, region: Region, tensors: tuple[Tensor, ...]) -> None:
+        self.given = tensors
         statics = region.named(tensors)
         run = region.bound(region.run, statics)
         shown = run if region.shown is region.run else region.bound(region.shown, statics)
@@ -112,11 +112,11 @@ class Region:
         self._place(static)
 
     def __call__(self, *args: Any) -> Any:
-        statics = [args[place] for place in self._static]
+        statics = self._statics_of(args)
         for program in self._programs.get(id(statics[0]) if statics else 0, ()):
             if all(map(is_, statics, program.given)):
-                return program.graphed(*[args[place] for place in self._moving])
-        return self._program(args).graphed(*[args[place] for place in self._moving])
+                return program.graphed(*self._moving_of(args))
+        return self._program(args).graphed(*self._moving_of(args))
 
     def programs(self) -> list[Program]:
         """Return a program for each set of parameters so far."""
@@ -160,13 +160,14 @@ class Region:
         self._static = static
         derived = () if self._sizes is None else self._sizes.numbers
         self._moving = tuple(i for i in range(self._count) if i not in static and i not in derived)
+        self._statics_of, self._moving_of = _items(tuple(static)), _items(self._moving)
 
     def _program(self, args: Sequence[Any]) -> Program:
         """Return the program of a new set of static inputs.
 
         A buffer that a module replaces, where its parameters stay, becomes an ordinary input.
         """
-        statics = [args[place] for place in self._static]
+        statics = self._statics_of(args)
         for program in self.programs():
             pairs = list(zip(self._static, program.given, statics, strict=True))
             other = [(place, t) for place, t, now in pairs if t is not now]
@@ -207,6 +208,13 @@ def region_of(
     if compiler is eager_aten:
         shown = run
     return Region(name, run, shown, static, numbers, sizes, len(inputs), device, settings)
+
+
+def _items(places: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return a function that takes the items at these places: in C, where there are several."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda items: tuple(items[place] for place in places)
 
 
 def _is_static(node: torch.fx.Node, value: object) -> bool:

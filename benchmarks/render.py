@@ -122,7 +122,9 @@ def call_overhead(results: dict[str, Any]) -> str:
 
 
 def host_and_wall(data: dict[str, Any], variant: str) -> str:
-    row = next(row for row in data["rows"] if row["variant"] == variant)
+    row = next((row for row in data["rows"] if row["variant"] == variant), None)
+    if row is None:
+        return "-"
     if row["status"] != "ok":
         return "no time left" if row["reason"] == "not built in time" else row["status"]
     return f"{number(row['host']['median_us'])} / {number(row['wall']['median_us'])}"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import itertools
 import random
 import time
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -480,3 +482,21 @@ def test_parts_of_a_tensor_that_are_taken_in_turn(rand: Rand, of: str) -> None:
     what = "a tensor of offset 0 in the run before, and one of offset 4 in the capture"
     with pytest.raises(ol.CaptureError, match=what), torch.no_grad():
         several(fast, lambda i: rand(i, 8))
+
+
+def test_a_refusal_keeps_no_tensor(rand: Rand) -> None:
+    """It is raised again at each later call, without the tensors of the call that was first
+    refused."""
+    fast = ol.graph(clock, warmup=1)
+    refused_once: list[weakref.ref[Tensor]] = []
+    with torch.no_grad():
+        for i in range(8):
+            x = rand(i, 4)
+            try:
+                fast(x)
+            except ol.CaptureError:
+                refused_once.append(weakref.ref(x))
+    del x
+    gc.collect()
+    assert refused_once
+    assert [ref() for ref in refused_once] == [None] * len(refused_once)

@@ -41,7 +41,7 @@ def compiled(
 
     def ahead(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         if driver.capturing():
-            raise CompiledLate("OL109", "Dynamo compiles the callable again in its capture")
+            raise CompiledInCapture("OL109", "Dynamo compiles the callable again in its capture")
         sizes, run_graph = _sizes(graph), compiled_graph(graph, inputs, backend)[0]
 
         def handed(*args: Any) -> Any:
@@ -64,7 +64,7 @@ def compiled(
                 return run(*args, **kwargs)
             except Exception as error:
                 cause = getattr(error, "inner_exception", None)
-                if isinstance(cause, CompiledLate):
+                if isinstance(cause, CompiledInCapture):
                     raise cause from None
                 raise
 
@@ -104,7 +104,7 @@ def _sizes(graph: torch.fx.GraphModule) -> set[int]:
     return {i for i, v in symbols if v.node.expr in known}
 
 
-class CompiledLate(CaptureError):
+class CompiledInCapture(CaptureError):
     """The refusal of a callable that Dynamo has compiled for other modes or other arguments than
     those of its capture."""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from onelaunch.call.tree import Tree
 from onelaunch.capture import distributed
 from onelaunch.capture.checks import refuse_compound_leaves
-from onelaunch.capture.compilation import CompiledLate
+from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.counts import Counts, number_slot
 from onelaunch.capture.followed import FollowedNumbers, NumberTrials
 from onelaunch.capture.forward import BackwardInside
@@ -190,7 +190,7 @@ class CaptureSession:
         known = self.job.known
         if known is None or known.suspected is None or known.refused is not None:
             return error
-        late = isinstance(error, CompiledLate)
+        late = isinstance(error, CompiledInCapture)
         return error if late or error.code not in _OF_DEVICES else copy.copy(known.suspected)
 
     def _release(self) -> None:

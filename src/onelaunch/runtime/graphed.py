@@ -22,7 +22,7 @@ from onelaunch.call.ambient import refresh_mode_flag, runs_inline
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.compilation import CompiledLate
+from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.forward import BackwardInside
 from onelaunch.capture.numbers import Unfollowed
 from onelaunch.capture.recording import NeedsGrad, Recording
@@ -61,9 +61,9 @@ class Graphed(Generic[P, R]):
     Safe to call from several threads.
     """
 
-    # Two classes override steps of a call. `Bucketed` pads sizes: `__call__`, `_recorded_or_eager`.
-    # `InPieces` graphs the parts of a refused callable: `_phase`, `_ungraphed`, `_run_original`.
-    # Both extend what is below "For users".
+    # Two subclasses override steps of a call. `Bucketed` (padding/bucketed.py) pads sizes:
+    # `__call__`, `_recorded_or_eager`. `InPieces` (split/in_pieces.py) graphs the parts of a
+    # refused callable: `_phase`, `_ungraphed`, `_run_original`. Both extend "For users" below.
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ class Graphed(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if runs_inline():  # called inside what is warmed up, captured, compiled or traced
             return self.fn(*args, **kwargs)
-        # Each of the table's calls compares this one with its recording, and launches it if all
-        # fits. This is `_replayed` in place: 0.1 us less.
-        for call in self._table.calls:
-            result = call(args, kwargs)
+        # Each recording has a generated function (replay/call_path.py) that checks whether it fits
+        # these arguments, and launches it if so. This is `_replayed` in place: 0.1 us less.
+        for launch_if_fits in self._table.calls:
+            result = launch_if_fits(args, kwargs)
             if result is not MISS:
                 return result
         return self._miss(args, kwargs)
@@ -110,7 +110,9 @@ class Graphed(Generic[P, R]):
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Warm up, capture, or run eagerly: no recording fits the call."""
-        with collection_restored():  # Ctrl-C may come inside `no_collection`, before its `try`
+        # A capture turns Python's garbage collection off (`no_collection`). A Ctrl-C just then
+        # would leave it off.
+        with collection_restored():
             refresh_mode_flag()  # torch's flag of dispatch modes may be stale; our guards read it
             return self._recorded_or_eager(args, kwargs)
 
@@ -118,7 +120,8 @@ class Graphed(Generic[P, R]):
         flat = self._signatures.flat(args, kwargs)  # the arguments: their tree, and its tensors
         driver, device = self._callee.driver_and_device(flat)
         if is_unrecordable(driver, flat):
-            # A sparse argument, say, or inside a capture by hand, or hooks that pack saved tensors.
+            # A sparse argument, say, or inside the user's own `torch.cuda.graph`, or under hooks
+            # that pack saved tensors.
             return self._inline(driver, args, kwargs)
         with driver.exclusive():  # one warm-up or capture at a time in the process
             result = self._replayed(args, kwargs)  # recorded by another thread in the meantime?
@@ -143,21 +146,21 @@ class Graphed(Generic[P, R]):
             flat: the arguments; a `Bucketed` has padded them.
             strategy: how sizes are padded, by a `Bucketed`.
         """
-        # A request, such as one `generate()`, passes a cache of its own. The recordings made with
-        # the last request's cache may be taken over; see `next_request`. One of them may then fit
-        # this call. If no recording can be taken over, though for an earlier cache of the same
-        # class one could, the first call with the new cache runs eagerly: it is a prompt, most
-        # likely, whose size does not come again. With buckets it does come again, padded.
+        # A request, such as one `generate()`, passes a cache of its own. Recordings made with the
+        # last request's cache may be taken over (runtime/next_request.py), and one of them may fit.
+        # If none could be, and the cache is new, of a class that has taken recordings over before,
+        # this is most likely a prompt: its size does not come again, so it runs eagerly. Padded it
+        # would come again, which is why buckets do not do this.
         caches = requests_in(flat.tree) if strategy is UNPADDED else []
         if caches:
-            # Asked before `begin` notes them.
-            new_of_known_class = self._recorder.requests.brings_new_object(caches)
+            # `begin` marks the caches as seen, so this is asked first.
+            is_new = self._recorder.requests.brings_new_object(caches)
             self._recorder.requests.begin(caches, self._callee)
             if self._recorder.take_over(driver, device, flat):
                 result = self._replayed(args, kwargs)
                 if result is not MISS:
                     return result
-            elif new_of_known_class:
+            elif is_new:
                 return MISS
         match self._phase(driver, device, flat, strategy):
             case Eager(code, why):  # without a code there is nothing to tell
@@ -180,18 +183,21 @@ class Graphed(Generic[P, R]):
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run one of the caller's own first calls as a warm-up."""
-        # The run calls `_refused` before the step of an optimizer that no graph can hold. That
-        # raises, or, as `on_refusal` says, has the signature run eagerly, and this run goes on.
+        # The run calls `_refused` before an optimizer that no graph can hold takes its step.
+        # `_refused` raises before anything has changed, or, as `on_refusal` says, notes that the
+        # signature runs eagerly from now on, and this run goes on.
         result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
-        self._callee.note_result(result)  # an object that two calls return is made by neither
+        # An object that comes back from two calls is the callable's own; replays return it too.
+        self._callee.note_result(result)
         after = self._signatures.flat(args, kwargs)
-        # Classes of objects that the call changed are no longer flattened into their fields: a
-        # replay would not write these.
+        # An argument that is an object is taken apart into its fields. If the call has changed such
+        # fields, objects of its class no longer are: a replay would not write them.
         self._signatures.stop_taking_apart(attempt.flat, after)
         reached = self._callee.reached(after)  # the state behind the callable and its arguments
         if self._callee.learn_device(attempt.flat, attempt.device, result, reached):
-            # The result shows another device than was assumed: this warm-up does not count.
+            # The result shows another device than was assumed: this warm-up, which `run` has
+            # counted, does not count.
             attempt.signature.warmups -= 1
         elif wants_grad(attempt.driver, result, after, reached):
             self._expect_backward(attempt.signature, reached)
@@ -222,10 +228,10 @@ class Graphed(Generic[P, R]):
         """
         signature = attempt.signature
         try:
-            # Compiled code is watched in its first warm-up only. If the state was another then, the
-            # callable is rehearsed: run once more, and everything is put back.
-            if not self._recorder.warmup.holds_for(attempt):
-                self._recorder.warmup.rehearse(attempt, self._refused, lambda result: None)
+            # Compiled code is watched in its first warm-up only. If the state was another then than
+            # it is now, the callable is rehearsed: run once more, and everything is put back.
+            if not self._recorder.warmup.foresees(attempt):
+                self._recorder.warmup.rehearse(attempt, self._refused)
             with no_collection():
                 entry = self._recorder.record(attempt, self)
         except NeedsGrad:  # in no warm-up did the results require grad
@@ -238,10 +244,10 @@ class Graphed(Generic[P, R]):
         except Unfollowed as error:  # a number that the caller varies cannot be read at each call
             self._take_for_constants(attempt, error)
             return MISS
-        except CompiledLate as error:  # the state or the size is another than in any warm-up
+        except CompiledInCapture as error:  # the state or the size is another than in any warm-up
             if not may_rehearse:
                 return self._refused(signature, error)
-            signature.compiled_accesses = None  # then `holds_for` says no, and it is rehearsed
+            signature.compiled_accesses = None  # then `foresees` says no, and it is rehearsed
             return self._capture_and_replay(attempt, args, kwargs, may_rehearse=False)
         except CaptureError as error:
             # The callable may ask torch, `is_current_stream_capturing()`. It is told no, as in
@@ -261,10 +267,10 @@ class Graphed(Generic[P, R]):
         """Take numbers among the arguments for constants: the callable branches on them, so that no
         recording can read them anew at each call."""
         if error.only_this_call:  # these values get a recording beside the one for all others
-            self._signatures.varied.fix_numbers(attempt.spec, attempt.flat.tree)
-        else:  # a signature for each value, in place of the one for all
+            self._signatures.varied.fix_values(attempt.spec, attempt.flat.tree)
+        else:  # each value gets a signature, in place of the one for all
             del self._signatures.states[attempt.spec]
-            self._signatures.varied.fix_positions(attempt.spec, error.positions)
+            self._signatures.varied.fix_arguments(attempt.spec, error.positions)
 
     def _capture_told(
         self,
@@ -276,9 +282,9 @@ class Graphed(Generic[P, R]):
         """Capture a callable that asks torch whether it is being captured, and was refused after
         the answer no: from now on, once and for all, the answer is yes."""
         signature = attempt.signature
-        # What the warm-ups under the answer no showed does not hold any more. One more is enough.
-        # The second run of `compare_answers` is that one, if it runs as the capture will: then
-        # there is a ledger.
+        # What the warm-ups under the answer no showed does not hold any more. One under the answer
+        # yes is enough. `compare_answers` runs the callable under either, and where it can, not of
+        # compiled code nor in grad mode, its second run is that warm-up: it leaves a ledger.
         signature.warmups = self.options.warmup_calls - 1
         signature.compiled_accesses = signature.ledger = None
         flat = self._signatures.flat(args, kwargs)
@@ -310,16 +316,16 @@ class Graphed(Generic[P, R]):
         signature.unfit = 0
         if entry.unsettled:
             # The captured run read more state than the runs before it, or (`differs`) did other
-            # work. It is not trusted, and goes; the next call is captured, and compared with it.
-            # After too many that differ the signature runs eagerly. (With `on_refusal="raise"` the
-            # last capture itself raises: `strict` of `CaptureJob`.) This call has its result.
+            # work. This call has its result, but the recording goes: the next call is captured, and
+            # compared with it. After too many that differ the signature runs eagerly. (With
+            # `on_refusal="raise"` the last capture itself has raised: `strict` of `CaptureJob`.)
             differs = entry.captured.differs
-            try_again = self._table.drop_differing(entry)
+            try_again = self._table.drop_unsettled(entry)
             if differs is not None and not try_again:
                 self._ungraphed(signature, differs.refusal())
             return result
         signature.agreed()
-        self._table.warn_used_once(entry)  # if each recording before it was used once, too
+        self._table.warn_used_once(entry)  # if the recordings before it each served one call
         # Recordings of single values of a number go, if this one reads the number at each call.
         self._table.drop_superseded(entry, self._signatures.varied)
         self._table.add(entry, self._callee.codes)  # warns of what no replay repeats: OL308, OL309
@@ -327,8 +333,8 @@ class Graphed(Generic[P, R]):
 
     def _replayed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
         """Return the result of the first recording that fits; `MISS` if none does."""
-        for call in self._table.calls:
-            result = call(args, kwargs)
+        for launch_if_fits in self._table.calls:
+            result = launch_if_fits(args, kwargs)
             if result is not MISS:
                 return result
         return MISS
@@ -344,9 +350,9 @@ class Graphed(Generic[P, R]):
         """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
         if error.code == "OL117":
             # The captured run did not do what the run before it did, or Python drew a random
-            # number. Raised, it would be captured again at the next call. Not so this one: two
-            # later runs that are alike prove nothing.
-            signature.differing_refusal = error.with_traceback(None)
+            # number. Other refusals that are raised are forgotten, and the next call is captured
+            # anew. This one stays, for two later runs that are alike prove nothing.
+            signature.differing_refusal = copy.copy(error)
             signature.training = self._callee.training  # in the other mode it may be captured
         if self.options.on_refusal == "raise":
             offer_split(error, self._callee.root[1], self.options)
@@ -354,9 +360,12 @@ class Graphed(Generic[P, R]):
         return self._ungraphed(signature, error)
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
-        """Have a signature run eagerly for good, with a warning, whatever `on_refusal` says: there
-        is no room, a backward is inside, grad mode is on inside only, or a recording does not fit
-        its own call. Other refusals go through `_refused`."""
+        """Have a signature run eagerly from now on, with a warning.
+
+        `_refused` calls it where `on_refusal` says so. Where nothing is wrong with the callable it
+        is called whatever `on_refusal` says: no room, a backward inside, grad mode on inside only,
+        a recording that does not fit its own call. `InPieces` makes pieces then, and warns less.
+        """
         signature.eager_code, signature.training = error.code, self._callee.training
         error.where = error.where or user_line()
         self._notices.give(error.warning("this signature runs eagerly"))
@@ -382,8 +391,7 @@ class Graphed(Generic[P, R]):
             self._table.running.remove(get_ident())
 
     def _inline(self, driver: Driver, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        """Run the callable itself, and no pieces of it. Unlike a call that `runs_inline` it may
-        overlap a capture in another thread, so that its thread is listed."""
+        """Run the callable itself, and no pieces of it, with its thread in `running`."""
         with driver.exclusive():
             self._table.running.append(get_ident())
         try:

@@ -288,7 +288,7 @@ class Recorder:
                     return
                 entry = self._record_ahead(attempt, owner)
                 while entry is not None and entry.unsettled:
-                    self._table.drop_differing(entry)
+                    self._table.drop_unsettled(entry)
                     entry = self._record_ahead(attempt, owner)
             except BackwardInside:
                 raise backward_inside() from None

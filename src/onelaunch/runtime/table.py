@@ -162,9 +162,9 @@ class Table:
             entry.signature.lost(entry.captured.launches)
         self._pool.free(entry.member)
 
-    def drop_differing(self, entry: Entry) -> bool:
-        """Free a recording that differs from the run before it, so that the next call is captured
-        and compared with it; return False after `TRIES` in a row."""
+    def drop_unsettled(self, entry: Entry) -> bool:
+        """Free an unsettled recording, so that the next call is captured and compared with it;
+        return False after `TRIES` in a row that did not do what the run before them did."""
         signature, captured = entry.signature, entry.captured
         self.drop(entry)
         signature.ledger = captured.ledger

@@ -261,7 +261,7 @@ class Warmup:
                 result = run()
             return [t.detach().clone() for t in flatten(result).tensors], draws.made()
 
-    def holds_for(self, attempt: Attempt) -> bool:
+    def foresees(self, attempt: Attempt) -> bool:
         """Return whether the warm-ups show what a capture of this call will do. Those of compiled
         code may have begun from another state than it has now: they are repeated then."""
         if not self._callee.is_compiled(attempt.driver):
@@ -270,7 +270,10 @@ class Warmup:
         return known is not None and known.holds_for(attempt.reached.walk())
 
     def rehearse(
-        self, attempt: Attempt, refuse: Refuse, then: Callable[[Any], object]
+        self,
+        attempt: Attempt,
+        refuse: Refuse,
+        then: Callable[[Any], object] = lambda result: None,
     ) -> list[Change]:
         """Warm up without a call: run, then restore everything. Return what the run changed.
 

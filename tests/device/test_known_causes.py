@@ -230,6 +230,17 @@ _ROUNDED = {"ContinuousBernoulli(logits=logits"}
 OTHER = {"rnn", "loop", "_scatter", "base", "_to_dense_adj", "__init__", "wrappers"}
 OTHER |= {"wishart", "lowrank_multivariate_normal", "von_mises", "one_hot_categorical", "layer"}
 OTHER |= {"kernel", "exact_gp", "variational_strategy", "cholesky", "odeint", "adjoint"}
+OTHER |= {"cheb_conv", "aggregation"}
+SCHEDULERS = {
+    "scheduling_ddim": "DDIMScheduler",
+    "scheduling_ddpm": "DDPMScheduler",
+    "scheduling_euler_discrete": "EulerDiscreteScheduler",
+    "scheduling_lcm": "LCMScheduler",
+    "scheduling_lms_discrete": "LMSDiscreteScheduler",
+    "scheduling_pndm": "PNDMScheduler",
+    "scheduling_unipc_multistep": "UniPCMultistepScheduler",
+}
+OTHER |= SCHEDULERS.keys()
 """The files with tests of their own."""
 
 
@@ -331,6 +342,71 @@ def test_self_loops_of_graphs(name: str, device: torch.device, rand: Rand) -> No
         for i in range(6):
             torch.testing.assert_close(fast(rand(i, 5, 4)), plain(rand(i, 5, 4), edges))
         assert replays(fast) >= 4
+
+
+@on_cpu_and_cuda
+@pytest.mark.filterwarnings("ignore:.*OL311:onelaunch.GraphWarning")
+def test_a_convolution_that_drops_self_loops(device: torch.device, rand: Rand) -> None:
+    geometric = pytest.importorskip("torch_geometric")
+    edges = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]], device=device)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.conv = nn.Linear(4, 4), geometric.nn.ChebConv(4, 3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(self.first(x), edges)
+
+    model = Model().to(device).requires_grad_(False)
+    refused_with('on_refusal="split"', model, rand(0, 5, 4), code="OL10[12]")
+    fast = ol.graph(model, warmup=1, on_refusal="split")
+    for i in range(6):
+        torch.testing.assert_close(fast(rand(i, 5, 4)), model(rand(i, 5, 4)))
+    assert fast.stats().split_launches >= 1
+
+
+@on_cpu_and_cuda
+def test_a_metric_that_looks_for_nans(device: torch.device, rand: Rand) -> None:
+    metrics = pytest.importorskip("torchmetrics")
+    refused_with('nan_strategy="disable"', metrics.MeanMetric().to(device), rand(0, 4))
+    eager = metrics.MeanMetric().to(device)
+    fast = ol.graph(metrics.MeanMetric(nan_strategy="disable").to(device), warmup=1)
+    for i in range(8):
+        torch.testing.assert_close(fast(rand(i, 4)), eager(rand(i, 4)))
+    assert replays(fast)
+
+
+@on_cpu_and_cuda
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # diffusers'
+@pytest.mark.parametrize("name", SCHEDULERS.values())
+def test_a_scheduler_of_diffusion(name: str, device: torch.device, rand: Rand) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    unet = nn.Conv2d(1, 1, 3, padding=1).to(device).requires_grad_(False)
+
+    def made() -> Any:
+        scheduler = getattr(diffusers, name)()
+        scheduler.set_timesteps(5, device=device)
+        return scheduler
+
+    def sampled(model: Any, scheduler: Any) -> Tensor:
+        torch.manual_seed(1)
+        x = rand(0, 1, 1, 4, 4)
+        for t in scheduler.timesteps:
+            x = scheduler.step(model(scheduler.scale_model_input(x, t)), t, x).prev_sample
+        return x
+
+    scheduler, x = made(), rand(0, 1, 1, 4, 4)
+
+    def step(x: Tensor) -> Tensor:
+        return scheduler.step(unet(x), t, x).prev_sample
+
+    for t in scheduler.timesteps[:3]:
+        scheduler.scale_model_input(x, t)
+        step(x)
+    refused_with("after the launch", step, x, code="OL10[12]")
+    torch.testing.assert_close(sampled(ol.graph(unet, warmup=1), made()), sampled(unet, made()))
 
 
 def refused_with(words: str, program: Program, *args: Any, code: str = "OL101") -> None:

@@ -65,6 +65,11 @@ _DISTANCES = (
     "kernel.lengthscale`, `(-0.5 * gaps.square().sum(-1)).exp()`; or the kernel after the launch, "
     "of features that `ol.graph(network)` gives"
 )
+_SPLIT = 'the rest of the model graphed around it: `ol.graph(model, on_refusal="split")`'
+_SCHEDULED = (
+    "the scheduler's step after the launch, as it looks at times on the host: `fast = "
+    "ol.graph(unet)`, `x = scheduler.step(fast(x, t), t, x).prev_sample`"
+)
 
 
 class Cause(NamedTuple):
@@ -168,6 +173,7 @@ CAUSES: tuple[Cause, ...] = (
         "OL101 OL102",
         _LOOPS.format(name="add_remaining_self_loops") + _CACHED,
     ),
+    _cause("torch_geometric/nn/conv/cheb_conv.py", None, "OL101 OL102", _SPLIT),
     _cause(
         "torch_geometric/utils/loop.py",
         "remove_self_loops",
@@ -199,6 +205,19 @@ CAUSES: tuple[Cause, ...] = (
         for name in ("loha", "lokr")
     ),
     _cause("torch/ao/nn/quantized/modules/__init__.py", "forward", "OL101", WEIGHTS_ALONE),
+    _cause(
+        "torchmetrics/aggregation.py",
+        None,
+        "OL101",
+        'no look for NaNs: MeanMetric(..., nan_strategy="disable")',
+    ),
+    *(
+        _cause(f"diffusers/schedulers/scheduling_{name}.py", "step", "OL101 OL102", _SCHEDULED)
+        for name in (
+            *("ddim", "ddpm", "euler_discrete", "lcm", "lms_discrete", "pndm"),
+            "unipc_multistep",
+        )
+    ),
     _cause("gpytorch/kernels/kernel.py", "covar_dist", "OL101", _DISTANCES),
     *(
         _cause(file, function, "OL101", _OUTSIDE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -389,3 +390,22 @@ def test_chunks_of_a_callable_that_counts_its_calls_are_refused(rand: Rand) -> N
     assert state["calls"] == 5
     with pytest.raises(ol.CaptureError, match=r"OL140.*calls.*for each chunk"):
         fast(rand(11, 11, 4))
+
+
+def test_chunks_of_an_argument_that_is_written_say_so(rand: Rand) -> None:
+    """Row by row as the write is, the refusal names it, not an operation that joins rows; and the
+    fix that it offers is right."""
+
+    def doubled(x: Tensor) -> Tensor:
+        return x.mul_(2) + 1
+
+    buckets = ol.Buckets(0, (4, 8), overflow="chunk")
+    fast = ol.graph(doubled, buckets=buckets, warmup=1)
+    with pytest.raises(ol.CaptureError, match=r"OL140.*`args\[0\]` is written to, in chunks"):
+        fast(rand(11, 11, 4))
+    fast = ol.graph(doubled, buckets=replace(buckets, independent=True), warmup=1)
+    for n in (3, 3, 8, 8, 11, 17, 17):
+        x = rand(n, n, 4)
+        expected = x.clone()
+        assert torch.equal(fast(x), doubled(expected))
+        assert torch.equal(x, expected)

@@ -391,6 +391,10 @@ class _Proving:
             raise self._refusal("the callable", repeated, "being cut into chunks")
         if self.buckets.independent:
             return
+        if self.written:  # the taint of a write follows rows at the end of a tensor alone
+            what = f"`{self.flat.paths[min(self.written)]}` is written to, in chunks"
+            fix = 'overflow="eager", a larger bucket, or independent=True for independent rows'
+            raise CaptureError("OL140", what, fix=fix)
         self._check_run(taint, inputs, whole)
         for number, t in enumerate(result.tensors):
             dim = next(f.dim for f in proof.follows[number] if f.place == place)
